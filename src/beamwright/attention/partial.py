@@ -1,0 +1,56 @@
+"""Attention over a part of the keys, with the log-sum-exp that lets parts be merged.
+
+`attend_part` uses torch's CPU flash operator where it can (it returns the log-sum-exp, FACTS 6);
+`attend_part_oracle` is the same in plain matrix products.
+"""
+
+from __future__ import annotations
+
+import torch
+
+Partial = tuple[torch.Tensor, torch.Tensor]
+
+
+def attend_part(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> Partial:
+    """Softmax attention of `query` over this part of the keys.
+
+    query [items, kv_heads, rows, head_dim]; key, value [items, kv_heads, tokens, head_dim];
+    mask is additive and broadcastable to [items, kv_heads, rows, tokens]; every row must see at
+    least one token.
+
+    Returns:
+        (context [items, rows, kv_heads, head_dim], log-sum-exp [items, rows, kv_heads]), both
+        contiguous.
+    """
+    if query.device.type != "cpu" or query.dtype in (torch.float16, torch.bfloat16):
+        return attend_part_oracle(query, key, value, mask)
+    context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, False, attn_mask=mask
+    )
+    # The operator allocates [items, rows, heads, dim]; the transpose undoes its view.
+    return context.transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
+
+
+def attend_part_oracle(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> Partial:
+    """The same as `attend_part`, by plain matrix products (at least float32 inside)."""
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    scores = query.to(wide) @ key.to(wide).transpose(-1, -2) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores + mask.to(wide)
+    lse = scores.logsumexp(-1)
+    context = (scores - lse.unsqueeze(-1)).exp() @ value.to(wide)
+    return context.to(query.dtype).transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
+
+
+def merge_parts(context: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Merge partial results along dimension 1, in the order they stand there (path order).
+
+    context [rows, parts, heads..., head_dim], lse [rows, parts, heads...] with -inf where a row
+    has fewer parts. Absent parts stand last, so a row's sum does not depend on how many there are.
+    """
+    weights = lse.softmax(dim=1).to(context.dtype)
+    return (weights.unsqueeze(-1) * context).sum(dim=1)

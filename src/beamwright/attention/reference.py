@@ -1,0 +1,104 @@
+"""The oracle: every row gathers its whole path and does one plain softmax. Slow, obviously right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from beamwright.kv import Path, SegmentStore, TailBuffer
+
+
+def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [tokens, kv_heads, head_dim] of a whole path in one layer."""
+    layout = store.pool.layout
+    empty = store.pool.storage.new_zeros((2, 0, layout.num_kv_heads, layout.head_dim))
+    parts = [store.gather(part.segment, part.visible)[layer] for part in path]
+    both = torch.cat([empty, *parts], dim=1)
+    return both[0], both[1]
+
+
+def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Causal attention of the last positions.
+
+    query [tokens, heads, head_dim] are the *last* tokens of key, value [all, kv_heads, head_dim].
+    """
+    num_new, num_heads, head_dim = query.shape
+    group = num_heads // key.shape[1]
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    keys = key.to(wide).repeat_interleave(group, dim=1)
+    values = value.to(wide).repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", query.to(wide), keys) / head_dim**0.5
+    first = key.shape[0] - num_new
+    visible = torch.arange(key.shape[0], device=query.device) <= first + torch.arange(
+        num_new, device=query.device
+    ).unsqueeze(1)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)
+
+
+class ReferenceDecode:
+    """One new token per row."""
+
+    def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer) -> None:
+        self._store, self._paths, self._tail = store, list(paths), tail
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """See `protocols.AttentionView`."""
+        self._tail.write(layer, key_value)
+        tail_keys, tail_values = self._tail.read(layer)
+        out = torch.empty_like(query)
+        for row, path in enumerate(self._paths):
+            keys, values = gather_path(self._store, path, layer)
+            keys = torch.cat([keys, tail_keys[row].transpose(0, 1)])
+            values = torch.cat([values, tail_values[row].transpose(0, 1)])
+            out[row] = plain_attention(query[row : row + 1], keys, values)[0]
+        return out
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """See `protocols.DecodeView`."""
+        self._paths = [self._paths[row] for row in rows.tolist()]
+
+    def close(self) -> None:
+        """See `protocols.AttentionView`. Nothing is charged here."""
+
+
+class ReferencePrefill:
+    """Several new tokens per path, packed one path after the other."""
+
+    def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
+        self._store, self._paths, self._lengths = store, list(paths), list(lengths)
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """See `protocols.AttentionView`."""
+        out = torch.zeros_like(query)
+        first = 0
+        for path, length in zip(self._paths, self._lengths, strict=True):
+            own = slice(first, first + length)
+            keys, values = gather_path(self._store, path, layer)
+            keys = torch.cat([keys, key_value[own, 0]])
+            values = torch.cat([values, key_value[own, 1]])
+            out[own] = plain_attention(query[own], keys, values)
+            first += length
+        return out
+
+    def close(self) -> None:
+        """See `protocols.AttentionView`. Nothing is charged here."""
+
+
+class ReferenceAttention:
+    """Backend `reference`."""
+
+    name = "reference"
+
+    def decode_view(
+        self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer
+    ) -> ReferenceDecode:
+        """A view for one token per row."""
+        return ReferenceDecode(store, paths, tail)
+
+    def prefill_view(
+        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
+    ) -> ReferencePrefill:
+        """A view for `lengths[i]` new tokens after path i."""
+        return ReferencePrefill(store, paths, lengths)

@@ -1,0 +1,189 @@
+"""Frozen settings, recipes and byte sizes. Knows names and ranges; no torch, no models.
+
+Each section is a frozen pydantic model that rejects unknown keys. A recipe is a YAML file with the
+same sections; command-line options override it (DESIGN, "Command line and JSON").
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from beamwright.errors import InputError
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}IB"] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
+
+    Raises:
+        InputError: if the text is not a size, or is not positive.
+    """
+    if isinstance(text, int):
+        num_bytes = text
+    else:
+        match = _SIZE.match(text)
+        if match is None or match[2].upper() not in _UNITS:
+            raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
+        num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    if num_bytes <= 0:
+        raise InputError(f"a size must be positive, not {text!r}")
+    return num_bytes
+
+
+def _size_or_none(value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse_size(value)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
+Size = Annotated[int | None, BeforeValidator(_size_or_none)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(Section):
+    """Which models run, where and in what precision."""
+
+    model: str = "bundled"
+    verifier: str = "bundled"
+    system_prompt: str | None = None
+    chat_template: str | None = None
+    device: str = "cpu"
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
+    attention: Literal["auto", "reference", "dense", "tree"] = "auto"
+    context: int | None = Field(None, ge=1, description="cap on the model's context, in tokens")
+
+
+class SamplingSettings(Section):
+    """How one token is drawn from the logits."""
+
+    temperature: float = Field(0.8, ge=0.0, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=1)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+
+
+class StepSettings(Section):
+    """Where a step, and a path, ends."""
+
+    delimiter: str = Field("\n\n", min_length=1)
+    step_tokens: int | None = Field(None, ge=1, description="fixed steps instead of the delimiter")
+    max_step_tokens: int = Field(256, ge=1)
+    max_tokens: int | None = Field(None, ge=1, description="per path, after the prompt")
+    ignore_eos: bool = False
+
+
+class SearchSettings(Section):
+    """Which strategy, how wide, and how the final answer is chosen."""
+
+    search: str = "beam"
+    n: int = Field(16, ge=1)
+    width: int = Field(4, ge=1)
+    max_rounds: int = Field(40, ge=1)
+    filter_duplicates: bool = False
+    aggregate: Literal["last", "min", "prod", "mean"] | None = None
+    choose: Literal["best", "majority", "weighted"] = "best"
+    seed: int = Field(0, ge=0)
+
+
+class MemorySettings(Section):
+    """One memory number, and its parts where a user wants to name them."""
+
+    memory: Size = None
+    kv_memory: Size = None
+    host_memory: Size = None
+
+
+class ScheduleSettings(Section):
+    """How beams are arranged on the device. Never changes the tree, only the time."""
+
+    schedule: Literal["auto", "in-gpu"] = "auto"
+    max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
+
+
+class Settings(Section):
+    """Everything one run depends on; the same sections as a recipe file."""
+
+    model: ModelSettings = ModelSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    step: StepSettings = StepSettings()
+    search: SearchSettings = SearchSettings()
+    memory: MemorySettings = MemorySettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+
+    @classmethod
+    def build(cls, recipe: Path | None = None, **options: Any) -> Settings:
+        """Settings from an optional recipe and flat options, which override it.
+
+        A flat option belongs to the one section that has a field of its name; `None` means
+        "not given". Raises InputError with one line on an unknown or impossible value.
+        """
+        sections: dict[str, dict[str, Any]] = load_recipe(recipe) if recipe else {}
+        owners = {
+            name: section
+            for section, info in cls.model_fields.items()
+            for name in _fields_of(info.annotation)
+        }
+        for name, value in options.items():
+            if name not in owners:
+                raise InputError(f"unknown option {name!r}")
+            if value is not None:
+                sections.setdefault(owners[name], {})[name] = value
+        try:
+            return cls.model_validate(sections)
+        except ValidationError as error:
+            raise InputError(_one_line(error, recipe)) from error
+
+
+def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
+    """The sections of a YAML recipe, not yet validated.
+
+    Raises:
+        InputError: if the file is missing, is not YAML, or is not a mapping of mappings.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"recipe {path}: cannot be read ({error})") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"recipe {path}: not YAML ({' '.join(str(error).split())})") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(f"recipe {path}: expected sections such as 'search:', not a plain value")
+    for section, keys in content.items():
+        if section in Settings.model_fields and not isinstance(keys, dict):
+            raise InputError(f"recipe {path}: section {section!r} must hold keys and values")
+    return content
+
+
+def _fields_of(annotation: Any) -> list[str]:
+    return list(annotation.model_fields)
+
+
+def _one_line(error: ValidationError, recipe: Path | None) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    source = f"recipe {recipe}: " if recipe else ""
+    if first["type"] == "extra_forbidden":
+        return f"{source}unknown option {where!r}"
+    option = str(first["loc"][-1]).replace("_", "-")
+    return f"{source}{where} (--{option}): {first['msg']}, got {first['input']!r}"

@@ -1,0 +1,51 @@
+"""Every error Beamwright raises on purpose. Knows nothing of any other room.
+
+```
+BeamwrightError            exit 1   something failed; one line says what
+├── InputError             exit 2   the user's option, file or problem is wrong
+│   ├── UnsupportedModelError       an architecture or option the decoder does not have
+│   └── ProblemTooLongError         the prompt does not fit the model's context
+├── CapacityError          exit 1   the device KV budget is exhausted
+└── UnavailableError       exit 1   something outside (the hub, a package) cannot be reached
+```
+"""
+
+from __future__ import annotations
+
+
+class BeamwrightError(Exception):
+    """Base of all deliberate errors; `str(error)` is one line fit to show a user."""
+
+    exit_code = 1
+
+
+class InputError(BeamwrightError):
+    """A bad option, file, recipe or problem. Shown as one line; exit code 2, HTTP 4xx."""
+
+    exit_code = 2
+
+
+class UnsupportedModelError(InputError):
+    """The checkpoint needs something the decoder does not implement."""
+
+
+class ProblemTooLongError(InputError):
+    """The prompt leaves no room for an answer inside the model's context."""
+
+
+class CapacityError(BeamwrightError):
+    """The device KV budget cannot hold what the search needs."""
+
+    def __init__(self, what: str, needed_bytes: int, free_bytes: int, budget_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.budget_bytes = budget_bytes
+        super().__init__(
+            f"device KV budget exhausted: {what} needs {needed_bytes:,} bytes, "
+            f"{free_bytes:,} of {budget_bytes:,} are free "
+            "(raise --memory or --kv-memory, or lower --n)"
+        )
+
+
+class UnavailableError(BeamwrightError):
+    """A service or package outside this process cannot be reached."""

@@ -1,0 +1,24 @@
+"""Problem sets, answer equivalence, metrics and resumable runs. Knows no models and no torch.
+
+Solving is injected (`SolveMany`); everything that is reported comes from the solutions' JSON.
+"""
+
+from beamwright.evaluate.equivalence import AnswerChecker, Verdict
+from beamwright.evaluate.metrics import summarise
+from beamwright.evaluate.problems import Problem, ProblemSet, load_problems
+from beamwright.evaluate.record import Record
+from beamwright.evaluate.run import RunOptions, Solved, SolveMany, run
+
+__all__ = [
+    "AnswerChecker",
+    "Problem",
+    "ProblemSet",
+    "Record",
+    "RunOptions",
+    "SolveMany",
+    "Solved",
+    "Verdict",
+    "load_problems",
+    "run",
+    "summarise",
+]

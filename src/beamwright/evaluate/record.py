@@ -1,0 +1,130 @@
+"""One evaluated problem: a line of results.jsonl. Knows the solution's JSON, no solver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from beamwright.errors import InputError
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.problems import Problem
+from beamwright.search.answers import normalise_answer
+from beamwright.search.choose import CHOICES, choose
+
+COMPLETE_STOP = "eos"  # the only stop reason of a path that ended by itself
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept of one problem; enough to compute every metric again.
+
+    correct: None when the file names no answer; a problem with an `error` is wrong.
+    choices: for best, majority and weighted what it would have answered, from these candidates.
+    mean_path_tokens: over the final candidates, after the prompt.
+    """
+
+    unique_id: str
+    index: int
+    problem: str
+    gold: str | None
+    level: str | int | None
+    answer: str | None = None
+    correct: bool | None = None
+    score: float | None = None
+    stop: str | None = None
+    rounds: int | None = None
+    reason_fewer: str | None = None
+    error: str | None = None
+    candidates: Sequence[Mapping[str, Any]] = ()
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tokens: Mapping[str, int | None] = field(default_factory=dict)
+    time: Mapping[str, float | None] = field(default_factory=dict)
+    mean_path_tokens: float | None = None
+    goodput_tok_s: float | None = None
+    tree_hash: str | None = None
+    exact: bool | None = None
+
+    def to_line(self) -> bytes:
+        """One line of JSON, newline included."""
+        return (json.dumps(asdict(self), ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Record:
+        """The record on a line.
+
+        Raises:
+            ValueError: if the line is not JSON.
+            InputError: if it is JSON, but not a record.
+        """
+        content = json.loads(line)
+        known = {each.name for each in fields(cls)}
+        if not isinstance(content, dict) or set(content) != known:
+            raise InputError("not a result of this version")
+        return cls(**content)
+
+
+def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:
+    """Judge a solution (the object that `solve --json` prints)."""
+    candidates = solution["candidates"]
+    judged = _Judge(problem.answer, checker)
+    lengths = [candidate["tokens"] for candidate in candidates]
+    return Record(
+        **_identity(problem),
+        answer=solution["answer"],
+        correct=judged(solution["answer"]),
+        score=solution["score"],
+        stop=solution["stop"],
+        rounds=solution["rounds"],
+        reason_fewer=solution.get("reason_fewer"),
+        candidates=candidates,
+        choices=_choices(candidates, judged),
+        tokens=solution["tokens"],
+        time=solution["time"],
+        mean_path_tokens=sum(lengths) / len(lengths) if lengths else None,
+        goodput_tok_s=solution["goodput_tok_s"],
+        tree_hash=solution["tree_hash"],
+        exact=solution["exact"],
+    )
+
+
+def make_error_record(problem: Problem, error: Exception) -> Record:
+    """A problem that could not be attempted counts as wrong, with the reason beside it."""
+    wrong = None if problem.answer is None else False
+    return Record(**_identity(problem), correct=wrong, error=str(error))
+
+
+def _identity(problem: Problem) -> dict[str, Any]:
+    return {
+        "unique_id": problem.unique_id,
+        "index": problem.index,
+        "problem": problem.problem,
+        "gold": problem.answer,
+        "level": problem.level,
+    }
+
+
+class _Judge:
+    """Judges answers against one gold answer, each spelling once."""
+
+    def __init__(self, gold: str | None, checker: AnswerChecker) -> None:
+        self._gold = gold
+        self._checker = checker
+        self._known: dict[str | None, bool | None] = {}
+
+    def __call__(self, answer: str | None) -> bool | None:
+        key = None if answer is None else normalise_answer(answer)
+        if key not in self._known:
+            self._known[key] = self._checker.is_correct(self._gold, answer)
+        return self._known[key]
+
+
+def _choices(candidates: Sequence[Mapping[str, Any]], judged: _Judge) -> dict[str, dict[str, Any]]:
+    if not candidates:
+        return {how: {"answer": None, "correct": judged(None)} for how in CHOICES}
+    answers = [candidate["answer"] for candidate in candidates]
+    scores = [candidate["score"] for candidate in candidates]
+    complete = [candidate["stop"] == COMPLETE_STOP for candidate in candidates]
+    chosen = {how: answers[choose(answers, scores, complete, how)] for how in CHOICES}
+    return {how: {"answer": answer, "correct": judged(answer)} for how, answer in chosen.items()}

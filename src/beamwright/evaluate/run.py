@@ -1,0 +1,156 @@
+"""Run a problem set to the end, resumable. Solving is injected; knows no solver and no models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from beamwright.config import Settings
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.evaluate.equivalence import AnswerChecker
+from beamwright.evaluate.metrics import summarise
+from beamwright.evaluate.problems import Problem, ProblemSet
+from beamwright.evaluate.record import Record, make_error_record, make_record
+from beamwright.evaluate.results import ResultsFolder
+
+_BEAMS_IN_FLIGHT = 64
+
+
+class Solved(Protocol):
+    """A solution, as far as an evaluation looks at it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `solve --json` prints."""
+        ...
+
+
+class SolveMany(Protocol):
+    """Solves (id, text) pairs, in any order inside; answers in the order given.
+
+    A problem's own bad input is returned in its place as an InputError, never raised.
+    """
+
+    def __call__(
+        self, problems: Sequence[tuple[str | int, str]], /
+    ) -> Sequence[Solved | BeamwrightError]:
+        """Solutions in the order of the problems."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is carried out; none of it changes a result.
+
+    out: folder to write and resume from. in_flight: problems solved together; None chooses
+    as many as make about 64 beams. on_record: called with a finished record, the number of
+    finished problems and that of all; on resuming, first for what was finished before.
+    """
+
+    out: Path | None = None
+    in_flight: int | None = None
+    on_record: Callable[[Record, int, int], None] = lambda record, done, total: None
+
+
+def run(
+    problem_set: ProblemSet,
+    solve_many: SolveMany,
+    settings: Settings,
+    options: RunOptions | None = None,
+    checker: AnswerChecker | None = None,
+) -> dict[str, Any]:
+    """Solve every problem that is not finished yet and return the object of `eval --json`.
+
+    With `options.out`, every problem is on disk before the next batch starts.
+
+    Raises:
+        InputError: if the folder belongs to another run.
+        BeamwrightError: what solving raised; everything finished before is kept.
+    """
+    options = options or RunOptions()
+    in_flight = options.in_flight
+    if in_flight is None:
+        in_flight = max(1, _BEAMS_IN_FLIGHT // settings.search.n)
+    if in_flight < 1:
+        raise InputError(f"--in-flight must be at least 1, got {in_flight}")
+    with ExitStack() as stack:
+        checker = checker or stack.enter_context(AnswerChecker())
+        log = _Log(problem_set, options)
+        if options.out is not None:
+            identity = _identity(problem_set, settings)
+            log.folder = stack.enter_context(ResultsFolder(options.out, identity))
+            log.resume()
+        for batch in _batches(log.unfinished(), in_flight):
+            _solve_batch(batch, solve_many, checker, log)
+        records = log.in_order()
+    return {
+        "dataset": problem_set.name,
+        **summarise(records),
+        "settings": settings.model_dump(mode="json"),
+    }
+
+
+class _Log:
+    """Finished records by id, in memory and, where a folder is open, on disk."""
+
+    def __init__(self, problem_set: ProblemSet, options: RunOptions) -> None:
+        self.folder: ResultsFolder | None = None
+        self._problems = problem_set.problems
+        self._on_record = options.on_record
+        self._records: dict[str, Record] = {}
+
+    def resume(self) -> None:
+        """Take over what an earlier run finished, as far as it was asked for this time."""
+        assert self.folder is not None
+        for problem in self._problems:
+            record = self.folder.records.get(problem.unique_id)
+            if record is not None:
+                self._take(record)
+
+    def add(self, record: Record) -> None:
+        if self.folder is not None:
+            self.folder.add(record)
+        self._take(record)
+
+    def _take(self, record: Record) -> None:
+        self._records[record.unique_id] = record
+        self._on_record(record, len(self._records), len(self._problems))
+
+    def unfinished(self) -> list[Problem]:
+        return [each for each in self._problems if each.unique_id not in self._records]
+
+    def in_order(self) -> list[Record]:
+        return [self._records[each.unique_id] for each in self._problems]
+
+
+def _solve_batch(
+    batch: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker, log: _Log
+) -> None:
+    outcomes = solve_many([(problem.unique_id, problem.problem) for problem in batch])
+    failure: BeamwrightError | None = None
+    for problem, outcome in zip(batch, outcomes, strict=True):
+        if isinstance(outcome, InputError):
+            log.add(make_error_record(problem, outcome))
+        elif isinstance(outcome, BeamwrightError):
+            # Not this problem's fault: keep what else finished, then stop.
+            failure = failure or outcome
+        else:
+            log.add(make_record(problem, outcome.to_json(), checker))
+    if failure is not None:
+        raise failure
+
+
+def _batches(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:
+    for start in range(0, len(problems), size):
+        yield problems[start : start + size]
+
+
+def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:
+    """What must be equal for a run to go on. A limit may grow: problems do not interact."""
+    return {
+        "dataset": problem_set.name,
+        "dataset_sha256": problem_set.fingerprint,
+        "settings": settings.model_dump(mode="json"),
+    }

@@ -1,0 +1,194 @@
+"""One dense decoder for all families, driven by ModelShape's flags.
+
+Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
+business. Every matrix product gets a multiple of 8 rows (`pad_rows`), so that a row's bits do not
+depend on the batch it stands in (FACTS 6, "batch invariance").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from beamwright.models.shape import ModelShape
+from beamwright.protocols import AttentionView
+
+ROW_MULTIPLE = 8
+
+
+def padded_rows(count: int) -> int:
+    """`count` rounded up to a multiple of 8, and at least 8."""
+    return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
+
+
+@dataclass
+class Linear:
+    """A weight [out, in] and an optional bias [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass
+class Norm:
+    """RMS or layer normalisation over the last dimension."""
+
+    kind: str
+    size: int
+    eps: float
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "rms":
+            return F.rms_norm(x, (self.size,), self.weight, self.eps)
+        return F.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)
+
+
+@dataclass
+class Layer:
+    """Weights of one block; `qkv` is fused, `gate_up` is fused where the MLP is gated."""
+
+    attention_norm: Norm
+    qkv: Linear
+    out: Linear
+    mlp_norm: Norm
+    gate_up: Linear
+    down: Linear
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+
+
+@dataclass
+class DecoderWeights:
+    """All weights. `lm_head` may be the embedding itself (tied)."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    lm_head: Linear
+    final_norm: Norm | None = None
+    positions: torch.Tensor | None = None
+    project_in: Linear | None = None
+    project_out: Linear | None = None
+
+
+_ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Decoder:
+    """The forward pass. Stateless: KV lives in the view.
+
+    FLOPs per token: 2 * parameters, plus 4 * layers * heads * head_dim * visible tokens.
+    """
+
+    def __init__(self, shape: ModelShape, weights: DecoderWeights) -> None:
+        self.shape = shape
+        self.weights = weights
+        self._activate = _ACTIVATE[shape.activation]
+        self._cos, self._sin = self._rotary_tables()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embedding.device
+
+    def hidden(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, view: AttentionView
+    ) -> torch.Tensor:
+        """Final-normalised hidden states [tokens, embed_dim] of packed tokens.
+
+        token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
+        """
+        weights, shape = self.weights, self.shape
+        x = F.embedding(token_ids, weights.embedding)
+        if weights.project_in is not None:
+            x = weights.project_in(x)
+        rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+        if weights.positions is not None:
+            x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
+        else:
+            rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
+        for number, layer in enumerate(weights.layers):
+            if shape.pre_norm:
+                x = x + self._attention(number, layer, layer.attention_norm(x), rotary, view)
+                x = x + self._mlp(layer, layer.mlp_norm(x))
+            else:
+                x = layer.attention_norm(x + self._attention(number, layer, x, rotary, view))
+                x = layer.mlp_norm(x + self._mlp(layer, x))
+        if weights.final_norm is not None:
+            x = weights.final_norm(x)
+        if weights.project_out is not None:
+            x = weights.project_out(x)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
+        rows = hidden.shape[0]
+        padded = padded_rows(rows)
+        if padded != rows:
+            hidden = torch.cat([hidden, hidden[:1].expand(padded - rows, -1)])
+        return self.weights.lm_head(hidden)[:rows]
+
+    def _attention(
+        self,
+        number: int,
+        layer: Layer,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        view: AttentionView,
+    ) -> torch.Tensor:
+        shape = self.shape
+        heads = layer.qkv(x).view(x.shape[0], -1, shape.head_dim)
+        queries_keys = heads[:, : shape.heads + shape.kv_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query = layer.query_norm(queries_keys[:, : shape.heads])
+            key = layer.key_norm(queries_keys[:, shape.heads :])
+            queries_keys = torch.cat([query, key], dim=1)
+        if rotary is not None:
+            queries_keys = _rotate(queries_keys, *rotary)
+        query = queries_keys[:, : shape.heads]
+        key_value = torch.stack(
+            [queries_keys[:, shape.heads :], heads[:, shape.heads + shape.kv_heads :]], dim=1
+        )
+        context: torch.Tensor = view.attend(number, query, key_value)
+        return layer.out(context.flatten(1))
+
+    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        inner = layer.gate_up(x)
+        if self.shape.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            return layer.down(self._activate(gate) * up)
+        return layer.down(self._activate(inner))
+
+    def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [context, head_dim]; the first half of sin is negated for `_rotate`."""
+        if not self.shape.inv_freq:
+            empty = torch.zeros(0, device=self.device, dtype=self.dtype)
+            return empty, empty
+        # float32 angles in every precision but float64: what the checkpoints were trained with.
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        freq = torch.tensor(self.shape.inv_freq, dtype=torch.float32).to(wide)
+        angles = torch.outer(torch.arange(self.shape.context).to(wide), freq)
+        cos, sin = angles.cos() * self.shape.rope_scale, angles.sin() * self.shape.rope_scale
+        both = (torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
+        return both[0].to(self.device, self.dtype), both[1].to(self.device, self.dtype)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary positions in the half-split layout: x [tokens, heads, head_dim]."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, swapped, sin)

@@ -1,0 +1,170 @@
+"""The one reader of Hugging Face configs: from `config.json` to a ModelShape.
+
+Raises UnsupportedModelError, with the list of what is supported, for anything that would make the
+decoder compute something else than the checkpoint means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from beamwright.errors import UnsupportedModelError
+from beamwright.models.shape import ModelShape
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape:
+    """The shape of a `transformers` config.
+
+    max_context: the most tokens that will be used; a sliding window that is at least as long
+    does not matter and is accepted.
+
+    Raises:
+        UnsupportedModelError: for another architecture, or an option that is not implemented.
+    """
+    kind = getattr(config, "model_type", "unknown")
+    if kind not in FAMILIES:
+        raise UnsupportedModelError(f"architecture {kind!r} is not supported; {_supported()}")
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedModelError(f"quantised weights are not supported; {_supported()}")
+    context = config.max_position_embeddings
+    if max_context is not None:
+        context = min(context, max_context)
+    _check_window(config, kind, context)
+    return FAMILIES[kind](config, context)
+
+
+def _supported() -> str:
+    return (
+        f"supported: {', '.join(FAMILIES)} with dense layers, full attention, "
+        f"rope types {', '.join(_ROPE_TYPES)}, unquantised weights"
+    )
+
+
+def _check_window(config: Any, kind: str, context: int) -> None:
+    window = getattr(config, "sliding_window", None)
+    if kind in ("qwen2", "qwen3") and not getattr(config, "use_sliding_window", False):
+        return
+    if kind == "opt" or window is None or window >= context:
+        return
+    raise UnsupportedModelError(
+        f"a sliding window of {window} tokens is not supported inside a context of {context}: "
+        f"use --context {window} or less; {_supported()}"
+    )
+
+
+def _activation(name: str) -> str:
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(f"activation {name!r} is not supported; {_supported()}")
+    return _ACTIVATIONS[name]
+
+
+def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
+    """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
+
+    rope = dict(config.rope_parameters or {})
+    kind = rope.get("rope_type", "default")
+    if kind not in _ROPE_TYPES:
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported; {_supported()}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(f"partial rotary positions are not supported; {_supported()}")
+    if kind == "default":
+        base = float(rope.get("rope_theta", 10_000.0))
+        freq = [base ** -(2 * i / head_dim) for i in range(head_dim // 2)]
+        return tuple(freq), 1.0
+    freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+    return tuple(freq.double().tolist()), float(scale)
+
+
+def _llama_like(config: Any, context: int, **flags: Any) -> ModelShape:
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    inv_freq, rope_scale = _rotary(config, head_dim)
+    return ModelShape(
+        architecture=config.model_type,
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        context=context,
+        full_context=config.max_position_embeddings,
+        norm_eps=config.rms_norm_eps,
+        activation=_activation(config.hidden_act),
+        tied=bool(config.tie_word_embeddings),
+        inv_freq=inv_freq,
+        rope_scale=rope_scale,
+        **flags,
+    )
+
+
+def _llama(config: Any, context: int) -> ModelShape:
+    bias = bool(getattr(config, "attention_bias", False))
+    mlp_bias = bool(getattr(config, "mlp_bias", False))
+    return _llama_like(config, context, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+
+
+def _mistral(config: Any, context: int) -> ModelShape:
+    return _llama_like(config, context)
+
+
+def _qwen2(config: Any, context: int) -> ModelShape:
+    return _llama_like(config, context, qkv_bias=True)
+
+
+def _qwen3(config: Any, context: int) -> ModelShape:
+    bias = bool(getattr(config, "attention_bias", False))
+    return _llama_like(config, context, qkv_bias=bias, out_bias=bias, qk_norm=True)
+
+
+def _opt(config: Any, context: int) -> ModelShape:
+    heads = config.num_attention_heads
+    bias = bool(config.enable_bias)
+    pre_norm = bool(config.do_layer_norm_before)
+    return ModelShape(
+        architecture="opt",
+        hidden=config.hidden_size,
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=config.hidden_size // heads,
+        intermediate=config.ffn_dim,
+        vocab=config.vocab_size,
+        context=context,
+        full_context=config.max_position_embeddings,
+        norm_eps=1e-5,
+        norm="layer",
+        norm_affine=bool(config.layer_norm_elementwise_affine),
+        pre_norm=pre_norm,
+        final_norm=pre_norm and not getattr(config, "_remove_final_layer_norm", False),
+        activation=_activation(config.activation_function),
+        gated=False,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=bias,
+        tied=bool(config.tie_word_embeddings),
+        embed_dim=config.word_embed_proj_dim,
+        learned_positions=2,
+    )
+
+
+FAMILIES: dict[str, Callable[[Any, int], ModelShape]] = {
+    "opt": _opt,
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+}

@@ -1,0 +1,142 @@
+"""From `PATH | bundled | hf:ORG/NAME | random:SHAPE` to a decoder and its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
+from beamwright.models.decoder import Decoder
+from beamwright.models.hf_config import shape_from_config
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import ModelShape
+from beamwright.models.tokenizer import TextCodec
+from beamwright.models.weights import load_weights, random_weights
+
+_RANDOM_SEED = 0
+_BUNDLED = Path(__file__).parent.parent / "bundled"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A decoder, its tokenizer and its folder; random shapes have neither of the latter."""
+
+    decoder: Decoder
+    codec: TextCodec | None
+    folder: Path | None
+
+
+def resolve_dtype(name: str, device: str) -> torch.dtype:
+    """`auto` is float32 on CPU and bfloat16 elsewhere."""
+    if name == "auto":
+        return torch.float32 if device == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def resolve_folder(spec: str, role: str) -> Path:
+    """The checkpoint folder that `--model` or `--verifier` means.
+
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for.
+
+    Raises:
+        InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
+    """
+    if spec == "bundled":
+        return _BUNDLED / role
+    if spec.startswith("hf:"):
+        return _download(spec.removeprefix("hf:"))
+    folder = Path(spec)
+    if not folder.is_dir():
+        raise InputError(f"--{'model' if role == 'generator' else role} {spec}: no such folder")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{spec}: no config.json in this folder")
+    return folder
+
+
+def load_model(
+    spec: str, settings: ModelSettings, role: str = "generator", chat_template: str | None = None
+) -> LoadedModel:
+    """Read config, weights and tokenizer.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: with one line that says why.
+    """
+    dtype = resolve_dtype(settings.dtype, settings.device)
+    device = _check_device(settings.device)
+    if spec.startswith("random:"):
+        shape = _capped(shape_from_text(spec.removeprefix("random:")), settings.context)
+        weights = random_weights(shape, dtype, device, _RANDOM_SEED)
+        return LoadedModel(Decoder(shape, weights), None, None)
+    folder = resolve_folder(spec, role)
+    shape = read_shape(folder, settings.context)
+    weights = load_weights(folder, shape, dtype, device)
+    codec = TextCodec.load(folder, chat_template)
+    return LoadedModel(Decoder(shape, weights), codec, folder)
+
+
+def read_shape(folder: Path, max_context: int | None) -> ModelShape:
+    """The shape in a folder's config.json."""
+    from transformers import AutoConfig  # noqa: PLC0415 (slow import)
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise UnsupportedModelError(f"model {folder}: config cannot be read ({line})") from error
+    return shape_from_config(config, max_context)
+
+
+def inspect_model(settings: ModelSettings) -> dict[str, Any]:
+    """What `doctor --model` reports; reads no weights.
+
+    Raises:
+        UnsupportedModelError: if the decoder cannot run it.
+    """
+    if settings.model.startswith("random:"):
+        shape = _capped(shape_from_text(settings.model.removeprefix("random:")), settings.context)
+    else:
+        shape = read_shape(resolve_folder(settings.model, "generator"), settings.context)
+    dtype = resolve_dtype(settings.dtype, settings.device)
+    return {
+        "architecture": shape.architecture,
+        "parameters": shape.num_parameters,
+        "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize),
+        "dtype": str(dtype).removeprefix("torch."),
+        "context": shape.context,
+        "supported": True,
+    }
+
+
+def _capped(shape: ModelShape, max_context: int | None) -> ModelShape:
+    if max_context is None:
+        return shape
+    return replace(shape, context=min(shape.context, max_context))
+
+
+def _check_device(device: str) -> str:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"--device {device!r} is not a device") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {device}: no CUDA device is available here")
+    return device
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
+
+    patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.model", "*.jinja", "*.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=[*patterns, "verifier.yaml"]))
+    except Exception as error:  # the hub client raises many kinds, network and not-found alike
+        line = " ".join(str(error).split())[:160]
+        raise UnavailableError(
+            f"hf:{name}: cannot be downloaded ({type(error).__name__}: {line}); "
+            "without a network, pass a local folder"
+        ) from error

@@ -1,0 +1,127 @@
+"""Shapes by name (`random:opt-6.7b`) and inline (`random:llama,layers=4,hidden=128,...`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beamwright.errors import InputError
+from beamwright.models.hf_config import FAMILIES
+from beamwright.models.shape import ModelShape
+
+
+def _rope(head_dim: int, theta: float) -> tuple[float, ...]:
+    return tuple(theta ** -(2 * i / head_dim) for i in range(head_dim // 2))
+
+
+def _gated(
+    architecture: str, sizes: tuple[int, int, int, int, int, int, int], theta: float, **flags: Any
+) -> ModelShape:
+    hidden, layers, heads, kv_heads, intermediate, vocab, context = sizes
+    head_dim = flags.pop("head_dim", hidden // heads)
+    return ModelShape(
+        architecture=architecture,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=vocab,
+        context=context,
+        full_context=context,
+        inv_freq=_rope(head_dim, theta),
+        qkv_bias=architecture == "qwen2",
+        qk_norm=architecture == "qwen3",
+        **flags,
+    )
+
+
+def _opt(
+    hidden: int, layers: int, heads: int, vocab: int = 50_272, context: int = 2048
+) -> ModelShape:
+    return ModelShape(
+        architecture="opt",
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        intermediate=4 * hidden,
+        vocab=vocab,
+        context=context,
+        full_context=context,
+        norm_eps=1e-5,
+        norm="layer",
+        activation="relu",
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        learned_positions=2,
+    )
+
+
+# hidden, layers, heads, kv_heads, intermediate, vocab, context
+NAMED_SHAPES: dict[str, ModelShape] = {
+    "opt-2.7b": _opt(2560, 32, 32),
+    "opt-6.7b": _opt(4096, 32, 32),
+    "llama-2-7b": _gated("llama", (4096, 32, 32, 32, 11008, 32000, 4096), 1e4),
+    "llama-3.1-8b": _gated("llama", (4096, 32, 32, 8, 14336, 128256, 131072), 5e5),
+    "qwen1.5-4b": _gated("qwen2", (2560, 40, 20, 20, 6912, 151936, 32768), 5e6),
+    "qwen1.5-7b": _gated("qwen2", (4096, 32, 32, 32, 11008, 151936, 32768), 1e6),
+    "qwen2.5-1.5b": _gated("qwen2", (1536, 28, 12, 2, 8960, 151936, 32768), 1e6, tied=True),
+    "qwen2.5-7b": _gated("qwen2", (3584, 28, 28, 4, 18944, 152064, 32768), 1e6),
+    "qwen3-8b": _gated("qwen3", (4096, 36, 32, 8, 12288, 151936, 40960), 1e6, head_dim=128),
+}
+
+_INLINE_KEYS = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "context")
+
+
+def shape_from_text(text: str) -> ModelShape:
+    """A named shape, or `FAMILY,layers=,hidden=,heads=,kv_heads=,intermediate=,vocab=,context=`.
+
+    Raises:
+        InputError: for an unknown name or family, or keys that are unknown, missing or not
+            positive whole numbers.
+    """
+    name, _, rest = text.partition(",")
+    if not rest:
+        if name.lower() not in NAMED_SHAPES:
+            raise InputError(f"random:{name}: no such shape; known: {', '.join(NAMED_SHAPES)}")
+        return NAMED_SHAPES[name.lower()]
+    if name not in FAMILIES:
+        raise InputError(f"random:{name},...: family must be one of {', '.join(FAMILIES)}")
+    values: dict[str, int] = {}
+    for pair in rest.split(","):
+        key, _, value = pair.partition("=")
+        if key not in (*_INLINE_KEYS, "head_dim"):
+            raise InputError(f"random:{text}: unknown key {key!r}; known: {', '.join(_INLINE_KEYS)}")
+        if not value.isdigit() or int(value) < 1:
+            raise InputError(f"random:{text}: {key} must be a positive whole number")
+        values[key] = int(value)
+    missing = [key for key in _INLINE_KEYS if key not in values and key != "kv_heads"]
+    if missing:
+        raise InputError(f"random:{text}: missing {', '.join(missing)}")
+    return _inline(name, values)
+
+
+def _inline(name: str, values: dict[str, int]) -> ModelShape:
+    kv_heads = values.get("kv_heads", values["heads"])
+    if values["hidden"] % values["heads"] or values["heads"] % kv_heads:
+        raise InputError("random shape: heads must divide hidden, and kv_heads must divide heads")
+    if name == "opt":
+        return _opt(
+            values["hidden"], values["layers"], values["heads"], values["vocab"], values["context"]
+        )
+    sizes = (
+        values["hidden"],
+        values["layers"],
+        values["heads"],
+        kv_heads,
+        values["intermediate"],
+        values["vocab"],
+        values["context"],
+    )
+    flags = {"head_dim": values["head_dim"]} if "head_dim" in values else {}
+    return _gated(name, sizes, 1e4, **flags)

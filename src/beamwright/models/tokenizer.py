@@ -1,0 +1,153 @@
+"""TextCodec: text to token ids and back, chat template, and the bytes of each token.
+
+Thin over `transformers`. Prompts are rendered once; after that everything is token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from beamwright.errors import InputError
+
+_BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+
+
+class TextCodec:
+    """One model's tokenizer and chat template.
+
+    eos_ids: every token id that ends a path.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
+
+    @classmethod
+    def load(cls, folder: Path, chat_template: str | None = None) -> TextCodec:
+        """Read the tokenizer of a checkpoint folder.
+
+        chat_template: a Jinja template, or the path of a file that holds one.
+
+        Raises:
+            InputError: if the tokenizer or the template cannot be read.
+        """
+        from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"model {folder}: its tokenizer cannot be read ({error})") from error
+        if chat_template is not None:
+            tokenizer.chat_template = _template_text(chat_template)
+        ids = {tokenizer.eos_token_id} | _generation_eos(folder)
+        return cls(tokenizer, frozenset(i for i in ids if i is not None))
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.tokenizer)
+
+    def render(self, problem: str, system_prompt: str | None = None) -> list[int]:
+        """Token ids of the prompt: the chat template, or the plain text where there is none."""
+        if self.tokenizer.chat_template is None:
+            text = problem if system_prompt is None else f"{system_prompt}\n\n{problem}"
+            ids: list[int] = self.tokenizer(text + "\n\n")["input_ids"]
+            return ids
+        messages = [{"role": "user", "content": problem}]
+        if system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": system_prompt})
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
+            raise InputError(f"chat template: {' '.join(str(error).split())}") from error
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text that already holds its special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+        """Token ids and character spans of each text (which holds its special tokens)."""
+        coded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+        return coded["input_ids"], coded["offset_mapping"]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a path's tokens, special tokens left out."""
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def token_bytes(self) -> list[bytes]:
+        """What each token id adds to the text, as bytes; special tokens add nothing."""
+        tokenizer = self.tokenizer
+        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        added = tokenizer.added_tokens_decoder
+        table = _byte_level_table() if _is_byte_level(tokenizer) else None
+        found: list[bytes] = []
+        for index, piece in enumerate(pieces):
+            if index in added:
+                special = added[index].special
+                found.append(b"" if special else added[index].content.encode())
+            elif piece is None:
+                found.append(b"")
+            elif table is not None:
+                found.append(bytes(table[char] for char in piece if char in table))
+            else:
+                found.append(_piece_bytes(piece))
+        return found
+
+
+def _template_text(chat_template: str) -> str:
+    path = Path(chat_template)
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    except OSError:
+        pass  # a long literal template is no file name
+    if "{" not in chat_template:
+        raise InputError(f"--chat-template {chat_template!r}: no such file, and not a template")
+    return chat_template
+
+
+def _generation_eos(folder: Path) -> set[int]:
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if file.is_file():
+            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            found |= set(value) if isinstance(value, list) else {value}
+            if name == "generation_config.json" and value is not None:
+                break
+    return {value for value in found if isinstance(value, int)}
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and '"ByteLevel"' in json.dumps(
+        json.loads(backend.to_str()).get("decoder")
+    )
+
+
+def _byte_level_table() -> dict[str, int]:
+    """GPT-2's printable alphabet: which character stands for which byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in plain}
+    shifted = (byte for byte in range(256) if byte not in set(plain))
+    table.update({chr(256 + i): byte for i, byte in enumerate(shifted)})
+    return table
+
+
+def _piece_bytes(piece: str) -> bytes:
+    match = _BYTE_TOKEN.match(piece)
+    if match:
+        return bytes([int(match[1], 16)])
+    return piece.replace("\u2581", " ").encode()

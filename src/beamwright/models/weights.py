@@ -1,0 +1,201 @@
+"""Weights: from a Hugging Face folder, or random, to DecoderWeights, by one table per layout.
+
+Fused weights are rows of the table; a checkpoint is read tensor by tensor and never held twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from beamwright.errors import InputError
+from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
+from beamwright.models.shape import ModelShape
+
+TensorSource = Callable[[str], torch.Tensor | None]
+
+
+class _Checkpoint:
+    """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._handles: dict[Path, object] = {}
+        self._where = dict(self._index())
+        if not self._where:
+            raise InputError(f"model {folder}: no *.safetensors or pytorch_model*.bin weights")
+
+    def _index(self) -> Iterator[tuple[str, Path]]:
+        safe = sorted(
+            path for path in self.folder.glob("*.safetensors") if path.name.startswith("model")
+        )
+        bins = sorted(self.folder.glob("pytorch_model*.bin"))
+        indexes = [*self.folder.glob("*.safetensors.index.json")]
+        if not safe and not indexes:
+            indexes = [*self.folder.glob("pytorch_model*.bin.index.json")]
+        for index in indexes:
+            for file in set(json.loads(index.read_text())["weight_map"].values()):
+                if not (self.folder / file).exists():
+                    raise InputError(f"model {self.folder}: shard {file} is missing")
+        for path in safe or bins:
+            yield from ((name, path) for name in self._open(path))
+
+    def _open(self, path: Path) -> list[str]:
+        try:
+            if path.suffix == ".safetensors":
+                handle = safe_open(path, framework="pt")
+                self._handles[path] = handle
+                return list(handle.keys())
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            self._handles[path] = tensors
+            return list(tensors)
+        except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
+            raise InputError(f"model file {path}: cannot be read ({error})") from error
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """The tensor of that name, or None."""
+        path = self._where.get(name)
+        if path is None:
+            return None
+        handle = self._handles[path]
+        tensor: torch.Tensor
+        tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)  # type: ignore[attr-defined]
+        return tensor
+
+    def names(self) -> list[str]:
+        return list(self._where)
+
+
+class _Reader:
+    """Named tensors of one checkpoint, cast and placed; says what is missing."""
+
+    def __init__(
+        self, source: TensorSource, prefix: str, dtype: torch.dtype, device: str, where: str
+    ) -> None:
+        self._source, self._prefix = source, prefix
+        self._dtype, self._device, self._where = dtype, device, where
+
+    def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
+        tensor = self._source(self._prefix + name)
+        if tensor is None:
+            return None
+        if tuple(tensor.shape) != rows_by_columns:
+            raise InputError(
+                f"model {self._where}: {name} has shape {tuple(tensor.shape)}, "
+                f"config says {rows_by_columns}"
+            )
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def need(self, name: str, *size: int) -> torch.Tensor:
+        tensor = self.maybe(name, size)
+        if tensor is None:
+            raise InputError(f"model {self._where}: weight {self._prefix + name} is missing")
+        return tensor
+
+    def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
+        """One (fused) projection from the named ones, stacked row-wise."""
+        pairs = list(zip(names, outs, strict=True))
+        weight = torch.cat([self.need(f"{name}.weight", out, columns) for name, out in pairs])
+        if not bias:
+            return Linear(weight)
+        return Linear(weight, torch.cat([self.need(f"{name}.bias", out) for name, out in pairs]))
+
+    def norm(self, name: str, shape: ModelShape, size: int) -> Norm:
+        if not shape.norm_affine:
+            return Norm(shape.norm, size, shape.norm_eps)
+        bias = self.need(f"{name}.bias", size) if shape.norm == "layer" else None
+        return Norm(shape.norm, size, shape.norm_eps, self.need(f"{name}.weight", size), bias)
+
+
+def load_weights(folder: Path, shape: ModelShape, dtype: torch.dtype, device: str) -> DecoderWeights:
+    """Read a checkpoint folder.
+
+    Raises:
+        InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
+    """
+    checkpoint = _Checkpoint(folder)
+    names = checkpoint.names()
+    stem = "model.decoder." if shape.architecture == "opt" else "model."
+    prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
+    reader = _Reader(checkpoint.get, prefix, dtype, device, str(folder))
+    head = _Reader(checkpoint.get, "", dtype, device, str(folder))
+    return _assemble(shape, reader, head)
+
+
+def random_weights(shape: ModelShape, dtype: torch.dtype, device: str, seed: int) -> DecoderWeights:
+    """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter."""
+    generator = torch.Generator().manual_seed(seed)
+    class _Random(_Reader):
+        def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
+            if name.endswith("norm.weight"):
+                return torch.ones(rows_by_columns, dtype=dtype, device=device)
+            drawn = torch.randn(rows_by_columns, generator=generator) * 0.02
+            return drawn.to(device=device, dtype=dtype)
+
+    reader = _Random(lambda name: None, "", dtype, device, "random")
+    return _assemble(shape, reader, reader)
+
+
+def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeights:
+    opt = shape.architecture == "opt"
+    embed = shape.embed_dim or shape.hidden
+    embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
+    lm_head = Linear(embedding)
+    if not shape.tied:
+        untied = head.maybe("lm_head.weight", (shape.vocab, embed))
+        lm_head = Linear(untied) if untied is not None else lm_head
+    make_layer = _opt_layer if opt else _llama_layer
+    final = "final_layer_norm" if opt else "norm"
+    weights = DecoderWeights(
+        embedding=embedding,
+        layers=[make_layer(shape, reader, f"layers.{i}.") for i in range(shape.layers)],
+        lm_head=lm_head,
+        final_norm=reader.norm(final, shape, shape.hidden) if shape.final_norm else None,
+    )
+    if shape.learned_positions is not None:
+        weights.positions = _position_table(shape, reader)
+    if embed != shape.hidden:
+        weights.project_in = reader.linear(["project_in"], [shape.hidden], embed, bias=False)
+        weights.project_out = reader.linear(["project_out"], [embed], shape.hidden, bias=False)
+    return weights
+
+
+def _position_table(shape: ModelShape, reader: _Reader) -> torch.Tensor:
+    offset = shape.learned_positions or 0
+    return reader.need("embed_positions.weight", shape.full_context + offset, shape.hidden)
+
+
+def _llama_layer(shape: ModelShape, reader: _Reader, at: str) -> Layer:
+    h, d = shape.hidden, shape.head_dim
+    q, kv, inner = shape.heads * d, shape.kv_heads * d, shape.intermediate
+    attention = [f"{at}self_attn.{name}_proj" for name in "qkv"]
+    mlp = [f"{at}mlp.gate_proj", f"{at}mlp.up_proj"]
+    layer = Layer(
+        attention_norm=reader.norm(f"{at}input_layernorm", shape, h),
+        qkv=reader.linear(attention, [q, kv, kv], h, shape.qkv_bias),
+        out=reader.linear([f"{at}self_attn.o_proj"], [h], q, shape.out_bias),
+        mlp_norm=reader.norm(f"{at}post_attention_layernorm", shape, h),
+        gate_up=reader.linear(mlp, [inner, inner], h, shape.mlp_bias),
+        down=reader.linear([f"{at}mlp.down_proj"], [h], inner, shape.mlp_bias),
+    )
+    if shape.qk_norm:
+        layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
+        layer.key_norm = reader.norm(f"{at}self_attn.k_norm", shape, d)
+    return layer
+
+
+def _opt_layer(shape: ModelShape, reader: _Reader, at: str) -> Layer:
+    h, inner = shape.hidden, shape.intermediate
+    attention = [f"{at}self_attn.{name}_proj" for name in "qkv"]
+    return Layer(
+        attention_norm=reader.norm(f"{at}self_attn_layer_norm", shape, h),
+        qkv=reader.linear(attention, [h, h, h], h, shape.qkv_bias),
+        out=reader.linear([f"{at}self_attn.out_proj"], [h], h, shape.out_bias),
+        mlp_norm=reader.norm(f"{at}final_layer_norm", shape, h),
+        gate_up=reader.linear([f"{at}fc1"], [inner], h, shape.mlp_bias),
+        down=reader.linear([f"{at}fc2"], [h], inner, shape.mlp_bias),
+    )

@@ -1,0 +1,207 @@
+"""The seams between rooms: what each room promises the loop. Types and data only, no torch.
+
+Work goes down to an executor, events come back up; policies get views and return data (DESIGN,
+"The loop" and "Seams"). The imports under TYPE_CHECKING name types and are never executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from beamwright.tree import Node, SearchTree, StopReason
+
+Ticket = int
+
+
+# --- work and events -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """Decode these open nodes (a group) to the end of their step, in the order given."""
+
+    beams: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class VerifyWork:
+    """Score these finished steps."""
+
+    nodes: tuple[Node, ...]
+
+
+Work = DecodeWork | VerifyWork
+
+
+@dataclass(frozen=True)
+class StepDecoded:
+    """A node's step is complete.
+
+    token_ids: the step's tokens, the one that completed the stop included.
+    logprobs: log-probability of each token under the model's untempered distribution.
+    """
+
+    node: Node
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop: StopReason
+    text: str
+
+
+@dataclass(frozen=True)
+class StepScored:
+    """A node's step has its verifier score; None where the verifier has no opinion."""
+
+    node: Node
+    score: float | None
+
+
+Event = StepDecoded | StepScored
+
+
+class Executor(Protocol):
+    """Mechanism: does bounded work and reports what happened."""
+
+    def submit(self, work: Work) -> Ticket: ...
+
+    def wait(self) -> list[Event]: ...
+
+    def cancel(self, ticket: Ticket) -> None: ...
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free every KV segment that these nodes own."""
+        ...
+
+
+# --- policies --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Extend:
+    """Give `node` this many children."""
+
+    node: Node
+    children: int
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Drop `node` from the search."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Set `node` aside as a final candidate: its path has ended."""
+
+    node: Node
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Stop searching; `reason` says why when there are fewer candidates than asked for."""
+
+    reason: str | None = None
+
+
+Action = Extend | Prune | Complete | Finish
+
+
+class Strategy(Protocol):
+    """Policy: given a tree whose round is complete, what to extend, prune or finish."""
+
+    def select(self, tree: SearchTree) -> list[Action]: ...
+
+
+@dataclass(frozen=True)
+class ScheduleView:
+    """What a schedule may look at: the open nodes of all trees in depth-first order."""
+
+    beams: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups in the order in which they run; each runs to the end of its step."""
+
+    groups: tuple[tuple[Node, ...], ...]
+
+
+class SchedulePolicy(Protocol):
+    """Policy: arrange beams into groups. Changes the time, never the tree."""
+
+    name: str
+
+    def plan(self, view: ScheduleView) -> Plan: ...
+
+
+class Verifier(Protocol):
+    """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`)."""
+
+    default_aggregate: str
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]: ...
+
+    def release(self, nodes: Sequence[Node]) -> None: ...
+
+
+# --- attention -------------------------------------------------------------------------------
+
+
+class AttentionView(Protocol):
+    """KV of a fixed batch of rows, read and extended layer by layer.
+
+    `attend(layer, query, key_value)` stores the tokens' own keys and values
+    [tokens, 2, kv_heads, head_dim], then returns their context [tokens, heads, head_dim] for
+    `query` [tokens, heads, head_dim]. It may wait (for a transfer) before it answers.
+    """
+
+    def attend(self, layer: int, query: Any, key_value: Any) -> Any: ...
+
+    def close(self) -> None:
+        """Give back what the view charged to the budget."""
+        ...
+
+
+class DecodeView(AttentionView, Protocol):
+    """One token per row and call; rows share a tail that `advance` moves on."""
+
+    def keep_rows(self, rows: Any) -> None:
+        """Continue with these rows only (a compacted batch)."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Makes views over stored paths. `paths` are tuples of (segment, visible tokens)."""
+
+    name: str
+
+    def decode_view(self, store: Any, paths: Sequence[Any], tail: Any) -> DecodeView: ...
+
+    def prefill_view(
+        self, store: Any, paths: Sequence[Any], lengths: Sequence[int]
+    ) -> AttentionView: ...
+
+
+# --- reporting -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a callback sees after every round of a tree."""
+
+    tree: SearchTree
+    round: int
+    candidates: tuple[Node, ...]
+    survivors: tuple[Node, ...]
+    pruned: tuple[Node, ...]
+    finished: tuple[Node, ...]
+    elapsed_s: float
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+RoundCallback = Callable[[RoundReport], None]

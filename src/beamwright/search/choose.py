@@ -1,0 +1,86 @@
+"""Which final candidate is the answer: best score, majority, or score-weighted vote.
+
+Pure: sees answers and scores, no tree and no models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from beamwright.search.answers import normalise_answer
+
+Choice = Literal["best", "majority", "weighted"]
+CHOICES: tuple[Choice, ...] = ("best", "majority", "weighted")
+
+_TIE = 1e-6  # scores this close are equal; order (lineage) decides
+
+
+def choose(
+    answers: Sequence[str | None],
+    scores: Sequence[float | None],
+    complete: Sequence[bool],
+    how: Choice,
+) -> int:
+    """Index of the chosen candidate; the sequences run over candidates in lineage order.
+
+    `complete` says whose path ended by itself: a truncated path never wins against a complete
+    one that has an answer. `best` takes the highest score. `majority` takes the most frequent
+    answer, ties by summed score; `weighted` the answer with the largest summed score; either
+    then returns the best-scored candidate with that answer. A tie that is left goes to the
+    candidate that comes first.
+
+    A missing score ranks last in `best` and weighs as much as any other missing one in a vote.
+    Negative scores are log-probabilities: in a vote they weigh exp(score).
+
+    Raises:
+        ValueError: if there are no candidates, or the sequences differ in length.
+    """
+    if not answers:
+        raise ValueError("there are no candidates to choose from")
+    if not len(answers) == len(scores) == len(complete):
+        raise ValueError("answers, scores and complete must have the same length")
+    voters = [i for i, answer in enumerate(answers) if complete[i] and answer and answer.strip()]
+    if not voters:
+        finished = [i for i in range(len(answers)) if complete[i]]
+        return _best(finished or range(len(answers)), scores)
+    if how == "best":
+        return _best(voters, scores)
+    groups: dict[str, list[int]] = {}
+    for i in voters:
+        groups.setdefault(normalise_answer(answers[i] or ""), []).append(i)
+    weights = _vote_weights(voters, scores)
+    totals = [math.fsum(weights[i] for i in group) for group in groups.values()]
+    ballots = list(groups.values())
+    if how == "majority":
+        most = max(len(group) for group in ballots)
+        totals = [
+            total if len(group) == most else -math.inf
+            for total, group in zip(totals, ballots, strict=True)
+        ]
+    return _best(ballots[_first_largest(totals)], scores)
+
+
+def _best(indices: Iterable[int], scores: Sequence[float | None]) -> int:
+    chosen = list(indices)
+    values = [scores[i] for i in chosen]
+    return chosen[_first_largest([-math.inf if v is None or math.isnan(v) else v for v in values])]
+
+
+def _first_largest(values: Sequence[float]) -> int:
+    """Index of the first value that is within the tie distance of the largest."""
+    largest = max(values)
+    return next(i for i, value in enumerate(values) if value >= largest - _TIE)
+
+
+def _vote_weights(voters: Sequence[int], scores: Sequence[float | None]) -> dict[int, float]:
+    """A vote's weight per voter, never negative."""
+    known = [score for i in voters if (score := scores[i]) is not None]
+    if not known:
+        return dict.fromkeys(voters, 1.0)
+    if min(known) >= 0:
+        return {i: scores[i] or 0.0 for i in voters}
+    # Shifting by the largest keeps exp() in range and every ratio as it was.
+    largest = max(known)
+    return {i: 0.0 if (score := scores[i]) is None else math.exp(score - largest) for i in voters}

@@ -1,0 +1,31 @@
+"""Order among candidates: by score, ties within 1e-6 by lineage (DESIGN, "Sameness")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from beamwright.tree import Node
+
+_TIE_DECIMALS = 6
+
+
+def rank_key(node: Node) -> tuple[float, tuple[str | int, ...]]:
+    """Sort key, best first. A node without a score stands last."""
+    score = float("-inf") if node.score is None else round(node.score, _TIE_DECIMALS)
+    return (-score, node.lineage[1:])
+
+
+def ranked(nodes: Iterable[Node]) -> list[Node]:
+    """Best score first; ties by lineage, so that the order never depends on the schedule."""
+    return sorted(nodes, key=rank_key)
+
+
+def duplicates(nodes: Iterable[Node]) -> list[Node]:
+    """Nodes whose path has the same text as an earlier one's (in the order given)."""
+    seen: set[str] = set()
+    found: list[Node] = []
+    for node in nodes:
+        if node.text in seen:
+            found.append(node)
+        seen.add(node.text)
+    return found

@@ -1,0 +1,108 @@
+"""One reasoning step. Knows its tokens, parent and score; its KV handles are opaque here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Lineage = tuple[str | int, ...]
+
+
+class StopReason(StrEnum):
+    """Why a step ended. The last three end the whole path; only EOS is a complete answer."""
+
+    DELIMITER = "delimiter"
+    STEP_LENGTH = "step_length"
+    STEP_LIMIT = "step_limit"
+    EOS = "eos"
+    PATH_LIMIT = "path_limit"
+    CONTEXT_LIMIT = "context_limit"
+
+    @property
+    def ends_path(self) -> bool:
+        return self in (StopReason.EOS, StopReason.PATH_LIMIT, StopReason.CONTEXT_LIMIT)
+
+
+class NodeState(StrEnum):
+    """Where a node stands in the search."""
+
+    OPEN = "open"  # its step is being decoded or waits for it
+    CANDIDATE = "candidate"  # decoded; waits for its score and for selection
+    KEPT = "kept"  # survived: it has, or will get, children
+    FINISHED = "finished"  # its path has ended; it is a final candidate
+    PRUNED = "pruned"
+
+
+@dataclass(eq=False)
+class Node:
+    """A step in the tree.
+
+    lineage: problem id, then child ordinals from the root.
+    start: position of the first token in the path (the prompt counts).
+    text: text of the whole path after the prompt, this step included.
+    step_score: the verifier's score of this step alone; score: aggregated over the path.
+    handles: one opaque KV handle per owner, "generator" or "verifier".
+    """
+
+    lineage: Lineage
+    parent: Node | None
+    start: int
+    state: NodeState = NodeState.OPEN
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    text: str = ""
+    stop: StopReason | None = None
+    step_score: float | None = None
+    score: float | None = None
+    children: list[Node] = field(default_factory=list)
+    handles: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """Position after the last token."""
+        return self.start + len(self.token_ids)
+
+    @property
+    def ended(self) -> bool:
+        """True if the step's stop ends the whole path."""
+        return self.stop is not None and self.stop.ends_path
+
+    @property
+    def depth(self) -> int:
+        return len(self.lineage) - 1
+
+    @property
+    def problem_id(self) -> str | int:
+        return self.lineage[0]
+
+    @property
+    def root(self) -> Node:
+        return self if self.parent is None else self.path()[0]
+
+    @property
+    def step_text(self) -> str:
+        """Text of this step alone."""
+        parent_text = self.parent.text if self.parent is not None else ""
+        return self.text[len(parent_text) :]
+
+    def path(self) -> list[Node]:
+        """Nodes from the root to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def path_token_ids(self) -> list[int]:
+        """All token ids from the prompt's first to this step's last."""
+        return [token for node in self.path() for token in node.token_ids]
+
+    @property
+    def num_path_tokens(self) -> int:
+        """Tokens after the prompt."""
+        return self.end - len(self.root.token_ids)
+
+    def __repr__(self) -> str:
+        return f"Node({'.'.join(map(str, self.lineage))}, {self.state}, {len(self.token_ids)} tok)"

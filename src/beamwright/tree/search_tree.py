@@ -1,0 +1,132 @@
+"""SearchTree: grows, prunes and finishes nodes, and says whose KV is no longer needed.
+
+Ownership rule: a node owns its segment. A node needs its KV while it, or a descendant, may still
+be extended or waits for its score; the moment that ends, `release_dead` returns it exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from beamwright.tree.node import Node, NodeState, StopReason
+
+_LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
+
+
+class SearchTree:
+    """One problem's tree.
+
+    prompt_ids: token ids of the rendered prompt, owned by the root.
+    problem_text: the problem as the verifier sees it.
+    """
+
+    def __init__(self, problem_id: str | int, prompt_ids: tuple[int, ...], problem_text: str):
+        self.problem_text = problem_text
+        self.root = Node((problem_id,), None, 0, NodeState.KEPT, tuple(prompt_ids))
+        self.rounds = 0
+        self.done = False
+        self.reason_fewer: str | None = None
+        self._held: set[Node] = {self.root}
+        self._leaves: list[Node] = []
+
+    # --- growing -----------------------------------------------------------------------------
+
+    def expand(self, node: Node, num_children: int) -> list[Node]:
+        """Open `num_children` children of `node`; ordinals go on from those that exist."""
+        if node.state is not NodeState.KEPT:
+            raise ValueError(f"{node!r} cannot be extended")
+        first = len(node.children)
+        children = [
+            Node((*node.lineage, first + i), node, node.end, text=node.text)
+            for i in range(num_children)
+        ]
+        node.children.extend(children)
+        self._held.update(children)
+        self._leaves.extend(children)
+        return children
+
+    def commit(
+        self,
+        node: Node,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        stop: StopReason,
+        text: str,
+    ) -> None:
+        """Write a decoded step into its open node."""
+        if node.state is not NodeState.OPEN:
+            raise ValueError(f"{node!r} is not open")
+        node.token_ids, node.logprobs, node.stop, node.text = token_ids, logprobs, stop, text
+        node.state = NodeState.CANDIDATE
+
+    def keep(self, node: Node) -> None:
+        """Mark a candidate as a survivor."""
+        self._expect_candidate(node)
+        node.state = NodeState.KEPT
+
+    def finish(self, node: Node) -> None:
+        """Mark a candidate whose path has ended as a final candidate."""
+        self._expect_candidate(node)
+        node.state = NodeState.FINISHED
+
+    def prune(self, node: Node) -> None:
+        """Drop a candidate."""
+        self._expect_candidate(node)
+        node.state = NodeState.PRUNED
+
+    def _expect_candidate(self, node: Node) -> None:
+        if node.state is not NodeState.CANDIDATE:
+            raise ValueError(f"{node!r} is not a candidate")
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, depth-first by child ordinal (lineage order)."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children))
+
+    def open_nodes(self) -> list[Node]:
+        """Nodes whose step is not decoded yet, in lineage order."""
+        return self._in_state(NodeState.OPEN)
+
+    def candidates(self) -> list[Node]:
+        """Decoded nodes that wait for selection, in lineage order."""
+        return self._in_state(NodeState.CANDIDATE)
+
+    def finished(self) -> list[Node]:
+        """Final candidates, in lineage order."""
+        return self._in_state(NodeState.FINISHED)
+
+    def _in_state(self, state: NodeState) -> list[Node]:
+        found = [node for node in self._leaves if node.state is state]
+        return sorted(found, key=lambda node: node.lineage[1:])
+
+    # --- ownership ---------------------------------------------------------------------------
+
+    def release_dead(self) -> list[Node]:
+        """Nodes whose KV nobody can need any more; each is returned once, leaves first."""
+        if self.done:
+            needed: set[Node] = set()
+        else:
+            needed = {ancestor for leaf in self._extendable() for ancestor in leaf.path()}
+        dead = self._held - needed
+        self._held -= dead
+        self._leaves = [
+            node
+            for node in self._leaves
+            if not node.children and node.state is not NodeState.PRUNED
+        ]
+        return sorted(dead, key=lambda node: node.lineage[1:], reverse=True)
+
+    def _extendable(self) -> list[Node]:
+        if not self.root.children:
+            return [self.root]
+        return [node for node in self._leaves if node.state in _LIVE]
+
+    @property
+    def held(self) -> frozenset[Node]:
+        """Nodes whose KV may be needed (what a conservation check compares with the pools)."""
+        return frozenset(self._held)

@@ -1,0 +1,142 @@
+"""Heads: hidden states to one value per token. Each follows `spec.Head`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from beamwright.errors import InputError
+from beamwright.models import LoadedModel
+from beamwright.models.decoder import padded_rows
+from beamwright.verify.spec import Head, VerifierSpec
+
+
+class ValueHead(Protocol):
+    """Values of chosen tokens.
+
+    hidden: [tokens, embed_dim] of one step's encoding, in order; token_ids [tokens] likewise;
+    at: indices of the tokens to read. A head that looks back reads hidden[at - 1].
+    """
+
+    def __call__(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
+    """The head that the spec declares, with its weights read.
+
+    Raises:
+        InputError: if its tokens or its weights are not there.
+    """
+    if spec.head.kind == "logit_pair":
+        return _LogitPair(spec.head, model)
+    if spec.head.kind == "token_logprob":
+        return _TokenMlp(Head(kind="token_logprob", features=("logprob",)), model, [], "exp")
+    layers = _read_layers(spec.head, model)
+    if spec.head.kind == "token_mlp":
+        return _TokenMlp(spec.head, model, layers, spec.activation)
+    return _Stack(layers, spec.activation)
+
+
+def _activate(values: torch.Tensor, activation: str) -> torch.Tensor:
+    """[tokens, 1] or, for softmax, [tokens, 2] to [tokens]; softmax takes the second column."""
+    if activation == "softmax":
+        return values.softmax(-1)[:, 1]
+    column = values[:, 0]
+    if activation == "sigmoid":
+        return column.sigmoid()
+    return column.exp() if activation == "exp" else column
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """Rows repeated up to a multiple of 8, so that a row's bits do not depend on the batch."""
+    missing = padded_rows(x.shape[0]) - x.shape[0]
+    return torch.cat([x, x[:1].expand(missing, -1)]) if missing else x
+
+
+Layers = list[tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class _Stack:
+    """Linear layers on the hidden state, ReLU between them."""
+
+    def __init__(self, layers: Layers, activation: str) -> None:
+        self._layers, self._activation = layers, activation
+
+    def __call__(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
+        x = _padded(hidden[at])
+        for number, (weight, bias) in enumerate(self._layers):
+            x = F.linear(F.relu(x) if number else x, weight, bias)
+        return _activate(x[: len(at)], self._activation)
+
+
+class _LogitPair:
+    """Softmax over two rows of the LM head."""
+
+    def __init__(self, head: Head, model: LoadedModel) -> None:
+        self._decoder = model.decoder
+        self._pair = [_token_id(token, model) for token in (head.bad, head.good)]
+
+    def __call__(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
+        return _activate(self._decoder.logits(hidden[at])[:, self._pair], "softmax")
+
+
+class _TokenMlp:
+    """P(token right | prefix right) from the state before the token and the token itself."""
+
+    def __init__(self, head: Head, model: LoadedModel, layers: Layers, activation: str) -> None:
+        self._decoder, self._features = model.decoder, head.features
+        self._layers, self._activation = layers, activation
+
+    def __call__(
+        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
+    ) -> torch.Tensor:
+        previous = hidden[at - 1]
+        chosen = token_ids[at]
+        logprobs = self._decoder.logits(previous).float().log_softmax(-1)
+        own = logprobs.gather(1, chosen.unsqueeze(1))
+        parts = {
+            "previous_hidden": lambda: previous,
+            "token_embedding": lambda: self._decoder.weights.embedding[chosen],
+            "logprob": lambda: own,
+            "entropy": lambda: -(logprobs.exp() * logprobs).sum(-1, keepdim=True),
+            "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
+        }
+        x = torch.cat([parts[name]().to(hidden.dtype) for name in self._features], dim=1)
+        x = _padded(x)
+        for number, (weight, bias) in enumerate(self._layers):
+            x = F.linear(F.gelu(x) if number else x, weight, bias)
+        return _activate(x[: len(at)], self._activation)
+
+
+def _token_id(token: str | int | None, model: LoadedModel) -> int:
+    if isinstance(token, int):
+        return token
+    ids = model.codec.encode(token or "") if model.codec else []
+    if len(ids) != 1:
+        raise InputError(f"verifier {model.folder}: {token!r} is {len(ids)} tokens, not one")
+    return ids[0]
+
+
+def _read_layers(head: Head, model: LoadedModel) -> Layers:
+    file = Path(model.folder or ".") / (head.file or "")
+    if not file.is_file():
+        raise InputError(f"verifier head {file}: no such file")
+    tensors = load_file(file)
+    place = {"dtype": model.decoder.dtype, "device": model.decoder.device}
+    layers: Layers = []
+    while (weight := tensors.get(f"layers.{len(layers)}.weight")) is not None:
+        bias = tensors.get(f"layers.{len(layers)}.bias")
+        layers.append((weight.to(**place), None if bias is None else bias.to(**place)))
+    if not layers:
+        raise InputError(f"verifier head {file}: no tensor named layers.0.weight")
+    return layers

@@ -1,0 +1,220 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import beamwright.errors
+from beamwright.config import Settings
+from beamwright.errors import CapacityError, InputError, ProblemTooLongError
+from beamwright.evaluate import RunOptions, load_problems, run
+
+
+@pytest.fixture
+def problem_set(write_jsonl):
+    lines = [{"problem": f"p{i}", "answer": "1", "unique_id": f"id{i}"} for i in range(5)]
+    return load_problems(write_jsonl(*lines))
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def test_reports_the_contract(problem_set, fake_solver, make_solution, checker):
+    fake_solver.outcomes["id1"] = make_solution(["2", "1", "1"], [0.9, 0.4, 0.4])
+    report = run(problem_set, fake_solver, Settings(), checker=checker)
+    assert report["dataset"] == problem_set.name
+    assert (report["problems"], report["correct"], report["accuracy"]) == (5, 4, 0.8)
+    assert report["by_choice"] == {"best": 0.8, "majority": 1.0, "weighted": 0.8}
+    assert report["tokens"] == {"generated": 150, "kept": 100, "speculated": None}
+    assert report["time"] == {"total_s": 7.5, "decode_s": 5.0, "stall_s": None}
+    assert (report["mean_rounds"], report["goodput_tok_s"]) == (3, 10.0)
+    assert report["settings"]["search"]["n"] == 16
+    assert fake_solver.batches == [["id0", "id1", "id2", "id3"], ["id4"]]
+    json.dumps(report)
+
+
+def test_a_truncated_answer_does_not_vote(problem_set, fake_solver, make_solution, checker):
+    stops = ["path_limit", "path_limit", "eos"]
+    fake_solver.outcomes["id0"] = make_solution(["2", "2", "1"], [0.9, 0.9, 0.1], stops)
+    report = run(problem_set, fake_solver, Settings(), checker=checker)
+    assert report["by_choice"]["majority"] == 1.0
+
+
+def test_candidates_may_be_missing(problem_set, fake_solver, make_solution, checker):
+    fake_solver.outcomes["id0"] = make_solution([], reason_fewer="nothing finished")
+    report = run(problem_set, fake_solver, Settings(), checker=checker)
+    assert (report["correct"], report["fewer_candidates"]) == (4, 1)
+
+
+def test_problems_with_bad_input_are_recorded_as_wrong(problem_set, fake_solver, tmp_path, checker):
+    fake_solver.outcomes["id2"] = ProblemTooLongError("too long")
+    out = tmp_path / "out"
+    report = run(problem_set, fake_solver, Settings(), RunOptions(out=out), checker)
+    assert (report["errors"], report["correct"], report["accuracy"]) == (1, 4, 0.8)
+    assert lines_of(out)[2]["error"] == "too long"
+
+
+def test_in_flight(problem_set, fake_solver, checker):
+    run(problem_set, fake_solver, Settings(), RunOptions(in_flight=2), checker)
+    assert [len(batch) for batch in fake_solver.batches] == [2, 2, 1]
+    with pytest.raises(InputError, match="--in-flight"):
+        run(problem_set, fake_solver, Settings(), RunOptions(in_flight=0), checker)
+
+
+def test_a_finished_run_solves_nothing_again(problem_set, fake_solver, tmp_path, checker):
+    options = RunOptions(out=tmp_path / "out")
+    first = run(problem_set, fake_solver, Settings(), options, checker)
+    again = run(problem_set, fake_solver, Settings(), options, checker)
+    assert again == first
+    assert len(fake_solver.asked) == 5
+
+
+def test_a_larger_limit_goes_on(problem_set, fake_solver, tmp_path, checker):
+    options = RunOptions(out=tmp_path / "out")
+    assert (
+        run(load_problems(problem_set.name, 2), fake_solver, Settings(), options, checker)[
+            "problems"
+        ]
+        == 2
+    )
+    assert run(problem_set, fake_solver, Settings(), options, checker)["problems"] == 5
+    assert fake_solver.asked == [f"id{i}" for i in range(5)]
+
+
+def test_progress_starts_with_what_was_finished(problem_set, fake_solver, tmp_path, checker):
+    out = tmp_path / "out"
+    run(load_problems(problem_set.name, 2), fake_solver, Settings(), RunOptions(out=out), checker)
+    seen = []
+    options = RunOptions(out=out, on_record=lambda r, done, total: seen.append((done, total)))
+    run(problem_set, fake_solver, Settings(), options, checker)
+    assert seen == [(i, 5) for i in range(1, 6)]
+
+
+@pytest.mark.parametrize("keep", [1, 60, -1])
+def test_a_torn_last_line_is_dropped(problem_set, fake_solver, tmp_path, checker, keep):
+    options = RunOptions(out=tmp_path / "out")
+    first = run(problem_set, fake_solver, Settings(), options, checker)
+    results = tmp_path / "out" / "results.jsonl"
+    *whole, last = results.read_bytes().splitlines(keepends=True)
+    results.write_bytes(b"".join(whole) + last[:keep])
+    fake_solver.batches.clear()
+    assert run(problem_set, fake_solver, Settings(), options, checker) == first
+    assert fake_solver.asked == ["id4"]
+    assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == [
+        f"id{i}" for i in range(5)
+    ]
+
+
+def test_damage_elsewhere_is_an_error(problem_set, fake_solver, tmp_path, checker):
+    options = RunOptions(out=tmp_path / "out")
+    run(problem_set, fake_solver, Settings(), options, checker)
+    results = tmp_path / "out" / "results.jsonl"
+    lines = results.read_text().splitlines(keepends=True)
+    for damaged, message in [
+        (["{oops\n", *lines[1:]], "line 1: not JSON"),
+        (["{}\n", *lines[1:]], "line 1: not a result"),
+        ([lines[0], *lines], "line 2: 'id0' appears twice"),
+    ]:
+        results.write_text("".join(damaged))
+        with pytest.raises(InputError, match=message):
+            run(problem_set, fake_solver, Settings(), options, checker)
+        assert results.read_text() == "".join(damaged)
+
+
+def test_other_settings_or_data_in_the_same_folder(
+    problem_set, fake_solver, tmp_path, checker, write_jsonl
+):
+    options = RunOptions(out=tmp_path / "out")
+    run(problem_set, fake_solver, Settings(), options, checker)
+    with pytest.raises(InputError, match=r"settings\.search\.n was 16, is 8"):
+        run(problem_set, fake_solver, Settings.build(n=8), options, checker)
+    write_jsonl({"problem": "changed"})
+    with pytest.raises(InputError, match="dataset_sha256 was"):
+        run(load_problems(problem_set.name), fake_solver, Settings(), options, checker)
+    (tmp_path / "out" / "settings.json").unlink()
+    with pytest.raises(InputError, match=r"results\.jsonl without settings\.json"):
+        run(problem_set, fake_solver, Settings(), options, checker)
+
+
+def test_a_folder_that_cannot_be_used(problem_set, fake_solver, tmp_path, checker):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(InputError, match="--out"):
+        run(problem_set, fake_solver, Settings(), RunOptions(out=tmp_path / "out"), checker)
+
+
+def test_two_runs_at_once_in_one_folder(problem_set, fake_solver, tmp_path, checker):
+    options = RunOptions(out=tmp_path / "out")
+
+    def solve(problems):
+        with pytest.raises(InputError, match="another run is writing"):
+            run(problem_set, fake_solver, Settings(), options, checker)
+        return fake_solver(problems)
+
+    assert run(problem_set, solve, Settings(), options, checker)["problems"] == 5
+
+
+def test_capacity_errors_keep_what_was_finished(problem_set, fake_solver, tmp_path, checker):
+    full = CapacityError("a step", 2, 1, 1)
+    fake_solver.outcomes["id3"] = full
+    options = RunOptions(out=tmp_path / "out", in_flight=2)
+    with pytest.raises(CapacityError):
+        run(problem_set, fake_solver, Settings(), options, checker)
+    assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == ["id0", "id1", "id2"]
+    del fake_solver.outcomes["id3"]
+    assert run(problem_set, fake_solver, Settings(), options, checker)["correct"] == 5
+
+
+KILLED_SCRIPT = """
+import json, sys, time
+from pathlib import Path
+from beamwright.config import Settings
+from beamwright.evaluate import RunOptions, load_problems, run
+
+class Solution:
+    def to_json(self):
+        return json.loads(Path("solution.json").read_text())
+
+def solve_many(problems):
+    time.sleep(0.02)
+    return [Solution() for _ in problems]
+
+def show(record, done, total):
+    print(done, flush=True)
+
+options = RunOptions(out=Path("out"), in_flight=2, on_record=show)
+print(run(load_problems("set.jsonl"), solve_many, Settings(), options)["problems"])
+"""
+
+
+def test_killed_at_any_moment_every_problem_is_there_exactly_once(
+    tmp_path, write_jsonl, make_solution
+):
+    write_jsonl(*({"problem": "the same", "answer": "1"} for _ in range(30)))
+    (tmp_path / "solution.json").write_text(json.dumps(make_solution(["1"] * 50).to_json()))
+    source = Path(beamwright.errors.__file__).parents[1]
+    command = [sys.executable, "-c", KILLED_SCRIPT]
+    started = dict(cwd=tmp_path, text=True, env={**os.environ, "PYTHONPATH": str(source)})
+    finished = 0
+    for progress in (4, 7):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, **started) as process:
+            for line in process.stdout:
+                if int(line) == finished + progress:
+                    process.send_signal(signal.SIGKILL)
+                    break
+            process.stdout.read()
+        assert process.returncode == -signal.SIGKILL
+        whole = (tmp_path / "out" / "results.jsonl").read_bytes().count(b"\n")
+        assert whole >= finished + progress
+        finished = whole
+    assert finished < 30
+    # What a kill inside write() would leave.
+    with (tmp_path / "out" / "results.jsonl").open("ab") as results:
+        results.write(b'{"unique_id": "29", "ind')
+    done = subprocess.run(command, capture_output=True, check=True, **started)
+    assert done.stdout.split()[-1] == "30"
+    ids = [line["unique_id"] for line in lines_of(tmp_path / "out")]
+    assert sorted(ids, key=int) == [str(i) for i in range(30)]
