@@ -47,8 +47,8 @@ class Record:
     exact: bool | None = None
 
     def to_line(self) -> bytes:
-        """One line of JSON, newline included."""
-        return (json.dumps(asdict(self), ensure_ascii=False) + "\n").encode()
+        """One line of JSON in ASCII (a model's text may hold what UTF-8 cannot), with newline."""
+        return (json.dumps(asdict(self)) + "\n").encode("ascii")
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:

@@ -78,11 +78,11 @@ class ResultsFolder:
         path = self._folder / "settings.json"
         # What JSON makes of the settings is what is compared (tuples become lists).
         wanted = json.loads(json.dumps(settings))
-        if not path.exists():
-            if self._results.stat().st_size:
-                raise InputError(f"--out {self._folder}: results.jsonl without settings.json")
+        if not self._results.stat().st_size:  # nothing finished: the folder is anybody's
             _write_whole(path, json.dumps(wanted, indent=2) + "\n")
             return
+        if not path.exists():
+            raise InputError(f"--out {self._folder}: results.jsonl without settings.json")
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

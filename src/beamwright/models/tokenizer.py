@@ -86,6 +86,13 @@ class TextCodec:
         )
         return text
 
+    def decode_raw(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included as their text."""
+        text: str = self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
     def token_bytes(self) -> list[bytes]:
         """What each token id adds to the text, as bytes; special tokens add nothing."""
         tokenizer = self.tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -43,6 +44,9 @@ class Node:
     text: text of the whole path after the prompt, this step included.
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
+    usage: tokens spent on this node: "overrun", "generator_prefilled", "generator_reused",
+        "verifier_prefilled", "verifier_reused".
+    problem_text: the problem as the verifier reads it (root only).
     """
 
     lineage: Lineage
@@ -57,6 +61,8 @@ class Node:
     score: float | None = None
     children: list[Node] = field(default_factory=list)
     handles: dict[str, Any] = field(default_factory=dict)
+    usage: Counter[str] = field(default_factory=Counter)
+    problem_text: str = ""
 
     @property
     def end(self) -> int:

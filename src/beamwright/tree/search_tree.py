@@ -21,8 +21,8 @@ class SearchTree:
     """
 
     def __init__(self, problem_id: str | int, prompt_ids: tuple[int, ...], problem_text: str):
-        self.problem_text = problem_text
         self.root = Node((problem_id,), None, 0, NodeState.KEPT, tuple(prompt_ids))
+        self.root.problem_text = problem_text
         self.rounds = 0
         self.done = False
         self.reason_fewer: str | None = None

@@ -32,10 +32,7 @@ class VerifierState:
 
 
 class PrmVerifier:
-    """Scores steps by a declared format (`VerifierSpec`).
-
-    num_prefilled: tokens computed; num_reused: tokens found on the tree.
-    """
+    """Scores steps by a declared format (`VerifierSpec`)."""
 
     def __init__(self, spec: VerifierSpec, model: LoadedModel, tree_model: TreeModel) -> None:
         if model.codec is None:
@@ -43,8 +40,6 @@ class PrmVerifier:
         self.spec = spec
         self.default_aggregate: str = spec.aggregate
         self.tree_model = tree_model
-        self.num_prefilled = 0
-        self.num_reused = 0
         self._encoder = PathEncoder(spec, model.codec)
         self._head = make_head(spec, model)
         # A head that looks back needs the hidden state before the first new token.
@@ -64,7 +59,7 @@ class PrmVerifier:
         work: list[tuple[Node, Encoded, PrefillRequest]] = []
         self._prefill_prefixes(list(by_root))
         for root, mine in by_root.items():
-            encodings = self._encoder.encode(root.text_of_problem, mine)
+            encodings = self._encoder.encode(root.problem_text, mine)
             for node, encoded in zip(mine, encodings, strict=True):
                 request = self._request(node, encoded)
                 if request is not None:
@@ -86,13 +81,13 @@ class PrmVerifier:
         new = [root for root in roots if OWNER not in root.handles]
         requests = []
         for root in new:
-            token_ids = self._encoder.encode_prefix(root.text_of_problem)
+            token_ids = self._encoder.encode_prefix(root.problem_text)
             segment = self.tree_model.store.create()
             root.handles[OWNER] = VerifierState(token_ids, segment, ())
             requests.append(PrefillRequest((), segment, token_ids, 0))
         self.tree_model.prefill(requests)
         for root, request in zip(new, requests, strict=True):
-            self.num_prefilled += len(request.token_ids)
+            root.usage["verifier_prefilled"] += len(request.token_ids)
             state = root.handles[OWNER]
             state.path = (PathPart(state.segment, state.segment.length),)
 
@@ -112,8 +107,8 @@ class PrmVerifier:
             # Nothing to read: the node stands where its parent does.
             state.token_ids, state.path = parent.token_ids, parent.path
             return None
-        self.num_prefilled += len(encoded.token_ids) - start
-        self.num_reused += start
+        node.usage["verifier_prefilled"] += len(encoded.token_ids) - start
+        node.usage["verifier_reused"] += start
         state.path = (*path, PathPart(segment, len(encoded.token_ids) - start))
         return PrefillRequest(path, segment, encoded.token_ids[start:], start)
 

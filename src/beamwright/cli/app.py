@@ -1,0 +1,47 @@
+"""The `beamwright` command: its subcommands, and usage errors in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from beamwright.cli.doctor import doctor
+from beamwright.cli.eval import evaluate
+from beamwright.cli.guard import INTERRUPTED, complain
+from beamwright.cli.solve import solve
+
+_USAGE_ERROR = 2
+
+
+def _make_app() -> typer.Typer:
+    app = typer.Typer(
+        name="beamwright",
+        help="Verifier-guided tree search on one small GPU or a laptop.",
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    app.command("solve")(solve)
+    app.command("eval")(evaluate)
+    app.command("doctor")(doctor)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for bad usage or input, or 1."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        result = _make_app()(words, prog_name="beamwright", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        complain("interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        # typer's usage errors share no public base class; all of them can format themselves.
+        describe = getattr(error, "format_message", None)
+        if describe is None:
+            raise
+        complain(f"error: {describe()}")
+        return _USAGE_ERROR
+    return result if isinstance(result, int) else 0

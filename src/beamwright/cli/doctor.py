@@ -1,0 +1,65 @@
+"""`beamwright doctor`: what this machine and a checkpoint can do here."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from beamwright.cli import engine
+from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.errors import InputError, UnsupportedModelError
+
+_ParityOption = Annotated[
+    bool, typer.Option("--parity", help="Compare logits with transformers (needs --model).")
+]
+
+
+@with_settings(only=("model", "device", "dtype", "attention", "context"), recipe=False)
+def doctor(invocation: Invocation, parity: _ParityOption = False) -> None:
+    """Check this machine, or a checkpoint given by --model."""
+    if "model" not in invocation.given:
+        if parity:
+            raise InputError("--parity needs --model")
+        with quiet_stdout():
+            report = {"python": platform.python_version(), **engine.inspect_machine()}
+        _show(report, invocation.as_json)
+        return
+    settings = invocation.settings.model
+    try:
+        with quiet_stdout():
+            report = engine.inspect_model(settings)
+            if parity:
+                report["max_abs_logit_diff"] = engine.check_parity(settings)
+    except UnsupportedModelError as error:
+        _show({"supported": False, "reason": str(error)}, invocation.as_json)
+        raise
+    _show(report, invocation.as_json)
+
+
+def _show(report: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+        return
+    table = Table(show_header=False)
+    for name, value in _rows(report):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def _rows(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in report.items():
+        name = prefix + key.replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from _rows(value, f"{name}: ")
+        elif isinstance(value, bool) or value is None:
+            yield name, {True: "yes", False: "no", None: "-"}[value]
+        elif isinstance(value, float):
+            yield name, f"{value:.2e}"
+        else:
+            yield name, f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,186 @@
+"""One table of the options that fill `Settings`, shared by every command.
+
+A row gives an option its words; its name, type and default come from the settings themselves.
+`None` always means "not given", so that a recipe's value stands unless the user overrides it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic.fields import FieldInfo
+
+from beamwright.cli.guard import guard
+from beamwright.config import Settings
+
+_PANELS = {
+    "model": "Models",
+    "sampling": "Sampling",
+    "step": "Steps",
+    "search": "Search",
+    "memory": "Memory",
+    "schedule": "Schedule (never changes the tree)",
+}
+
+# option: (metavar or None, help)
+_WORDS: dict[str, tuple[str | None, str]] = {
+    "model": ("MODEL", "Generator: PATH, bundled, hf:ORG/NAME or random:SHAPE."),
+    "verifier": ("MODEL", "What scores steps: PATH, bundled, logprob or none."),
+    "system_prompt": (None, "System message of the chat template."),
+    "chat_template": (None, "Jinja chat template, or a file that holds one."),
+    "device": (None, "Where the models run: cpu, cuda, cuda:1."),
+    "dtype": (None, "Precision of weights, activations and KV."),
+    "attention": (None, "How decoding attends to shared prefixes."),
+    "context": ("TOKENS", "Cap on the model's context."),
+    "temperature": (None, "0 is greedy."),
+    "top_p": (None, "Keep the most likely tokens up to this probability."),
+    "top_k": (None, "Keep this many of the most likely tokens."),
+    "min_p": (None, "Drop tokens less likely than this share of the likeliest."),
+    "delimiter": (None, r"Text that ends a step; \n and \t are understood."),
+    "step_tokens": ("TOKENS", "Steps of this fixed length instead of the delimiter."),
+    "max_step_tokens": ("TOKENS", "Longest step."),
+    "max_tokens": ("TOKENS", "Longest path, after the prompt."),
+    "ignore_eos": (None, "Go on after the end-of-text token."),
+    "search": ("NAME", "Strategy: beam or best-of-n."),
+    "n": (None, "Candidates per round."),
+    "width": (None, "Children per survivor; n / width survive a round."),
+    "max_rounds": (None, "Most rounds of a search."),
+    "filter_duplicates": (None, "Keep one of several candidates with the same text."),
+    "aggregate": (None, "From step scores to a path's score (default: the verifier's)."),
+    "choose": (None, "How the final answer is chosen."),
+    "seed": (None, "Seed of every random draw."),
+    "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
+    "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
+    "host_memory": ("SIZE", "KV cache on the host."),
+    "schedule": (None, "How beams are arranged on the device."),
+    "max_batch": ("BEAMS", "Most beams decoded together."),
+}
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What every command is called with.
+
+    given: the options that the user wrote, by name. as_json: print one JSON object only.
+    """
+
+    settings: Settings
+    given: dict[str, Any]
+    as_json: bool
+
+
+def with_settings(
+    only: Collection[str] | None = None, recipe: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the settings options (all, or `only` some), --recipe, --json, --debug.
+
+    The command gets an Invocation first, then its own parameters. It runs under `guard`.
+    """
+    rows = {
+        name: parameter
+        for name, parameter in _settings_parameters().items()
+        if only is None or name in only
+    }
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        shared = [*rows.values(), *_common_parameters(recipe)]
+
+        def wrapper(**values: Any) -> None:
+            options = {name: values.pop(name) for name in rows}
+            path = values.pop("recipe", None)
+            as_json, debug = values.pop("as_json"), values.pop("debug")
+            with guard(debug):
+                if options.get("delimiter") is not None:
+                    options["delimiter"] = _unescape(options["delimiter"])
+                given = {name: value for name, value in options.items() if value is not None}
+                command(Invocation(Settings.build(path, **given), given, as_json), **values)
+
+        _, *own = _resolved_parameters(command)
+        parameters = [*own, *shared]
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        return wrapper
+
+    return decorate
+
+
+def _resolved_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
+    hints = get_type_hints(command, include_extras=True)
+    return [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(command).parameters.items()
+    ]
+
+
+def _settings_parameters() -> dict[str, inspect.Parameter]:
+    parameters = {}
+    for section, info in Settings.model_fields.items():
+        fields: dict[str, FieldInfo] = info.annotation.model_fields  # type: ignore[union-attr]
+        for name, field in fields.items():
+            metavar, help_text = _WORDS[name]
+            option = typer.Option(
+                _flags(name, field),
+                help=help_text + _shown(field.default),
+                metavar=metavar,
+                rich_help_panel=_PANELS[section],
+            )
+            kind = str if metavar == "SIZE" else _plain_type(field.annotation)
+            parameters[name] = _parameter(name, kind | None, option)
+    return parameters
+
+
+def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
+    file = typer.Option("--recipe", metavar="FILE", help="YAML file of settings.")
+    as_json = typer.Option("--json", help="Print exactly one JSON object on standard output.")
+    debug = typer.Option("--debug", help="Show the traceback of an error.")
+    return [
+        *([_parameter("recipe", Path | None, file)] if recipe else []),
+        _parameter("as_json", bool, as_json, default=False),
+        _parameter("debug", bool, debug, default=False),
+    ]
+
+
+def _parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, option],
+    )
+
+
+def _flags(name: str, field: FieldInfo) -> str:
+    flag = name.replace("_", "-")
+    # Both forms, so that the command line can also switch off what a recipe switched on.
+    return f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
+
+
+def _plain_type(annotation: Any) -> Any:
+    """`int | None` is int; a Literal stays, for its choices."""
+    if get_origin(annotation) in (UnionType, Union):
+        (annotation,) = (each for each in get_args(annotation) if each is not type(None))
+    if annotation in (bool, int, float, str) or get_origin(annotation) is Literal:
+        return annotation
+    raise TypeError(f"no command-line form for {annotation!r}")
+
+
+def _shown(default: Any) -> str:
+    """The default as rich markup; the option's own default is None and says nothing."""
+    if default is None or default is False:
+        return ""
+    text = repr(default) if isinstance(default, str) and "\n" in default else str(default)
+    return rf" [dim]\[default: {text}][/dim]"
+
+
+def _unescape(text: str) -> str:
+    r"""`\n`, `\t` and `\\` as a shell user writes them."""
+    meanings = {"n": "\n", "t": "\t", "\\": "\\"}
+    return re.sub(r"\\([nt\\])", lambda match: meanings[match[1]], text)

@@ -1,0 +1,42 @@
+"""Standard output holds the result and nothing else; text from a model is made safe to show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+import typer
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Send what libraries print while working to standard error."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """The one JSON object of a command, in ASCII: any terminal or pipe can take it."""
+    typer.echo(json.dumps(content, allow_nan=False))
+
+
+def one_line(text: str) -> str:
+    """`text` on one line without control characters (a model may well print an escape)."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def printable(text: str) -> str:
+    """`text` with its line breaks, without other control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes with a binary unit: `12.3 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"

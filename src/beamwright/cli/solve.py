@@ -1,0 +1,142 @@
+"""`beamwright solve`: one problem, the tree growing live, then the answer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from beamwright.cli import engine
+from beamwright.cli.guard import complain
+from beamwright.cli.live import LiveTree, round_line
+from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.output import format_bytes, one_line, print_json, printable, quiet_stdout
+from beamwright.errors import InputError
+
+if TYPE_CHECKING:
+    from beamwright.protocols import RoundCallback, RoundReport
+    from beamwright.solution import Solution
+
+_ProblemArgument = Annotated[
+    str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads standard input.")
+]
+_FileOption = Annotated[
+    str | None,
+    typer.Option("--problem-file", metavar="FILE", help="Read the problem from a file."),
+]
+_PromptOption = Annotated[
+    int | None,
+    typer.Option("--prompt-tokens", metavar="TOKENS", help="A synthetic prompt, to measure with."),
+]
+_ProgressOption = Annotated[
+    bool | None,
+    typer.Option("--progress/--no-progress", help="Show rounds (default: live in a terminal)."),
+]
+
+
+@with_settings()
+def solve(
+    invocation: Invocation,
+    problem: _ProblemArgument = None,
+    problem_file: _FileOption = None,
+    prompt_tokens: _PromptOption = None,
+    progress: _ProgressOption = None,
+) -> None:
+    """Solve one problem by verifier-guided tree search."""
+    text = _problem_text(problem, problem_file, prompt_tokens)
+    live = progress is not False and not invocation.as_json and sys.stdout.isatty()
+    if live:
+        console = Console()
+        with LiveTree(console, text or f"({prompt_tokens} synthetic tokens)") as tree:
+            solution = _run(invocation, text, prompt_tokens, tree.show)
+        _print_solution(console, solution)
+        return
+    with quiet_stdout():
+        solution = _run(invocation, text, prompt_tokens, _line_per_round if progress else None)
+    if invocation.as_json:
+        print_json(solution.to_json())
+        return
+    if solution.answer is None:
+        typer.echo(printable(solution.text))
+        complain("no candidate states an answer; this is the text of the best one")
+    else:
+        typer.echo(one_line(solution.answer))
+    typer.echo(accounting(solution.to_json()), err=True)
+
+
+def _run(
+    invocation: Invocation,
+    text: str | None,
+    prompt_tokens: int | None,
+    on_round: RoundCallback | None,
+) -> Solution:
+    solver = engine.make_solver(invocation.settings)
+    if text is None:
+        assert prompt_tokens is not None
+        return solver.synthetic(prompt_tokens, on_round=on_round)
+    return solver.solve(text, on_round=on_round)
+
+
+def _problem_text(
+    problem: str | None, problem_file: str | None, prompt_tokens: int | None
+) -> str | None:
+    """The problem; None for a synthetic prompt."""
+    given = [each for each in (problem, problem_file, prompt_tokens) if each is not None]
+    if len(given) != 1:
+        raise InputError("give one of PROBLEM, --problem-file FILE and --prompt-tokens N")
+    if prompt_tokens is not None:
+        if prompt_tokens < 1:
+            raise InputError(f"--prompt-tokens must be at least 1, got {prompt_tokens}")
+        return None
+    text = problem
+    if problem == "-" or problem_file == "-":
+        text = sys.stdin.read()
+    elif problem_file is not None:
+        try:
+            text = Path(problem_file).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"--problem-file {problem_file}: not UTF-8 text") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputError(f"--problem-file {problem_file}: cannot be read ({reason})") from error
+    if text is None or not text.strip():
+        raise InputError("the problem is empty")
+    return text
+
+
+def _line_per_round(report: RoundReport) -> None:
+    typer.echo(round_line(report), err=True)
+
+
+def _print_solution(console: Console, solution: Solution) -> None:
+    console.print(Text(printable(solution.text), style="dim"))
+    console.print()
+    if solution.answer is None:
+        console.print(Text("No candidate states an answer.", style="bold yellow"))
+    else:
+        answer = Text("Answer  ", style="bold")
+        answer.append(one_line(solution.answer), style="bold green")
+        console.print(answer)
+    if solution.reason_fewer:
+        console.print(Text(f"fewer candidates than asked for: {solution.reason_fewer}", "yellow"))
+    console.print(Text(accounting(solution.to_json()), style="dim"), soft_wrap=True)
+
+
+def accounting(solution: dict[str, Any]) -> str:
+    """One line of what a search took, from the object of `solve --json`."""
+    tree, goodput = solution["tree"], solution["goodput_tok_s"]
+    peak = solution["kv"]["device_peak_bytes"]
+    parts = [
+        f"{solution['rounds']} rounds",
+        f"{tree['nodes']:,} nodes",
+        f"{tree['pruned']:,} pruned",
+        f"{solution['tokens']['generated']:,} tokens generated",
+        f"{solution['time']['total_s']:.1f} s",
+        None if goodput is None else f"goodput {goodput:.1f} tok/s",
+        None if peak is None else f"KV peak {format_bytes(peak)}",
+    ]
+    return " | ".join(part for part in parts if part)

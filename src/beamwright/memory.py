@@ -1,0 +1,79 @@
+"""The memory plan: from one number to the KV budgets of generator and verifier (solver room)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beamwright.config import MemorySettings
+from beamwright.errors import InputError
+from beamwright.models import ModelShape
+
+DEFAULT_KV_BYTES = 2 * 1024**3
+_PREFILL_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Sizes of one model in its dtype; batch: most rows decoded together."""
+
+    shape: ModelShape
+    element_bytes: int
+
+    @property
+    def weights(self) -> int:
+        return self.shape.num_parameters * self.element_bytes
+
+    @property
+    def kv_per_token(self) -> int:
+        return self.shape.kv_bytes_per_token(self.element_bytes)
+
+    def activations(self, num_rows: int) -> int:
+        """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
+        shape = self.shape
+        width = 4 * shape.hidden + 3 * shape.intermediate
+        decode = num_rows * (5 * shape.vocab * 4 + width * self.element_bytes)
+        return max(decode, _PREFILL_TOKENS * width * self.element_bytes)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Budgets in bytes. The two KV budgets share one number by KV bytes per token."""
+
+    generator_kv_bytes: int
+    verifier_kv_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.generator_kv_bytes + self.verifier_kv_bytes
+
+
+def plan_memory(
+    settings: MemorySettings, generator: ModelBytes, verifier: ModelBytes | None, num_rows: int
+) -> MemoryPlan:
+    """Split the memory number.
+
+    `--kv-memory` is the device KV alone; else it is `--memory` less weights and activations;
+    else a default of 2 GiB, which the operating system commits as it is touched.
+
+    Raises:
+        InputError: if weights and activations leave nothing for KV.
+    """
+    models = [generator] if verifier is None else [generator, verifier]
+    if settings.kv_memory is not None:
+        kv_bytes = settings.kv_memory
+    elif settings.memory is not None:
+        weights = sum(model.weights for model in models)
+        activations = max(model.activations(num_rows) for model in models)
+        kv_bytes = settings.memory - weights - activations
+        if kv_bytes <= 0:
+            raise InputError(
+                f"--memory {settings.memory:,} bytes: weights take {weights:,} and activations "
+                f"about {activations:,}; nothing is left for KV"
+            )
+    else:
+        kv_bytes = DEFAULT_KV_BYTES
+    if verifier is None:
+        return MemoryPlan(kv_bytes, 0)
+    total = generator.kv_per_token + verifier.kv_per_token
+    generator_bytes = kv_bytes * generator.kv_per_token // total
+    return MemoryPlan(generator_bytes, kv_bytes - generator_bytes)

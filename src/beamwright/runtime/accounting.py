@@ -1,0 +1,28 @@
+"""Clocks of a run: every instant counted once."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Accounting:
+    """Phase seconds ("decode", "verify", "schedule") and groups of one run.
+
+    Tokens are counted on the nodes that they were spent on (`Node.usage`).
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self.num_groups = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase. Phases do not nest, so that every instant is counted once."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start

@@ -1,0 +1,107 @@
+"""Counter-based sampling: Gumbel-max keyed by (seed, lineage, position, token id).
+
+A token's noise is a hash of those four, so a node's tokens do not depend on the batch, and
+removing tokens from the vocabulary never shifts the draws of the others (DESIGN, point 3).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from beamwright.config import SamplingSettings
+from beamwright.tree.node import Lineage
+
+_NOISE_BITS = 23  # u + 0.5 is then exact in float32, so noise is always finite
+
+
+def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:
+    """Two signed 32-bit keys of one node's random stream.
+
+    purpose: a tag for streams beside the tree's own (rollouts, revisions).
+    """
+    text = "\x1f".join([str(seed), purpose, *(f"{type(x).__name__}:{x}" for x in lineage)])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return (
+        int.from_bytes(digest[:4], "little", signed=True),
+        int.from_bytes(digest[4:], "little", signed=True),
+    )
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int32."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The 32-bit finaliser of MurmurHash3; int32 multiplication wraps."""
+    x = (x ^ _shift(x, 16)) * -2048144789
+    x = (x ^ _shift(x, 13)) * -1028477387
+    return x ^ _shift(x, 16)
+
+
+def gumbel_noise(
+    keys: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor
+) -> torch.Tensor:
+    """Standard Gumbel noise [rows, tokens] in float32.
+
+    keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; token_ids: [tokens].
+    """
+    first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
+    second = keys[:, 1] + first
+    spread = _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
+    hashed = _mix(_mix(spread ^ first.unsqueeze(1)) ^ second.unsqueeze(1))
+    uniform = (_shift(hashed, 32 - _NOISE_BITS).float() + 0.5) * 2.0**-_NOISE_BITS
+    return -torch.log(-torch.log(uniform))
+
+
+class Sampler:
+    """Draws one token per row.
+
+    num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
+    """
+
+    def __init__(self, settings: SamplingSettings, num_tokens: int, device: torch.device) -> None:
+        self._settings = settings
+        self._token_ids = torch.arange(num_tokens, device=device)
+
+    def sample(
+        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids [rows] and their log-probabilities [rows] under the untempered model.
+
+        logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
+        """
+        logits = logits[:, : len(self._token_ids)].float()
+        if self._settings.temperature == 0:
+            chosen = logits.argmax(-1)
+        else:
+            allowed = self._filter(logits / self._settings.temperature)
+            chosen = (allowed + gumbel_noise(keys, positions, self._token_ids)).argmax(-1)
+        logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
+        return chosen, logprobs
+
+    def _filter(self, scaled: torch.Tensor) -> torch.Tensor:
+        """-inf for tokens that top-k, top-p or min-p leave out, in that order."""
+        settings = self._settings
+        if settings.top_k is not None and settings.top_k < scaled.shape[1]:
+            least = scaled.topk(settings.top_k, dim=-1).values[:, -1:]
+            scaled = scaled.masked_fill(scaled < least, float("-inf"))
+        if settings.top_p < 1.0:
+            ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
+            probs = ordered.softmax(-1)
+            outside = probs.cumsum(-1) - probs >= settings.top_p
+            scaled = scaled.masked_fill(
+                torch.zeros_like(outside).scatter(1, index, outside), float("-inf")
+            )
+        if settings.min_p is not None:
+            floor = scaled.softmax(-1).amax(-1, keepdim=True) * settings.min_p
+            scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
+        return scaled
+
+
+def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
+    """[rows, 2] int32 of several nodes' keys."""
+    return torch.tensor(list(keys), dtype=torch.int32, device=device)

@@ -1,0 +1,233 @@
+"""What a solved problem is: the public result objects. Part of the solver room; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from beamwright.config import Settings
+from beamwright.cost import dm_lower_bound_bytes
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.loop import TreeRun
+from beamwright.search.answers import extract_answer
+from beamwright.search.choose import choose
+from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
+
+ROUND_LIMIT = "round_limit"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A final candidate; tokens are counted after the prompt."""
+
+    answer: str | None
+    text: str
+    score: float | None
+    stop: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class TreeStats:
+    """nodes: decoded steps; unique_tokens: their tokens; path_tokens: summed over candidates."""
+
+    nodes: int
+    pruned: int
+    unique_tokens: int
+    path_tokens: int
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Every token that was computed, reused or thrown away."""
+
+    generated: int
+    kept: int
+    overrun: int
+    speculated: int
+    speculated_kept: int
+    generator_prefilled: int
+    generator_reused: int
+    verifier_prefilled: int
+    verifier_reused: int
+
+
+@dataclass(frozen=True)
+class KVStats:
+    """Device KV. Figures of the host tier are null: there is one tier."""
+
+    device_budget_bytes: int
+    device_peak_bytes: int
+    host_peak_bytes: int | None
+    h2d_bytes: int
+    d2h_bytes: int
+    groups: int
+    dm_lower_bound_bytes: int
+
+
+@dataclass(frozen=True)
+class TimeStats:
+    """Seconds; every instant counted once. both_s: decode and verify at the same time."""
+
+    total_s: float
+    decode_s: float
+    verify_s: float
+    both_s: float
+    schedule_s: float
+    stall_s: float
+    other_s: float
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A solved problem: the chosen answer, all candidates, and the accounting."""
+
+    problem_id: str | int
+    problem: str
+    answer: str | None
+    text: str
+    score: float | None
+    stop: str | None
+    rounds: int
+    reason_fewer: str | None
+    candidates: tuple[Candidate, ...]
+    tree: TreeStats
+    tokens: TokenCounts
+    kv: KVStats
+    time: TimeStats
+    io_share: float
+    goodput_tok_s: float | None
+    tree_hash: str
+    exact: bool
+    seed: int
+    schedule: str
+    attention: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that `solve --json` prints."""
+        found = asdict(self)
+        del found["problem_id"], found["problem"]
+        for candidate in found["candidates"]:
+            del candidate["text"]
+        return found
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is common to the trees that were in flight together."""
+
+    settings: Settings
+    accounting: Accounting
+    total_s: float
+    total_generated: int
+    device_budget_bytes: int
+    device_peak_bytes: int
+    generator_budget_bytes: int
+    kv_bytes_per_token: int
+    exact: bool
+    schedule: str
+    attention: str
+
+
+def final_nodes(tree: SearchTree) -> list[Node]:
+    """Final candidates in lineage order: finished ones, then those cut off by the round limit."""
+    return tree.finished() + tree.candidates()
+
+
+def describe(run: TreeRun, facts: RunFacts) -> Solution:
+    """The solution of one finished tree."""
+    tree = run.tree
+    nodes = final_nodes(tree)
+    candidates = tuple(_candidate(node) for node in nodes)
+    decoded = [n for n in tree.nodes() if n.parent is not None and n.state is not NodeState.OPEN]
+    chosen = choose(
+        [c.answer for c in candidates],
+        [c.score for c in candidates],
+        [c.stop == StopReason.EOS for c in candidates],
+        facts.settings.search.choose,
+    )
+    usage = _tokens(tree, decoded)
+    return Solution(
+        problem_id=tree.root.problem_id,
+        problem=tree.root.problem_text,
+        answer=candidates[chosen].answer,
+        text=candidates[chosen].text,
+        score=candidates[chosen].score,
+        stop=candidates[chosen].stop,
+        rounds=tree.rounds,
+        reason_fewer=tree.reason_fewer,
+        candidates=candidates,
+        tree=TreeStats(
+            nodes=len(decoded),
+            pruned=sum(node.state is NodeState.PRUNED for node in decoded),
+            unique_tokens=sum(len(node.token_ids) for node in decoded),
+            path_tokens=sum(candidate.tokens for candidate in candidates),
+        ),
+        tokens=usage,
+        kv=KVStats(
+            device_budget_bytes=facts.device_budget_bytes,
+            device_peak_bytes=facts.device_peak_bytes,
+            host_peak_bytes=None,
+            h2d_bytes=0,
+            d2h_bytes=0,
+            groups=facts.accounting.num_groups,
+            dm_lower_bound_bytes=dm_lower_bound_bytes(
+                (tokens * facts.kv_bytes_per_token for tokens in run.round_tokens),
+                facts.generator_budget_bytes,
+            ),
+        ),
+        time=_time(facts, usage.generated),
+        io_share=0.0,
+        goodput_tok_s=_goodput(run, nodes),
+        tree_hash=tree_hash(tree),
+        exact=facts.exact,
+        seed=facts.settings.search.seed,
+        schedule=facts.schedule,
+        attention=facts.attention,
+    )
+
+
+def _candidate(node: Node) -> Candidate:
+    stop = str(node.stop) if node.state is NodeState.FINISHED else ROUND_LIMIT
+    return Candidate(extract_answer(node.text), node.text, node.score, stop, node.num_path_tokens)
+
+
+def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
+    usage: Mapping[str, int] = sum((n.usage for n in tree.nodes()), tree.root.usage.__class__())
+    return TokenCounts(
+        generated=sum(len(node.token_ids) for node in decoded),
+        kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
+        overrun=usage["overrun"],
+        speculated=0,
+        speculated_kept=0,
+        generator_prefilled=usage["generator_prefilled"],
+        generator_reused=usage["generator_reused"],
+        verifier_prefilled=usage["verifier_prefilled"],
+        verifier_reused=usage["verifier_reused"],
+    )
+
+
+def _time(facts: RunFacts, generated: int) -> TimeStats:
+    """A tree's share of the run, by the tokens it generated: shares add up to the wall time."""
+    share = generated / facts.total_generated if facts.total_generated else 1.0
+    phases = {name: seconds * share for name, seconds in facts.accounting.seconds.items()}
+    total_s = facts.total_s * share
+    return TimeStats(
+        total_s=total_s,
+        decode_s=phases.get("decode", 0.0),
+        verify_s=phases.get("verify", 0.0),
+        both_s=0.0,
+        schedule_s=phases.get("schedule", 0.0),
+        stall_s=0.0,
+        other_s=max(0.0, total_s - sum(phases.values())),
+    )
+
+
+def _goodput(run: TreeRun, nodes: Sequence[Node]) -> float | None:
+    """Mean path tokens over mean seconds from admission to the end of a candidate's scoring."""
+    if not nodes:
+        return None
+    seconds = [run.finished_s.get(node, run.ended_s) for node in nodes]
+    tokens = [node.num_path_tokens for node in nodes]
+    return sum(tokens) / sum(seconds) if sum(seconds) > 0 else None

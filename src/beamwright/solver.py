@@ -1,0 +1,197 @@
+"""Solver: generator + verifier + strategy. The public Python API.
+
+Five lines solve a problem; a callback sees every round (`protocols.RoundReport`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from beamwright.attention import make_attention
+from beamwright.config import Settings
+from beamwright.errors import BeamwrightError, InputError, ProblemTooLongError
+from beamwright.memory import ModelBytes, plan_memory
+from beamwright.models import LoadedModel, TreeModel, load_model
+from beamwright.protocols import RoundCallback, SchedulePolicy, Verifier
+from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
+from beamwright.runtime.decode import StepDecoder
+from beamwright.runtime.selftest import batches_are_exact
+from beamwright.schedule import make_schedule
+from beamwright.search import make_strategy
+from beamwright.solution import RunFacts, Solution, describe
+from beamwright.tree import SearchTree
+from beamwright.verify import PrmVerifier, aggregate, resolve_verifier
+
+_SYNTHETIC_SEED = 20_26
+
+
+class Solver:
+    """Loads the models once and solves problems.
+
+    Settings come as one object, or as the flat options of the command line:
+    `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
+
+    Raises:
+        InputError: for a bad option, model or verifier.
+    """
+
+    def __init__(self, settings: Settings | None = None, **options: Any) -> None:
+        if settings is not None and options:
+            raise InputError("give Solver either settings or options, not both")
+        self.settings = settings or Settings.build(**options)
+        self.strategy = make_strategy(self.settings.search)
+        self.schedule: SchedulePolicy = make_schedule(self.settings.schedule)
+        model = self.settings.model
+        self._generator = load_model(model.model, model, chat_template=model.chat_template)
+        source = resolve_verifier(model)
+        if source.model is not None and self._generator.codec is None:
+            raise InputError(
+                f"--verifier {model.verifier}: --model {model.model} has no tokenizer, so its "
+                "steps have no text to score; use --verifier logprob or none"
+            )
+        plan = plan_memory(
+            self.settings.memory,
+            _sizes(self._generator),
+            _sizes(source.model) if source.model is not None else None,
+            self.settings.search.n,
+        )
+        backend = make_attention(model.attention)
+        self.generator = TreeModel(self._generator.decoder, backend, plan.generator_kv_bytes)
+        self._tree_models = [self.generator]
+        if source.spec is not None and source.model is not None:
+            scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes)
+            self._tree_models.append(scorer)
+            self.verifier: Verifier = PrmVerifier(source.spec, source.model, scorer)
+        else:
+            assert source.without_model is not None
+            self.verifier = source.without_model
+        self._plan = plan
+        self._decoder = StepDecoder(
+            self.generator,
+            self._generator.codec,
+            self.settings.sampling,
+            self.settings.step,
+            self.settings.search.seed,
+        )
+        self.exact = all(batches_are_exact(m.decoder, m.backend) for m in self._tree_models)
+
+    # --- solving -----------------------------------------------------------------------------
+
+    def solve(
+        self, problem: str, *, problem_id: str | int = 0, on_round: RoundCallback | None = None
+    ) -> Solution:
+        """Solve one problem.
+
+        problem_id: part of the random stream's key, so equal ids and seeds give equal trees.
+
+        Raises:
+            InputError: if the problem is empty or too long; CapacityError: if KV runs out.
+        """
+        prompt_ids = self._prompt(problem)
+        return self._run([SearchTree(problem_id, prompt_ids, problem)], on_round)[0]
+
+    def solve_many(
+        self,
+        problems: Sequence[tuple[str | int, str]],
+        *,
+        on_round: RoundCallback | None = None,
+    ) -> list[Solution | BeamwrightError]:
+        """Solve several (id, problem) pairs with their trees in flight together.
+
+        A problem's own input error stands in its place; the others are solved.
+
+        Raises:
+            CapacityError: if KV runs out.
+        """
+        found: list[Solution | BeamwrightError] = []
+        trees: list[SearchTree] = []
+        places: list[int] = []
+        for problem_id, problem in problems:
+            try:
+                trees.append(SearchTree(problem_id, self._prompt(problem), problem))
+                places.append(len(found))
+                found.append(InputError("not solved"))
+            except InputError as error:
+                found.append(error)
+        for place, solution in zip(places, self._run(trees, on_round), strict=True):
+            found[place] = solution
+        return found
+
+    def synthetic(
+        self, num_prompt_tokens: int, *, on_round: RoundCallback | None = None
+    ) -> Solution:
+        """Search from a prompt of random token ids (benchmarks of random shapes).
+
+        Raises:
+            ProblemTooLongError: if the prompt fills the context.
+        """
+        import torch  # noqa: PLC0415
+
+        generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
+        vocab = self._generator.decoder.shape.vocab
+        ids = torch.randint(vocab, (num_prompt_tokens,), generator=generator).tolist()
+        self._check_length(len(ids))
+        return self._run([SearchTree(0, tuple(ids), "")], on_round)[0]
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _run(self, trees: Sequence[SearchTree], on_round: RoundCallback | None) -> list[Solution]:
+        accounting = Accounting()
+        for model in self._tree_models:
+            model.budget.reset_peak()
+        executor = TorchExecutor(self._decoder, self.verifier, accounting)
+        how = self.settings.search.aggregate or self.verifier.default_aggregate
+        loop = SearchLoop(
+            executor, self.schedule, self.strategy, partial(aggregate, how=how), accounting
+        )
+        start = time.perf_counter()
+        runs = [TreeRun(tree) for tree in trees]
+        loop.run(runs, on_round)
+        total_s = time.perf_counter() - start
+        facts = self._facts(accounting, total_s, trees)
+        return [describe(run, facts) for run in runs]
+
+    def _facts(
+        self, accounting: Accounting, total_s: float, trees: Sequence[SearchTree]
+    ) -> RunFacts:
+        return RunFacts(
+            settings=self.settings,
+            accounting=accounting,
+            total_s=total_s,
+            total_generated=sum(
+                len(node.token_ids) for tree in trees for node in tree.nodes() if node.parent
+            ),
+            device_budget_bytes=self._plan.kv_bytes,
+            device_peak_bytes=sum(model.budget.peak_bytes for model in self._tree_models),
+            generator_budget_bytes=self._plan.generator_kv_bytes,
+            kv_bytes_per_token=self.generator.store.pool.layout.bytes_per_token,
+            exact=self.exact,
+            schedule=self.schedule.name,
+            attention=self.generator.backend.name,
+        )
+
+    def _prompt(self, problem: str) -> tuple[int, ...]:
+        codec = self._generator.codec
+        if not problem.strip():
+            raise InputError("the problem is empty")
+        if codec is None:
+            raise InputError(
+                f"--model {self.settings.model.model} has no tokenizer: use --prompt-tokens N"
+            )
+        ids = codec.render(problem, self.settings.model.system_prompt)
+        self._check_length(len(ids))
+        return tuple(ids)
+
+    def _check_length(self, num_tokens: int) -> None:
+        context = self._generator.decoder.shape.context
+        if num_tokens >= context:
+            raise ProblemTooLongError(
+                f"the problem is {num_tokens} tokens long, the model's context is {context}"
+            )
+
+
+def _sizes(model: LoadedModel) -> ModelBytes:
+    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize)
