@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.attention.packing import Packing
-from beamwright.attention.partial import attend_part
+from beamwright.attention.partial import KEY_MULTIPLE, attend_part, round_up
 from beamwright.kv import Path, SegmentStore, TailBuffer
 
 
@@ -25,7 +25,7 @@ class PathCopies:
         layout = store.pool.layout
         storage = store.pool.storage
         lengths = [sum(part.visible for part in path) for path in paths]
-        tokens = -(-(max(lengths) + room) // 8) * 8
+        tokens = round_up(max(lengths) + room, KEY_MULTIPLE)
         self._budget = store.pool.budget
         self._charged = len(paths) * tokens * layout.bytes_per_token
         self._budget.charge(self._charged, f"the copies of {len(paths)} paths")

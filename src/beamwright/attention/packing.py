@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
+from beamwright.attention.partial import KEY_MULTIPLE, round_up
+
 
 class Packing:
     """Index tables between [tokens] packed path after path and [rows, padded tokens].
 
-    Rows are padded to a multiple of 8 tokens, so that every matrix product keeps the shape class
-    in which a row's bits do not depend on its neighbours (FACTS 6). Packed tokens beyond the sum
+    Rows are padded to a multiple of 16 tokens: they are queries and keys at once, see `partial`.
+    Packed tokens beyond the sum
     of `lengths` are padding of the batch and belong to no row.
     """
 
     def __init__(self, lengths: Sequence[int], num_kv_heads: int, device: torch.device) -> None:
         self.num_rows = len(lengths)
-        self.num_padded = -(-max(lengths) // 8) * 8
+        self.num_padded = round_up(max(lengths), KEY_MULTIPLE)
         self.num_kv_heads = num_kv_heads
         starts = torch.tensor([0, *lengths], device=device).cumsum(0)[:-1].unsqueeze(1)
         count = torch.tensor(list(lengths), device=device).unsqueeze(1)

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 import torch
 
 from beamwright.attention.packing import Packing
-from beamwright.attention.partial import Partial, attend_part, merge_parts
+from beamwright.attention.partial import (
+    KEY_MULTIPLE,
+    QUERY_MULTIPLE,
+    Partial,
+    attend_part,
+    merge_parts,
+    round_up,
+)
 from beamwright.kv import Path, SegmentStore, TailBuffer
 
 
@@ -70,7 +77,7 @@ class SharedSegments:
         for keys in classes.values():
             chosen = [(parts[key], items[key]) for key in keys]
             width = max(len(rows) for _, rows in chosen)
-            tokens = -(-max(part.visible for part, _ in chosen) // 8) * 8
+            tokens = round_up(max(part.visible for part, _ in chosen), KEY_MULTIPLE)
             data = store.pool.storage.new_zeros(
                 (layout.num_layers, 2, len(keys), tokens, layout.num_kv_heads, layout.head_dim)
             )
@@ -101,7 +108,7 @@ class SharedSegments:
         flat = bucket.rows[:, :, None] * self._tokens_per_row + steps
         flat = flat.flatten(1)
         real = flat.shape[1]
-        padded = -(-real // 8) * 8
+        padded = round_up(real, QUERY_MULTIPLE)
         if padded > real:
             flat = torch.cat([flat, flat[:, :1].expand(-1, padded - real)], dim=1)
         index = flat[:, None, :] * self._num_kv_heads + heads[None, :, None]
