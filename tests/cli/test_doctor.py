@@ -1,0 +1,57 @@
+import pytest
+
+from beamwright.cli import engine
+from beamwright.errors import UnsupportedModelError
+
+
+@pytest.fixture
+def inspected(monkeypatch):
+    report = {
+        "architecture": "LlamaForCausalLM",
+        "parameters": 850_000,
+        "kv_bytes_per_token": 2048,
+        "supported": True,
+    }
+    seen = []
+
+    def inspect_model(settings):
+        seen.append(settings)
+        return dict(report)
+
+    parity = {"prefill": 1e-6, "chunked": 2e-6, "decode": 3e-6}
+    monkeypatch.setattr(engine, "inspect_model", inspect_model)
+    monkeypatch.setattr(engine, "check_parity", lambda settings: parity)
+    return seen
+
+
+def test_a_model(cli, inspected):
+    report = cli("doctor", "--model", "folder", "--dtype", "float32", "--json").json
+    assert set(report) == {"architecture", "parameters", "kv_bytes_per_token", "supported"}
+    assert (inspected[0].model, inspected[0].dtype) == ("folder", "float32")
+    assert "850,000" in cli("doctor", "--model", "folder").out
+
+
+def test_parity(cli, inspected):
+    report = cli("doctor", "--model", "folder", "--parity", "--json").json
+    assert set(report["max_abs_logit_diff"]) == {"prefill", "chunked", "decode"}
+    assert "3.00e-06" in cli("doctor", "--model", "folder", "--parity").out
+
+
+def test_an_unsupported_model(cli, monkeypatch):
+    def inspect_model(settings):
+        raise UnsupportedModelError("MambaForCausalLM is not supported")
+
+    monkeypatch.setattr(engine, "inspect_model", inspect_model)
+    outcome = cli("doctor", "--model", "folder", "--json")
+    assert outcome.code == 2
+    assert outcome.json == {"supported": False, "reason": "MambaForCausalLM is not supported"}
+    assert "MambaForCausalLM" in outcome.complaint
+
+
+def test_the_machine(cli, monkeypatch):
+    machine = {"torch": "2.13", "threads": 2, "cuda": None, "exact": True, "selftest": {"a": True}}
+    monkeypatch.setattr(engine, "inspect_machine", lambda: machine)
+    report = cli("doctor", "--json").json
+    assert report.pop("python")
+    assert report == machine
+    assert "selftest: a" in cli("doctor").out

@@ -1,0 +1,78 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from beamwright.cli.live import LiveTree, draw_tree, round_line
+
+
+def render(drawing, width=80, height=40, encoding="utf-8"):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=stream, width=width, height=height, force_terminal=False)
+    console.print(drawing)
+    stream.flush()
+    return stream.buffer.getvalue().decode(encoding)
+
+
+def test_the_path_grows_down_the_tree(reports):
+    *_, last = reports(num_rounds=2)
+    lines = render(draw_tree(last.tree)).splitlines()
+    assert len(lines) == 8
+    assert "\u2022" in lines[0]
+    assert "0.90  step 1.0" in lines[0]
+    assert "\u2713" in lines[1]
+    assert lines[1].index("step 2.0") > lines[0].index("step 1.0")
+    assert all("\u2717" in line for line in lines[2:])
+
+
+def test_detail_gives_way_when_lines_are_few(reports):
+    *_, last = reports(num_rounds=10)
+    whole = render(draw_tree(last.tree)).splitlines()
+    assert len(whole) == 40
+    newest = render(draw_tree(last.tree, max_lines=30)).splitlines()
+    assert len(newest) == 10 + 9 + 3
+    assert any("3 pruned, best 0.80" in line for line in newest)
+    few = render(draw_tree(last.tree, max_lines=12)).splitlines()
+    assert len(few) <= 12
+    assert "earlier steps" in few[0]
+    assert any("step 10.0" in line for line in few)
+
+
+def test_open_nodes_are_not_drawn(reports):
+    first = next(reports(num_rounds=2))
+    first.tree.expand(first.survivors[0], 4)
+    assert len(render(draw_tree(first.tree)).splitlines()) == 4
+
+
+def test_a_line_never_wraps_and_control_characters_do_not_pass(reports):
+    *_, last = reports(text="\x1b[31m red [bold]markup[/bold] " + "long " * 100 + "\n\n")
+    out = render(draw_tree(last.tree), width=60)
+    assert all(len(line) <= 60 for line in out.splitlines())
+    assert "\x1b" not in out
+    assert "[bold]markup" in out
+
+
+@pytest.mark.parametrize("score", [None, -3.5, 0.0, 1.0, 1.5])
+def test_any_score_can_be_drawn(reports, score):
+    *_, last = reports()
+    for node in last.candidates:
+        node.score = score
+    assert "step 2.0" in render(draw_tree(last.tree))
+
+
+def test_round_line(reports):
+    first = next(reports())
+    assert round_line(first) == "round 1 | 4 candidates | 1 kept | 3 pruned | 0.5 s"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_live_view_on_any_terminal(reports, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=stream, width=70, height=12, force_terminal=True)
+    with LiveTree(console, "What is 6*7?") as live:
+        for report in reports(num_rounds=6):
+            live.show(report)
+    stream.flush()
+    out = stream.buffer.getvalue().decode(encoding)
+    assert "What is 6*7?" in out
+    assert "step 6.0" in out

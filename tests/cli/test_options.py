@@ -1,0 +1,53 @@
+import pytest
+
+from beamwright.cli import options
+from beamwright.config import Settings
+
+
+def test_every_setting_has_an_option_and_every_option_a_setting():
+    names = {
+        name
+        for section in Settings.model_fields.values()
+        for name in section.annotation.model_fields
+    }
+    assert set(options._WORDS) == names
+    assert set(options._PANELS) == set(Settings.model_fields)
+
+
+def test_without_options_the_settings_are_the_defaults(cli, fake):
+    assert cli("solve", "p").code == 0
+    assert fake.settings == Settings()
+
+
+def test_options_reach_the_settings(cli, fake):
+    words = ["--n=8", "--width=2", "--top-k=5", "--memory=2GiB", "--aggregate=min", "--ignore-eos"]
+    assert cli("solve", "p", *words).code == 0
+    settings = fake.settings
+    assert (settings.search.n, settings.search.width, settings.search.aggregate) == (8, 2, "min")
+    assert (settings.sampling.top_k, settings.step.ignore_eos) == (5, True)
+    assert settings.memory.memory == 2 * 1024**3
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [(r"\n", "\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), ("\n\n", "\n\n"), (r"\x", r"\x")],
+)
+def test_a_delimiter_may_be_escaped(cli, fake, written, meant):
+    assert cli("solve", "p", "--delimiter", written).code == 0
+    assert fake.settings.step.delimiter == meant
+
+
+def test_options_override_a_recipe_and_the_rest_of_it_stands(cli, fake, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("search: {n: 8, seed: 3}\nstep: {ignore_eos: true}\n")
+    assert cli("solve", "p", "--recipe", recipe, "--n", "4", "--no-ignore-eos").code == 0
+    assert (fake.settings.search.n, fake.settings.search.seed) == (4, 3)
+    assert fake.settings.step.ignore_eos is False
+
+
+def test_an_unknown_key_in_a_recipe_is_named(cli, fake, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("search: {beams: 8}\n")
+    outcome = cli("solve", "p", "--recipe", recipe)
+    assert outcome.code == 2
+    assert "search.beams" in outcome.complaint

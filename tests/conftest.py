@@ -1,0 +1,29 @@
+"""Fixtures that several rooms share: one thread, tiny random checkpoints."""
+
+import fakes
+import pytest
+import torch
+from transformers import LlamaConfig
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def generator_folder(tmp_path_factory):
+    """A random Llama with an ASCII tokenizer; several ids end a path, so that paths do end."""
+    folder = tmp_path_factory.mktemp("generator")
+    fakes.write_tokenizer(folder)
+    config = LlamaConfig(**fakes.SMALL, num_key_value_heads=2, eos_token_id=[2, 30, 31])
+    fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def verifier_folder(tmp_path_factory):
+    """A random Llama whose tokenizer merges "e" with what follows it, across steps."""
+    folder = tmp_path_factory.mktemp("verifier")
+    num_tokens = fakes.write_tokenizer(folder, fakes.merges_after_e())
+    config = LlamaConfig(**{**fakes.SMALL, "vocab_size": num_tokens}, num_key_value_heads=1)
+    fakes.write_checkpoint(folder, config, seed=4, noise=0.1)
+    fakes.write_logit_pair_spec(folder)
+    return folder

@@ -1,0 +1,160 @@
+"""Small stand-ins: tokenizers, checkpoints, a scripted executor, verifier and strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from beamwright.protocols import DecodeWork, Plan, StepDecoded, StepScored
+from beamwright.tree import SearchTree, StopReason
+
+# --- tokenizers and checkpoints --------------------------------------------------------------
+
+SPECIAL = ["<pad>", "<bos>", "<eos>"]
+LETTERS = [*(chr(code) for code in range(33, 127)), "Ġ", "Ċ"]  # printable ASCII, blank, newline
+MERGES = [("Ċ", "Ċ"), (".", "ĊĊ"), ("Ċ", "a"), ("t", "h"), ("th", "e"), ("e", "Ġ"), ("1", "2")]
+VOCAB = len(SPECIAL) + len(LETTERS) + len(MERGES)
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def merges_after_e():
+    """Merges that join an "e" with the character behind it."""
+    return [("e", chr(code)) for code in range(ord("a"), ord("z") + 1)] + [("e", "Ġ"), ("Ċ", "Ċ")]
+
+
+def byte_level_bpe(merges=MERGES, letters=LETTERS):
+    pieces = [*SPECIAL, *letters, *(left + right for left, right in merges)]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def wrap(tokenizer, **options):
+    """The `transformers` tokenizer over a bare one."""
+    names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, **options)
+
+
+def write_tokenizer(folder, merges=MERGES, **options):
+    """Write a byte-level tokenizer into a folder; returns its size."""
+    wrapped = wrap(byte_level_bpe(merges), **options)
+    wrapped.save_pretrained(folder)
+    return len(wrapped)
+
+
+def write_checkpoint(folder, config, seed=0, noise=0.05, **save_options):
+    """A random checkpoint written by `transformers`; no weight stays at its initial 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator) * noise
+    model.save_pretrained(folder, **save_options)
+    return model.eval()
+
+
+def write_logit_pair_spec(folder):
+    """A PRM in Math-Shepherd's manner: two rows of the LM head, read at a marker."""
+    (folder / "verifier.yaml").write_text(
+        "name: tiny\n"
+        'template: {prefix: "<bos>{problem}\\n\\n", step_suffix: " #\\n", marker: "#"}\n'
+        "read: marker\n"
+        'head: {kind: logit_pair, good: "+", bad: "-"}\n'
+        "activation: softmax\n"
+        "aggregate: min\n"
+    )
+
+
+# --- trees -----------------------------------------------------------------------------------
+
+
+def add_step(tree, node, text, tokens=(7,), stop=StopReason.DELIMITER):
+    """Write a step of this text into an open node, and keep it."""
+    parent = node.parent.text
+    tree.commit(node, tuple(tokens), (-0.5,) * len(tokens), stop, parent + text)
+    return node
+
+
+def grow(tree, node, texts, stop=StopReason.DELIMITER):
+    """Children of `node` with these step texts; they are left as candidates."""
+    return [
+        add_step(tree, child, text, stop=stop)
+        for child, text in zip(tree.expand(node, len(texts)), texts, strict=True)
+    ]
+
+
+# --- scripted loop parts ---------------------------------------------------------------------
+
+
+@dataclass
+class ScriptedExecutor:
+    """Writes the tokens, stops and scores that a function of the node says.
+
+    script: node -> (stop, score). Remembers what it was asked to do and what was released.
+    """
+
+    script: Callable
+    groups: list = field(default_factory=list)
+    scored: list = field(default_factory=list)
+    released: list = field(default_factory=list)
+    queue: list = field(default_factory=list)
+
+    def submit(self, work):
+        self.queue.append(work)
+        return len(self.queue)
+
+    def cancel(self, ticket):
+        raise AssertionError("nothing is cancelled here")
+
+    def wait(self):
+        events, self.queue = [e for work in self.queue for e in self._run(work)], []
+        return events
+
+    def release(self, nodes):
+        self.released.extend(nodes)
+
+    def _run(self, work):
+        if isinstance(work, DecodeWork):
+            self.groups.append(work.beams)
+            return [self._step(node) for node in work.beams]
+        self.scored.append(work.nodes)
+        return [StepScored(node, self.script(node)[1]) for node in work.nodes]
+
+    def _step(self, node):
+        text = f"{node.text}[{node.lineage[-1]}]"
+        return StepDecoded(node, (node.depth, 9), (-0.1, -0.2), self.script(node)[0], text)
+
+
+@dataclass
+class Grouping:
+    """A schedule for tests: groups of a size, in depth-first or reversed order."""
+
+    size: int | None = None
+    reverse: bool = False
+    name: str = "test"
+
+    def plan(self, view):
+        beams: Sequence = view.beams[::-1] if self.reverse else view.beams
+        size = self.size or max(1, len(beams))
+        return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
+
+
+def new_tree(problem_id=0, num_prompt_tokens=3, text="What is 1+1?"):
+    return SearchTree(problem_id, tuple(range(10, 10 + num_prompt_tokens)), text)

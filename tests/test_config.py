@@ -1,0 +1,126 @@
+import pytest
+from pydantic import ValidationError
+
+from beamwright.config import Settings, parse_size
+from beamwright.errors import InputError
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(text):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("7GiB", 7 * 1024**3),
+        ("512MiB", 512 * 1024**2),
+        ("4GB", 4 * 10**9),
+        (" 1.5 kib ", 1536),
+        ("100", 100),
+        ("100B", 100),
+        (4096, 4096),
+    ],
+)
+def test_sizes_read_as_people_write_them(text, num_bytes):
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["7G", "GiB", "", "-1GiB", "0", 0, -5, "1e9", "7 GiB free"])
+def test_what_is_no_size_is_an_input_error(text):
+    with pytest.raises(InputError, match="size"):
+        parse_size(text)
+
+
+def test_flat_options_find_their_section():
+    settings = Settings.build(n=8, top_p=0.9, kv_memory="1KiB", delimiter=";", max_batch=3)
+    assert (settings.search.n, settings.sampling.top_p) == (8, 0.9)
+    assert (settings.memory.kv_memory, settings.step.delimiter) == (1024, ";")
+    assert settings.schedule.max_batch == 3
+
+
+def test_flat_options_override_the_recipe_and_none_means_not_given(recipe):
+    path = recipe("search: {n: 8, width: 2}\nsampling: {temperature: 0.3}\n")
+    settings = Settings.build(path, n=4, width=None)
+    assert (settings.search.n, settings.search.width) == (4, 2)
+    assert settings.sampling.temperature == 0.3
+    assert settings.search.max_rounds == 40
+
+
+def test_an_empty_recipe_is_the_defaults(recipe):
+    assert Settings.build(recipe("# nothing\n")) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("search: {beams: 3}", r"unknown option 'search\.beams'"),
+        ("serch: {n: 3}", "unknown option 'serch'"),
+        ("search: {n: 0}", r"search\.n \(--n\): .*greater than or equal to 1, got 0"),
+        ("search: {n: many}", r"search\.n \(--n\)"),
+        ("search:", "section 'search' must hold keys"),
+        ("search: [1]", "section 'search' must hold keys"),
+        ("- 1\n- 2", "expected sections"),
+        ("search: {n: 3", "not YAML"),
+        ("memory: {memory: 7G}", r"memory\.memory \(--memory\).*7GiB"),
+        ("memory: {memory: 1.5}", r"memory\.memory \(--memory\)"),
+        ("memory: {memory: [1]}", r"memory\.memory \(--memory\)"),
+    ],
+)
+def test_a_bad_recipe_is_one_line_that_names_file_and_option(recipe, content, complaint):
+    path = recipe(content)
+    with pytest.raises(InputError, match=complaint) as caught:
+        Settings.build(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_recipe_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.yaml: cannot be read"):
+        Settings.build(tmp_path / "gone.yaml")
+
+
+def test_a_recipe_that_is_not_text_is_an_input_error(tmp_path):
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(InputError, match=r"binary\.yaml"):
+        Settings.build(path)
+
+
+def test_unknown_flat_options_are_errors():
+    with pytest.raises(InputError, match="unknown option 'beams'"):
+        Settings.build(beams=3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_k": 0},
+        {"min_p": 2.0},
+        {"width": 0},
+        {"seed": -1},
+        {"delimiter": ""},
+        {"max_step_tokens": 0},
+        {"dtype": "int8"},
+        {"choose": "worst"},
+        {"schedule": "magic"},
+    ],
+)
+def test_impossible_values_name_their_option(options):
+    (name,) = options
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):
+        Settings.build(**options)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().search.n = 3

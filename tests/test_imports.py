@@ -1,0 +1,122 @@
+"""The house rules that a reader of the code relies on, read from the code itself."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import beamwright
+
+SRC = Path(beamwright.__file__).parent
+FILES = sorted(SRC.rglob("*.py"))
+
+# Rooms from the bottom up; a room imports only from rooms of an earlier level, or from itself.
+LEVELS = (
+    ("errors", "config", "protocols"),
+    ("tree",),
+    ("hardware", "cost"),
+    ("search",),
+    ("schedule",),
+    ("kv",),
+    ("sparse",),
+    ("attention",),
+    ("models",),
+    ("verify",),
+    ("runtime",),
+    ("solver", "solution", "memory"),
+    ("evaluate",),
+    ("serve", "cli"),
+    ("bundled", "__main__", "__init__"),
+)
+LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
+POLICIES = ("search", "schedule", "tree", "cost", "config", "protocols", "errors")
+
+
+def room_of(path):
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+
+
+def imports(node, types_only=False):
+    """Yield (module name, only for types, line) of every import below `node`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, types_only, child.lineno) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "relative imports hide the room"
+            names = [f"{child.module}.{alias.name}" for alias in child.names]
+            yield from ((name, types_only, child.lineno) for name in names)
+        else:
+            yield from imports(child, types_only or is_type_checking(child))
+
+
+def imported_rooms(path):
+    """Yield (room, only for types, line) of every import of this package."""
+    for module, types_only, line in imports(ast.parse(path.read_text())):
+        parts = module.split(".")
+        if parts[0] == "beamwright" and len(parts) > 1:
+            yield (parts[1] if parts[1] in LEVEL else "__init__", types_only, line)
+
+
+def test_every_file_belongs_to_a_known_room():
+    assert {room_of(path) for path in FILES} <= set(LEVEL)
+
+
+def test_rooms_import_only_from_rooms_below():
+    upward = []
+    for path in FILES:
+        own = room_of(path)
+        for room, types_only, line in imported_rooms(path):
+            allowed = LEVEL[room] <= LEVEL[own] if LEVEL[own] <= 0 else LEVEL[room] < LEVEL[own]
+            seam = own == "protocols" and types_only
+            sibling = {own, room} <= set(LEVELS[LEVEL["solver"]])
+            if not (allowed or seam or sibling or room == own or own == "__init__"):
+                upward.append(f"{path.relative_to(SRC)}:{line} imports {room}")
+    assert not upward
+
+
+def test_seams_import_rooms_for_their_types_only():
+    found = {room: types_only for room, types_only, _ in imported_rooms(SRC / "protocols.py")}
+    assert found == {"tree": True}
+
+
+def test_policies_never_import_torch():
+    found = [
+        f"{path.relative_to(SRC)}:{line}"
+        for path in FILES
+        if room_of(path) in POLICIES
+        for module, _, line in imports(ast.parse(path.read_text()))
+        if module.split(".")[0] in ("torch", "transformers")
+    ]
+    assert not found
+
+
+def test_only_the_probe_imports_torch_in_the_hardware_room():
+    for path in FILES:
+        if room_of(path) == "hardware" and path.name != "probe.py":
+            modules = [module for module, _, _ in imports(ast.parse(path.read_text()))]
+            assert not [module for module in modules if module.startswith("torch")]
+
+
+@pytest.mark.parametrize(
+    "modules",
+    ["beamwright", "beamwright.search, beamwright.schedule, beamwright.tree, beamwright.cost"],
+)
+def test_policies_load_without_torch(modules):
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_files_are_short_and_keep_no_hidden_state(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 320
+    for node in ast.walk(ast.parse(text)):
+        assert not isinstance(node, ast.Global), f"line {node.lineno}: a global"
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in ("environ", "getenv"), f"line {node.lineno}: the environment"

@@ -1,0 +1,189 @@
+import random
+
+import pytest
+from fakes import add_step, grow, new_tree
+
+from beamwright.tree import NodeState, StopReason
+
+
+@pytest.fixture
+def tree():
+    return new_tree()
+
+
+def test_children_continue_the_path_of_their_parent(tree):
+    first, second = tree.expand(tree.root, 2)
+    assert [node.lineage for node in (first, second)] == [(0, 0), (0, 1)]
+    assert first.start == tree.root.end == 3
+    add_step(tree, first, "one ", tokens=(5, 6))
+    tree.keep(first)
+    (grandchild,) = tree.expand(first, 1)
+    add_step(tree, grandchild, "two", tokens=(7,))
+    assert grandchild.path() == [tree.root, first, grandchild]
+    assert grandchild.path_token_ids() == [10, 11, 12, 5, 6, 7]
+    assert (grandchild.start, grandchild.end, grandchild.num_path_tokens) == (5, 6, 3)
+    assert (grandchild.depth, grandchild.root, grandchild.problem_id) == (2, tree.root, 0)
+    assert (grandchild.text, grandchild.step_text) == ("one two", "two")
+
+
+def test_ordinals_go_on_when_a_node_is_expanded_again(tree):
+    tree.expand(tree.root, 2)
+    assert [node.lineage[-1] for node in tree.expand(tree.root, 3)] == [2, 3, 4]
+
+
+def test_only_a_kept_node_can_be_extended(tree):
+    (node,) = tree.expand(tree.root, 1)
+    with pytest.raises(ValueError, match="cannot be extended"):
+        tree.expand(node, 1)
+    add_step(tree, node, "a")
+    with pytest.raises(ValueError, match="cannot be extended"):
+        tree.expand(node, 1)
+    tree.keep(node)
+    assert len(tree.expand(node, 2)) == 2
+
+
+def test_a_step_is_written_once(tree):
+    (node,) = tree.expand(tree.root, 1)
+    add_step(tree, node, "a")
+    with pytest.raises(ValueError, match="is not open"):
+        add_step(tree, node, "b")
+
+
+@pytest.mark.parametrize("verb", ["keep", "prune", "finish"])
+def test_only_a_candidate_is_judged_and_only_once(tree, verb):
+    (node,) = tree.expand(tree.root, 1)
+    with pytest.raises(ValueError, match="is not a candidate"):
+        getattr(tree, verb)(node)
+    add_step(tree, node, "a")
+    getattr(tree, verb)(node)
+    for other in ("keep", "prune", "finish"):
+        with pytest.raises(ValueError, match="is not a candidate"):
+            getattr(tree, other)(node)
+
+
+def test_nodes_are_listed_by_state_in_lineage_order(tree):
+    nodes = grow(tree, tree.root, list("abcdefghijkl"))
+    for node in nodes[:2]:
+        tree.keep(node)
+    tree.finish(nodes[11])
+    tree.finish(nodes[2])
+    tree.prune(nodes[3])
+    late = tree.expand(nodes[1], 1) + tree.expand(nodes[0], 2)
+    assert tree.finished() == [nodes[2], nodes[11]]
+    assert tree.candidates() == nodes[4:11]
+    # Depth-first: the children of the first survivor come before those of the second.
+    assert tree.open_nodes() == [late[1], late[2], late[0]]
+    assert [node.lineage for node in tree.nodes()] == sorted(n.lineage for n in tree.nodes())
+
+
+@pytest.mark.parametrize(
+    ("stop", "ends"),
+    [
+        (StopReason.DELIMITER, False),
+        (StopReason.STEP_LENGTH, False),
+        (StopReason.STEP_LIMIT, False),
+        (StopReason.EOS, True),
+        (StopReason.PATH_LIMIT, True),
+        (StopReason.CONTEXT_LIMIT, True),
+    ],
+)
+def test_which_stops_end_the_whole_path(tree, stop, ends):
+    (node,) = tree.expand(tree.root, 1)
+    assert not node.ended
+    add_step(tree, node, "a", stop=stop)
+    assert node.ended is ends
+
+
+# --- whose KV is dead ------------------------------------------------------------------------
+
+
+def test_a_fresh_tree_holds_its_root(tree):
+    assert tree.release_dead() == []
+    assert tree.held == {tree.root}
+
+
+def test_pruning_frees_a_branch_and_spares_what_others_share(tree):
+    left, right = grow(tree, tree.root, ["l", "r"])
+    tree.keep(left)
+    tree.keep(right)
+    leaves = grow(tree, left, ["a", "b"]) + grow(tree, right, ["c"])
+    for node in leaves[:2]:
+        tree.prune(node)
+    assert tree.release_dead() == [leaves[1], leaves[0], left]
+    assert tree.held == {tree.root, right, leaves[2]}
+    assert tree.release_dead() == []
+
+
+def test_a_finished_path_needs_no_kv(tree):
+    one, two = grow(tree, tree.root, ["a", "b"])
+    tree.finish(one)
+    assert tree.release_dead() == [one]
+    tree.finish(two)
+    assert tree.release_dead() == [two, tree.root]
+
+
+def test_a_kept_leaf_may_still_be_extended(tree):
+    (node,) = grow(tree, tree.root, ["a"])
+    tree.keep(node)
+    assert tree.release_dead() == []
+    assert tree.expand(node, 1)
+
+
+def test_when_the_search_is_done_everything_is_released(tree):
+    (node,) = grow(tree, tree.root, ["a"])
+    tree.keep(node)
+    (child,) = tree.expand(node, 1)
+    tree.done = True
+    assert tree.release_dead() == [child, node, tree.root]
+    assert tree.release_dead() == []
+    assert not tree.held
+
+
+def needed_by_definition(tree):
+    """Nodes with an open, waiting or extendable node at or below them, by full search."""
+    live = (NodeState.OPEN, NodeState.CANDIDATE)
+
+    def is_needed(node):
+        own = node.state in live or (node.state is NodeState.KEPT and not node.children)
+        return own or any(is_needed(child) for child in node.children)
+
+    return {node for node in tree.nodes() if is_needed(node)}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_walk_releases_every_node_exactly_once(seed):
+    rng = random.Random(seed)
+    tree = new_tree()
+    released = []
+    tree.expand(tree.root, rng.randint(1, 5))
+    for _ in range(60):
+        every = list(tree.nodes())
+        for node in [n for n in every if n.state is NodeState.OPEN and rng.random() < 0.6]:
+            add_step(tree, node, rng.choice("abc"))
+        waiting = [n for n in tree.nodes() if n.state is NodeState.CANDIDATE]
+        for node in waiting:
+            getattr(tree, rng.choice(["keep", "keep", "prune", "prune", "finish"]))(node)
+            if node.state is NodeState.KEPT and rng.random() < 0.8:
+                tree.expand(node, rng.randint(1, 3))
+        before = set(tree.held)
+        dead = tree.release_dead()
+        assert set(dead) == before - needed_by_definition(tree)
+        assert tree.held == needed_by_definition(tree)
+        released += dead
+        open_before = [node for node in tree.nodes() if node.state is NodeState.OPEN]
+        assert tree.open_nodes() == open_before
+        if len(every) > 150:
+            break
+    tree.done = True
+    released += tree.release_dead()
+    assert len(released) == len(set(released))
+    assert set(released) == set(tree.nodes())
+
+
+def test_leaves_are_released_before_their_ancestors(tree):
+    (node,) = grow(tree, tree.root, ["a"])
+    tree.keep(node)
+    tree.expand(node, 3)
+    tree.done = True
+    order = tree.release_dead()
+    assert all(order.index(n) < order.index(n.parent) for n in order if n.parent)
