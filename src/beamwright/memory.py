@@ -21,10 +21,12 @@ class ModelBytes:
 
     @property
     def weights(self) -> int:
+        """Bytes of all weights."""
         return self.shape.num_parameters * self.element_bytes
 
     @property
     def kv_per_token(self) -> int:
+        """KV bytes of one token."""
         return self.shape.kv_bytes_per_token(self.element_bytes)
 
     def activations(self, num_rows: int) -> int:
@@ -44,6 +46,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
+        """Both budgets together."""
         return self.generator_kv_bytes + self.verifier_kv_bytes
 
 

@@ -36,12 +36,13 @@ class Packing:
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, head_dim] to [rows, kv_heads, padded * group, head_dim]."""
         padded = self.pad(query).unflatten(2, (self.num_kv_heads, -1))
-        return padded.permute(0, 2, 1, 3, 4).flatten(2, 3)
+        queries: torch.Tensor = padded.permute(0, 2, 1, 3, 4).flatten(2, 3)
+        return queries
 
     def unpack(self, context: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """[rows, padded * group, kv_heads, head_dim] to [tokens, heads, head_dim]."""
         by_token = context.unflatten(1, (self.num_padded, -1)).transpose(2, 3).flatten(0, 1)
-        picked = by_token.index_select(0, self.padded_of_packed).flatten(1, 2)
+        picked: torch.Tensor = by_token.index_select(0, self.padded_of_packed).flatten(1, 2)
         if picked.shape[0] == like.shape[0]:
             return picked
         out = torch.zeros_like(like)

@@ -1,4 +1,4 @@
-"""The oracle: every row gathers its whole path and does one plain softmax. Slow, obviously right."""
+"""The oracle: every row gathers its whole path and does one plain softmax. Slow and plain."""
 
 from __future__ import annotations
 

@@ -200,7 +200,9 @@ class TreeDecode:
         self._runner.reindex()
         merge = self._merge[rows]
         own = (merge >= num_slots) & (merge < num_slots + num_old)
-        merge = torch.where(own, num_slots + place[(merge - num_slots).clamp(0, num_old - 1)], merge)
+        merge = torch.where(
+            own, num_slots + place[(merge - num_slots).clamp(0, num_old - 1)], merge
+        )
         merge[merge == num_slots + num_old] = num_slots + len(rows)
         self._merge = merge
 

@@ -15,6 +15,7 @@ class DeviceBudget:
 
     @property
     def free_bytes(self) -> int:
+        """Bytes that can still be charged."""
         return self.total_bytes - self.used_bytes
 
     def charge(self, num_bytes: int, what: str) -> None:

@@ -26,10 +26,12 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
+        """K and V of one token over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
     def bytes_per_block(self) -> int:
+        """K and V of one block."""
         return self.bytes_per_token * self.block_tokens
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -62,6 +64,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
+        """Blocks on the free stack."""
         return len(self._free)
 
     def allocate(self, num_blocks: int) -> list[int]:

@@ -110,6 +110,7 @@ class SegmentStore:
 
     @property
     def num_segments(self) -> int:
+        """Segments that are not freed."""
         return len(self._segments)
 
     def check(self) -> None:

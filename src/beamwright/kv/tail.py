@@ -41,10 +41,12 @@ class TailBuffer:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the present batch."""
         return self.storage.shape[1]
 
     @property
     def full(self) -> bool:
+        """True if the next token has no place."""
         return self.length == self.capacity
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:

@@ -100,10 +100,12 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
+        """Of the weights, and of all computation."""
         return self.weights.embedding.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return self.weights.embedding.device
 
     def hidden(

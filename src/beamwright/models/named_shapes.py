@@ -96,7 +96,9 @@ def shape_from_text(text: str) -> ModelShape:
     for pair in rest.split(","):
         key, _, value = pair.partition("=")
         if key not in (*_INLINE_KEYS, "head_dim"):
-            raise InputError(f"random:{text}: unknown key {key!r}; known: {', '.join(_INLINE_KEYS)}")
+            raise InputError(
+                f"random:{text}: unknown key {key!r}; known: {', '.join(_INLINE_KEYS)}"
+            )
         if not value.isdigit() or int(value) < 1:
             raise InputError(f"random:{text}: {key} must be a positive whole number")
         values[key] = int(value)

@@ -7,7 +7,7 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
-from beamwright.kv import PathPart
+from beamwright.kv import Path, PathPart
 from beamwright.models.load import LoadedModel, load_model
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 
@@ -58,9 +58,7 @@ def _tree_model(loaded: LoadedModel, attention: str, chunk: int) -> TreeModel:
 
 
 @torch.inference_mode()
-def _prefill(
-    loaded: LoadedModel, attention: str, token_ids: list[int], chunk: int
-) -> torch.Tensor:
+def _prefill(loaded: LoadedModel, attention: str, token_ids: list[int], chunk: int) -> torch.Tensor:
     model = _tree_model(loaded, attention, chunk)
     hidden = model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
     return model.decoder.logits(hidden)
@@ -72,7 +70,7 @@ def _decode(loaded: LoadedModel, attention: str, token_ids: list[int]) -> torch.
     model = _tree_model(loaded, attention, len(token_ids))
     root = model.store.create()
     hidden = [model.prefill([PrefillRequest((), root, token_ids[:1], 0)])[0]]
-    path = (PathPart(root, 1),)
+    path: Path = (PathPart(root, 1),)
     position, step = 1, 5
     while position < len(token_ids):
         segment = model.store.create()
@@ -80,9 +78,7 @@ def _decode(loaded: LoadedModel, attention: str, token_ids: list[int]) -> torch.
         tokens = token_ids[position : position + step]
         for offset, token in enumerate(tokens):
             rows = (session.num_rows,)
-            states = session.forward(
-                torch.full(rows, token), torch.full(rows, position + offset)
-            )
+            states = session.forward(torch.full(rows, token), torch.full(rows, position + offset))
             hidden.append(states[:1])
         session.seal([0])
         session.close()

@@ -48,6 +48,7 @@ class TextCodec:
 
     @property
     def vocab_size(self) -> int:
+        """Tokens, added ones included."""
         return len(self.tokenizer)
 
     def render(self, problem: str, system_prompt: str | None = None) -> list[int]:

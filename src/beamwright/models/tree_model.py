@@ -73,7 +73,9 @@ class TreeModel:
         longest = max((len(request.token_ids) for request in requests), default=0)
         while offset < longest:
             for batch in self._batches(requests, offset):
-                chunks = [requests[i].token_ids[offset : offset + self._chunk_tokens] for i in batch]
+                chunks = [
+                    requests[i].token_ids[offset : offset + self._chunk_tokens] for i in batch
+                ]
                 hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
                 for i, states in zip(batch, hidden, strict=True):
                     found[i].append(states)
@@ -154,6 +156,7 @@ class DecodeSession:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the present batch, padding included."""
         return len(self._paths)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -111,7 +111,9 @@ class _Reader:
         return Norm(shape.norm, size, shape.norm_eps, self.need(f"{name}.weight", size), bias)
 
 
-def load_weights(folder: Path, shape: ModelShape, dtype: torch.dtype, device: str) -> DecoderWeights:
+def load_weights(
+    folder: Path, shape: ModelShape, dtype: torch.dtype, device: str
+) -> DecoderWeights:
     """Read a checkpoint folder.
 
     Raises:
@@ -129,6 +131,7 @@ def load_weights(folder: Path, shape: ModelShape, dtype: torch.dtype, device: st
 def random_weights(shape: ModelShape, dtype: torch.dtype, device: str, seed: int) -> DecoderWeights:
     """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter."""
     generator = torch.Generator().manual_seed(seed)
+
     class _Random(_Reader):
         def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
             if name.endswith("norm.weight"):

@@ -92,7 +92,7 @@ class StepDecoder:
             stops = StopDetector(
                 self._step, self._eos, self._table, limits, session.num_rows, device
             )
-            hidden = torch.cat([self._state(row.node.parent).hidden for row in batch.rows])
+            hidden = torch.cat([self._hidden(row.node.parent) for row in batch.rows])
             while True:
                 tokens, logprobs = self._sampler.sample(
                     model.decoder.logits(hidden), batch.keys, batch.positions
@@ -136,9 +136,7 @@ class StepDecoder:
             path = self._path(node.parent)
             segment = self._state(node).segment
             own = (PathPart(segment, segment.length),) if segment.length else ()
-            requests.append(
-                PrefillRequest((*path, *own), segment, tokens, node.end - len(tokens))
-            )
+            requests.append(PrefillRequest((*path, *own), segment, tokens, node.end - len(tokens)))
         for node, hidden in zip(owing, self.model.prefill(requests), strict=True):
             # A copy: the last row must not keep a whole prompt's states alive.
             self._state(node).hidden = hidden[-1:].clone()
@@ -152,6 +150,12 @@ class StepDecoder:
             raise AssertionError("a root has no parent state")
         state: GeneratorState = node.handles[OWNER]
         return state
+
+    def _hidden(self, node: Node | None) -> torch.Tensor:
+        hidden = self._state(node).hidden
+        if hidden is None:
+            raise AssertionError(f"{node!r} is not complete")
+        return hidden
 
     def _path(self, node: Node | None) -> Path:
         if node is None:
@@ -183,9 +187,7 @@ class StepDecoder:
 class _Batch:
     """The rows of the present batch; padding repeats the first row and is never active."""
 
-    def __init__(
-        self, rows: list[_Row], num_rows: int, seed: int, device: torch.device
-    ) -> None:
+    def __init__(self, rows: list[_Row], num_rows: int, seed: int, device: torch.device) -> None:
         padding = num_rows - len(rows)
         self.rows = [*rows, *([rows[0]] * padding)]
         self.active = [True] * len(rows) + [False] * padding

@@ -22,6 +22,7 @@ class StopReason(StrEnum):
 
     @property
     def ends_path(self) -> bool:
+        """True if the path cannot go on after such a step."""
         return self in (StopReason.EOS, StopReason.PATH_LIMIT, StopReason.CONTEXT_LIMIT)
 
 
@@ -76,14 +77,17 @@ class Node:
 
     @property
     def depth(self) -> int:
+        """Steps from the root."""
         return len(self.lineage) - 1
 
     @property
     def problem_id(self) -> str | int:
+        """The lineage's first part."""
         return self.lineage[0]
 
     @property
     def root(self) -> Node:
+        """The node that owns the prompt."""
         return self if self.parent is None else self.path()[0]
 
     @property

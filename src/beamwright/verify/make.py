@@ -36,6 +36,8 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
     likelihood = name.startswith(_LIKELIHOOD)
     model = load_model(name.removeprefix(_LIKELIHOOD), settings, role="verifier")
     if model.folder is None or model.codec is None:
-        raise InputError(f"--verifier {name}: a verifier needs a tokenizer; random shapes have none")
+        raise InputError(
+            f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
+        )
     spec = LIKELIHOOD_SPEC if likelihood else load_spec(model.folder)
     return VerifierSource(spec, model, None)
