@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -194,7 +195,9 @@ def _candidate(node: Node) -> Candidate:
 
 
 def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
-    usage: Mapping[str, int] = sum((n.usage for n in tree.nodes()), tree.root.usage.__class__())
+    usage: Counter[str] = Counter()
+    for node in tree.nodes():
+        usage.update(node.usage)
     return TokenCounts(
         generated=sum(len(node.token_ids) for node in decoded),
         kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),

@@ -12,7 +12,7 @@ from typing import Any
 
 from beamwright.attention import make_attention
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, InputError, ProblemTooLongError
+from beamwright.errors import BeamwrightError, CapacityError, InputError, ProblemTooLongError
 from beamwright.memory import ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.protocols import RoundCallback, SchedulePolicy, Verifier
@@ -101,24 +101,30 @@ class Solver:
     ) -> list[Solution | BeamwrightError]:
         """Solve several (id, problem) pairs with their trees in flight together.
 
-        A problem's own input error stands in its place; the others are solved.
-
-        Raises:
-            CapacityError: if KV runs out.
+        A problem's own error stands in its place, and the others are solved: bad input as
+        InputError, KV that does not hold even this one search as CapacityError. If the trees do
+        not fit together they are solved one at a time.
         """
-        found: list[Solution | BeamwrightError] = []
-        trees: list[SearchTree] = []
-        places: list[int] = []
-        for problem_id, problem in problems:
+        found: dict[int, Solution | BeamwrightError] = {}
+        prompts: dict[int, tuple[int, ...]] = {}
+        for place, (_, problem) in enumerate(problems):
             try:
-                trees.append(SearchTree(problem_id, self._prompt(problem), problem))
-                places.append(len(found))
-                found.append(InputError("not solved"))
+                prompts[place] = self._prompt(problem)
             except InputError as error:
-                found.append(error)
-        for place, solution in zip(places, self._run(trees, on_round), strict=True):
-            found[place] = solution
-        return found
+                found[place] = error
+
+        def attempt(places: Sequence[int]) -> None:
+            trees = [SearchTree(problems[p][0], prompts[p], problems[p][1]) for p in places]
+            try:
+                found.update(zip(places, self._run(trees, on_round), strict=True))
+            except CapacityError as error:
+                found.update(dict.fromkeys(places, error))
+                if len(places) > 1:
+                    for place in places:
+                        attempt([place])
+
+        attempt(list(prompts))
+        return [found[place] for place in range(len(problems))]
 
     def synthetic(
         self, num_prompt_tokens: int, *, on_round: RoundCallback | None = None
