@@ -31,8 +31,8 @@ def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, in
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int32."""
-    return (x >> bits) & ((1 << (32 - bits)) - 1)
+    """Logical right shift of int32 (the tensor type has only the arithmetic one)."""
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
@@ -42,19 +42,28 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ _shift(x, 16)
 
 
+def spread_tokens(token_ids: torch.Tensor) -> torch.Tensor:
+    """Token ids [tokens] as well-mixed int32, once per vocabulary."""
+    return _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
+
+
 def gumbel_noise(
-    keys: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor
+    keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor
 ) -> torch.Tensor:
     """Standard Gumbel noise [rows, tokens] in float32.
 
-    keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; token_ids: [tokens].
+    keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; spread: `spread_tokens`.
     """
     first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
-    second = keys[:, 1] + first
-    spread = _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
-    hashed = _mix(_mix(spread ^ first.unsqueeze(1)) ^ second.unsqueeze(1))
-    uniform = (_shift(hashed, 32 - _NOISE_BITS).float() + 0.5) * 2.0**-_NOISE_BITS
-    return -torch.log(-torch.log(uniform))
+    second = _mix(keys[:, 1] + first)
+    # Two multiply rounds with a key before each. Rows and tokens come in mixed already, and only
+    # the high bits are used, so a third xor-shift would change nothing that can be seen. In place:
+    # this is [rows, vocabulary], and runs once per token.
+    x = spread ^ first.unsqueeze(1)
+    x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second.unsqueeze(1))
+    x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
+    uniform = _shift(x, 32 - _NOISE_BITS).float().add_(0.5).mul_(2.0**-_NOISE_BITS)
+    return uniform.log_().neg_().log_().neg_()
 
 
 class Sampler:
@@ -65,7 +74,8 @@ class Sampler:
 
     def __init__(self, settings: SamplingSettings, num_tokens: int, device: torch.device) -> None:
         self._settings = settings
-        self._token_ids = torch.arange(num_tokens, device=device)
+        self._num_tokens = num_tokens
+        self._spread = spread_tokens(torch.arange(num_tokens, device=device))
 
     def sample(
         self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor
@@ -74,12 +84,12 @@ class Sampler:
 
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         """
-        logits = logits[:, : len(self._token_ids)].float()
+        logits = logits[:, : self._num_tokens].float()
         if self._settings.temperature == 0:
             chosen = logits.argmax(-1)
         else:
             allowed = self._filter(logits / self._settings.temperature)
-            chosen = (allowed + gumbel_noise(keys, positions, self._token_ids)).argmax(-1)
+            chosen = gumbel_noise(keys, positions, self._spread).add_(allowed).argmax(-1)
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
 
