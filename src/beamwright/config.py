@@ -109,7 +109,6 @@ class MemorySettings(Section):
 
     memory: Size = None
     kv_memory: Size = None
-    host_memory: Size = None
 
 
 class ScheduleSettings(Section):

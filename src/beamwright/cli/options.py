@@ -58,7 +58,6 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "seed": (None, "Seed of every random draw."),
     "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
     "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
-    "host_memory": ("SIZE", "KV cache on the host."),
     "schedule": (None, "How beams are arranged on the device."),
     "max_batch": ("BEAMS", "Most beams decoded together."),
 }

@@ -55,7 +55,7 @@ class TextCodec:
         """Token ids of the prompt: the chat template, or the plain text where there is none."""
         if self.tokenizer.chat_template is None:
             text = problem if system_prompt is None else f"{system_prompt}\n\n{problem}"
-            ids: list[int] = self.tokenizer(text + "\n\n")["input_ids"]
+            ids: list[int] = self.tokenizer(text + "\n\n", verbose=False)["input_ids"]
             return ids
         messages = [{"role": "user", "content": problem}]
         if system_prompt is not None:
@@ -70,14 +70,16 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
         """Token ids and character spans of each text (which holds its special tokens)."""
-        coded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+        coded = self.tokenizer(
+            list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         return coded["input_ids"], coded["offset_mapping"]
 
     def decode(self, token_ids: Sequence[int]) -> str:

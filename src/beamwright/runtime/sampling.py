@@ -47,9 +47,7 @@ def spread_tokens(token_ids: torch.Tensor) -> torch.Tensor:
     return _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
 
 
-def gumbel_noise(
-    keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor
-) -> torch.Tensor:
+def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise [rows, tokens] in float32.
 
     keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; spread: `spread_tokens`.
