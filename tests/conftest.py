@@ -1,5 +1,8 @@
 """Fixtures that several rooms share: one thread, tiny random checkpoints."""
 
+from functools import partial
+
+import engines
 import fakes
 import pytest
 import torch
@@ -13,7 +16,7 @@ def generator_folder(tmp_path_factory):
     """A random Llama with an ASCII tokenizer; several ids end a path, so that paths do end."""
     folder = tmp_path_factory.mktemp("generator")
     fakes.write_tokenizer(folder)
-    config = LlamaConfig(**fakes.SMALL, num_key_value_heads=2, eos_token_id=[2, 30, 31])
+    config = LlamaConfig(**{**fakes.SMALL, "eos_token_id": [2, 30, 31]}, num_key_value_heads=2)
     fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
     return folder
 
@@ -27,3 +30,9 @@ def verifier_folder(tmp_path_factory):
     fakes.write_checkpoint(folder, config, seed=4, noise=0.1)
     fakes.write_logit_pair_spec(folder)
     return folder
+
+
+@pytest.fixture
+def make_solver(generator_folder):
+    """See `engines.tiny_solver`."""
+    return partial(engines.tiny_solver, generator_folder)

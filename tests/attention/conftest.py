@@ -1,0 +1,120 @@
+"""Random trees of KV, and views over them that are driven like the decoder drives them."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from beamwright.attention import make_attention
+from beamwright.kv import (
+    BlockPool,
+    DeviceBudget,
+    KVLayout,
+    PathPart,
+    SegmentStore,
+    TailBuffer,
+    truncate_path,
+)
+
+
+@dataclass
+class Forest:
+    """A store, and paths through it: deep, shallow, shared, cut inside a segment, repeated."""
+
+    store: SegmentStore
+    paths: list
+    num_heads: int
+
+    @property
+    def layout(self):
+        return self.store.pool.layout
+
+    def draw(self, seed, *size):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(self.layout.dtype)
+
+    def decode(self, backend, rows, num_tokens, seed=0, keep=None):
+        """Contexts [token][layer] of `rows` (in this order); keep: {token: positions kept}."""
+        layout = self.layout
+        paths = [self.paths[row] for row in rows]
+        tail = TailBuffer(layout, len(rows), self.store.pool.budget)
+        view = make_attention(backend).decode_view(self.store, paths, tail)
+        alive, found = list(rows), []
+        for token in range(num_tokens):
+            if keep and token in keep:
+                alive = [alive[i] for i in keep[token]]
+                index = torch.tensor(keep[token])
+                tail.keep_rows(index)
+                view.keep_rows(index)
+            layers = []
+            for layer in range(layout.num_layers):
+                query, key_value = self._token(seed, token, layer)
+                layers.append(view.attend(layer, query[alive], key_value[alive]).clone())
+            tail.length += 1
+            found.append(layers)
+        view.close()
+        tail.close()
+        return found
+
+    def _token(self, seed, token, layer):
+        """What every path of the forest asks and stores for one token."""
+        layout, place = self.layout, 1000 * (1000 * seed + token) + layer
+        query = self.draw(place, len(self.paths), self.num_heads, layout.head_dim)
+        sizes = (len(self.paths), 2, layout.num_kv_heads, layout.head_dim)
+        return query, self.draw(place + 500, *sizes)
+
+    def prefill(self, backend, rows, lengths, num_padding=0):
+        """Contexts [layer][row] of `lengths[i]` new tokens behind each row's path."""
+        layout = self.layout
+        paths = [self.paths[row] for row in rows]
+        view = make_attention(backend).prefill_view(self.store, paths, lengths)
+        found = []
+        for layer in range(layout.num_layers):
+            queries, key_values = [], []
+            for row, length in zip(rows, lengths, strict=True):
+                place = 10_000 * row + layer
+                queries.append(self.draw(place, 64, self.num_heads, layout.head_dim)[:length])
+                sizes = (64, 2, layout.num_kv_heads, layout.head_dim)
+                key_values.append(self.draw(place + 500, *sizes)[:length])
+            if num_padding:
+                queries.append(queries[0][:1].expand(num_padding, -1, -1))
+                key_values.append(key_values[0][:1].expand(num_padding, -1, -1, -1))
+            context = view.attend(layer, torch.cat(queries), torch.cat(key_values))
+            assert context.shape[0] == sum(lengths) + num_padding
+            found.append(context[: sum(lengths)].split(lengths))
+        view.close()
+        return found
+
+
+@pytest.fixture
+def make_forest():
+    def make(depth, *, dtype=torch.float64, kv_heads=2, group=2, head_dim=16, rows=11, seed=0):
+        rng = random.Random(seed)
+        layout = KVLayout(2, kv_heads, head_dim, dtype)
+        store = SegmentStore(BlockPool(layout, DeviceBudget(32768 * layout.bytes_per_token)))
+        forest = Forest(store, [], kv_heads * group)
+        level, seen = [()], []
+        for at in range(depth):
+            children = []
+            for path in level[:4]:
+                for _ in range(rng.choice([1, 1, 2, 3])):
+                    length = rng.choice([1, 2, 15, 16, 17, rng.randint(1, 50)])
+                    segment = store.create()
+                    sizes = (length, 2, 2, kv_heads, head_dim)
+                    store.append([segment], [forest.draw(seed * 97 + at * 31 + len(seen), *sizes)])
+                    children.append((*path, PathPart(segment, length)))
+            rng.shuffle(children)
+            level = children
+            seen += children
+        paths = [level[0], level[-1], level[0]]
+        while len(paths) < rows:
+            path = rng.choice(seen)
+            if rng.random() < 0.25:
+                path = truncate_path(path, rng.randint(1, sum(p.visible for p in path)))
+            paths.append(path)
+        rng.shuffle(paths)
+        forest.paths = paths
+        return forest
+
+    return make

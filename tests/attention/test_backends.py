@@ -1,0 +1,186 @@
+import pytest
+import torch
+
+from beamwright.attention import BACKENDS, make_attention
+from beamwright.errors import CapacityError, InputError
+from beamwright.kv import TailBuffer
+
+FAST = ["dense", "tree"]
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def largest_difference(left, right):
+    return max(
+        float((a - b).abs().max()) for x, y in zip(left, right, strict=True) for a, b in zip(x, y)
+    )
+
+
+def plain_softmax(forest, rows, num_tokens, seed=0):
+    """Decoding from the definition, one row, head and token at a time; shares no code."""
+    store, group = forest.store, forest.num_heads // forest.layout.num_kv_heads
+    found = []
+    own = [[] for _ in range(forest.layout.num_layers)]
+    for token in range(num_tokens):
+        layers = []
+        for layer in range(forest.layout.num_layers):
+            query, key_value = forest._token(seed, token, layer)
+            own[layer].append(key_value)
+            out = torch.empty_like(query[rows])
+            for i, row in enumerate(rows):
+                parts = [store.gather(p.segment, p.visible)[layer] for p in forest.paths[row]]
+                stored = torch.cat(parts, dim=1)
+                mine = torch.stack([kv[row] for kv in own[layer]], dim=1)
+                keys, values = torch.cat([stored, mine], dim=1)
+                for head in range(forest.num_heads):
+                    scores = keys[:, head // group] @ query[row, head]
+                    weights = (scores / forest.layout.head_dim**0.5).softmax(0)
+                    out[i, head] = weights @ values[:, head // group]
+            layers.append(out)
+        found.append(layers)
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("group", [1, 4])
+def test_every_backend_is_softmax_attention(make_forest, backend, group):
+    forest = make_forest(3, group=group, rows=5)
+    rows = list(range(5))
+    found = forest.decode(backend, rows, 3)
+    assert largest_difference(found, plain_softmax(forest, rows, 3)) < 1e-10
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", CLOSE, ids=["float64", "float32"])
+@pytest.mark.parametrize("depth", range(1, 13))
+def test_decoding_on_random_trees_equals_the_reference(make_forest, backend, dtype, depth):
+    forest = make_forest(depth, dtype=dtype, seed=depth)
+    rows = list(range(11))
+    found = forest.decode(backend, rows, 4)
+    assert largest_difference(found, forest.decode("reference", rows, 4)) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("dtype", CLOSE, ids=["float64", "float32"])
+@pytest.mark.parametrize("depth", range(1, 13))
+def test_prefill_on_random_trees_equals_the_reference(make_forest, backend, dtype, depth):
+    forest = make_forest(depth, dtype=dtype, seed=depth)
+    rows, lengths = list(range(7)), [1, 5, 16, 17, 33, 2, 8]
+    found = forest.prefill(backend, rows, lengths, num_padding=depth % 8)
+    assert largest_difference(found, forest.prefill("reference", rows, lengths)) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("head_dim", [8, 12, 24, 40, 64, 80])
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 4), (3, 1), (3, 2), (2, 4)])
+def test_grouped_heads_of_any_size(make_forest, backend, head_dim, kv_heads, group):
+    forest = make_forest(3, kv_heads=kv_heads, group=group, head_dim=head_dim, rows=6)
+    rows = list(range(6))
+    found = forest.decode(backend, rows, 2)
+    assert largest_difference(found, forest.decode("reference", rows, 2)) < 1e-10
+    lengths = [1, 9, 3, 16, 2, 20]
+    found = forest.prefill(backend, rows, lengths)
+    assert largest_difference(found, forest.prefill("reference", rows, lengths)) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_prefill_equals_decoding_the_same_tokens(make_forest, backend):
+    """The new tokens see each other causally: their last context is that of a decode."""
+    forest = make_forest(2, rows=4)
+    rows = list(range(4))
+    tokens = [[forest._token(0, t, layer) for t in range(6)] for layer in range(2)]
+    view = make_attention(backend).prefill_view(forest.store, forest.paths, [6] * 4)
+    decoded = forest.decode(backend, rows, 6)
+    for layer in range(2):
+        query = torch.stack([q for q, _ in tokens[layer]], dim=1).flatten(0, 1)
+        key_value = torch.stack([kv for _, kv in tokens[layer]], dim=1).flatten(0, 1)
+        context = view.attend(layer, query, key_value).view(4, 6, *query.shape[1:])
+        for token in range(6):
+            assert (context[:, token] - decoded[token][layer]).abs().max() < 1e-10
+    view.close()
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize(
+    "keep",
+    [
+        {2: [0, 1, 2]},
+        {1: [6, 2, 0, 9], 3: [1, 0]},
+        {0: [10, 9, 8, 7, 6, 5, 4, 3], 2: [7, 0, 3], 4: [2]},
+    ],
+)
+def test_compacted_batches_go_on_with_the_right_rows(make_forest, backend, keep):
+    forest = make_forest(5, seed=3)
+    rows = list(range(11))
+    found = forest.decode(backend, rows, 6, keep=keep)
+    assert largest_difference(found, forest.decode("reference", rows, 6, keep=keep)) < 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compaction_does_not_change_a_bit_of_the_rows_that_stay(make_forest, backend):
+    forest = make_forest(4, dtype=torch.float32, rows=24, seed=1)
+    rows = list(range(24))
+    kept = [3, 5, 8, 11, 12, 20, 21, 23]
+    whole = forest.decode(backend, rows, 5)
+    compacted = forest.decode(backend, rows, 5, keep={2: kept})
+    for token in (2, 3, 4):
+        for a, b in zip(whole[token], compacted[token], strict=True):
+            assert torch.equal(a[kept], b)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rows_bits_do_not_depend_on_order_or_split_when_decoding(make_forest, backend, seed):
+    forest = make_forest(6, dtype=torch.float32, rows=24, seed=seed)
+    whole = forest.decode(backend, list(range(24)), 4)
+    backwards = list(range(24))[::-1]
+    for split in ([backwards], [[r] for r in range(24)], [list(range(3, 24)), [2, 0, 1]]):
+        for batch in split:
+            # The decoder never runs fewer than 8 rows; padding repeats the first.
+            padded = [*batch, *batch[:1] * (-len(batch) % 8)]
+            part = forest.decode(backend, padded, 4)
+            for token in range(4):
+                for a, b in zip(whole[token], part[token], strict=True):
+                    assert torch.equal(a[batch], b[: len(batch)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rows_bits_do_not_depend_on_order_or_split_when_prefilling(make_forest, backend):
+    forest = make_forest(5, dtype=torch.float32, rows=12, seed=2)
+    lengths = [1, 40, 7, 16, 17, 3, 8, 25, 31, 2, 12, 5]
+    whole = forest.prefill(backend, list(range(12)), lengths)
+    for split in ([list(range(12))[::-1]], [[r] for r in range(12)], [[4, 1, 9], [0, 2, 3]]):
+        for batch in split:
+            part = forest.prefill(backend, batch, [lengths[row] for row in batch])
+            for layer in range(2):
+                for i, row in enumerate(batch):
+                    assert torch.equal(whole[layer][row], part[layer][i])
+
+
+def test_per_beam_copies_are_charged_and_given_back(make_forest):
+    forest = make_forest(3)
+    budget = forest.store.pool.budget
+    before = budget.used_bytes
+    tail = TailBuffer(forest.layout, 8, budget)
+    view = make_attention("dense").decode_view(forest.store, forest.paths[:8], tail)
+    copied = sum(part.visible for path in forest.paths[:8] for part in path)
+    assert budget.used_bytes - before >= copied * forest.layout.bytes_per_token
+    view.close()
+    tail.close()
+    assert budget.used_bytes == before
+
+
+def test_copies_that_do_not_fit_are_a_capacity_error(make_forest):
+    forest = make_forest(3)
+    budget = forest.store.pool.budget
+    budget.charge(budget.free_bytes - 1, "something else")
+    used = budget.used_bytes
+    with pytest.raises(CapacityError, match="copies of 11 paths"):
+        make_attention("dense").prefill_view(forest.store, forest.paths, [1] * 11)
+    assert budget.used_bytes == used
+
+
+def test_backends_are_chosen_by_name():
+    assert make_attention("auto").name == "tree"
+    assert [make_attention(name).name for name in BACKENDS] == list(BACKENDS)
+    with pytest.raises(InputError, match=r"--attention 'flash': choose one of reference"):
+        make_attention("flash")

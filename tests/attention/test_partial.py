@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from beamwright.attention.partial import attend_part, attend_part_oracle, merge_parts
+
+CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def draw(*size, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=["float64", "float32"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("items", "kv_heads", "rows", "tokens", "head_dim"),
+    [(1, 1, 1, 1, 8), (3, 2, 8, 16, 12), (2, 3, 5, 33, 40), (4, 1, 16, 600, 80)],
+)
+def test_attend_part_equals_its_oracle(dtype, masked, items, kv_heads, rows, tokens, head_dim):
+    query = draw(items, kv_heads, rows, head_dim, dtype=dtype)
+    key, value = (draw(items, kv_heads, tokens, head_dim, seed=s, dtype=dtype) for s in (1, 2))
+    mask = None
+    if masked:
+        mask = torch.zeros(items, 1, rows, tokens, dtype=dtype)
+        hidden = draw(items, 1, rows, tokens, seed=3) > 0
+        hidden[..., 0] = False
+        mask.masked_fill_(hidden, float("-inf"))
+    context, lse = attend_part(query, key, value, mask)
+    expected, expected_lse = attend_part_oracle(query, key, value, mask)
+    assert context.shape == (items, rows, kv_heads, head_dim)
+    assert (context - expected).abs().max() < CLOSE[dtype]
+    assert (lse - expected_lse).abs().max() < CLOSE[dtype]
+
+
+def test_the_oracle_is_softmax_attention():
+    query, key, value = draw(1, 1, 4, 8), draw(1, 1, 9, 8, seed=1), draw(1, 1, 9, 8, seed=2)
+    context, lse = attend_part_oracle(query, key, value, None)
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    assert (context.transpose(1, 2) - expected).abs().max() < 1e-12
+    scores = (query @ key.mT / 8**0.5).exp().sum(-1).log()
+    assert (lse.transpose(1, 2) - scores).abs().max() < 1e-12
+
+
+def test_half_precision_is_computed_wide():
+    query, key, value = (draw(1, 2, 8, 16, seed=s, dtype=torch.bfloat16) for s in range(3))
+    context, lse = attend_part(query, key, value, None)
+    wide, _ = attend_part_oracle(query.double(), key.double(), value.double(), None)
+    assert (context.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    assert (context.double() - wide).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("cuts", [[5], [1, 4], [2, 3, 11, 7]])
+def test_merged_parts_equal_the_whole(cuts):
+    tokens = sum(cuts)
+    query, key, value = (draw(3, 2, n, 8, seed=n) for n in (4, tokens, tokens))
+    value = draw(3, 2, tokens, 8, seed=99)
+    parts = [
+        attend_part(query, k.contiguous(), v.contiguous(), None)
+        for k, v in zip(key.split(cuts, dim=2), value.split(cuts, dim=2), strict=True)
+    ]
+    absent = (torch.full_like(parts[0][0], 1e6), torch.full_like(parts[0][1], float("-inf")))
+    expected, _ = attend_part_oracle(query, key, value, None)
+    for pieces in (parts, [*parts, absent, absent]):
+        context = torch.stack([c for c, _ in pieces], dim=1)
+        lse = torch.stack([s for _, s in pieces], dim=1)
+        assert (merge_parts(context, lse) - expected).abs().max() < 1e-12
+
+
+def test_an_absent_part_changes_no_bit():
+    context, lse = draw(2, 3, 4, 8, dtype=torch.float32), draw(2, 3, 4, dtype=torch.float32)
+    padded = torch.cat([context, context[:, :1]], dim=1)
+    minus = torch.full((2, 1, 4), float("-inf"))
+    assert torch.equal(
+        merge_parts(padded, torch.cat([lse, minus], dim=1)), merge_parts(context, lse)
+    )

@@ -1,0 +1,56 @@
+"""Small real engines, and what must hold of them after every round."""
+
+from beamwright import Solver
+
+PROBLEM = "Ann has 12 apples. She eats 3."
+
+
+def tiny_solver(folder, **changes):
+    """A solver over the tiny random model; its steps end in every possible way."""
+    options = {
+        "model": str(folder),
+        "verifier": "logprob",
+        "n": 16,
+        "width": 4,
+        "delimiter": "e",
+        "max_step_tokens": 12,
+        "max_tokens": 40,
+        "max_rounds": 8,
+        "temperature": 1.0,
+        "kv_memory": "64MiB",
+        **changes,
+    }
+    return Solver(**options)
+
+
+def check_conservation(solver, trees):
+    """Every block, segment and byte belongs to a node that may still need it."""
+    for model in solver._tree_models:
+        model.store.check()
+        blocks = model.store.pool.num_blocks - model.store.pool.num_free
+        assert model.budget.used_bytes == blocks * model.store.pool.layout.bytes_per_block
+    held = [node for tree in trees for node in tree.held]
+    handles = [node.handles for tree in trees for node in tree.nodes()]
+    assert solver.generator.store.num_segments == sum("generator" in h for h in handles)
+    assert all(node.handles == {} for tree in trees for node in set(tree.nodes()) - set(held))
+
+
+def assert_nothing_allocated(solver):
+    for model in solver._tree_models:
+        model.store.check()
+        assert model.store.num_segments == 0
+        assert model.budget.used_bytes == 0
+        assert model.store.pool.num_free == model.store.pool.num_blocks
+
+
+def grow(solver, problem=PROBLEM, **options):
+    """Solve, checking conservation after every round; returns the solution and the tree."""
+    seen = {}
+
+    def on_round(report):
+        seen["tree"] = report.tree
+        check_conservation(solver, [report.tree])
+
+    solution = solver.solve(problem, on_round=on_round, **options)
+    assert_nothing_allocated(solver)
+    return solution, seen["tree"]

@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from beamwright.errors import CapacityError
+from beamwright.kv import DeviceBudget, TailBuffer
+from beamwright.kv.tail import TAIL_TOKENS
+
+
+def filled(layout, num_rows, num_tokens, budget=None):
+    """A tail and what was written: [tokens, layers, rows, 2, kv_heads, head_dim]."""
+    tail = TailBuffer(layout, num_rows, budget or DeviceBudget(10**9))
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_tokens, layout.num_layers, num_rows, 2, layout.num_kv_heads, layout.head_dim)
+    written = torch.randn(shape, generator=generator)
+    for token in written:
+        for layer, key_value in enumerate(token):
+            tail.write(layer, key_value)
+        tail.length += 1
+    return tail, written
+
+
+def test_reading_includes_the_token_that_is_being_decoded(layout):
+    tail, written = filled(layout, 3, 5)
+    tail.length -= 1
+    keys, values = tail.read(1)
+    assert keys.shape == (3, layout.num_kv_heads, 5, layout.head_dim)
+    assert torch.equal(keys, written[:, 1, :, 0].permute(1, 2, 0, 3))
+    assert torch.equal(values, written[:, 1, :, 1].permute(1, 2, 0, 3))
+
+
+def test_a_row_is_taken_in_the_order_of_the_pool(layout):
+    tail, written = filled(layout, 3, 5)
+    assert torch.equal(tail.take(2, 4), written[:4, :, 2])
+
+
+def test_rows_are_dropped_and_reordered(layout):
+    tail, written = filled(layout, 4, 3)
+    tail.keep_rows(torch.tensor([3, 1]))
+    assert tail.num_rows == 2
+    assert torch.equal(tail.take(0, 3), written[:, :, 3])
+    assert torch.equal(tail.take(1, 3), written[:, :, 1])
+
+
+def test_it_is_full_at_its_capacity_and_can_be_cleared(layout):
+    tail, _ = filled(layout, 1, TAIL_TOKENS - 1)
+    assert not tail.full
+    tail.length += 1
+    assert tail.full
+    tail.clear()
+    assert tail.length == 0
+
+
+def test_its_bytes_are_charged_until_it_is_closed(layout):
+    num_bytes = 3 * TAIL_TOKENS * layout.bytes_per_token
+    budget = DeviceBudget(num_bytes)
+    tail, _ = filled(layout, 3, 1, budget)
+    assert budget.used_bytes == num_bytes == tail.storage.numel() * 4
+    tail.keep_rows(torch.tensor([0]))
+    tail.close()
+    tail.close()
+    assert budget.used_bytes == 0
+    with pytest.raises(CapacityError, match="tails of 4 beams"):
+        TailBuffer(layout, 4, budget)
+    assert budget.used_bytes == 0

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config
+
+from beamwright.config import ModelSettings
+from beamwright.errors import UnsupportedModelError
+from beamwright.models import inspect_model
+
+TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+
+@pytest.fixture
+def inspect(tmp_path):
+    def call(config, **settings):
+        if isinstance(config, dict):
+            (tmp_path / "config.json").write_text(json.dumps(config))
+        else:
+            config.save_pretrained(tmp_path)
+        return inspect_model(ModelSettings(model=str(tmp_path), **settings))
+
+    return call
+
+
+MOE = {"model_type": "mixtral", **TINY, "intermediate_size": 32, "num_local_experts": 2}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4}
+GPTQ = {"quant_method": "gptq", "bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (MOE, "'mixtral' is not supported"),
+        ({"model_type": "qwen3_moe", **TINY}, "'qwen3_moe' is not supported"),
+        (GPT2, "'gpt2' is not supported"),
+        ({"model_type": "never-heard-of", **TINY}, "never-heard-of"),
+        (
+            {"model_type": "llama", **TINY, "quantization_config": GPTQ},
+            "quantised weights are not supported",
+        ),
+        (
+            {
+                "model_type": "llama",
+                **TINY,
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+            },
+            "rope type 'dynamic' is not supported",
+        ),
+        (
+            {
+                "model_type": "llama",
+                **TINY,
+                "rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4},
+            },
+            "spiral",
+        ),
+        ({"model_type": "llama", **TINY, "hidden_act": "tanh"}, "activation 'tanh'"),
+        (
+            {"model_type": "mistral", **TINY, "sliding_window": 64, "max_position_embeddings": 256},
+            "sliding window of 64 tokens is not supported inside a context of 256",
+        ),
+        (
+            {
+                **{"model_type": "qwen2", **TINY, "sliding_window": 64, "max_window_layers": 0},
+                **{"use_sliding_window": True, "max_position_embeddings": 256},
+            },
+            "sliding window of 64",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(inspect, config, complaint):
+    with pytest.raises(UnsupportedModelError, match=complaint) as caught:
+        inspect(config)
+    message = str(caught.value)
+    assert "\n" not in message
+    for supported in ("supported: opt, llama, mistral, qwen2, qwen3", "llama3", "unquantised"):
+        assert supported in message
+
+
+def test_a_config_that_is_no_json_is_one_line(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UnsupportedModelError, match="config cannot be read") as caught:
+        inspect_model(ModelSettings(model=str(tmp_path)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sliding_window_that_cannot_matter_is_accepted(inspect):
+    mistral = MistralConfig(**TINY, sliding_window=64, max_position_embeddings=256)
+    assert inspect(mistral, context=64)["context"] == 64
+    wide = MistralConfig(**TINY, sliding_window=256, max_position_embeddings=256)
+    assert inspect(wide)["context"] == 256
+    unused = Qwen2Config(**TINY, sliding_window=64, use_sliding_window=False)
+    assert inspect(unused)["supported"]
+
+
+def test_the_context_can_be_capped_and_not_stretched(inspect):
+    config = LlamaConfig(**TINY, max_position_embeddings=128)
+    assert inspect(config, context=100)["context"] == 100
+    assert inspect(config, context=1000)["context"] == 128
+
+
+def test_a_capped_context_does_not_change_the_parameters(inspect):
+    config = OPTConfig(**TINY, max_position_embeddings=128, ffn_dim=64, word_embed_proj_dim=32)
+    assert inspect(config, context=16)["parameters"] == inspect(config)["parameters"]

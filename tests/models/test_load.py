@@ -1,0 +1,135 @@
+import huggingface_hub
+import pytest
+import torch
+
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError, UnavailableError
+from beamwright.models import inspect_model, load_model
+from beamwright.models.load import resolve_folder
+from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
+
+INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"
+
+
+def test_a_missing_folder_names_the_option(tmp_path):
+    with pytest.raises(InputError, match=r"--model .*gone: no such folder"):
+        resolve_folder(str(tmp_path / "gone"), "generator")
+    with pytest.raises(InputError, match=r"--verifier .*gone: no such folder"):
+        resolve_folder(str(tmp_path / "gone"), "verifier")
+
+
+def test_a_folder_without_config_says_so(tmp_path):
+    with pytest.raises(InputError, match=r"no config\.json"):
+        load_model(str(tmp_path), ModelSettings())
+
+
+def test_a_folder_without_tokenizer_says_so(llama_folder):
+    for file in llama_folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(InputError, match="tokenizer cannot be read"):
+        load_model(str(llama_folder), ModelSettings())
+
+
+def test_without_a_network_the_hub_is_unavailable(monkeypatch):
+    def no_network(*args, **kwargs):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_network)
+    with pytest.raises(UnavailableError, match="hf:org/name: cannot be downloaded") as caught:
+        load_model("hf:org/name", ModelSettings())
+    assert "local folder" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+def test_a_downloaded_folder_is_read(monkeypatch, llama_folder):
+    asked = []
+
+    def download(name, **options):
+        asked.append(name)
+        return str(llama_folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_model("hf:org/name", ModelSettings()).folder == llama_folder
+    assert asked == ["org/name"]
+
+
+@pytest.mark.parametrize(
+    ("device", "complaint"), [("sofa", "'sofa' is not a device"), ("cuda", "no CUDA device")]
+)
+def test_a_device_that_is_not_there_is_an_input_error(llama_folder, device, complaint):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(InputError, match=complaint):
+        load_model(str(llama_folder), ModelSettings(device=device))
+
+
+# --- random shapes ---------------------------------------------------------------------------
+
+
+def test_an_inline_shape_is_what_it_says():
+    loaded = load_model(f"random:{INLINE}", ModelSettings(context=32))
+    shape, weights = loaded.decoder.shape, loaded.decoder.weights
+    assert (loaded.codec, loaded.folder) == (None, None)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (2, 16, 4, 2)
+    assert (shape.head_dim, shape.vocab, shape.context) == (4, 40, 32)
+    assert weights.embedding.shape == (40, 16)
+    assert weights.layers[1].qkv.weight.shape == (16 + 2 * 8, 16)
+    assert weights.layers[0].gate_up.weight.shape == (48, 16)
+
+
+@pytest.mark.parametrize("architecture", ["opt", "llama", "mistral", "qwen2", "qwen3"])
+def test_random_weights_are_as_many_as_the_shape_counts(architecture):
+    spec = INLINE.replace("llama", architecture).replace("kv_heads=2", "kv_heads=4")
+    weights = load_model(f"random:{spec}", ModelSettings()).decoder.weights
+    tensors = [weights.embedding, weights.lm_head.weight, weights.positions]
+    tensors += [weights.final_norm.weight, weights.final_norm.bias]
+    for layer in weights.layers:
+        parts = [layer.attention_norm, layer.qkv, layer.out, layer.mlp_norm, layer.gate_up]
+        parts += [layer.down, layer.query_norm, layer.key_norm]
+        tensors += [t for part in parts if part is not None for t in (part.weight, part.bias)]
+    unique = {id(tensor): tensor.numel() for tensor in tensors if tensor is not None}
+    found = inspect_model(ModelSettings(model=f"random:{spec}"))
+    assert found["parameters"] == sum(unique.values())
+
+
+def test_random_weights_are_the_same_every_time():
+    first, second = (load_model(f"random:{INLINE}", ModelSettings()) for _ in range(2))
+    assert torch.equal(
+        first.decoder.weights.layers[1].down.weight, second.decoder.weights.layers[1].down.weight
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "kv_bytes"),
+    [
+        ("opt-6.7b", 6.66, 2 * 32 * 4096 * 2),
+        ("llama-2-7b", 6.74, 2 * 32 * 4096 * 2),
+        ("llama-3.1-8b", 8.03, 2 * 32 * 1024 * 2),
+        ("qwen2.5-1.5b", 1.54, 2 * 28 * 256 * 2),
+        ("qwen2.5-7b", 7.62, 2 * 28 * 512 * 2),
+        ("qwen3-8b", 8.19, 2 * 36 * 1024 * 2),
+    ],
+)
+def test_named_shapes_have_their_published_sizes(name, billions, kv_bytes):
+    shape = NAMED_SHAPES[name]
+    assert shape.num_parameters / 1e9 == pytest.approx(billions, abs=0.006)
+    assert shape.kv_bytes_per_token(2) == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("gpt-5", "no such shape; known: opt-2.7b"),
+        ("gpt2,layers=2", "family must be one of opt"),
+        (INLINE.replace("layers", "layerz"), "unknown key 'layerz'"),
+        (INLINE.replace("layers=2", "layers=0"), "layers must be a positive whole number"),
+        (INLINE.replace("layers=2", "layers=two"), "layers must be a positive whole number"),
+        (INLINE.replace(",vocab=40", ""), "missing vocab"),
+        (INLINE.replace("kv_heads=2", "kv_heads=3"), "kv_heads must divide heads"),
+        (INLINE.replace("hidden=16", "hidden=18"), "heads must divide hidden"),
+    ],
+)
+def test_a_bad_shape_says_what_is_wrong(text, complaint):
+    with pytest.raises(InputError, match=complaint):
+        shape_from_text(text)

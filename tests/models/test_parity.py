@@ -1,0 +1,99 @@
+"""The decoder against `transformers`, for every family and backend."""
+
+import json
+
+import fakes
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError
+from beamwright.models import inspect_model, load_model
+from beamwright.models.parity import check_parity
+
+
+@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
+def test_logits_equal_transformers(write_family, family, attention):
+    folder, _ = write_family(family)
+    found = check_parity(ModelSettings(model=str(folder), attention=attention))
+    assert set(found) == {"prefill", "chunked", "decode"}
+    assert max(found.values()) <= 1e-4
+
+
+def test_the_logits_compared_are_not_all_alike(write_family, family):
+    """Else parity would show nothing: these checkpoints must tell tokens and positions apart."""
+    _, model = write_family(family)
+    with torch.inference_mode():
+        logits = model(torch.tensor([[5, 6, 7, 5, 6, 7, 5]])).logits[0]
+    assert (logits[0] - logits[1]).abs().max() > 0.05
+    assert (logits[0] - logits[6]).abs().max() > 1e-3
+
+
+def test_float64_is_closer_still(write_family):
+    folder, _ = write_family("llama-odd")
+    found = check_parity(ModelSettings(model=str(folder), attention="tree", dtype="float64"))
+    assert max(found.values()) < 1e-5
+
+
+def test_parameters_and_kv_bytes_are_those_of_the_checkpoint(write_family, family):
+    folder, model = write_family(family)
+    found = inspect_model(ModelSettings(model=str(folder)))
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or 64 // 4
+    kv_heads = getattr(config, "num_key_value_heads", None) or 4
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    assert found["kv_bytes_per_token"] == 2 * 3 * kv_heads * head_dim * 4
+    assert (found["architecture"], found["supported"]) == (config.model_type, True)
+    assert (found["context"], found["dtype"]) == (256, "float32")
+
+
+def test_half_precision_halves_the_kv(write_family):
+    folder, _ = write_family("mistral")
+    sizes = [
+        inspect_model(ModelSettings(model=str(folder), dtype=dtype))["kv_bytes_per_token"]
+        for dtype in ("float32", "bfloat16", "float64")
+    ]
+    assert sizes[0] == 2 * sizes[1] == sizes[2] // 2
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_pickled_weights_are_read_too(tmp_path, num_shards):
+    fakes.write_tokenizer(tmp_path)
+    config = LlamaConfig(**fakes.SMALL, num_key_value_heads=2)
+    model = fakes.write_checkpoint(tmp_path, config)
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = check_parity(ModelSettings(model=str(tmp_path)))
+    (tmp_path / "model.safetensors").rename(tmp_path / "kept.safetensors.bak")
+    names = list(tensors)
+    if num_shards == 1:
+        torch.save(tensors, tmp_path / "pytorch_model.bin")
+    else:
+        where = {}
+        for shard in range(num_shards):
+            file = f"pytorch_model-{shard + 1:05}-of-{num_shards:05}.bin"
+            mine = names[shard::num_shards]
+            torch.save({name: tensors[name] for name in mine}, tmp_path / file)
+            where.update(dict.fromkeys(mine, file))
+        index = {"metadata": {}, "weight_map": where}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert check_parity(ModelSettings(model=str(tmp_path))) == expected
+
+
+def test_an_opt_checkpoint_without_the_outer_prefix_is_read(tmp_path, write_family):
+    """facebook/opt-* hold "decoder.layers..." where transformers writes "model.decoder...."."""
+    folder, model = write_family("opt")
+    for file in folder.iterdir():
+        if file.suffix == ".json":
+            (tmp_path / file.name).write_text(file.read_text())
+    tensors = {k.removeprefix("model."): v for k, v in model.state_dict().items()}
+    torch.save({k: v.clone() for k, v in tensors.items()}, tmp_path / "pytorch_model.bin")
+    settings = ModelSettings()
+    ours, theirs = (load_model(str(f), settings).decoder.weights for f in (tmp_path, folder))
+    assert torch.equal(ours.layers[2].qkv.weight, theirs.layers[2].qkv.weight)
+    assert torch.equal(ours.embedding, theirs.embedding)
+
+
+def test_parity_needs_a_checkpoint():
+    with pytest.raises(InputError, match="needs a checkpoint folder"):
+        check_parity(ModelSettings(model="random:opt-2.7b"))

@@ -1,0 +1,123 @@
+import fakes
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+from beamwright.errors import InputError
+from beamwright.models import TextCodec
+
+TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
+
+
+def byte_level_codec():
+    letters = sorted(ByteLevel.alphabet())
+    return TextCodec(fakes.wrap(fakes.byte_level_bpe(letters=letters)), frozenset({2}))
+
+
+def sentencepiece_like_codec():
+    """Metaspace with byte fallback, as Llama-2 and Mistral have it."""
+    letters = [chr(code) for code in range(33, 127)] + ["\u2581"]
+    merges = [("\u2581", "t"), ("\u2581t", "h"), ("1", "2")]
+    pieces = [*fakes.SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    pieces += [left + right for left, right in merges]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    bare = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    bare.normalizer = normalizers.Replace(" ", "\u2581")
+    bare.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return TextCodec(fakes.wrap(bare), frozenset({2}))
+
+
+@pytest.mark.parametrize("make", [byte_level_codec, sentencepiece_like_codec])
+def test_token_bytes_concatenate_to_the_text(make):
+    codec = make()
+    ids = codec.encode(TEXT)
+    pieces = codec.token_bytes()
+    assert len(pieces) == codec.vocab_size
+    assert b"".join(pieces[i] for i in ids) == TEXT.encode()
+    assert codec.decode(ids) == TEXT
+    assert any(len(pieces[i]) > 1 for i in ids), "the merges are in use"
+
+
+def test_special_tokens_add_nothing_and_added_text_adds_itself():
+    tokenizer = fakes.wrap(fakes.byte_level_bpe())
+    tokenizer.add_tokens(["[step]"])
+    pieces = TextCodec(tokenizer, frozenset()).token_bytes()
+    assert [pieces[i] for i in range(3)] == [b"", b"", b""]
+    assert pieces[-1] == b"[step]"
+
+
+def test_special_tokens_are_left_out_of_text_and_kept_in_raw_text():
+    codec = byte_level_codec()
+    ids = [1, *codec.encode("the"), 2]
+    assert codec.decode(ids) == "the"
+    assert codec.decode_raw(ids) == "<bos>the<eos>"
+
+
+def test_offsets_point_into_the_text():
+    codec = byte_level_codec()
+    ids, spans = codec.encode_with_offsets(["the 12", "<bos>a"])
+    pieces = codec.token_bytes()
+    assert [ids[0], ids[1]] == [codec.encode("the 12"), codec.encode("<bos>a")]
+    assert [pieces[i].decode() for i in ids[0]] == ["the 12"[a:b] for a, b in spans[0]]
+    assert (ids[1][0], spans[1]) == (1, [(0, 5), (5, 6)])
+
+
+# --- rendering -------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[go]{% endif %}"
+)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def call(chat_template=None, own_template=None):
+        options = {} if own_template is None else {"chat_template": own_template}
+        fakes.write_tokenizer(tmp_path, **options)
+        return TextCodec.load(tmp_path, chat_template)
+
+    return call
+
+
+def test_without_a_template_the_plain_problem_is_the_prompt(load):
+    codec = load()
+    assert codec.decode_raw(codec.render("Add 1.")) == "Add 1.\n\n"
+    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == "Be brief.\n\nAdd 1.\n\n"
+
+
+def test_the_checkpoints_template_renders_problem_and_system_prompt(load):
+    codec = load(own_template=TEMPLATE)
+    assert codec.decode_raw(codec.render("Add 1.")) == "<bos>[user]Add 1.[go]"
+    text = codec.decode_raw(codec.render("Add 1.", "Be brief."))
+    assert text == "<bos>[system]Be brief.[user]Add 1.[go]"
+    assert codec.render("a")[0] == 1, "special tokens are ids, not text"
+
+
+def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
+    override = "Q: {{ messages[0]['content'] }}"
+    assert (codec := load(override, TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"
+    file = tmp_path / "own.jinja"
+    file.write_text(override)
+    assert (codec := load(str(file), TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"
+
+
+def test_a_template_that_is_neither_file_nor_template_is_an_input_error(load):
+    with pytest.raises(InputError, match="--chat-template 'missing.jinja'"):
+        load("missing.jinja")
+
+
+def test_a_broken_template_is_one_line(load):
+    codec = load("{% for m in messages %}")
+    with pytest.raises(InputError, match="chat template: ") as caught:
+        codec.render("a")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_configured_eos_ends_a_path(load, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 9}')
+    assert load().eos_ids == {2, 9}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert load().eos_ids == {2, 5, 6}

@@ -1,0 +1,241 @@
+"""The engine against a plain re-computation: `transformers` over each path, our random stream."""
+
+from collections import Counter
+
+import pytest
+import torch
+from engines import PROBLEM, assert_nothing_allocated, grow
+from fakes import Grouping
+from transformers import AutoModelForCausalLM
+
+from beamwright.config import SamplingSettings
+from beamwright.errors import CapacityError
+from beamwright.kv.tail import TAIL_TOKENS
+from beamwright.runtime.sampling import Sampler, lineage_key, stack_keys
+from beamwright.tree import NodeState, StopReason
+
+
+@pytest.fixture(scope="module")
+def oracle(generator_folder):
+    """Redraws every token of a tree from full, cache-free forward passes in float64."""
+    model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
+
+    def check(tree, num_tokens, sampling=None, seed=0, nodes=None):
+        settings = sampling or SamplingSettings(temperature=1.0)
+        sampler = Sampler(settings, num_tokens, torch.device("cpu"))
+        checked = 0
+        for node in nodes or [n for n in tree.nodes() if n.parent and n.token_ids]:
+            path = torch.tensor([node.path_token_ids()])
+            with torch.inference_mode():
+                logits = model(path).logits[0, node.start - 1 : node.end - 1]
+            keys = stack_keys([lineage_key(seed, node.lineage)], torch.device("cpu"))
+            positions = torch.arange(node.start, node.end)
+            drawn, logprobs = sampler.sample(logits, keys.expand(len(positions), 2), positions)
+            assert tuple(drawn.tolist()) == node.token_ids, node
+            assert torch.allclose(logprobs, torch.tensor(node.logprobs), atol=1e-4)
+            checked += 1
+        assert checked
+
+    return check
+
+
+def num_tokens(solver):
+    return solver._generator.codec.vocab_size
+
+
+@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
+def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, oracle, attention):
+    solver = make_solver(dtype="float64", attention=attention, seed=5)
+    _, tree = grow(solver)
+    oracle(tree, num_tokens(solver), seed=5)
+
+
+@pytest.mark.parametrize("attention", ["dense", "tree"])
+def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention):
+    """Full tails move into the segments; rows that go on read them back."""
+    length = 2 * TAIL_TOKENS + 9
+    options = {"step_tokens": length, "max_tokens": 2 * length, "ignore_eos": True}
+    solver = make_solver(dtype="float64", attention=attention, n=6, width=3, **options)
+    solution, tree = grow(solver)
+    oracle(tree, num_tokens(solver))
+    assert {c.tokens for c in solution.candidates} == {2 * length}
+
+
+def test_rows_that_stop_before_and_after_the_tail_is_full(make_solver, oracle):
+    solver = make_solver(
+        dtype="float64", max_step_tokens=150, max_tokens=170, delimiter="Zq", temperature=1.3
+    )
+    _, tree = grow(solver)
+    lengths = sorted(len(node.token_ids) for node in tree.nodes() if node.parent)
+    assert lengths[0] < TAIL_TOKENS < lengths[-1]
+    oracle(tree, num_tokens(solver), SamplingSettings(temperature=1.3))
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2, "temperature": 0.7}]
+)
+def test_filters_reach_the_sampler(make_solver, oracle, sampling):
+    settings = {"temperature": 1.0, **sampling}
+    solver = make_solver(dtype="float64", n=4, width=2, **settings)
+    _, tree = grow(solver)
+    oracle(tree, num_tokens(solver), SamplingSettings(**settings))
+
+
+def test_greedy_children_of_one_parent_are_equal(make_solver):
+    _, tree = grow(make_solver(temperature=0, n=4, width=4))
+    assert len({node.token_ids for node in tree.root.children}) == 1
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grown(make_solver):
+    """A solver and trees from several seeds, so that all stop reasons occur."""
+    solver = make_solver(search="best-of-n", max_rounds=30)
+    return solver, [grow(solver, problem_id=i)[1] for i in range(4)]
+
+
+def test_every_stop_is_where_its_reason_says(grown):
+    solver, trees = grown
+    codec, step = solver._generator.codec, solver.settings.step
+    pieces = codec.token_bytes()
+    reasons = Counter()
+    for node in (node for tree in trees for node in tree.nodes() if node.parent):
+        text = b"".join(pieces[token] for token in node.token_ids)
+        before = b"".join(pieces[token] for token in node.token_ids[:-1])
+        length, path = len(node.token_ids), node.num_path_tokens
+        assert b"e" not in before
+        assert not set(node.token_ids[:-1]) & codec.eos_ids
+        assert length <= step.max_step_tokens
+        assert path <= step.max_tokens
+        expected = StopReason.STEP_LIMIT
+        if node.token_ids[-1] in codec.eos_ids:
+            expected = StopReason.EOS
+        elif path == step.max_tokens:
+            expected = StopReason.PATH_LIMIT
+        elif b"e" in text:
+            expected = StopReason.DELIMITER
+        else:
+            assert length == step.max_step_tokens
+        assert node.stop is expected
+        reasons[node.stop] += 1
+    assert set(reasons) == {
+        StopReason.EOS,
+        StopReason.PATH_LIMIT,
+        StopReason.DELIMITER,
+        StopReason.STEP_LIMIT,
+    }
+
+
+def test_a_path_ends_at_the_models_context(make_solver):
+    context = 80
+    solution, tree = grow(make_solver(context=context, max_tokens=None, ignore_eos=True))
+    ended = [node for node in tree.finished() if node.stop is StopReason.CONTEXT_LIMIT]
+    assert ended
+    assert {node.end for node in ended} == {context}
+    assert "context_limit" in {candidate.stop for candidate in solution.candidates}
+
+
+def test_text_is_the_decoded_path_with_its_delimiters(grown):
+    solver, trees = grown
+    for node in (node for tree in trees for node in tree.nodes() if node.parent):
+        prompt = len(node.root.token_ids)
+        assert node.text == solver._generator.codec.decode(node.path_token_ids()[prompt:])
+        if node.stop is StopReason.DELIMITER:
+            assert "e" in node.step_text
+
+
+def test_nothing_is_encoded_after_the_prompt(make_solver, monkeypatch):
+    solver = make_solver()
+    codec = solver._generator.codec
+    prompt = codec.render(PROBLEM)
+    calls = []
+    real = codec.tokenizer.__class__.__call__
+
+    def counted(self, *args, **options):
+        calls.append(args)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(codec.tokenizer.__class__, "__call__", counted)
+    _, tree = grow(solver)
+    assert len(calls) == 1
+    assert list(tree.root.token_ids) == prompt
+    # Some step would not survive a round trip through text: its tokens are kept all the same.
+    assert any(
+        codec.encode(node.step_text) != list(node.token_ids) for node in tree.nodes() if node.parent
+    )
+
+
+# --- accounting ------------------------------------------------------------------------------
+
+
+def test_every_token_is_counted(make_solver):
+    solution, tree = grow(make_solver())
+    nodes = [node for node in tree.nodes() if node.parent]
+    tokens = solution.tokens
+    assert tokens.generated == sum(len(node.token_ids) for node in nodes)
+    kept = [node for node in nodes if node.state is not NodeState.PRUNED]
+    assert tokens.kept == sum(len(node.token_ids) for node in kept)
+    assert tokens.generator_prefilled == len(tree.root.token_ids), "the prompt, once"
+    parents = [node for node in tree.nodes() if node.children]
+    # A step's last token is forwarded when the node is extended; the rest is there already.
+    owed = sum(1 if node.parent else len(node.token_ids) for node in parents)
+    assert tokens.generator_reused == sum(node.end for node in parents) - owed
+
+
+def test_beams_that_wait_for_others_are_counted_as_overrun(make_solver):
+    fixed = grow(make_solver(step_tokens=6, ignore_eos=True))[0]
+    assert fixed.tokens.overrun == 0
+    alone = make_solver()
+    alone.schedule = Grouping(1)
+    assert grow(alone)[0].tokens.overrun == 0
+    assert grow(make_solver())[0].tokens.overrun > 0
+
+
+# --- capacity --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
+def test_a_budget_too_small_is_an_error_and_never_another_tree(make_solver, attention):
+    """The budget runs out in the prompt, in tails, copies or segments: all of it is freed."""
+    solver = make_solver(attention=attention, max_step_tokens=80, max_tokens=120, delimiter="Zq")
+    expected, _ = grow(solver)
+    peak = expected.kv.device_peak_bytes
+    block = solver.generator.store.pool.layout.bytes_per_block
+    outcomes = Counter()
+    where = set()
+    for share in (0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0):
+        budget = int(peak * share) + (block if share == 1.0 else 0)
+        tight = make_solver(
+            attention=attention,
+            max_step_tokens=80,
+            max_tokens=120,
+            delimiter="Zq",
+            kv_memory=budget,
+        )
+        try:
+            solution = tight.solve(PROBLEM)
+        except CapacityError as error:
+            outcomes["error"] += 1
+            where.add(str(error).split(":")[1].split(" needs")[0])
+            assert error.needed_bytes > error.free_bytes
+            assert error.budget_bytes == budget
+            assert error.exit_code == 1
+        else:
+            outcomes["solved"] += 1
+            assert solution.tree_hash == expected.tree_hash
+            assert solution.kv.device_peak_bytes <= budget
+        assert_nothing_allocated(tight)
+    assert outcomes["error"] >= 4
+    assert outcomes["solved"] >= 1
+    assert len(where) >= 2, where
+
+
+def test_a_solver_goes_on_after_it_ran_out(make_solver):
+    solver = make_solver(n=8, kv_memory=200_000)
+    with pytest.raises(CapacityError):
+        solver.solve(PROBLEM * 12)
+    solution = solver.solve("1+2")
+    assert solution.tree_hash == make_solver(n=8).solve("1+2").tree_hash
+    assert_nothing_allocated(solver)

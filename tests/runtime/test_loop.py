@@ -1,0 +1,211 @@
+"""The loop with a scripted executor: search in milliseconds, without a model."""
+
+from functools import partial
+
+import pytest
+from fakes import Grouping, ScriptedExecutor, new_tree
+
+from beamwright.config import SearchSettings
+from beamwright.protocols import Extend, Finish
+from beamwright.runtime import Accounting, SearchLoop, TreeRun
+from beamwright.schedule import InGpuSchedule
+from beamwright.search import make_strategy
+from beamwright.tree import NodeState, StopReason, tree_hash
+from beamwright.verify import aggregate
+
+
+def run(script, trees=None, how="last", schedule=None, on_round=None, **settings):
+    """Run a search; returns the executor and the runs."""
+    executor = ScriptedExecutor(script)
+    runs = [TreeRun(tree) for tree in trees or [new_tree()]]
+    loop = SearchLoop(
+        executor,
+        schedule or InGpuSchedule(),
+        make_strategy(SearchSettings(**settings)),
+        partial(aggregate, how=how),
+        Accounting(),
+    )
+    loop.run(runs, on_round)
+    return executor, runs
+
+
+def ordinal_wins(node):
+    """Higher ordinals score better; every path ends at its third step."""
+    stop = StopReason.EOS if node.depth == 3 else StopReason.DELIMITER
+    return stop, node.lineage[-1] / 10
+
+
+def first_child_ends(node):
+    """The best child of every node ends its path at once."""
+    return (StopReason.EOS if node.lineage[-1] == 0 else StopReason.DELIMITER), 1 - node.depth / 10
+
+
+def test_beam_search_keeps_the_best_and_ends_with_n_candidates():
+    executor, (found,) = run(ordinal_wins, n=8, width=4)
+    tree = found.tree
+    assert [len(group) for group in executor.groups] == [8, 8, 8]
+    assert len(tree.finished()) == 8
+    assert tree.reason_fewer is None
+    assert tree.rounds == 3
+    survivors = [n.lineage for n in tree.nodes() if n.depth == 1 and n.state is NodeState.KEPT]
+    assert survivors == [(0, 6), (0, 7)]
+    best = [n.lineage for n in tree.nodes() if n.depth == 2 and n.state is NodeState.KEPT]
+    assert best == [(0, 6, 3), (0, 7, 3)]
+
+
+def test_finished_candidates_keep_their_place():
+    executor, (found,) = run(first_child_ends, n=8, width=4, max_rounds=30)
+    sizes = [len(group) for group in executor.groups]
+    finished = [0]
+    for depth in range(1, len(sizes) + 1):
+        ended = [n for n in found.tree.finished() if n.depth == depth]
+        finished.append(finished[-1] + len(ended))
+    assert sizes == [8 - done for done in finished[:-1]]
+    assert len(found.tree.finished()) == 8
+    assert sizes != sorted(sizes)[::-1][:1] * len(sizes), "some finish earlier than others"
+
+
+def test_the_round_limit_is_the_reason_for_fewer():
+    _, (found,) = run(lambda node: (StopReason.DELIMITER, 0.5), n=4, width=2, max_rounds=3)
+    assert found.tree.rounds == 3
+    assert found.tree.reason_fewer == "4 of 4 paths reached --max-rounds"
+    assert len(found.tree.candidates()) == 4
+
+
+def test_best_of_n_prunes_nothing():
+    executor, (found,) = run(
+        lambda node: (StopReason.EOS if node.depth > node.lineage[1] else StopReason.DELIMITER, 0),
+        search="best-of-n",
+        n=4,
+    )
+    assert [len(group) for group in executor.groups] == [4, 3, 2, 1]
+    assert [n.depth for n in found.tree.finished()] == [1, 2, 3, 4]
+    assert not [n for n in found.tree.nodes() if n.state is NodeState.PRUNED]
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("last", [0.1, 0.2, 0.3]), ("min", [0.1] * 3), ("mean", [0.1, 0.15, 0.2])],
+)
+def test_scores_are_aggregated_over_the_path(how, expected):
+    def script(node):
+        return (StopReason.EOS if node.depth == 3 else StopReason.DELIMITER), node.depth / 10
+
+    _, (found,) = run(script, n=1, width=1, how=how)
+    path = found.tree.finished()[0].path()[1:]
+    assert [node.step_score for node in path] == pytest.approx([0.1, 0.2, 0.3])
+    assert [node.score for node in path] == pytest.approx(expected)
+
+
+def test_every_step_is_scored_once_and_every_node_released_once():
+    executor, (found,) = run(ordinal_wins, n=8, width=4)
+    decoded = [node for group in executor.groups for node in group]
+    scored = [node for nodes in executor.scored for node in nodes]
+    every = set(found.tree.nodes())
+    assert len(scored) == len(set(scored)) == len(decoded)
+    assert set(scored) == set(decoded) == every - {found.tree.root}
+    assert len(executor.released) == len(set(executor.released))
+    assert set(executor.released) == every
+
+
+@pytest.mark.parametrize("schedule", [Grouping(1), Grouping(3), Grouping(3, reverse=True)])
+def test_groups_change_the_work_and_not_the_tree(schedule):
+    executor, (found,) = run(ordinal_wins, n=8, width=4, schedule=schedule)
+    _, (expected,) = run(ordinal_wins, n=8, width=4)
+    assert max(len(group) for group in executor.groups) == schedule.size
+    assert tree_hash(found.tree) == tree_hash(expected.tree)
+
+
+def test_beams_reach_the_schedule_in_depth_first_order():
+    seen = []
+
+    class Watching(InGpuSchedule):
+        def plan(self, view):
+            seen.append([node.lineage for node in view.beams])
+            return super().plan(view)
+
+    run(ordinal_wins, trees=[new_tree(0), new_tree(1)], n=8, width=4, schedule=Watching())
+    assert len(seen) == 3
+    for lineages in seen:
+        assert lineages == sorted(lineages)
+
+
+# --- several trees ---------------------------------------------------------------------------
+
+
+def ends_by_problem(node):
+    """Problem p's paths end at depth p + 1; scores differ by problem too."""
+    stop = StopReason.EOS if node.depth == node.problem_id + 1 else StopReason.DELIMITER
+    return stop, (node.lineage[-1] * (node.problem_id + 3)) % 5
+
+
+def test_trees_in_flight_do_not_know_of_each_other():
+    together = [new_tree(i) for i in range(4)]
+    executor, _ = run(ends_by_problem, trees=together, n=6, width=3)
+    for tree in together:
+        alone = new_tree(tree.root.problem_id)
+        run(ends_by_problem, trees=[alone], n=6, width=3)
+        assert tree_hash(tree) == tree_hash(alone)
+        assert tree.rounds == alone.rounds == tree.root.problem_id + 1
+    # They share rounds: 4 trees of 1 to 4 rounds are 4 groups, ever smaller.
+    assert [len(group) for group in executor.groups] == [24, 18, 12, 6]
+
+
+def test_no_trees_is_no_work():
+    executor = ScriptedExecutor(ordinal_wins)
+    strategy = make_strategy(SearchSettings())
+    loop = SearchLoop(executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting())
+    loop.run([])
+    assert executor.groups == []
+
+
+# --- reports ---------------------------------------------------------------------------------
+
+
+def test_a_callback_sees_every_round():
+    reports = []
+    run(ordinal_wins, n=8, width=4, on_round=reports.append)
+    assert [report.round for report in reports] == [1, 2, 3]
+    first, _, last = reports
+    assert (len(first.candidates), len(first.survivors), len(first.pruned)) == (8, 2, 6)
+    assert (len(last.finished), len(last.survivors), len(last.pruned)) == (8, 0, 0)
+    assert all(set(r.candidates) == {*r.survivors, *r.pruned, *r.finished} for r in reports)
+
+
+def test_a_callback_that_raises_leaves_nothing_allocated():
+    def stop(report):
+        raise KeyboardInterrupt
+
+    executor = ScriptedExecutor(ordinal_wins)
+    strategy = make_strategy(SearchSettings(n=4, width=2))
+    loop = SearchLoop(executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting())
+    tree = new_tree()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run([TreeRun(tree)], stop)
+    assert set(executor.released) == set(tree.nodes())
+
+
+def test_what_a_run_measures():
+    _, (found,) = run(first_child_ends, n=8, width=4, max_rounds=30)
+    # Every step is 2 tokens, the prompt 3: distinct path tokens that the beams of a round extend.
+    assert found.round_tokens[0] == 3
+    survivors = {n for n in found.tree.nodes() if n.depth == 1 and n.children}
+    assert found.round_tokens[1] == 3 + 2 * len(survivors)
+    assert set(found.finished_s) == set(found.tree.finished())
+    assert all(0 <= s <= found.ended_s for s in found.finished_s.values())
+
+
+def test_any_strategy_can_be_plugged_in():
+    class Chain:
+        def select(self, tree):
+            if tree.rounds == 3:
+                return [Finish("long enough")]
+            (tip,) = tree.candidates() or [tree.root]
+            return [Extend(tip, 1)]
+
+    executor, tree = ScriptedExecutor(lambda node: (StopReason.DELIMITER, None)), new_tree()
+    loop = SearchLoop(executor, InGpuSchedule(), Chain(), partial(aggregate, how="last"), Accounting())
+    loop.run([TreeRun(tree)])
+    assert [node.lineage for node in tree.nodes()] == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+    assert (tree.done, tree.reason_fewer) == (True, "long enough")
+    assert tree.candidates()[0].score is None

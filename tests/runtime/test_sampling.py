@@ -1,0 +1,205 @@
+import pytest
+import torch
+
+from beamwright.config import SamplingSettings
+from beamwright.runtime.sampling import (
+    Sampler,
+    gumbel_noise,
+    lineage_key,
+    spread_tokens,
+    stack_keys,
+)
+
+CPU = torch.device("cpu")
+
+
+def draw_keys(num_rows, seed=0):
+    return stack_keys([lineage_key(seed, (0, row)) for row in range(num_rows)], CPU)
+
+
+def noise_of(keys, positions, token_ids):
+    return gumbel_noise(keys, positions, spread_tokens(token_ids))
+
+
+def draw(logits, num_rows=1, num_positions=1, seed=0, **settings):
+    """Tokens [positions, rows] drawn from one row of logits."""
+    sampler = Sampler(SamplingSettings(**settings), logits.shape[-1], CPU)
+    keys, rows = draw_keys(num_rows, seed), logits.expand(num_rows, -1)
+    positions = range(num_positions)
+    return torch.stack([sampler.sample(rows, keys, torch.full((num_rows,), p))[0] for p in positions])
+
+
+# --- noise -----------------------------------------------------------------------------------
+
+
+def test_noise_is_a_function_of_its_own_row_and_token_alone():
+    keys, positions, ids = draw_keys(6), torch.arange(6) + 40, torch.arange(50)
+    whole = noise_of(keys, positions, ids)
+    rows, tokens = torch.tensor([4, 1]), torch.tensor([49, 3, 17])
+    part = noise_of(keys[rows], positions[rows], tokens)
+    assert torch.equal(part, whole[rows][:, tokens])
+
+
+def test_noise_is_standard_gumbel():
+    noise = noise_of(draw_keys(100), torch.arange(100), torch.arange(2000)).double()
+    assert noise.isfinite().all()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(1.6449, abs=0.03)
+    below_zero = (noise < 0).double().mean().item()
+    assert below_zero == pytest.approx(0.3679, abs=0.005)
+
+
+def test_streams_of_neighbouring_tokens_positions_and_lineages_are_unrelated():
+    def correlation(a, b):
+        return abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item())
+
+    keys, positions, ids = draw_keys(64), torch.arange(64), torch.arange(512)
+    noise = noise_of(keys, positions, ids)
+    assert correlation(noise[:, 1:], noise[:, :-1]) < 0.02
+    assert correlation(noise[1:], noise[:-1]) < 0.02
+    same = draw_keys(1).expand(64, 2)
+    by_position = noise_of(same, positions, ids)
+    assert correlation(by_position[1:], by_position[:-1]) < 0.02
+    assert correlation(noise_of(draw_keys(64, seed=1), positions, ids), noise) < 0.02
+
+
+def test_a_stream_has_its_own_key():
+    keys = [
+        lineage_key(0, (0, 1)),
+        lineage_key(1, (0, 1)),
+        lineage_key(0, (0, 2)),
+        lineage_key(0, (0, 1, 0)),
+        lineage_key(0, ("0", 1)),
+        lineage_key(0, (0, 1), "rollout"),
+        lineage_key(0, (0, 11)),
+        lineage_key(0, (0, 1, 1)),
+        lineage_key(10, (0, 1)),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert lineage_key(0, (0, 1)) == keys[0]
+    assert all(-(2**31) <= half < 2**31 for key in keys for half in key)
+
+
+def test_the_random_stream_is_pinned():
+    """A change of these numbers changes every tree that anybody has published."""
+    assert lineage_key(0, (0, 1)) == (-872878631, -683522499)
+    found = noise_of(draw_keys(2), torch.tensor([5, 6]), torch.tensor([0, 7, 400]))
+    expected = torch.tensor(
+        [[2.26977, 1.626417, 0.25025], [-0.776888, 1.69254, 2.596475]]
+    )
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+# --- drawing ---------------------------------------------------------------------------------
+
+
+def chi_square(tokens, probs):
+    counts = torch.bincount(tokens.flatten(), minlength=len(probs)).double()
+    expected = probs * tokens.numel()
+    live = probs > 0
+    assert counts[~live].sum() == 0
+    return (((counts - expected) ** 2)[live] / expected[live]).sum().item()
+
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0, 1.5]])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_tempered_softmax(temperature):
+    tokens = draw(LOGITS, num_rows=50, num_positions=400, temperature=temperature)
+    probs = (LOGITS[0].double() / temperature).softmax(0)
+    assert chi_square(tokens, probs) < 24.3  # 7 degrees of freedom, p = 0.001
+
+
+def test_filtered_draws_follow_the_renormalised_softmax():
+    tokens = draw(LOGITS, num_rows=50, num_positions=400, temperature=1.0, top_k=3)
+    probs = LOGITS[0].double().softmax(0)
+    probs[LOGITS[0] < 1.0] = 0
+    assert chi_square(tokens, probs / probs.sum()) < 13.8  # 2 degrees of freedom
+
+
+def test_seeds_rows_and_positions_draw_differently():
+    flat = torch.zeros(1, 1000)
+    tokens = draw(flat, num_rows=20, num_positions=20)
+    assert tokens.unique().numel() > 300
+    assert (draw(flat, num_rows=20, num_positions=20, seed=1) == tokens).double().mean() < 0.05
+    assert torch.equal(draw(flat, num_rows=20, num_positions=20), tokens)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3}])
+def test_filtering_never_shifts_the_other_draws(filters):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 30, generator=generator) * 2
+    keys, positions = draw_keys(200), torch.arange(200)
+
+    def sample(**settings):
+        return Sampler(SamplingSettings(temperature=1.0, **settings), 30, CPU).sample(
+            logits, keys, positions
+        )[0]
+
+    free, filtered = sample(), sample(**filters)
+    moved = (free != filtered).nonzero().flatten()
+    assert 0 < len(moved) < 150
+    # A draw moves only away from a forbidden token, and then to the runner-up among the allowed.
+    probe = Sampler(SamplingSettings(temperature=1.0, **filters), 30, CPU)
+    allowed = probe._filter(logits) > float("-inf")
+    assert torch.equal((~allowed[torch.arange(200), free]).nonzero().flatten(), moved)
+    raced = logits + noise_of(keys, positions, torch.arange(30))
+    assert torch.equal(raced.argmax(1), free)
+    assert torch.equal(raced.masked_fill(~allowed, float("-inf")).argmax(1), filtered)
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({"top_k": 1}, {0}),
+        ({"top_k": 3}, {0, 1, 2}),
+        ({"top_k": 99}, {0, 1, 2, 3}),
+        ({"top_p": 0.49}, {0}),
+        ({"top_p": 0.51}, {0, 1}),
+        ({"top_p": 0.85}, {0, 1, 2}),
+        ({"top_p": 1.0}, {0, 1, 2, 3}),
+        ({"min_p": 0.5}, {0, 1}),
+        ({"min_p": 0.25}, {0, 1, 2}),
+        ({"min_p": 1.0}, {0}),
+        ({"top_k": 2, "min_p": 0.1}, {0, 1}),
+        ({"top_p": 0.85, "top_k": 2}, {0, 1}),
+    ],
+)
+def test_what_each_filter_allows(settings, allowed):
+    logits = torch.tensor([[0.5, 0.27, 0.13, 0.1]]).log()
+    tokens = draw(logits, num_rows=40, num_positions=40, temperature=1.0, **settings)
+    assert set(tokens.flatten().tolist()) == allowed
+
+
+def test_filters_see_the_tempered_distribution():
+    logits = torch.tensor([[0.6, 0.4]]).log()
+    cold = draw(logits, num_rows=30, num_positions=30, temperature=0.2, top_p=0.8)
+    hot = draw(logits, num_rows=30, num_positions=30, temperature=1.0, top_p=0.8)
+    assert set(cold.flatten().tolist()) == {0}
+    assert set(hot.flatten().tolist()) == {0, 1}
+
+
+def test_zero_temperature_is_greedy():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 30, generator=generator)
+    for seed in (0, 1):
+        sampler = Sampler(SamplingSettings(temperature=0), 30, CPU)
+        tokens, _ = sampler.sample(logits, draw_keys(40, seed), torch.arange(40))
+        assert torch.equal(tokens, logits.argmax(1))
+
+
+def test_log_probabilities_are_those_of_the_untempered_model():
+    sampler = Sampler(SamplingSettings(temperature=0.3, top_k=2), 8, CPU)
+    tokens, logprobs = sampler.sample(LOGITS.expand(9, -1), draw_keys(9), torch.arange(9))
+    assert torch.allclose(logprobs, LOGITS[0].log_softmax(0)[tokens])
+
+
+def test_rows_of_the_head_without_a_token_are_never_drawn():
+    logits = torch.zeros(64, 20)
+    logits[:, 12:] = 50.0
+    tokens, logprobs = Sampler(SamplingSettings(), 12, CPU).sample(
+        logits, draw_keys(64), torch.zeros(64, dtype=torch.long)
+    )
+    assert int(tokens.max()) < 12
+    assert torch.allclose(logprobs, torch.tensor(1 / 12).log())

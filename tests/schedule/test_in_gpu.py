@@ -1,0 +1,29 @@
+import pytest
+from fakes import new_tree
+
+from beamwright.config import ScheduleSettings
+from beamwright.protocols import Plan, ScheduleView
+from beamwright.schedule import make_schedule
+
+
+@pytest.fixture
+def view():
+    tree = new_tree()
+    return ScheduleView(tuple(tree.expand(tree.root, 7)))
+
+
+@pytest.mark.parametrize("name", ["auto", "in-gpu"])
+def test_everything_is_one_group(view, name):
+    schedule = make_schedule(ScheduleSettings(schedule=name))
+    assert schedule.plan(view) == Plan((view.beams,))
+    assert schedule.name == "in-gpu"
+
+
+def test_groups_are_contiguous_ranges_of_at_most_max_batch(view):
+    plan = make_schedule(ScheduleSettings(max_batch=3)).plan(view)
+    assert [len(group) for group in plan.groups] == [3, 3, 1]
+    assert tuple(node for group in plan.groups for node in group) == view.beams
+
+
+def test_no_beams_are_no_groups():
+    assert make_schedule(ScheduleSettings()).plan(ScheduleView(())) == Plan(())

@@ -1,0 +1,53 @@
+import pytest
+from fakes import add_step, grow, new_tree
+
+from beamwright.config import SearchSettings
+from beamwright.errors import InputError
+from beamwright.protocols import Complete, Extend, Finish
+from beamwright.search import BestOfN, make_strategy
+from beamwright.tree import StopReason
+
+
+@pytest.fixture
+def strategy():
+    return make_strategy(SearchSettings(search="best-of-n", n=3, max_rounds=5))
+
+
+def test_it_starts_with_n_paths(strategy):
+    tree = new_tree()
+    assert isinstance(strategy, BestOfN)
+    assert strategy.select(tree) == [Extend(tree.root, 3)]
+
+
+def test_width_does_not_matter():
+    assert make_strategy(SearchSettings(search="best-of-n", n=1, width=4)).n == 1
+
+
+def test_every_open_path_goes_on_and_ended_ones_are_set_aside(strategy):
+    tree = new_tree()
+    a, b, c = tree.expand(tree.root, 3)
+    add_step(tree, a, "a")
+    add_step(tree, b, "b", stop=StopReason.EOS)
+    add_step(tree, c, "c", stop=StopReason.STEP_LIMIT)
+    tree.rounds = 1
+    assert strategy.select(tree) == [Complete(b), Extend(a, 1), Extend(c, 1)]
+
+
+def test_it_finishes_when_all_have_ended(strategy):
+    tree = new_tree()
+    nodes = grow(tree, tree.root, list("abc"), stop=StopReason.PATH_LIMIT)
+    tree.rounds = 1
+    assert strategy.select(tree) == [*map(Complete, nodes), Finish()]
+
+
+def test_it_says_how_many_the_round_limit_cut_off(strategy):
+    tree = new_tree()
+    nodes = grow(tree, tree.root, ["a"], stop=StopReason.EOS) + grow(tree, tree.root, ["b", "c"])
+    tree.rounds = 5
+    finish = Finish("2 of 3 paths reached --max-rounds")
+    assert strategy.select(tree) == [Complete(nodes[0]), finish]
+
+
+def test_an_unknown_strategy_lists_the_known_ones():
+    with pytest.raises(InputError, match=r"--search 'mcts': choose one of best-of-n, beam"):
+        make_strategy(SearchSettings(search="mcts"))

@@ -1,0 +1,379 @@
+"""PRM scores with KV on the tree, against re-encoding every path from scratch."""
+
+import random
+
+import pytest
+import torch
+import yaml
+from fakes import grow, new_tree
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from beamwright.attention import make_attention
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError
+from beamwright.models import TreeModel, load_model
+from beamwright.tree import NodeState
+from beamwright.verify import PrmVerifier, VerifierSpec, resolve_verifier
+from beamwright.verify.heads import make_head
+from beamwright.verify.spec import LIKELIHOOD_SPEC
+
+PROBLEM = "Ann has 12 eels. How many see the sea?"
+FEATURES = ["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
+MARKED = {"prefix": "<bos>{problem}\n\n", "step_suffix": " #\n", "marker": "#"}
+PLAIN = {"prefix": "<bos>{problem}\n\n"}
+PAIR = {"kind": "logit_pair", "good": "+", "bad": "-"}
+
+SPECS = {
+    "logit-pair-at-marker": {"template": MARKED, "read": "marker", "head": PAIR},
+    "logit-pair-before-marker": {"template": MARKED, "read": "before_marker", "head": PAIR},
+    "linear-at-step-end": {
+        "template": PLAIN,
+        "read": "step_end",
+        "head": {"kind": "linear", "file": "linear.safetensors"},
+        "activation": "sigmoid",
+    },
+    "two-layer-at-marker": {
+        "template": {**MARKED, "step_suffix": "#"},
+        "read": "marker",
+        "head": {"kind": "two_layer", "file": "two_layer.safetensors"},
+    },
+    "token-mlp-everywhere": {
+        "template": PLAIN,
+        "read": "every_token",
+        "head": {"kind": "token_mlp", "file": "mlp.safetensors", "features": FEATURES},
+        "activation": "sigmoid",
+        "combine": "prod",
+    },
+    "some-features": {
+        "template": PLAIN,
+        "read": "every_token",
+        "head": {"kind": "token_mlp", "file": "few.safetensors", "features": FEATURES[3:1:-1]},
+        "activation": "identity",
+        "combine": "mean",
+    },
+    "likelihood": LIKELIHOOD_SPEC.model_dump(),
+}
+
+
+def spec_of(name):
+    return VerifierSpec.model_validate({"name": name, "activation": "softmax", **SPECS[name]})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heads(verifier_folder):
+    """Random head weights beside the checkpoint."""
+    generator = torch.Generator().manual_seed(0)
+
+    def layers(*sizes):
+        found = {}
+        for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            found[f"layers.{i}.weight"] = torch.randn(outputs, inputs, generator=generator) / 4
+            found[f"layers.{i}.bias"] = torch.randn(outputs, generator=generator) / 4
+        return found
+
+    save_file(layers(32, 1), verifier_folder / "linear.safetensors")
+    save_file(layers(32, 16, 2), verifier_folder / "two_layer.safetensors")
+    save_file(layers(32 + 32 + 3, 24, 8, 1), verifier_folder / "mlp.safetensors")
+    save_file(layers(2, 1), verifier_folder / "few.safetensors")
+    return verifier_folder
+
+
+@pytest.fixture
+def make_verifier(verifier_folder):
+    def make(name="logit-pair-at-marker", attention="tree", budget=2**22, **settings):
+        loaded = load_model(str(verifier_folder), ModelSettings(**settings), role="verifier")
+        model = TreeModel(loaded.decoder, make_attention(attention), budget)
+        return PrmVerifier(spec_of(name), loaded, model)
+
+    return make
+
+
+# --- the oracle ------------------------------------------------------------------------------
+
+
+class Oracle:
+    """Re-encodes a whole path and reads the same place with plain formulas."""
+
+    def __init__(self, folder, name):
+        self.folder, self.spec = folder, spec_of(name)
+        self.codec = load_model(str(folder), ModelSettings()).codec
+        dtype = torch.float64
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+    def score(self, node):
+        template, text = self.spec.template, ""
+        if template.prefix is None:
+            text = node.root.problem_text + "\n\n"
+        else:
+            text = template.prefix.replace("{problem}", node.root.problem_text)
+        for step in node.path()[1:]:
+            begin = len(text)
+            text += step.step_text
+            end = len(text)
+            text += template.step_suffix
+        if end == begin:
+            return None
+        (ids,), (spans,) = self.codec.encode_with_offsets([text])
+        with torch.inference_mode():
+            out = self.model(torch.tensor([ids]), output_hidden_states=True)
+        hidden, logits = out.hidden_states[-1][0], out.logits[0]
+        inside = [i for i, (a, b) in enumerate(spans) if b > begin and a < end]
+        if self.spec.read == "every_token":
+            values = [self._token(hidden, logits, ids, i) for i in inside]
+            return self._combine(values)
+        if self.spec.read == "step_end":
+            return self._value(hidden[inside[-1]], logits[inside[-1]])
+        at = end + template.step_suffix.index(template.marker)
+        (place,) = [i for i, (a, b) in enumerate(spans) if a <= at < b]
+        place -= self.spec.read == "before_marker"
+        return self._value(hidden[place], logits[place])
+
+    def _stack(self, x, activate):
+        from safetensors.torch import load_file
+
+        tensors = load_file(self.folder / self.spec.head.file)
+        for i in range(len(tensors) // 2):
+            x = activate(x) if i else x
+            x = tensors[f"layers.{i}.weight"].double() @ x + tensors[f"layers.{i}.bias"].double()
+        return x
+
+    def _value(self, hidden, logits):
+        if self.spec.head.kind == "logit_pair":
+            good, bad = (self.codec.encode(token)[0] for token in "+-")
+            return float(torch.stack([logits[bad], logits[good]]).softmax(0)[1])
+        x = self._stack(hidden, torch.relu)
+        return float(x.softmax(0)[1] if len(x) == 2 else x[0].sigmoid())
+
+    def _token(self, hidden, logits, ids, i):
+        logprobs = logits[i - 1].log_softmax(0)
+        own = logprobs[ids[i]]
+        if self.spec.head.kind == "token_logprob":
+            return float(own.exp())
+        parts = {
+            "previous_hidden": hidden[i - 1],
+            "token_embedding": self.model.get_input_embeddings().weight[ids[i]],
+            "logprob": own[None],
+            "entropy": torch.distributions.Categorical(logits=logits[i - 1]).entropy()[None],
+            "gap": (logprobs.max() - own)[None],
+        }
+        x = torch.cat([parts[name] for name in self.spec.head.features])
+        x = self._stack(x, torch.nn.functional.gelu)[0]
+        return float(x.sigmoid() if self.spec.activation == "sigmoid" else x)
+
+    def _combine(self, values):
+        how = self.spec.combine
+        x = torch.tensor(values, dtype=torch.float64)
+        found = {"prod": x.prod(), "min": x.min(), "mean": x.mean(), "last": x[-1]}
+        return float(found[how])
+
+
+# --- random trees ----------------------------------------------------------------------------
+
+# Many steps end in "e", which merges with the first letter of the next one.
+WORDS = ["she sees the tree", "12+3=15e", "a ", "e", "\n\n", "see", "eel.\n\ne", "x" * 30, "We\n"]
+
+
+def random_tree(seed=0, num_rounds=4, empty=False, problem_id=0):
+    """Yield the candidates of every round of one tree; between rounds some survive."""
+    rng = random.Random(seed)
+    tree = new_tree(problem_id, text=PROBLEM + "e" * seed)
+    survivors = [tree.root]
+    for _ in range(num_rounds):
+        candidates = []
+        for node in survivors:
+            texts = ["".join(rng.choices(WORDS, k=rng.randint(1, 3))) for _ in range(3)]
+            if empty:
+                texts[0] = ""
+            candidates += grow(tree, node, texts)
+        yield tree, candidates
+        survivors = rng.sample(candidates, 2) if not empty else candidates[:2]
+        for node in candidates:
+            (tree.keep if node in survivors else tree.prune)(node)
+
+
+@pytest.mark.parametrize("attention", ["tree", "reference"])
+@pytest.mark.parametrize("name", SPECS)
+def test_scores_equal_re_encoding_the_whole_path(make_verifier, verifier_folder, name, attention):
+    verifier, oracle = make_verifier(name, attention), Oracle(verifier_folder, name)
+    different = set()
+    for seed in range(2):
+        for tree, candidates in random_tree(seed, problem_id=seed):
+            scores = verifier.score(candidates)
+            for node, score in zip(candidates, scores, strict=True):
+                assert score == pytest.approx(oracle.score(node), abs=1e-4)
+            different |= {round(score, 4) for score in scores}
+            verifier.release(tree.release_dead())
+            verifier.tree_model.store.check()
+    assert len(different) > 15, "the head must tell steps apart"
+
+
+def test_the_trees_above_merge_tokens_across_steps(make_verifier):
+    """Else the longest common prefix would always be the whole parent."""
+    verifier, merged = make_verifier("linear-at-step-end"), 0
+    for tree, candidates in random_tree(1):
+        verifier.score(candidates)
+        for node in candidates:
+            parent, own = (n.handles["verifier"].token_ids for n in (node.parent, node))
+            merged += own[: len(parent)] != parent
+        verifier.release(tree.release_dead())
+    assert merged > 3
+
+
+@pytest.mark.parametrize("name", ["linear-at-step-end", "token-mlp-everywhere"])
+def test_a_round_computes_only_its_own_tokens(make_verifier, name):
+    verifier = make_verifier(name)
+    look_back = 1 if name == "token-mlp-everywhere" else 0
+    for tree, candidates in random_tree(2):
+        verifier.score(candidates)
+        for node in candidates:
+            parent, own = (n.handles["verifier"].token_ids for n in (node.parent, node))
+            shared = 0
+            while shared < min(len(own) - 1, len(parent)) and own[shared] == parent[shared]:
+                shared += 1
+            assert node.usage["verifier_reused"] == shared - look_back
+            assert node.usage["verifier_prefilled"] == len(own) - shared + look_back
+            assert node.handles["verifier"].segment.length == node.usage["verifier_prefilled"]
+        assert tree.root.usage["verifier_prefilled"] == len(
+            tree.root.handles["verifier"].token_ids
+        )
+        verifier.release(tree.release_dead())
+
+
+@pytest.mark.parametrize("name", ["logit-pair-at-marker", "token-mlp-everywhere"])
+def test_an_empty_step_has_no_score_and_its_children_do(make_verifier, verifier_folder, name):
+    verifier, oracle = make_verifier(name), Oracle(verifier_folder, name)
+    for tree, candidates in random_tree(3, empty=True):
+        for node, score in zip(candidates, verifier.score(candidates), strict=True):
+            if node.step_text == "":
+                assert score is None
+            else:
+                assert score == pytest.approx(oracle.score(node), abs=1e-4)
+        verifier.release(tree.release_dead())
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
+@pytest.mark.parametrize("name", ["logit-pair-at-marker", "token-mlp-everywhere"])
+def test_scores_do_not_depend_on_the_batch(make_verifier, name, attention):
+    """Bit for bit: all at once, one by one, backwards, and next to another tree."""
+    whole, apart, backwards = (make_verifier(name, attention) for _ in range(3))
+    trees = zip(random_tree(4), random_tree(4), random_tree(4), random_tree(5), strict=True)
+    for (_, a), (_, b), (_, c), (_, other) in trees:
+        expected = whole.score(a)
+        assert [apart.score([node])[0] for node in b] == expected
+        mixed = backwards.score([*other, *c[::-1]])
+        assert mixed[len(other) :][::-1] == expected
+
+
+def test_long_steps_are_prefilled_in_chunks(make_verifier, verifier_folder):
+    name = "token-mlp-everywhere"
+    verifier, oracle = make_verifier(name), Oracle(verifier_folder, name)
+    tree = new_tree(text=PROBLEM)
+    nodes = grow(tree, tree.root, ["see " * 90, "x1 " * 110, "a"])
+    for node, score in zip(nodes, verifier.score(nodes), strict=True):
+        assert score == pytest.approx(oracle.score(node), abs=1e-4)
+
+
+def test_a_path_beyond_the_verifiers_context_has_no_score(make_verifier):
+    verifier = make_verifier(context=64)
+    tree = new_tree(text="1+1")
+    short, long = grow(tree, tree.root, ["see", "x" * 80])
+    scores = verifier.score([short, long])
+    assert scores[0] is not None
+    assert scores[1] is None
+    tree.keep(long)
+    tree.prune(short)
+    assert verifier.score(grow(tree, long, ["a", "b"])) == [None, None]
+    tree.done = True
+    verifier.release(tree.release_dead())
+    assert verifier.tree_model.store.num_segments == 0
+
+
+def test_a_problem_beyond_the_verifiers_context_is_no_crash(make_verifier):
+    verifier = make_verifier(context=32)
+    tree = new_tree(text="x" * 100)
+    assert verifier.score(grow(tree, tree.root, ["a", "b"])) == [None, None]
+
+
+@pytest.mark.parametrize("name", ["logit-pair-at-marker", "token-mlp-everywhere"])
+def test_a_format_without_a_prefix_is_scored_too(verifier_folder, name):
+    loaded = load_model(str(verifier_folder), ModelSettings(), role="verifier")
+    spec = spec_of(name)
+    template = spec.template.model_copy(update={"prefix": ""})
+    bare = spec.model_copy(update={"template": template})
+    verifier = PrmVerifier(bare, loaded, TreeModel(loaded.decoder, make_attention("tree"), 2**20))
+    tree = new_tree()
+    together = verifier.score(grow(tree, tree.root, ["see 1", "a tree"]))
+    alone = verifier.score(grow(tree, tree.root, ["a tree"]))
+    assert together[1] == alone[0]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_release_frees_everything(make_verifier, name):
+    verifier = make_verifier(name)
+    for tree, candidates in random_tree(6):
+        verifier.score(candidates)
+        verifier.release(tree.release_dead())
+        held = {node for node in tree.nodes() if "verifier" in node.handles}
+        assert held == tree.held
+        assert verifier.tree_model.store.num_segments == len(held)
+        assert not [n for n in held if n.state is NodeState.PRUNED]
+    tree.done = True
+    verifier.release(tree.release_dead())
+    assert verifier.tree_model.store.num_segments == 0
+    assert verifier.tree_model.budget.used_bytes == 0
+
+
+# --- heads and sources -----------------------------------------------------------------------
+
+
+def write_spec(folder, name, **head):
+    spec = spec_of(name)
+    spec = spec.model_copy(update={"head": spec.head.model_copy(update=head)})
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "complaint"),
+    [
+        ("linear-at-step-end", {"file": "gone.safetensors"}, r"gone\.safetensors: no such file"),
+        ("linear-at-step-end", {"file": "model.safetensors"}, r"no tensor named layers\.0\.weight"),
+        ("logit-pair-at-marker", {"good": "+-"}, "'\\+-' is 2 tokens, not one"),
+    ],
+)
+def test_a_head_that_is_not_there_is_named(verifier_folder, name, head, complaint):
+    loaded = load_model(str(verifier_folder), ModelSettings(), role="verifier")
+    with pytest.raises(InputError, match=complaint):
+        make_head(write_spec(verifier_folder, name, **head), loaded)
+
+
+def test_a_logit_pair_may_be_named_by_ids(verifier_folder):
+    loaded = load_model(str(verifier_folder), ModelSettings(), role="verifier")
+    ids = {key: loaded.codec.encode(token)[0] for key, token in (("good", "+"), ("bad", "-"))}
+    hidden, at = torch.randn(5, 32), torch.tensor([1, 3])
+    by_id, by_text = (
+        make_head(write_spec(verifier_folder, "logit-pair-at-marker", **change), loaded)
+        for change in (ids, {})
+    )
+    tokens = torch.zeros(5, dtype=torch.long)
+    assert torch.equal(by_id(hidden, tokens, at), by_text(hidden, tokens, at))
+
+
+def test_which_verifier_an_option_means(verifier_folder, generator_folder):
+    def resolve(name):
+        return resolve_verifier(ModelSettings(verifier=name))
+
+    source = resolve(str(verifier_folder))
+    written = yaml.safe_load((verifier_folder / "verifier.yaml").read_text())
+    assert source.spec == VerifierSpec.model_validate(written)
+    assert resolve(f"likelihood:{generator_folder}").spec == LIKELIHOOD_SPEC
+    assert resolve("logprob").without_model is not None
+    assert resolve("none").model is None
+    with pytest.raises(InputError, match=r"no verifier\.yaml"):
+        resolve(str(generator_folder))
+    with pytest.raises(InputError, match="no such folder"):
+        resolve("likelihood:/nowhere")
+    with pytest.raises(InputError, match="needs a tokenizer"):
+        resolve(
+            "random:llama,layers=1,hidden=8,heads=2,intermediate=8,vocab=16,context=32"
+        )

@@ -1,0 +1,71 @@
+import pytest
+from pydantic import ValidationError
+
+from beamwright.errors import InputError
+from beamwright.verify import VerifierSpec, load_spec
+from beamwright.verify.spec import LIKELIHOOD_SPEC
+
+GOOD = {
+    "name": "prm",
+    "template": {"prefix": "{problem}\n", "step_suffix": " #\n", "marker": "#"},
+    "read": "marker",
+    "head": {"kind": "logit_pair", "good": "+", "bad": "-"},
+    "activation": "softmax",
+}
+
+
+def test_a_complete_spec_is_read():
+    spec = VerifierSpec.model_validate(GOOD)
+    assert (spec.combine, spec.aggregate) == ("last", "last")
+    assert not spec.head.looks_back
+    assert LIKELIHOOD_SPEC.head.looks_back
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"name": None}, "name"),
+        ({"reads": "marker"}, "reads"),
+        ({"read": "everywhere"}, "read"),
+        ({"template": {"step_suffix": "\n", "marker": "#"}}, "marker inside step_suffix"),
+        ({"template": {"step_suffix": "#\n"}}, "marker inside step_suffix"),
+        ({"head": {"kind": "logit_pair", "good": "+"}}, "needs 'good' and 'bad'"),
+        ({"head": {"kind": "linear"}, "activation": "sigmoid"}, "needs 'file'"),
+        ({"head": {"kind": "token_mlp", "file": "h"}, "activation": "sigmoid"}, "needs 'features'"),
+        (
+            {
+                "head": {"kind": "token_mlp", "file": "h", "features": ["colour"]},
+                "activation": "sigmoid",
+            },
+            "features",
+        ),
+        ({"activation": "sigmoid"}, "softmax goes with logit_pair and two_layer"),
+        ({"head": {"kind": "linear", "file": "h"}}, "softmax goes with logit_pair and two_layer"),
+        ({"aggregate": "max"}, "aggregate"),
+    ],
+)
+def test_an_impossible_spec_says_why(change, complaint):
+    with pytest.raises(ValidationError, match=complaint):
+        VerifierSpec.model_validate({**GOOD, **change})
+
+
+def test_a_folder_without_a_spec_names_the_file(tmp_path):
+    with pytest.raises(InputError, match=r"no verifier\.yaml says how its scores are read"):
+        load_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("name: [", "not YAML"),
+        ("name: prm", "read: Field required"),
+        ("", "spec"),
+        ("- 1", "spec"),
+    ],
+)
+def test_a_bad_spec_file_is_one_line(tmp_path, text, complaint):
+    (tmp_path / "verifier.yaml").write_text(text)
+    with pytest.raises(InputError, match=complaint) as caught:
+        load_spec(tmp_path)
+    assert "verifier.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
