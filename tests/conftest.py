@@ -2,11 +2,12 @@
 
 from functools import partial
 
-import engines
-import fakes
 import pytest
 import torch
 from transformers import LlamaConfig
+
+import engines
+import fakes
 
 torch.set_num_threads(1)
 

@@ -25,7 +25,7 @@ SMALL = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -65,7 +65,7 @@ def write_checkpoint(folder, config, seed=0, noise=0.05, **save_options):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += torch.randn(parameter.shape, generator=generator) * noise
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
     model.save_pretrained(folder, **save_options)
     return model.eval()
 

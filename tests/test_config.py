@@ -68,7 +68,7 @@ def test_an_empty_recipe_is_the_defaults(recipe):
         ("- 1\n- 2", "expected sections"),
         ("search: {n: 3", "not YAML"),
         ("memory: {memory: 7G}", r"memory\.memory \(--memory\).*7GiB"),
-        ("memory: {memory: 1.5}", r"memory\.memory \(--memory\)"),
+        ("memory: {memory: true}", r"memory\.memory \(--memory\)"),
         ("memory: {memory: [1]}", r"memory\.memory \(--memory\)"),
     ],
 )

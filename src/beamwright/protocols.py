@@ -176,9 +176,13 @@ class DecodeView(AttentionView, Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Makes views over stored paths. `paths` are tuples of (segment, visible tokens)."""
+    """Makes views over stored paths. `paths` are tuples of (segment, visible tokens).
+
+    tail_tokens: most tokens of a row that stand in its tail before they move into blocks.
+    """
 
     name: str
+    tail_tokens: int
 
     def decode_view(self, store: Any, paths: Sequence[Any], tail: Any) -> DecodeView: ...
 

@@ -38,8 +38,10 @@ class Forest:
         """Contexts [token][layer] of `rows` (in this order); keep: {token: positions kept}."""
         layout = self.layout
         paths = [self.paths[row] for row in rows]
-        tail = TailBuffer(layout, len(rows), self.store.pool.budget)
-        view = make_attention(backend).decode_view(self.store, paths, tail)
+        attention = make_attention(backend)
+        budget = self.store.pool.budget
+        tail = TailBuffer(layout, len(rows), attention.tail_tokens, budget)
+        view = attention.decode_view(self.store, paths, tail)
         alive, found = list(rows), []
         for token in range(num_tokens):
             if keep and token in keep:
@@ -47,6 +49,7 @@ class Forest:
                 index = torch.tensor(keep[token])
                 tail.keep_rows(index)
                 view.keep_rows(index)
+            tail.make_room()
             layers = []
             for layer in range(layout.num_layers):
                 query, key_value = self._token(seed, token, layer)

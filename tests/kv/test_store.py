@@ -101,9 +101,7 @@ def test_random_traffic_keeps_contents_and_conserves_blocks(make_store, layout, 
         blocks = sum(layout.num_blocks(len(values)) for values in content.values())
         assert store.pool.budget.used_bytes == blocks * layout.bytes_per_block
         for segment, values in content.items():
-            assert torch.equal(
-                store.gather(segment, segment.length), values.permute(1, 2, 0, 3, 4)
-            )
+            assert torch.equal(store.gather(segment, segment.length), values.permute(1, 2, 0, 3, 4))
     for segment in content:
         store.free(segment)
     assert (store.num_segments, store.pool.budget.used_bytes) == (0, 0)

@@ -3,16 +3,18 @@ import torch
 
 from beamwright.errors import CapacityError
 from beamwright.kv import DeviceBudget, TailBuffer
-from beamwright.kv.tail import TAIL_TOKENS
+
+CAPACITY = 40
 
 
 def filled(layout, num_rows, num_tokens, budget=None):
     """A tail and what was written: [tokens, layers, rows, 2, kv_heads, head_dim]."""
-    tail = TailBuffer(layout, num_rows, budget or DeviceBudget(10**9))
+    tail = TailBuffer(layout, num_rows, CAPACITY, budget or DeviceBudget(10**9))
     generator = torch.Generator().manual_seed(0)
     shape = (num_tokens, layout.num_layers, num_rows, 2, layout.num_kv_heads, layout.head_dim)
     written = torch.randn(shape, generator=generator)
     for token in written:
+        tail.make_room()
         for layer, key_value in enumerate(token):
             tail.write(layer, key_value)
         tail.length += 1
@@ -42,7 +44,7 @@ def test_rows_are_dropped_and_reordered(layout):
 
 
 def test_it_is_full_at_its_capacity_and_can_be_cleared(layout):
-    tail, _ = filled(layout, 1, TAIL_TOKENS - 1)
+    tail, _ = filled(layout, 1, CAPACITY - 1)
     assert not tail.full
     tail.length += 1
     assert tail.full
@@ -50,15 +52,22 @@ def test_it_is_full_at_its_capacity_and_can_be_cleared(layout):
     assert tail.length == 0
 
 
+def test_it_grows_by_doubling_and_keeps_what_it_holds(layout):
+    tail, written = filled(layout, 2, 33)
+    assert tail.storage.shape[4] == CAPACITY
+    assert torch.equal(tail.take(1, 33), written[:, :, 1])
+
+
 def test_its_bytes_are_charged_until_it_is_closed(layout):
-    num_bytes = 3 * TAIL_TOKENS * layout.bytes_per_token
+    num_bytes = 3 * 16 * layout.bytes_per_token
     budget = DeviceBudget(num_bytes)
     tail, _ = filled(layout, 3, 1, budget)
     assert budget.used_bytes == num_bytes == tail.storage.numel() * 4
     tail.keep_rows(torch.tensor([0]))
+    assert budget.used_bytes == num_bytes // 3 == tail.storage.numel() * 4
     tail.close()
     tail.close()
     assert budget.used_bytes == 0
     with pytest.raises(CapacityError, match="tails of 4 beams"):
-        TailBuffer(layout, 4, budget)
+        TailBuffer(layout, 4, CAPACITY, budget)
     assert budget.used_bytes == 0

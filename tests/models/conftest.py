@@ -1,8 +1,9 @@
 """Tiny random checkpoints of every family, odd ones included."""
 
-import fakes
 import pytest
 from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config, Qwen3Config
+
+import fakes
 
 TINY = {
     "vocab_size": fakes.VOCAB + 5,  # more rows than the tokenizer has tokens, as in real models

@@ -2,11 +2,11 @@
 
 import json
 
-import fakes
 import pytest
 import torch
 from transformers import LlamaConfig
 
+import fakes
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.models import inspect_model, load_model

@@ -1,8 +1,8 @@
-import fakes
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 
+import fakes
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
 
@@ -105,7 +105,7 @@ def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
 
 
 def test_a_template_that_is_neither_file_nor_template_is_an_input_error(load):
-    with pytest.raises(InputError, match="--chat-template 'missing.jinja'"):
+    with pytest.raises(InputError, match=r"--chat-template 'missing\.jinja'"):
         load("missing.jinja")
 
 

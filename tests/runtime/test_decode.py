@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 import torch
-from engines import PROBLEM, assert_nothing_allocated, grow
-from fakes import Grouping
 from transformers import AutoModelForCausalLM
 
+from beamwright.attention import make_attention
 from beamwright.config import SamplingSettings
 from beamwright.errors import CapacityError
-from beamwright.kv.tail import TAIL_TOKENS
 from beamwright.runtime.sampling import Sampler, lineage_key, stack_keys
 from beamwright.tree import NodeState, StopReason
+from engines import PROBLEM, assert_nothing_allocated, grow
+from fakes import Grouping
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, ora
 @pytest.mark.parametrize("attention", ["dense", "tree"])
 def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention):
     """Full tails move into the segments; rows that go on read them back."""
-    length = 2 * TAIL_TOKENS + 9
+    length = 2 * make_attention(attention).tail_tokens + 9
     options = {"step_tokens": length, "max_tokens": 2 * length, "ignore_eos": True}
     solver = make_solver(dtype="float64", attention=attention, n=6, width=3, **options)
     solution, tree = grow(solver)
@@ -67,7 +67,7 @@ def test_rows_that_stop_before_and_after_the_tail_is_full(make_solver, oracle):
     )
     _, tree = grow(solver)
     lengths = sorted(len(node.token_ids) for node in tree.nodes() if node.parent)
-    assert lengths[0] < TAIL_TOKENS < lengths[-1]
+    assert lengths[0] < 64 < lengths[-1]
     oracle(tree, num_tokens(solver), SamplingSettings(temperature=1.3))
 
 

@@ -3,7 +3,6 @@
 from functools import partial
 
 import pytest
-from fakes import Grouping, ScriptedExecutor, new_tree
 
 from beamwright.config import SearchSettings
 from beamwright.protocols import Extend, Finish
@@ -12,6 +11,7 @@ from beamwright.schedule import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.verify import aggregate
+from fakes import Grouping, ScriptedExecutor, new_tree
 
 
 def run(script, trees=None, how="last", schedule=None, on_round=None, **settings):
@@ -154,7 +154,9 @@ def test_trees_in_flight_do_not_know_of_each_other():
 def test_no_trees_is_no_work():
     executor = ScriptedExecutor(ordinal_wins)
     strategy = make_strategy(SearchSettings())
-    loop = SearchLoop(executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting())
+    loop = SearchLoop(
+        executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting()
+    )
     loop.run([])
     assert executor.groups == []
 
@@ -178,7 +180,9 @@ def test_a_callback_that_raises_leaves_nothing_allocated():
 
     executor = ScriptedExecutor(ordinal_wins)
     strategy = make_strategy(SearchSettings(n=4, width=2))
-    loop = SearchLoop(executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting())
+    loop = SearchLoop(
+        executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting()
+    )
     tree = new_tree()
     with pytest.raises(KeyboardInterrupt):
         loop.run([TreeRun(tree)], stop)
@@ -204,7 +208,9 @@ def test_any_strategy_can_be_plugged_in():
             return [Extend(tip, 1)]
 
     executor, tree = ScriptedExecutor(lambda node: (StopReason.DELIMITER, None)), new_tree()
-    loop = SearchLoop(executor, InGpuSchedule(), Chain(), partial(aggregate, how="last"), Accounting())
+    loop = SearchLoop(
+        executor, InGpuSchedule(), Chain(), partial(aggregate, how="last"), Accounting()
+    )
     loop.run([TreeRun(tree)])
     assert [node.lineage for node in tree.nodes()] == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     assert (tree.done, tree.reason_fewer) == (True, "long enough")

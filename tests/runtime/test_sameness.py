@@ -1,10 +1,10 @@
 """Equal trees whatever the grouping, and whatever the backend in float64 (DESIGN, "Sameness")."""
 
 import pytest
-from engines import PROBLEM, grow
-from fakes import Grouping
 
 from beamwright.runtime.selftest import run_selftest
+from engines import PROBLEM, grow
+from fakes import Grouping
 
 BACKENDS = ["reference", "dense", "tree"]
 GROUPINGS = [

@@ -26,7 +26,9 @@ def draw(logits, num_rows=1, num_positions=1, seed=0, **settings):
     sampler = Sampler(SamplingSettings(**settings), logits.shape[-1], CPU)
     keys, rows = draw_keys(num_rows, seed), logits.expand(num_rows, -1)
     positions = range(num_positions)
-    return torch.stack([sampler.sample(rows, keys, torch.full((num_rows,), p))[0] for p in positions])
+    return torch.stack(
+        [sampler.sample(rows, keys, torch.full((num_rows,), p))[0] for p in positions]
+    )
 
 
 # --- noise -----------------------------------------------------------------------------------
@@ -84,9 +86,7 @@ def test_the_random_stream_is_pinned():
     """A change of these numbers changes every tree that anybody has published."""
     assert lineage_key(0, (0, 1)) == (-872878631, -683522499)
     found = noise_of(draw_keys(2), torch.tensor([5, 6]), torch.tensor([0, 7, 400]))
-    expected = torch.tensor(
-        [[2.26977, 1.626417, 0.25025], [-0.776888, 1.69254, 2.596475]]
-    )
+    expected = torch.tensor([[2.26977, 1.626417, 0.25025], [-0.776888, 1.69254, 2.596475]])
     assert torch.allclose(found, expected, atol=1e-5)
 
 

@@ -1,13 +1,26 @@
-import fakes
 import pytest
 import torch
 
+import fakes
 from beamwright.config import StepSettings
 from beamwright.runtime.stops import DelimiterTable, RowLimit, StopDetector, row_limit
 from beamwright.tree import StopReason
 
 CPU = torch.device("cpu")
-PIECES = [b"", b"", b"\n", b"\n\n", b"a", b".\n", b"\n\nb", b"a\n\n\nc", b"\r", b"ab", b"aab", b"b\na"]
+PIECES = [
+    b"",
+    b"",
+    b"\n",
+    b"\n\n",
+    b"a",
+    b".\n",
+    b"\n\nb",
+    b"a\n\n\nc",
+    b"\r",
+    b"ab",
+    b"aab",
+    b"b\na",
+]
 EOS = 1
 
 
@@ -82,7 +95,9 @@ FAR = RowLimit(1000, StopReason.STEP_LIMIT)
 
 
 def feed(stops, *pieces):
-    return stops.feed(torch.tensor([PIECES.index(p) if isinstance(p, bytes) else p for p in pieces]))
+    return stops.feed(
+        torch.tensor([PIECES.index(p) if isinstance(p, bytes) else p for p in pieces])
+    )
 
 
 def test_each_row_stops_for_its_own_reason():

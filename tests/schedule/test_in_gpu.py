@@ -1,9 +1,9 @@
 import pytest
-from fakes import new_tree
 
 from beamwright.config import ScheduleSettings
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
+from fakes import new_tree
 
 
 @pytest.fixture

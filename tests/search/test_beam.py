@@ -1,13 +1,13 @@
 import random
 
 import pytest
-from fakes import add_step, grow, new_tree
 
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.tree import StopReason
+from fakes import add_step, grow, new_tree
 
 
 def beam(**settings):

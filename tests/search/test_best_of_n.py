@@ -1,11 +1,11 @@
 import pytest
-from fakes import add_step, grow, new_tree
 
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish
 from beamwright.search import BestOfN, make_strategy
 from beamwright.tree import StopReason
+from fakes import add_step, grow, new_tree
 
 
 @pytest.fixture

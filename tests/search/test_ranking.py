@@ -1,7 +1,7 @@
 import pytest
-from fakes import grow, new_tree
 
 from beamwright.search.ranking import duplicates, ranked
+from fakes import grow, new_tree
 
 
 def candidates(scores, texts=None):

@@ -1,9 +1,9 @@
 import random
 
 import pytest
-from fakes import add_step, grow, new_tree
 
 from beamwright.tree import NodeState, StopReason
+from fakes import add_step, grow, new_tree
 
 
 @pytest.fixture

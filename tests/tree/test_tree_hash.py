@@ -1,7 +1,7 @@
 import pytest
-from fakes import grow, new_tree
 
 from beamwright.tree import SearchTree, StopReason, tree_hash
+from fakes import grow, new_tree
 
 
 def build(tokens=(7, 8), stop=StopReason.DELIMITER, verb="keep", prompt=(1, 2), score=0.5):

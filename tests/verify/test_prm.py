@@ -1,11 +1,11 @@
 """PRM scores with KV on the tree, against re-encoding every path from scratch."""
 
+import itertools
 import random
 
 import pytest
 import torch
 import yaml
-from fakes import grow, new_tree
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
@@ -17,6 +17,7 @@ from beamwright.tree import NodeState
 from beamwright.verify import PrmVerifier, VerifierSpec, resolve_verifier
 from beamwright.verify.heads import make_head
 from beamwright.verify.spec import LIKELIHOOD_SPEC
+from fakes import grow, new_tree
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
 FEATURES = ["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
@@ -67,14 +68,16 @@ def heads(verifier_folder):
 
     def layers(*sizes):
         found = {}
-        for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
             found[f"layers.{i}.weight"] = torch.randn(outputs, inputs, generator=generator) / 4
             found[f"layers.{i}.bias"] = torch.randn(outputs, generator=generator) / 4
         return found
 
     save_file(layers(32, 1), verifier_folder / "linear.safetensors")
     save_file(layers(32, 16, 2), verifier_folder / "two_layer.safetensors")
-    save_file(layers(32 + 32 + 3, 24, 8, 1), verifier_folder / "mlp.safetensors")
+    mlp = layers(32 + 32 + 3, 24, 8, 1)
+    mlp["layers.2.bias"] += 3.0  # products of many probabilities must not vanish
+    save_file(mlp, verifier_folder / "mlp.safetensors")
     save_file(layers(2, 1), verifier_folder / "few.safetensors")
     return verifier_folder
 
@@ -152,7 +155,7 @@ class Oracle:
             return float(own.exp())
         parts = {
             "previous_hidden": hidden[i - 1],
-            "token_embedding": self.model.get_input_embeddings().weight[ids[i]],
+            "token_embedding": self.model.get_input_embeddings().weight.detach()[ids[i]],
             "logprob": own[None],
             "entropy": torch.distributions.Categorical(logits=logits[i - 1]).entropy()[None],
             "gap": (logprobs.max() - own)[None],
@@ -171,7 +174,7 @@ class Oracle:
 # --- random trees ----------------------------------------------------------------------------
 
 # Many steps end in "e", which merges with the first letter of the next one.
-WORDS = ["she sees the tree", "12+3=15e", "a ", "e", "\n\n", "see", "eel.\n\ne", "x" * 30, "We\n"]
+WORDS = ["sea is wide", "12+3=15e", "a ", "e", "\n\n", "he", "she.\n\ne", "x" * 30, "We\n"]
 
 
 def random_tree(seed=0, num_rounds=4, empty=False, problem_id=0):
@@ -234,9 +237,7 @@ def test_a_round_computes_only_its_own_tokens(make_verifier, name):
             assert node.usage["verifier_reused"] == shared - look_back
             assert node.usage["verifier_prefilled"] == len(own) - shared + look_back
             assert node.handles["verifier"].segment.length == node.usage["verifier_prefilled"]
-        assert tree.root.usage["verifier_prefilled"] == len(
-            tree.root.handles["verifier"].token_ids
-        )
+        assert tree.root.usage["verifier_prefilled"] == len(tree.root.handles["verifier"].token_ids)
         verifier.release(tree.release_dead())
 
 
@@ -253,7 +254,7 @@ def test_an_empty_step_has_no_score_and_its_children_do(make_verifier, verifier_
 
 
 @pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
-@pytest.mark.parametrize("name", ["logit-pair-at-marker", "token-mlp-everywhere"])
+@pytest.mark.parametrize("name", SPECS)
 def test_scores_do_not_depend_on_the_batch(make_verifier, name, attention):
     """Bit for bit: all at once, one by one, backwards, and next to another tree."""
     whole, apart, backwards = (make_verifier(name, attention) for _ in range(3))
@@ -374,6 +375,4 @@ def test_which_verifier_an_option_means(verifier_folder, generator_folder):
     with pytest.raises(InputError, match="no such folder"):
         resolve("likelihood:/nowhere")
     with pytest.raises(InputError, match="needs a tokenizer"):
-        resolve(
-            "random:llama,layers=1,hidden=8,heads=2,intermediate=8,vocab=16,context=32"
-        )
+        resolve("random:llama,layers=1,hidden=8,heads=2,intermediate=8,vocab=16,context=32")

@@ -1,10 +1,10 @@
 import math
 
 import pytest
-from fakes import add_step, new_tree
 
 from beamwright.verify import LogprobVerifier, aggregate
 from beamwright.verify.confidence import NoVerifier
+from fakes import add_step, new_tree
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from beamwright.kv import Path, SegmentStore, TailBuffer
 
 
 class PathCopies:
-    """Copies [layer, K or V, row, token, kv_head, head_dim] of whole paths, padded to the longest.
+    """Copies [layer, K or V, row, kv_head, token, head_dim] of whole paths, padded to the longest.
 
     `room` more tokens are free behind each row's own path, so that a row's tokens stand at the
     same offsets whoever shares the batch.
@@ -31,19 +31,18 @@ class PathCopies:
         self._budget.charge(self._charged, f"the copies of {len(paths)} paths")
         self.lengths = torch.tensor(lengths, device=storage.device)
         self.data = storage.new_zeros(
-            (layout.num_layers, 2, len(paths), tokens, layout.num_kv_heads, layout.head_dim)
+            (layout.num_layers, 2, len(paths), layout.num_kv_heads, tokens, layout.head_dim)
         )
         for row, path in enumerate(paths):
             at = 0
             for part in path:
-                self.data[:, :, row, at : at + part.visible] = store.gather(
-                    part.segment, part.visible
-                )
+                held = store.gather(part.segment, part.visible)
+                self.data[:, :, row, :, at : at + part.visible] = held.transpose(2, 3)
                 at += part.visible
 
     def causal_mask(self, num_new: int) -> torch.Tensor:
         """Additive [rows, num_new, tokens]: new token j sees the path and new tokens up to j."""
-        tokens = torch.arange(self.data.shape[3], device=self.data.device)
+        tokens = torch.arange(self.data.shape[4], device=self.data.device)
         last = self.lengths.unsqueeze(1) + torch.arange(num_new, device=self.data.device)
         mask = torch.zeros(*last.shape, len(tokens), dtype=self.data.dtype, device=tokens.device)
         return mask.masked_fill_(tokens > last.unsqueeze(2), float("-inf"))
@@ -70,12 +69,12 @@ class DenseDecode:
         if rows is None:
             rows = torch.arange(query.shape[0], device=query.device)
         at = self._copies.lengths[rows] + step
-        data[:, rows, at] = key_value.transpose(0, 1)
+        data[:, rows, :, at] = key_value
         mask = self._mask[:, step] if self._rows is None else self._mask[rows, step]
         both = data if self._rows is None else data[:, rows]
         num_rows, heads, head_dim = query.shape
         grouped = query.view(num_rows, key_value.shape[2], -1, head_dim)
-        keys, values = both[0].transpose(1, 2), both[1].transpose(1, 2)
+        keys, values = both[0], both[1]
         context, _ = attend_part(grouped, keys, values, mask[:, None, None, :])
         return context.transpose(1, 2).reshape(num_rows, heads, head_dim)
 
@@ -103,10 +102,10 @@ class DensePrefill:
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
         packing, data = self._packing, self._copies.data[layer]
-        data[:, self._rows, self._at] = packing.pad(key_value).permute(2, 0, 1, 3, 4)
+        data[:, self._rows, :, self._at] = packing.pad(key_value)
         group = query.shape[1] // key_value.shape[2]
         mask = self._mask.repeat_interleave(group, dim=1).unsqueeze(1)
-        keys, values = data[0].transpose(1, 2), data[1].transpose(1, 2)
+        keys, values = data[0], data[1]
         context, _ = attend_part(packing.queries(query), keys, values, mask)
         return packing.unpack(context, query)
 
@@ -119,6 +118,7 @@ class DenseAttention:
     """Backend `dense`."""
 
     name = "dense"
+    tail_tokens = 64
 
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer

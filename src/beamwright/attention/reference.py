@@ -90,6 +90,7 @@ class ReferenceAttention:
     """Backend `reference`."""
 
     name = "reference"
+    tail_tokens = 64
 
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer

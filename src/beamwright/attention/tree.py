@@ -39,7 +39,7 @@ def _power_of_four(value: int, least: int) -> int:
 class Bucket:
     """Items of one size class, padded to the same number of rows and tokens.
 
-    data: packed KV [layer, K or V, item, token, kv_head, head_dim].
+    data: packed KV [layer, K or V, item, kv_head, token, head_dim].
     mask: additive [item, 1, 1, token].
     rows: the row in each slot [item, slot]; empty slots repeat some row and are never read.
     """
@@ -79,12 +79,13 @@ class SharedSegments:
             width = max(len(rows) for _, rows in chosen)
             tokens = round_up(max(part.visible for part, _ in chosen), KEY_MULTIPLE)
             data = store.pool.storage.new_zeros(
-                (layout.num_layers, 2, len(keys), tokens, layout.num_kv_heads, layout.head_dim)
+                (layout.num_layers, 2, len(keys), layout.num_kv_heads, tokens, layout.head_dim)
             )
             mask = data.new_full((len(keys), 1, 1, tokens), float("-inf"))
             slots = torch.zeros(len(keys), width, dtype=torch.long)
             for i, (part, rows) in enumerate(chosen):
-                data[:, :, i, : part.visible] = store.gather(part.segment, part.visible)
+                held = store.gather(part.segment, part.visible)
+                data[:, :, i, :, : part.visible] = held.transpose(2, 3)
                 mask[i, :, :, : part.visible] = 0.0
                 slots[i, : len(rows)] = torch.tensor(rows)
                 for j, row in enumerate(rows):
@@ -141,8 +142,7 @@ class _Shared:
             items = bucket.data.shape[2]
             picked = flat.index_select(0, index)
             queries = picked.view(items, self._kv_heads, -1, head_dim)
-            keys = bucket.data[layer, 0].transpose(1, 2)
-            values = bucket.data[layer, 1].transpose(1, 2)
+            keys, values = bucket.data[layer, 0], bucket.data[layer, 1]
             context, lse = attend_part(queries, keys, values, bucket.mask)
             context = context.unflatten(1, (-1, group))
             lse = lse.unflatten(1, (-1, group))
@@ -266,6 +266,7 @@ class TreeAttention:
     """Backend `tree`."""
 
     name = "tree"
+    tail_tokens = 256
 
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer

@@ -146,7 +146,11 @@ class DecodeSession:
         self._segments: list[Segment | None] = [*segments, *([None] * padding)]
         store = model.store
         self._tail = TailBuffer(
-            store.pool.layout, len(self._paths), model.budget, str(model.decoder.device)
+            store.pool.layout,
+            len(self._paths),
+            model.backend.tail_tokens,
+            model.budget,
+            str(model.decoder.device),
         )
         try:
             self._view = self._make_view()
@@ -163,6 +167,7 @@ class DecodeSession:
         """Hidden states [rows, embed_dim] of one token per row ([rows] ids and positions)."""
         if self._tail.full:
             self._flush()
+        self._tail.make_room()
         hidden = self._model.decoder.hidden(token_ids, positions, self._view)
         self._tail.length += 1
         return hidden

@@ -133,10 +133,8 @@ class StepDecoder:
             else:
                 tokens = node.token_ids[-1:]
             node.usage["generator_reused"] -= len(tokens)
-            path = self._path(node.parent)
-            segment = self._state(node).segment
-            own = (PathPart(segment, segment.length),) if segment.length else ()
-            requests.append(PrefillRequest((*path, *own), segment, tokens, node.end - len(tokens)))
+            path, segment = self._path(node.parent), self._state(node).segment
+            requests.append(PrefillRequest(path, segment, tokens, node.end - len(tokens)))
         for node, hidden in zip(owing, self.model.prefill(requests), strict=True):
             # A copy: the last row must not keep a whole prompt's states alive.
             self._state(node).hidden = hidden[-1:].clone()

@@ -1,0 +1,57 @@
+import pytest
+
+from beamwright.config import MemorySettings
+from beamwright.errors import InputError
+from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
+from beamwright.models.named_shapes import shape_from_text
+
+BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"
+
+
+@pytest.fixture
+def generator():
+    return ModelBytes(shape_from_text(BIG), 4)
+
+
+@pytest.fixture
+def verifier():
+    """A third of the generator's KV per token."""
+    small = BIG.replace("layers=4", "layers=2").replace("kv_heads=4", "kv_heads=2")
+    return ModelBytes(shape_from_text(small), 4)
+
+
+def test_sizes_of_one_model(generator):
+    assert generator.weights == shape_from_text(BIG).num_parameters * 4
+    assert generator.kv_per_token == 2 * 4 * 64 * 4
+    assert generator.activations(100_000) > generator.activations(1)
+
+
+def test_kv_memory_is_the_kv_alone(generator):
+    plan = plan_memory(MemorySettings(kv_memory=1000, memory="1GiB"), generator, None, 16)
+    assert (plan.generator_kv_bytes, plan.verifier_kv_bytes, plan.kv_bytes) == (1000, 0, 1000)
+
+
+def test_memory_is_everything(generator, verifier):
+    settings = MemorySettings(memory="64MiB")
+    plan = plan_memory(settings, generator, verifier, 16)
+    weights = generator.weights + verifier.weights
+    activations = max(model.activations(16) for model in (generator, verifier))
+    assert plan.kv_bytes == 64 * 1024**2 - weights - activations
+
+
+def test_the_two_kv_budgets_share_by_bytes_per_token(generator, verifier):
+    plan = plan_memory(MemorySettings(kv_memory=50_000), generator, verifier, 16)
+    assert generator.kv_per_token == 4 * verifier.kv_per_token
+    assert (plan.generator_kv_bytes, plan.verifier_kv_bytes) == (40_000, 10_000)
+
+
+def test_without_a_number_there_is_a_default(generator):
+    assert plan_memory(MemorySettings(), generator, None, 16).kv_bytes == DEFAULT_KV_BYTES
+
+
+def test_memory_that_leaves_nothing_for_kv_says_where_it_goes(generator):
+    with pytest.raises(InputError, match="nothing is left for KV") as caught:
+        plan_memory(MemorySettings(memory=generator.weights), generator, None, 16)
+    for number in (generator.weights, generator.activations(16)):
+        assert f"{number:,}" in str(caught.value)
+    assert "--memory" in str(caught.value)

@@ -1,0 +1,255 @@
+import json
+
+import pytest
+
+from beamwright import Solution, Solver
+from beamwright.config import Settings
+from beamwright.errors import CapacityError, InputError, ProblemTooLongError
+from beamwright.tree import NodeState
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow
+
+RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
+SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_tokens": 6}
+
+SOLVE_KEYS = {
+    **{"answer": None, "text": None, "score": None, "stop": None, "rounds": None},
+    "candidates": {"answer", "score", "stop", "tokens"},
+    "tree": {"nodes", "pruned", "unique_tokens", "path_tokens"},
+    "tokens": {
+        *("generated", "kept", "overrun", "speculated", "speculated_kept"),
+        *("generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused"),
+    },
+    "kv": {
+        *("device_budget_bytes", "device_peak_bytes", "host_peak_bytes", "h2d_bytes", "d2h_bytes"),
+        *("groups", "dm_lower_bound_bytes"),
+    },
+    "time": {
+        *("total_s", "decode_s", "verify_s", "both_s", "schedule_s", "stall_s", "other_s"),
+    },
+    **{"io_share": None, "goodput_tok_s": None, "tree_hash": None, "exact": None, "seed": None},
+    **{"schedule": None, "attention": None, "reason_fewer": None},
+}
+
+
+@pytest.fixture
+def with_prm(make_solver, verifier_folder):
+    """A solver whose verifier is a PRM with a tokenizer of its own."""
+
+    def make(**changes):
+        return make_solver(verifier=str(verifier_folder), **changes)
+
+    return make
+
+
+# --- one problem -----------------------------------------------------------------------------
+
+
+def test_json_has_exactly_the_keys_of_the_design(make_solver):
+    solution, _ = grow(make_solver())
+    found = json.loads(json.dumps(solution.to_json()))
+    assert set(found) == set(SOLVE_KEYS)
+    for group, keys in SOLVE_KEYS.items():
+        if group == "candidates":
+            assert all(set(candidate) == keys for candidate in found[group])
+        elif keys is not None:
+            assert set(found[group]) == keys
+    assert (found["schedule"], found["attention"], found["seed"]) == ("in-gpu", "tree", 0)
+
+
+def test_a_solution_describes_its_tree(make_solver):
+    solution, tree = grow(make_solver())
+    nodes = [node for node in tree.nodes() if node.parent]
+    final = tree.finished() + tree.candidates()
+    assert solution.tree.nodes == len(nodes)
+    assert solution.tree.pruned == sum(node.state is NodeState.PRUNED for node in nodes)
+    assert solution.tree.path_tokens == sum(node.num_path_tokens for node in final)
+    assert [c.text for c in solution.candidates] == [node.text for node in final]
+    assert solution.rounds == tree.rounds
+    assert len(solution.candidates) == 16
+    assert solution.reason_fewer is None
+    chosen = [c for c in solution.candidates if c.text == solution.text]
+    assert solution.score in [c.score for c in chosen]
+    assert solution.kv.device_peak_bytes > 0
+
+
+def test_time_is_counted_once(make_solver):
+    time = grow(make_solver())[0].time
+    parts = time.decode_s + time.verify_s + time.both_s + time.schedule_s
+    assert parts + time.stall_s + time.other_s == pytest.approx(time.total_s)
+    assert min(vars(time).values()) >= 0
+
+
+def test_the_round_limit_shows_in_stops_and_reason(make_solver):
+    solution, _ = grow(make_solver(max_rounds=1, max_step_tokens=3, delimiter="Zq", n=8))
+    cut = [c for c in solution.candidates if c.stop == "round_limit"]
+    assert cut
+    assert solution.reason_fewer == f"{len(cut)} of 8 paths reached --max-rounds"
+
+
+def test_dm_lower_bound_counts_what_exceeds_the_budget(make_solver):
+    ample = grow(make_solver(step_tokens=4, ignore_eos=True))[0]
+    assert ample.kv.dm_lower_bound_bytes == 0
+
+
+def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):
+    solver = with_prm(n=8)
+    solution, tree = grow(solver)
+    assert len(solver._tree_models) == 2
+    assert solution.tokens.verifier_prefilled > 0
+    assert solution.tokens.verifier_reused > solution.tokens.verifier_prefilled
+    scored = [node for node in tree.nodes() if node.parent and node.step_text]
+    assert all(0 < node.step_score < 1 for node in scored)
+    assert all(
+        node.score == min(s.step_score for s in node.path()[1:] if s.step_score is not None)
+        for node in scored
+    ), "the spec's aggregate"
+    assert with_prm(n=8, aggregate="last").settings.search.aggregate == "last"
+
+
+def test_prm_trees_do_not_depend_on_the_batch_or_the_backend(with_prm):
+    hashes = {grow(with_prm(n=8, max_batch=size))[0].tree_hash for size in (None, 1, 3)}
+    assert len(hashes) == 1
+    wide = {
+        grow(with_prm(n=8, dtype="float64", attention=attention))[0].tree_hash
+        for attention in ("reference", "dense", "tree")
+    }
+    assert len(wide) == 1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_prm_that_runs_out_leaves_nothing_behind(with_prm, share):
+    peak = grow(with_prm(n=8))[0].kv.device_peak_bytes
+    solver = with_prm(n=8, kv_memory=int(peak * share))
+    with pytest.raises(CapacityError, match="device KV budget exhausted"):
+        solver.solve(PROBLEM)
+    assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("verifier", ["none", "logprob"])
+def test_searches_without_a_second_model(make_solver, verifier):
+    solution, tree = grow(make_solver(verifier=verifier, n=4, width=2))
+    assert len(solution.candidates) == 4
+    assert solution.tokens.verifier_prefilled == 0
+    assert all((node.score is None) == (verifier == "none") for node in tree.finished())
+
+
+def test_likelihood_under_another_model(make_solver, generator_folder):
+    """The generator judged by itself: each step's score is its least likely token."""
+    solver = make_solver(verifier=f"likelihood:{generator_folder}", n=4, width=2)
+    _, tree = grow(solver)
+    assert all(0 < node.step_score < 1 for node in tree.nodes() if node.parent and node.step_text)
+
+
+# --- several problems ------------------------------------------------------------------------
+
+PROBLEMS = [(i, f"Ann has {i} apples. " * (1 + i % 3)) for i in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["logprob", "prm"])
+def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_prm, kind):
+    solver = make_solver(n=8) if kind == "logprob" else with_prm(n=8)
+    trees = {}
+
+    def on_round(report):
+        trees[report.tree.root.problem_id] = report.tree
+        if len(trees) == len(PROBLEMS):
+            for model in solver._tree_models:
+                model.store.check()
+            check_conservation(solver, trees.values())
+
+    together = solver.solve_many(PROBLEMS, on_round=on_round)
+    assert_nothing_allocated(solver)
+    for (problem_id, problem), solution in zip(PROBLEMS, together, strict=True):
+        alone = solver.solve(problem, problem_id=problem_id)
+        assert solution.problem_id == problem_id
+        assert solution.tree_hash == alone.tree_hash
+        assert [c.text for c in solution.candidates] == [c.text for c in alone.candidates]
+        assert [c.score for c in solution.candidates] == [c.score for c in alone.candidates]
+        assert solution.tokens.generated == alone.tokens.generated
+        assert solution.tokens.verifier_prefilled == alone.tokens.verifier_prefilled
+
+
+def test_a_problems_own_error_stands_in_its_place(make_solver):
+    solver = make_solver(n=4, width=2)
+    found = solver.solve_many([(0, "1+1"), (1, " \n"), (2, "x" * 1100), (3, "2+2")])
+    assert [type(each) for each in found] == [
+        Solution,
+        InputError,
+        ProblemTooLongError,
+        Solution,
+    ]
+    assert found[3].tree_hash == solver.solve("2+2", problem_id=3).tree_hash
+    assert [type(each) for each in solver.solve_many([(0, "")])] == [InputError]
+    assert solver.solve_many([]) == []
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", ["", "  \n\t"])
+def test_an_empty_problem_is_an_input_error(make_solver, problem):
+    with pytest.raises(InputError, match="the problem is empty"):
+        make_solver().solve(problem)
+
+
+def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
+    solver = make_solver(context=40)
+    with pytest.raises(ProblemTooLongError, match=r"42 tokens long, the model's context is 40"):
+        solver.solve("x" * 41)  # and the blank line after it, one token
+    assert solver.solve("x" * 38).candidates
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"n": 6, "width": 4}, "--n 6 is not a multiple of --width 4"),
+        ({"n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
+        ({"n": 0}, "--n"),
+        ({"search": "mcts"}, "--search 'mcts'"),
+        ({"beams": 4}, "unknown option 'beams'"),
+        ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
+        ({"verifier": "/nowhere"}, "--verifier /nowhere: no such folder"),
+        ({"memory": "100KiB", "kv_memory": None}, "nothing is left for KV"),
+    ],
+)
+def test_bad_options_are_input_errors(make_solver, options, complaint):
+    with pytest.raises(InputError, match=complaint):
+        make_solver(**options)
+
+
+def test_settings_and_options_do_not_mix():
+    with pytest.raises(InputError, match="not both"):
+        Solver(Settings(), n=4)
+
+
+def test_settings_are_the_options_in_one_object(make_solver):
+    solver = make_solver(n=4, width=2)
+    assert Solver(solver.settings).solve(PROBLEM).tree_hash == solver.solve(PROBLEM).tree_hash
+
+
+# --- random shapes ---------------------------------------------------------------------------
+
+
+def test_a_random_shape_searches_from_a_synthetic_prompt():
+    solver = Solver(**SYNTHETIC, max_tokens=18, kv_memory="16MiB")
+    solution = solver.synthetic(20)
+    assert {c.stop for c in solution.candidates} == {"path_limit"}
+    assert {c.tokens for c in solution.candidates} == {18}
+    assert solution.tokens.generator_prefilled == 20
+    assert solution.text == ""
+    assert solution.answer is None
+    assert solver.synthetic(20).tree_hash == solution.tree_hash
+    assert_nothing_allocated(solver)
+
+
+def test_a_random_shape_cannot_read_text():
+    solver = Solver(**SYNTHETIC, kv_memory="16MiB")
+    with pytest.raises(InputError, match="has no tokenizer: use --prompt-tokens"):
+        solver.solve("1+1")
+    with pytest.raises(ProblemTooLongError):
+        solver.synthetic(256)
+
+
+def test_a_prm_cannot_score_steps_without_text(verifier_folder):
+    with pytest.raises(InputError, match="no text to score"):
+        Solver(**{**SYNTHETIC, "verifier": str(verifier_folder)})
