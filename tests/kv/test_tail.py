@@ -4,7 +4,7 @@ import torch
 from beamwright.errors import CapacityError
 from beamwright.kv import DeviceBudget, TailBuffer
 
-CAPACITY = 40
+CAPACITY = 50
 
 
 def filled(layout, num_rows, num_tokens, budget=None):
@@ -21,18 +21,19 @@ def filled(layout, num_rows, num_tokens, budget=None):
     return tail, written
 
 
-def test_reading_includes_the_token_that_is_being_decoded(layout):
-    tail, written = filled(layout, 3, 5)
+@pytest.mark.parametrize("num_tokens", [1, 5, 16, 17, 33, CAPACITY])
+def test_reading_includes_the_token_that_is_being_decoded(layout, num_tokens):
+    tail, written = filled(layout, 3, num_tokens)
     tail.length -= 1
     keys, values = tail.read(1)
-    assert keys.shape == (3, layout.num_kv_heads, 5, layout.head_dim)
+    assert keys.shape == (3, layout.num_kv_heads, num_tokens, layout.head_dim)
     assert torch.equal(keys, written[:, 1, :, 0].permute(1, 2, 0, 3))
     assert torch.equal(values, written[:, 1, :, 1].permute(1, 2, 0, 3))
 
 
 def test_a_row_is_taken_in_the_order_of_the_pool(layout):
-    tail, written = filled(layout, 3, 5)
-    assert torch.equal(tail.take(2, 4), written[:4, :, 2])
+    tail, written = filled(layout, 3, 20)
+    assert torch.equal(tail.take(2, 18), written[:18, :, 2])
 
 
 def test_rows_are_dropped_and_reordered(layout):
@@ -49,25 +50,32 @@ def test_it_is_full_at_its_capacity_and_can_be_cleared(layout):
     tail.length += 1
     assert tail.full
     tail.clear()
-    assert tail.length == 0
+    assert (tail.length, tail.full) == (0, False)
 
 
-def test_it_grows_by_doubling_and_keeps_what_it_holds(layout):
-    tail, written = filled(layout, 2, 33)
-    assert tail.storage.shape[4] == CAPACITY
-    assert torch.equal(tail.take(1, 33), written[:, :, 1])
-
-
-def test_its_bytes_are_charged_until_it_is_closed(layout):
-    num_bytes = 3 * 16 * layout.bytes_per_token
-    budget = DeviceBudget(num_bytes)
-    tail, _ = filled(layout, 3, 1, budget)
-    assert budget.used_bytes == num_bytes == tail.storage.numel() * 4
+def test_its_bytes_are_charged_exactly_until_it_is_closed(layout):
+    budget = DeviceBudget(10**9)
+    tail, _ = filled(layout, 3, 40, budget)
+    assert budget.used_bytes == tail.storage.numel() * 4
     tail.keep_rows(torch.tensor([0]))
-    assert budget.used_bytes == num_bytes // 3 == tail.storage.numel() * 4
+    assert budget.used_bytes == tail.storage.numel() * 4
     tail.close()
     tail.close()
     assert budget.used_bytes == 0
+
+
+def test_a_tail_that_does_not_fit_charges_nothing(layout):
+    budget = DeviceBudget(16 * 3 * layout.bytes_per_token)
     with pytest.raises(CapacityError, match="tails of 4 beams"):
         TailBuffer(layout, 4, CAPACITY, budget)
+    assert budget.used_bytes == 0
+
+
+def test_a_tail_that_cannot_grow_keeps_what_it_has(layout):
+    budget = DeviceBudget(40 * 2 * layout.bytes_per_token)
+    tail, written = filled(layout, 2, 16, budget)
+    with pytest.raises(CapacityError):
+        tail.make_room()
+    assert torch.equal(tail.take(1, 16), written[:, :, 1])
+    tail.close()
     assert budget.used_bytes == 0

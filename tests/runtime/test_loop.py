@@ -14,17 +14,16 @@ from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree
 
 
+def new_loop(executor, strategy, schedule=None, how="last"):
+    aggregated = partial(aggregate, how=how)
+    return SearchLoop(executor, schedule or InGpuSchedule(), strategy, aggregated, Accounting())
+
+
 def run(script, trees=None, how="last", schedule=None, on_round=None, **settings):
     """Run a search; returns the executor and the runs."""
     executor = ScriptedExecutor(script)
     runs = [TreeRun(tree) for tree in trees or [new_tree()]]
-    loop = SearchLoop(
-        executor,
-        schedule or InGpuSchedule(),
-        make_strategy(SearchSettings(**settings)),
-        partial(aggregate, how=how),
-        Accounting(),
-    )
+    loop = new_loop(executor, make_strategy(SearchSettings(**settings)), schedule, how)
     loop.run(runs, on_round)
     return executor, runs
 
@@ -154,9 +153,7 @@ def test_trees_in_flight_do_not_know_of_each_other():
 def test_no_trees_is_no_work():
     executor = ScriptedExecutor(ordinal_wins)
     strategy = make_strategy(SearchSettings())
-    loop = SearchLoop(
-        executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting()
-    )
+    loop = new_loop(executor, strategy)
     loop.run([])
     assert executor.groups == []
 
@@ -180,9 +177,7 @@ def test_a_callback_that_raises_leaves_nothing_allocated():
 
     executor = ScriptedExecutor(ordinal_wins)
     strategy = make_strategy(SearchSettings(n=4, width=2))
-    loop = SearchLoop(
-        executor, InGpuSchedule(), strategy, partial(aggregate, how="last"), Accounting()
-    )
+    loop = new_loop(executor, strategy)
     tree = new_tree()
     with pytest.raises(KeyboardInterrupt):
         loop.run([TreeRun(tree)], stop)
@@ -208,9 +203,7 @@ def test_any_strategy_can_be_plugged_in():
             return [Extend(tip, 1)]
 
     executor, tree = ScriptedExecutor(lambda node: (StopReason.DELIMITER, None)), new_tree()
-    loop = SearchLoop(
-        executor, InGpuSchedule(), Chain(), partial(aggregate, how="last"), Accounting()
-    )
+    loop = new_loop(executor, Chain())
     loop.run([TreeRun(tree)])
     assert [node.lineage for node in tree.nodes()] == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     assert (tree.done, tree.reason_fewer) == (True, "long enough")

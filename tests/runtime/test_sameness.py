@@ -32,7 +32,8 @@ def test_float32_trees_do_not_depend_on_grouping(make_solver, attention):
 
 
 def test_long_steps_do_not_depend_on_grouping_either(make_solver):
-    solver = make_solver(max_step_tokens=90, max_tokens=150, delimiter="Zq")
+    options = {"max_step_tokens": 300, "max_tokens": 320, "delimiter": "Zq", "ignore_eos": True}
+    solver = make_solver(n=10, width=5, **options)
     expected = grow(solver)[0].tree_hash
     for schedule in GROUPINGS[1:]:
         solver.schedule = schedule

@@ -111,7 +111,8 @@ class StepDecoder:
                         stops.keep_rows(kept)
                         tokens = tokens[torch.tensor(kept, device=device)]
                 hidden = session.forward(tokens, batch.positions)
-                batch.positions += 1
+                # Rows that have stopped stay inside the context; what they decode is dropped.
+                batch.positions.add_(1).clamp_(max=model.decoder.shape.context - 1)
                 batch.count_overrun()
         finally:
             session.close()
