@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import RESULTS, finish, fingerprint, say, table
 
 from beamwright import Settings, Solver
 from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems, run
 from beamwright.models.load import resolve_folder
+from common import RESULTS, fingerprint, finish, say, table
 
 _RESAMPLES = 4000
 _COLUMNS = ("method", "n", "accuracy", "95 % interval", "tokens / problem", "s / problem")
@@ -54,9 +54,7 @@ def configurations(args: argparse.Namespace) -> list[Config]:
 def records_of(config: Config, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     """Solve, or read what was solved before."""
     options = {"model": args.model, "verifier": args.verifier, **config.options}
-    settings = Settings.build(
-        n=config.n, seed=args.seed, temperature=args.temperature, **options
-    )
+    settings = Settings.build(n=config.n, seed=args.seed, temperature=args.temperature, **options)
     folders = [_folder(options["model"], "generator"), _folder(options["verifier"], "verifier")]
     models = "-".join(fingerprint(folder) for folder in folders if folder is not None)
     name = config.name.replace(", ", "-").replace(" ", "-")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import torch
-from common import RESULTS, say
 
 from beamwright.models.load import resolve_folder
+from common import RESULTS, say
 
 _SIZES = {
     "hidden_size": 256,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from peer_transformers import load_model
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from beamwright.verify import load_spec
+from peer_transformers import load_model
 
 _BATCH_TOKENS = 8192
 

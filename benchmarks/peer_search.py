@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from peer_transformers import Step
-
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
+from peer_transformers import Step
 
 WriteSteps = Callable[[Sequence[str]], list[Step]]
 Score = Callable[[str, Sequence[str]], list[float]]

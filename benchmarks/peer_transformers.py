@@ -159,7 +159,10 @@ class TransformersStepper:
         cache = DynamicCache(config=self.model.config)
         for _ in range(most):
             out = self.model(
-                tokens, attention_mask=mask, position_ids=positions, past_key_values=cache,
+                tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
                 logits_to_keep=1,
             )
             tokens = draw(out.logits[:, -1], self._temperature)

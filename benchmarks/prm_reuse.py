@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from common import finish, say, table
-
 from beamwright import Solver
 from beamwright.errors import BeamwrightError
 from beamwright.evaluate import load_problems
 from beamwright.models.load import resolve_folder
 from beamwright.protocols import RoundReport
 from beamwright.verify import load_spec
+from common import finish, say, table
 
 _COLUMNS = ("search", "n", "KV on the tree", "re-encoding", "ratio", "rounds", "steps scored")
 
@@ -46,7 +45,11 @@ class Reencoding:
 
 def measure(args: argparse.Namespace, search: str, n: int) -> dict[str, Any]:
     solver = Solver(
-        model=args.model, verifier=args.verifier, search=search, n=n, width=args.width,
+        model=args.model,
+        verifier=args.verifier,
+        search=search,
+        n=n,
+        width=args.width,
         seed=args.seed,
     )
     problems = load_problems(args.dataset, args.limit).problems

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import Ceiling, decode_flops, finish, matmul_parameters, say, table
-from peer_models import model_folder
 
 from beamwright import Solver
 from beamwright.models.load import read_shape
+from common import Ceiling, decode_flops, finish, matmul_parameters, say, table
+from peer_models import model_folder
 
 # (class, module, name inside the module); `attend_part` is told apart by its mask, see `_label`.
 _TIMED = (
@@ -143,8 +143,10 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         timers.remove()
     timed_s = (clock() - start) / args.rounds
     ceiling.refresh()
-    shape = solver.generator.decoder.shape if spec.startswith("random:") else read_shape(
-        model_folder(args.model), None
+    shape = (
+        solver.generator.decoder.shape
+        if spec.startswith("random:")
+        else read_shape(model_folder(args.model), None)
     )
     steps = args.tokens - 1
     seconds = {label: total / args.rounds for label, total in timers.seconds.items()}

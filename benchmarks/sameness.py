@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from common import finish, say
 
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError
 from beamwright.evaluate import Problem, load_problems
 from beamwright.protocols import Plan, RoundReport, ScheduleView
 from beamwright.tree import SearchTree
+from common import finish, say
 
 _SCORE_TOLERANCE = 1e-4
 
@@ -199,7 +199,9 @@ def across_backends_float64(
 
 
 def across_seeds(
-    args: argparse.Namespace, problems: Sequence[Problem], build: Callable[..., Solver],
+    args: argparse.Namespace,
+    problems: Sequence[Problem],
+    build: Callable[..., Solver],
     base: list[Grown],
 ) -> dict[str, Any]:
     other = grow(build(attention=args.backends[0], seed=args.seed + 1), problems, VARIANTS[0])
@@ -218,7 +220,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--verifier", default="bundled")
     parser.add_argument("--backends", nargs="+", default=["tree", "dense"])
-    parser.add_argument("--flip-limit", type=int, help="problems for the flip rate, default --limit")
+    parser.add_argument(
+        "--flip-limit", type=int, help="problems for the flip rate, default --limit"
+    )
     parser.add_argument("--skip-float64", action="store_true")
     parser.add_argument("--threads", type=int)
     return parser.parse_args()

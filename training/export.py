@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -87,7 +88,8 @@ def measured_text(result: dict[str, object]) -> str:
             "## Measured",
             "",
             f"N = {result['problems']} problems of the {result['split']} set, temperature "
-            f"{result['temperature']}, seed {result['seed']}.",
+            f"{result['temperature']}, seed {result['seed']}. At this N the standard error of an "
+            f"accuracy is up to {0.5 / math.sqrt(float(str(result['problems']))):.3f}.",
             "",
             f"- one sample of the generator: **{figure['one_sample']}**",
             f"- one sample of the verifier's backbone used as the generator, no search: "
@@ -96,9 +98,14 @@ def measured_text(result: dict[str, object]) -> str:
             *lines,
             "",
             f"- first-error AUC of the step scores: {figure['first_error_auc']}",
-            f"- a right path outranks a wrong one of the same problem: "
+            f"- a path with the right answer outranks one with a wrong answer of the same problem: "
             f"{figure['within_problem_ranking']} (least token log-probability: "
             f"{figure['within_problem_ranking_likelihood']})",
+            *(
+                f"- a wholly right path outranks any other of the same problem: {value}"
+                for name, value in figure.items()
+                if name == "within_problem_ranking_process"
+            ),
             f"- right answers reached by a wrong process: {figure['right_answer_wrong_process']}",
             "",
             "```",
