@@ -90,8 +90,7 @@ class Solver:
         Raises:
             InputError: if the problem is empty or too long; CapacityError: if KV runs out.
         """
-        prompt_ids = self._prompt(problem)
-        return self._run([SearchTree(problem_id, prompt_ids, problem)], on_round)[0]
+        return self._run([self._tree(problem_id, problem)], on_round)[0]
 
     def solve_many(
         self,
@@ -106,16 +105,17 @@ class Solver:
         not fit together they are solved one at a time.
         """
         found: dict[int, Solution | BeamwrightError] = {}
-        prompts: dict[int, tuple[int, ...]] = {}
-        for place, (_, problem) in enumerate(problems):
+        good: list[int] = []
+        for place, pair in enumerate(problems):
             try:
-                prompts[place] = self._prompt(problem)
+                self._tree(*pair)
+                good.append(place)
             except InputError as error:
                 found[place] = error
 
         def attempt(places: Sequence[int]) -> None:
-            trees = [SearchTree(problems[p][0], prompts[p], problems[p][1]) for p in places]
             try:
+                trees = [self._tree(*problems[place]) for place in places]
                 found.update(zip(places, self._run(trees, on_round), strict=True))
             except CapacityError as error:
                 found.update(dict.fromkeys(places, error))
@@ -123,7 +123,7 @@ class Solver:
                     for place in places:
                         attempt([place])
 
-        attempt(list(prompts))
+        attempt(good)
         return [found[place] for place in range(len(problems))]
 
     def synthetic(
@@ -179,9 +179,10 @@ class Solver:
             attention=self.generator.backend.name,
         )
 
-    def _prompt(self, problem: str) -> tuple[int, ...]:
-        codec = self._generator.codec
-        if not problem.strip():
+    def _tree(self, problem_id: str | int, problem: str) -> SearchTree:
+        """A tree with the rendered prompt; space around a problem belongs to neither model."""
+        codec, problem = self._generator.codec, problem.strip()
+        if not problem:
             raise InputError("the problem is empty")
         if codec is None:
             raise InputError(
@@ -189,7 +190,7 @@ class Solver:
             )
         ids = codec.render(problem, self.settings.model.system_prompt)
         self._check_length(len(ids))
-        return tuple(ids)
+        return SearchTree(problem_id, tuple(ids), problem)
 
     def _check_length(self, num_tokens: int) -> None:
         context = self._generator.decoder.shape.context
