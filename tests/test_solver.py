@@ -253,3 +253,11 @@ def test_a_random_shape_cannot_read_text():
 def test_a_prm_cannot_score_steps_without_text(verifier_folder):
     with pytest.raises(InputError, match="no text to score"):
         Solver(**{**SYNTHETIC, "verifier": str(verifier_folder)})
+
+
+def test_space_around_a_problem_changes_nothing(with_prm):
+    solver = with_prm()
+    plain = solver.solve("3+4=")
+    spaced = solver.solve("\n 3+4=\n\n")
+    assert spaced.tree_hash == plain.tree_hash
+    assert [c.score for c in spaced.candidates] == [c.score for c in plain.candidates]
