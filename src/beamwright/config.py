@@ -29,10 +29,10 @@ def parse_size(text: str | int) -> int:
     Raises:
         InputError: if the text is not a size, or is not positive.
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         num_bytes = text
     else:
-        match = _SIZE.match(text)
+        match = _SIZE.match(str(text))
         if match is None or match[2].upper() not in _UNITS:
             raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
         num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])

@@ -34,9 +34,9 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
     """
     kind = getattr(config, "model_type", "unknown")
     if kind not in FAMILIES:
-        raise UnsupportedModelError(f"architecture {kind!r} is not supported; {_supported()}")
+        raise UnsupportedModelError(f"architecture {kind!r} is not supported; {supported()}")
     if getattr(config, "quantization_config", None):
-        raise UnsupportedModelError(f"quantised weights are not supported; {_supported()}")
+        raise UnsupportedModelError(f"quantised weights are not supported; {supported()}")
     context = config.max_position_embeddings
     if max_context is not None:
         context = min(context, max_context)
@@ -44,7 +44,8 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
     return FAMILIES[kind](config, context)
 
 
-def _supported() -> str:
+def supported() -> str:
+    """What the decoder can run, for error messages."""
     return (
         f"supported: {', '.join(FAMILIES)} with dense layers, full attention, "
         f"rope types {', '.join(_ROPE_TYPES)}, unquantised weights"
@@ -59,13 +60,13 @@ def _check_window(config: Any, kind: str, context: int) -> None:
         return
     raise UnsupportedModelError(
         f"a sliding window of {window} tokens is not supported inside a context of {context}: "
-        f"use --context {window} or less; {_supported()}"
+        f"use --context {window} or less; {supported()}"
     )
 
 
 def _activation(name: str) -> str:
     if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(f"activation {name!r} is not supported; {_supported()}")
+        raise UnsupportedModelError(f"activation {name!r} is not supported; {supported()}")
     return _ACTIVATIONS[name]
 
 
@@ -76,9 +77,9 @@ def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
     rope = dict(config.rope_parameters or {})
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_TYPES:
-        raise UnsupportedModelError(f"rope type {kind!r} is not supported; {_supported()}")
+        raise UnsupportedModelError(f"rope type {kind!r} is not supported; {supported()}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(f"partial rotary positions are not supported; {_supported()}")
+        raise UnsupportedModelError(f"partial rotary positions are not supported; {supported()}")
     if kind == "default":
         base = float(rope.get("rope_theta", 10_000.0))
         freq = [base ** -(2 * i / head_dim) for i in range(head_dim // 2)]

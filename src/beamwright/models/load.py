@@ -11,7 +11,7 @@ import torch
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.decoder import Decoder
-from beamwright.models.hf_config import shape_from_config
+from beamwright.models.hf_config import shape_from_config, supported
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
@@ -87,7 +87,9 @@ def read_shape(folder: Path, max_context: int | None) -> ModelShape:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         line = " ".join(str(error).split())[:200]
-        raise UnsupportedModelError(f"model {folder}: config cannot be read ({line})") from error
+        raise UnsupportedModelError(
+            f"model {folder}: config cannot be read ({line}); {supported()}"
+        ) from error
     return shape_from_config(config, max_context)
 
 

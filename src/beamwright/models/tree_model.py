@@ -173,8 +173,11 @@ class DecodeSession:
         return hidden
 
     def seal(self, rows: Sequence[int]) -> None:
-        """Move the tails of these rows into their segments; the rows are finished."""
+        """Move the tails of these rows into their segments."""
         self._append_tails(rows)
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Give up the rows' segments: what is decoded in these rows from here on is lost."""
         for row in rows:
             self._segments[row] = None
 

@@ -6,6 +6,7 @@ Fused weights are rows of the table; a checkpoint is read tensor by tensor and n
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class _Checkpoint:
         if not safe and not indexes:
             indexes = [*self.folder.glob("pytorch_model*.bin.index.json")]
         for index in indexes:
-            for file in set(json.loads(index.read_text())["weight_map"].values()):
+            for file in set(_weight_map(index).values()):
                 if not (self.folder / file).exists():
                     raise InputError(f"model {self.folder}: shard {file} is missing")
         for path in safe or bins:
@@ -53,8 +54,16 @@ class _Checkpoint:
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             self._handles[path] = tensors
             return list(tensors)
-        except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
-            raise InputError(f"model file {path}: cannot be read ({error})") from error
+        except (
+            SafetensorError,
+            pickle.UnpicklingError,
+            OSError,
+            RuntimeError,
+            EOFError,
+            ValueError,
+        ) as error:
+            line = " ".join(str(error).split())[:200]
+            raise InputError(f"model file {path}: cannot be read ({line})") from error
 
     def get(self, name: str) -> torch.Tensor | None:
         """The tensor of that name, or None."""
@@ -68,6 +77,14 @@ class _Checkpoint:
 
     def names(self) -> list[str]:
         return list(self._where)
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return found
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"model index {index}: cannot be read ({error})") from error
 
 
 class _Reader:
@@ -149,8 +166,7 @@ def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeigh
     embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
     lm_head = Linear(embedding)
     if not shape.tied:
-        untied = head.maybe("lm_head.weight", (shape.vocab, embed))
-        lm_head = Linear(untied) if untied is not None else lm_head
+        lm_head = Linear(head.need("lm_head.weight", shape.vocab, embed))
     make_layer = _opt_layer if opt else _llama_layer
     final = "final_layer_norm" if opt else "norm"
     weights = DecoderWeights(

@@ -101,7 +101,9 @@ class StepDecoder:
                 stopped = {i: r for i, r in stops.feed(tokens).items() if batch.active[i]}
                 if stopped:
                     batch.stop(stopped)
-                    session.seal(list(stopped))
+                    # A path that has ended is never extended, so nobody will read its KV.
+                    session.seal([i for i, reason in stopped.items() if not reason.ends_path])
+                    session.drop(list(stopped))
                     active = batch.active_rows()
                     if not active:
                         return

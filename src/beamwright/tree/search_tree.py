@@ -124,7 +124,7 @@ class SearchTree:
     def _extendable(self) -> list[Node]:
         if not self.root.children:
             return [self.root]
-        return [node for node in self._leaves if node.state in _LIVE]
+        return [node for node in self._leaves if node.state in _LIVE and not node.children]
 
     @property
     def held(self) -> frozenset[Node]:

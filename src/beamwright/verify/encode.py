@@ -63,7 +63,9 @@ class PathEncoder:
 
     def _read_at(self, offsets: list[tuple[int, int]], begin: int, end: int) -> list[int]:
         """Tokens to read for the step whose text stands at [begin, end)."""
-        inside = [i for i, (a, b) in enumerate(offsets) if b > begin and a < end and b > a]
+        first = 1 if self._spec.head.looks_back else 0  # nothing stands before the first token
+        spans = list(enumerate(offsets))[first:]
+        inside = [i for i, (a, b) in spans if b > begin and a < end and b > a]
         if not inside:
             return []
         if self._spec.read == "every_token":

@@ -82,13 +82,16 @@ class PrmVerifier:
         requests = []
         for root in new:
             token_ids = self._encoder.encode_prefix(root.problem_text)
+            if len(token_ids) > self.tree_model.decoder.shape.context:
+                token_ids = []  # no path of this problem fits: none will be scored
             segment = self.tree_model.store.create()
             root.handles[OWNER] = VerifierState(token_ids, segment, ())
-            requests.append(PrefillRequest((), segment, token_ids, 0))
+            if token_ids:
+                requests.append(PrefillRequest((), segment, token_ids, 0))
         self.tree_model.prefill(requests)
-        for root, request in zip(new, requests, strict=True):
-            root.usage["verifier_prefilled"] += len(request.token_ids)
+        for root in new:
             state = root.handles[OWNER]
+            root.usage["verifier_prefilled"] += state.segment.length
             state.path = (PathPart(state.segment, state.segment.length),)
 
     def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
@@ -124,6 +127,8 @@ class PrmVerifier:
         for encoded, request in work:
             at.extend(first + index - request.start for index in encoded.read_at)
             first += len(request.token_ids)
+        # Whole vector registers: else sigmoid's last elements take another path than the rest.
+        at.extend(at[:1] * (-len(at) % 32))
         ids = torch.tensor([t for _, request in work for t in request.token_ids], device=device)
         values = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device)).tolist()
         combine = AGGREGATES[self.spec.combine]
