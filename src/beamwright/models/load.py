@@ -13,6 +13,7 @@ from beamwright.errors import InputError, UnavailableError, UnsupportedModelErro
 from beamwright.models.decoder import Decoder
 from beamwright.models.hf_config import shape_from_config, supported
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.packed import pack_weights
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
@@ -71,12 +72,12 @@ def load_model(
     if spec.startswith("random:"):
         shape = _capped(shape_from_text(spec.removeprefix("random:")), settings.context)
         weights = random_weights(shape, dtype, device, _RANDOM_SEED)
-        return LoadedModel(Decoder(shape, weights), None, None)
+        return LoadedModel(Decoder(shape, pack_weights(weights)), None, None)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
     weights = load_weights(folder, shape, dtype, device)
     codec = TextCodec.load(folder, chat_template)
-    return LoadedModel(Decoder(shape, weights), codec, folder)
+    return LoadedModel(Decoder(shape, pack_weights(weights)), codec, folder)
 
 
 def read_shape(folder: Path, max_context: int | None) -> ModelShape:

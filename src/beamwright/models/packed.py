@@ -1,0 +1,54 @@
+"""Prepacked weights for float32 on a CPU: oneDNN lays them out once instead of at every product.
+
+`torch.nn.functional.linear` goes to a library that packs the weights in each call, which for a few
+dozen rows costs as much as the product, and hardly uses a second core (docs/experiments.md). The
+operators are private to torch, so they are tried, and compared, before they are trusted.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from beamwright.models.decoder import DecoderWeights, Layer, Linear
+
+_ROWS_HINT = 64
+_TOLERANCE = 1e-3
+
+
+class PackedLinear(Linear):
+    """A projection whose weights are kept in oneDNN's order only."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        super().__init__(packed, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product; rows have the same bits at any batch."""
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self.weight, self.bias, "none", [], ""
+        )
+        return product
+
+
+def pack(linear: Linear) -> Linear:
+    """The same projection, prepacked where torch can do it and gives the same results."""
+    weight = linear.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return linear
+    probe = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    try:
+        packed = PackedLinear(weight, linear.bias)
+        close = torch.allclose(packed(probe), linear(probe), rtol=_TOLERANCE, atol=_TOLERANCE)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return linear
+    return packed if close else linear
+
+
+def pack_weights(weights: DecoderWeights) -> DecoderWeights:
+    """Replace every projection by its packed form, in place, one at a time."""
+    parts: list[Layer | DecoderWeights] = [*weights.layers, weights]
+    for part in parts:
+        for name, value in vars(part).items():
+            if isinstance(value, Linear):
+                setattr(part, name, pack(value))
+    return weights
