@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.attention.packing import Packing
-from beamwright.attention.partial import KEY_MULTIPLE, attend_part, round_up
+from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up
 from beamwright.kv import Path, SegmentStore, TailBuffer
 
 
@@ -75,7 +75,7 @@ class DenseDecode:
         num_rows, heads, head_dim = query.shape
         grouped = query.view(num_rows, key_value.shape[2], -1, head_dim)
         keys, values = both[0], both[1]
-        context, _ = attend_part(grouped, keys, values, mask[:, None, None, :])
+        context, _ = attend_few(grouped, keys, values, mask[:, None, None, :])
         return context.transpose(1, 2).reshape(num_rows, heads, head_dim)
 
     def keep_rows(self, rows: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ order of its path, so a row's bits do not depend on who else is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from beamwright.attention.partial import (
     KEY_MULTIPLE,
     QUERY_MULTIPLE,
     Partial,
+    attend_few,
     attend_part,
     merge_parts,
     round_up,
@@ -116,12 +117,16 @@ class SharedSegments:
         return index.flatten(), real
 
 
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Partial]
+
+
 class _Shared:
     """Runs the buckets: query groups in, partial results per (slot, token) out."""
 
-    def __init__(self, shared: SharedSegments, num_kv_heads: int) -> None:
+    def __init__(self, shared: SharedSegments, num_kv_heads: int, attend: Attend) -> None:
         self._shared = shared
         self._kv_heads = num_kv_heads
+        self._attend = attend
         self._index: list[tuple[torch.Tensor, int]] = []
         self.reindex()
 
@@ -143,7 +148,7 @@ class _Shared:
             picked = flat.index_select(0, index)
             queries = picked.view(items, self._kv_heads, -1, head_dim)
             keys, values = bucket.data[layer, 0], bucket.data[layer, 1]
-            context, lse = attend_part(queries, keys, values, bucket.mask)
+            context, lse = self._attend(queries, keys, values, bucket.mask)
             context = context.unflatten(1, (-1, group))
             lse = lse.unflatten(1, (-1, group))
             if context.shape[1] != real:
@@ -173,7 +178,7 @@ class TreeDecode:
         self._tail = tail
         self._kv_heads = store.pool.layout.num_kv_heads
         self._shared = SharedSegments(store, paths, tokens_per_row=1)
-        self._runner = _Shared(self._shared, self._kv_heads)
+        self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         index = _merge_index(self._shared.part_slots, self._shared.num_slots)
         self._merge = index.to(store.pool.storage.device)
 
@@ -184,7 +189,7 @@ class TreeDecode:
         partials = self._runner.attend(layer, query)
         keys, values = self._tail.read(layer)
         grouped = query.view(rows, self._kv_heads, -1, head_dim)
-        context, lse = attend_part(grouped, keys, values, None)
+        context, lse = attend_few(grouped, keys, values, None)
         group = heads // self._kv_heads
         partials.append((context.view(rows, group, self._kv_heads, head_dim), lse))
         merged = merge_parts(*_pick(partials, self._merge))
@@ -219,7 +224,7 @@ class TreePrefill:
         self._packing = Packing(lengths, self._kv_heads, device)
         padded = self._packing.num_padded
         self._shared = SharedSegments(store, paths, tokens_per_row=padded)
-        self._runner = _Shared(self._shared, self._kv_heads)
+        self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         by_row = _merge_index(self._shared.part_slots, self._shared.num_slots)
         steps = torch.arange(padded)
         # The absent part is one slot, not `padded` of them: clamp it to the first behind all.

@@ -2,8 +2,8 @@
 
 Rows of one decode session advance together, so the KV of token t is one strided write and reading
 the tail is a view. Tokens of one head stand next to each other: at 256 rows that reads four to six
-times as fast as token by token (docs/experiments.md). It grows by doubling; when it holds its limit,
-whole blocks move to the pool. The limit is a constant of the attention backend, so the order of
+times as fast as token by token (docs/experiments.md). It grows by doubling; when it is full, whole
+blocks move to the pool. The limit is a constant of the attention backend, so the order of
 partial sums does not depend on the memory budget.
 """
 
