@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from beamwright.attention.partial import attend_part, attend_part_oracle, merge_parts
+from beamwright.attention.partial import attend_few, attend_part, attend_part_oracle, merge_parts
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -17,7 +17,10 @@ def draw(*size, seed=0, dtype=torch.float64):
     ("items", "kv_heads", "rows", "tokens", "head_dim"),
     [(1, 1, 1, 1, 8), (3, 2, 8, 16, 12), (2, 3, 5, 33, 40), (4, 1, 16, 600, 80)],
 )
-def test_attend_part_equals_its_oracle(dtype, masked, items, kv_heads, rows, tokens, head_dim):
+@pytest.mark.parametrize("attend", [attend_part, attend_few])
+def test_fast_attention_equals_its_oracle(
+    attend, dtype, masked, items, kv_heads, rows, tokens, head_dim
+):
     query = draw(items, kv_heads, rows, head_dim, dtype=dtype)
     key, value = (draw(items, kv_heads, tokens, head_dim, seed=s, dtype=dtype) for s in (1, 2))
     mask = None
@@ -26,7 +29,7 @@ def test_attend_part_equals_its_oracle(dtype, masked, items, kv_heads, rows, tok
         hidden = draw(items, 1, rows, tokens, seed=3) > 0
         hidden[..., 0] = False
         mask.masked_fill_(hidden, float("-inf"))
-    context, lse = attend_part(query, key, value, mask)
+    context, lse = attend(query, key, value, mask)
     expected, expected_lse = attend_part_oracle(query, key, value, mask)
     assert context.shape == (items, rows, kv_heads, head_dim)
     assert (context - expected).abs().max() < CLOSE[dtype]
