@@ -115,3 +115,9 @@ def sharded_folder(tmp_path):
 def pytest_generate_tests(metafunc):
     if "family" in metafunc.fixturenames:
         metafunc.parametrize("family", FAMILIES)
+
+
+@pytest.fixture
+def unpacked(monkeypatch):
+    """Weights as they were read: packed ones can neither be compared nor counted."""
+    monkeypatch.setattr("beamwright.models.load.pack_weights", lambda weights: weights)

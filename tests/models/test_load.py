@@ -79,6 +79,7 @@ def test_an_inline_shape_is_what_it_says():
 
 
 @pytest.mark.parametrize("architecture", ["opt", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.usefixtures("unpacked")
 def test_random_weights_are_as_many_as_the_shape_counts(architecture):
     spec = INLINE.replace("llama", architecture).replace("kv_heads=2", "kv_heads=4")
     weights = load_model(f"random:{spec}", ModelSettings()).decoder.weights
@@ -93,6 +94,7 @@ def test_random_weights_are_as_many_as_the_shape_counts(architecture):
     assert found["parameters"] == sum(unique.values())
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_random_weights_are_the_same_every_time():
     first, second = (load_model(f"random:{INLINE}", ModelSettings()) for _ in range(2))
     assert torch.equal(

@@ -80,6 +80,7 @@ def test_pickled_weights_are_read_too(tmp_path, num_shards):
     assert check_parity(ModelSettings(model=str(tmp_path))) == expected
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_an_opt_checkpoint_without_the_outer_prefix_is_read(tmp_path, write_family):
     """facebook/opt-* hold "decoder.layers..." where transformers writes "model.decoder...."."""
     folder, model = write_family("opt")

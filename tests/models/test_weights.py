@@ -106,6 +106,7 @@ def test_weights_are_cast_to_the_dtype_asked_for(llama_folder):
         assert {tensor.dtype for tensor in tensors} == {getattr(torch, dtype)}
 
 
+@pytest.mark.usefixtures("unpacked")
 def test_tied_weights_are_one_tensor(llama_folder):
     config = json.loads((llama_folder / "config.json").read_text())
     (llama_folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
