@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test check lint types imports bench peers peers-setup clean
+.PHONY: help demo test check bench peers peers-setup clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,7 @@ check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between
 	$(BIN)/python -m pytest tests/test_imports.py
 
 bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py --limit 200 --n 4 16 64 --plot docs/accuracy.png
 
 peers-setup: $(BIN)/.installed-dev
 	benchmarks/setup_peers.sh $(PEERS)

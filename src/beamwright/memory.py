@@ -14,7 +14,7 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of one model in its dtype; batch: most rows decoded together."""
+    """Sizes of one model in its dtype."""
 
     shape: ModelShape
     element_bytes: int

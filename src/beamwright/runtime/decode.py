@@ -10,6 +10,7 @@ import torch
 from beamwright.config import SamplingSettings, StepSettings
 from beamwright.kv import Path, PathPart, Segment
 from beamwright.models import PrefillRequest, TextCodec, TreeModel
+from beamwright.models.decoder import padded_rows
 from beamwright.protocols import StepDecoded
 from beamwright.runtime.sampling import Sampler, lineage_key, stack_keys
 from beamwright.runtime.stops import DelimiterTable, StopDetector, row_limit
@@ -228,8 +229,7 @@ class _Batch:
 
 
 def _worth_compacting(num_active: int, num_rows: int) -> bool:
-    padded = -(-num_active // 8) * 8
-    return padded <= _COMPACT_BELOW * num_rows
+    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows
 
 
 __all__ = ["OWNER", "GeneratorState", "StepDecoder"]
