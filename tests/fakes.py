@@ -127,6 +127,9 @@ class ScriptedExecutor:
         events, self.queue = [e for work in self.queue for e in self._run(work)], []
         return events
 
+    def demand(self, beams):
+        return None
+
     def release(self, nodes):
         self.released.extend(nodes)
 

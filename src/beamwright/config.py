@@ -50,7 +50,13 @@ def _size_or_none(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
+def _rate_or_none(value: Any) -> Any:
+    return _size_or_none(value.removesuffix("/s") if isinstance(value, str) else value)
+
+
 Size = Annotated[int | None, BeforeValidator(_size_or_none)]
+Rate = Annotated[int | None, BeforeValidator(_rate_or_none)]
+"""Bytes per second, such as `16GB/s`."""
 
 
 class Section(BaseModel):
@@ -109,12 +115,20 @@ class MemorySettings(Section):
 
     memory: Size = None
     kv_memory: Size = None
+    host_memory: Size = None
 
 
 class ScheduleSettings(Section):
     """How beams are arranged on the device. Never changes the tree, only the time."""
 
-    schedule: Literal["auto", "in-gpu"] = "auto"
+    schedule: Literal["auto", "in-gpu", "layerwise", "locality"] = "auto"
+    planner: Literal["ranges", "greedy"] = "ranges"
+    inter_beam: bool = True
+    balance: bool = True
+    prefetch: bool = True
+    reuse: bool = True
+    evict: Literal["host", "recompute"] = "host"
+    link_bandwidth: Rate = None
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
 
 

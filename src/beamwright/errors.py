@@ -5,7 +5,8 @@ BeamwrightError            exit 1   something failed; one line says what
 ├── InputError             exit 2   the user's option, file or problem is wrong
 │   ├── UnsupportedModelError       an architecture or option the decoder does not have
 │   └── ProblemTooLongError         the prompt does not fit the model's context
-├── CapacityError          exit 1   the device KV budget is exhausted
+├── CapacityError          exit 1   a KV budget (device or host) is exhausted
+├── LinkError              exit 1   a transfer between host and device failed
 └── UnavailableError       exit 1   something outside (the hub, a package) cannot be reached
 ```
 """
@@ -34,17 +35,29 @@ class ProblemTooLongError(InputError):
 
 
 class CapacityError(BeamwrightError):
-    """The device KV budget cannot hold what the search needs."""
+    """A KV budget cannot hold what the search needs."""
 
-    def __init__(self, what: str, needed_bytes: int, free_bytes: int, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        what: str,
+        needed_bytes: int,
+        free_bytes: int,
+        budget_bytes: int,
+        tier: str = "device KV budget",
+        hint: str = "raise --memory or --kv-memory, lower --n, or use --schedule locality",
+    ) -> None:
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         self.budget_bytes = budget_bytes
         super().__init__(
-            f"device KV budget exhausted: {what} needs {needed_bytes:,} bytes, "
-            f"{free_bytes:,} of {budget_bytes:,} are free "
-            "(raise --memory or --kv-memory, or lower --n)"
+            f"{tier} exhausted: {what} needs {needed_bytes:,} bytes, "
+            f"{free_bytes:,} of {budget_bytes:,} are free, "
+            f"{max(0, needed_bytes - free_bytes):,} are missing ({hint})"
         )
+
+
+class LinkError(BeamwrightError):
+    """A transfer between the tiers failed; nothing that was finished is lost."""
 
 
 class UnavailableError(BeamwrightError):

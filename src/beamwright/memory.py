@@ -55,7 +55,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Split the memory number.
 
-    `--kv-memory` is the device KV alone; else it is `--memory` less weights and activations;
+    `--kv-memory` is the device KV alone; else it is half of `--memory` less weights and
+    activations (the other half is for attention's working copies of the present group);
     else a default of 2 GiB, which the operating system commits as it is touched.
 
     Raises:
@@ -67,7 +68,7 @@ def plan_memory(
     elif settings.memory is not None:
         weights = sum(model.weights for model in models)
         activations = max(model.activations(num_rows) for model in models)
-        kv_bytes = settings.memory - weights - activations
+        kv_bytes = (settings.memory - weights - activations) // 2
         if kv_bytes <= 0:
             raise InputError(
                 f"--memory {settings.memory:,} bytes: weights take {weights:,} and activations "

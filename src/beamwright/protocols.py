@@ -21,9 +21,17 @@ Ticket = int
 
 @dataclass(frozen=True)
 class DecodeWork:
-    """Decode these open nodes (a group) to the end of their step, in the order given."""
+    """Decode these open nodes (a group) to the end of their step, in the order given.
+
+    upcoming: the groups that follow in the same plan; what they need is fetched ahead and evicted
+    last. write_back: copy the new KV to the host while it is decoded. grouped: this is one of
+    several groups of a round.
+    """
 
     beams: tuple[Node, ...]
+    upcoming: tuple[tuple[Node, ...], ...] = ()
+    write_back: bool = False
+    grouped: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,14 @@ class StepScored:
     score: float | None
 
 
-Event = StepDecoded | StepScored
+@dataclass(frozen=True)
+class StepParked:
+    """A beam ran out of room in the middle of its step; its node stays open and goes on later."""
+
+    node: Node
+
+
+Event = StepDecoded | StepScored | StepParked
 
 
 class Executor(Protocol):
@@ -70,6 +85,10 @@ class Executor(Protocol):
     def wait(self) -> list[Event]: ...
 
     def cancel(self, ticket: Ticket) -> None: ...
+
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+        """What KV these open nodes need; None where all of it is always on the device."""
+        ...
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free every KV segment that these nodes own."""
@@ -118,17 +137,50 @@ class Strategy(Protocol):
 
 
 @dataclass(frozen=True)
+class KVDemand:
+    """The KV that a round's beams need on the device. Segments are numbered, parents first.
+
+    parent: per segment, the number of the segment before it on the path, or None for a root.
+    segment_bytes: per segment, its device bytes (whole blocks).
+    resident: per segment, how many copies of it the device holds now (at most one if shared).
+    leaf: per beam, the number of the deepest segment that it reads; None for a beam without any.
+    growth_bytes: per beam, what its step will write (whole blocks; expected where not exact).
+    capacity_bytes: device bytes that one group may use: what is free now, or can be evicted.
+    copy_per_beam: every beam of a group needs its own copy (the LBS paper's layout); otherwise a
+        segment is held once for all beams under it.
+    previous_need_bytes: what the round before needed in one group, growth included.
+    """
+
+    parent: Sequence[int | None]
+    segment_bytes: Sequence[int]
+    resident: Sequence[int]
+    leaf: Sequence[int | None]
+    growth_bytes: Sequence[int]
+    capacity_bytes: int
+    copy_per_beam: bool = False
+    previous_need_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class ScheduleView:
-    """What a schedule may look at: the open nodes of all trees in depth-first order."""
+    """What a schedule may look at: the open nodes of all trees in depth-first order.
+
+    demand: their KV; None where there is one tier and nothing to decide.
+    """
 
     beams: tuple[Node, ...]
+    demand: KVDemand | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order in which they run; each runs to the end of its step."""
+    """Groups in the order in which they run; each runs to the end of its step.
+
+    write_back: copy new KV to the host while it is decoded, because the tree outgrows the device.
+    """
 
     groups: tuple[tuple[Node, ...], ...]
+    write_back: bool = False
 
 
 class SchedulePolicy(Protocol):
@@ -178,11 +230,13 @@ class DecodeView(AttentionView, Protocol):
 class AttentionBackend(Protocol):
     """Makes views over stored paths. `paths` are tuples of (segment, visible tokens).
 
-    tail_tokens: most tokens of a row that stand in its tail before they move into blocks.
+    tail_tokens: most tokens of a row that stand in its tail before attention reads them as sealed.
+    copies_per_beam: every beam reads its own copy of its path (the LBS paper's layout).
     """
 
     name: str
     tail_tokens: int
+    copies_per_beam: bool
 
     def decode_view(self, store: Any, paths: Sequence[Any], tail: Any) -> DecodeView: ...
 

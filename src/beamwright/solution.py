@@ -56,7 +56,10 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class KVStats:
-    """Device KV. Figures of the host tier are null: there is one tier."""
+    """KV on both tiers, and what crossed the link; host figures are null where there is one tier.
+
+    scratch_peak_bytes: attention's working copies of a group, beside the budget.
+    """
 
     device_budget_bytes: int
     device_peak_bytes: int
@@ -65,6 +68,9 @@ class KVStats:
     d2h_bytes: int
     groups: int
     dm_lower_bound_bytes: int
+    scratch_peak_bytes: int
+    recomputed_tokens: int
+    link_bandwidth_emulated: int | None
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,11 @@ class RunFacts:
     exact: bool
     schedule: str
     attention: str
+    host_peak_bytes: int | None = None
+    h2d_bytes: int = 0
+    d2h_bytes: int = 0
+    scratch_peak_bytes: int = 0
+    recomputed_tokens: int = 0
 
 
 def final_nodes(tree: SearchTree) -> list[Node]:
@@ -169,17 +180,20 @@ def describe(run: TreeRun, facts: RunFacts) -> Solution:
         kv=KVStats(
             device_budget_bytes=facts.device_budget_bytes,
             device_peak_bytes=facts.device_peak_bytes,
-            host_peak_bytes=None,
-            h2d_bytes=0,
-            d2h_bytes=0,
+            host_peak_bytes=facts.host_peak_bytes,
+            h2d_bytes=facts.h2d_bytes,
+            d2h_bytes=facts.d2h_bytes,
             groups=facts.accounting.num_groups,
             dm_lower_bound_bytes=dm_lower_bound_bytes(
                 (tokens * facts.kv_bytes_per_token for tokens in run.round_tokens),
                 facts.generator_budget_bytes,
             ),
+            scratch_peak_bytes=facts.scratch_peak_bytes,
+            recomputed_tokens=facts.recomputed_tokens,
+            link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
         ),
         time=_time(facts, usage.generated),
-        io_share=0.0,
+        io_share=facts.accounting.seconds["stall"] / facts.total_s if facts.total_s else 0.0,
         goodput_tok_s=_goodput(run, nodes),
         tree_hash=tree_hash(tree),
         exact=facts.exact,
@@ -222,7 +236,7 @@ def _time(facts: RunFacts, generated: int) -> TimeStats:
         verify_s=phases.get("verify", 0.0),
         both_s=0.0,
         schedule_s=phases.get("schedule", 0.0),
-        stall_s=0.0,
+        stall_s=phases.get("stall", 0.0),
         other_s=max(0.0, total_s - sum(phases.values())),
     )
 

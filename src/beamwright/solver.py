@@ -11,17 +11,21 @@ from functools import partial
 from typing import Any
 
 from beamwright.attention import make_attention
+from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, CapacityError, InputError, ProblemTooLongError
+from beamwright.kv import ByteBudget
 from beamwright.memory import ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
-from beamwright.protocols import RoundCallback, SchedulePolicy, Verifier
+from beamwright.protocols import AttentionBackend, RoundCallback, SchedulePolicy, Verifier
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
 from beamwright.runtime.selftest import batches_are_exact
+from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy
 from beamwright.solution import RunFacts, Solution, describe
+from beamwright.tiers import HostTier, Traffic, stalled_s
 from beamwright.tree import SearchTree
 from beamwright.verify import PrmVerifier, aggregate, resolve_verifier
 
@@ -33,12 +37,19 @@ class Solver:
 
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
+    timeline: collects what ran when, and where each segment's KV was.
 
     Raises:
         InputError: for a bad option, model or verifier.
     """
 
-    def __init__(self, settings: Settings | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        timeline: Timeline | None = None,
+        **options: Any,
+    ) -> None:
         if settings is not None and options:
             raise InputError("give Solver either settings or options, not both")
         self.settings = settings or Settings.build(**options)
@@ -58,25 +69,57 @@ class Solver:
             _sizes(source.model) if source.model is not None else None,
             self.settings.search.n,
         )
+        self._plan = plan
+        self.timeline = timeline or NullTimeline()
+        self._tier = self._host_tier()
         backend = make_attention(model.attention)
-        self.generator = TreeModel(self._generator.decoder, backend, plan.generator_kv_bytes)
+        self.generator = self._generator_model(backend)
         self._tree_models = [self.generator]
         if source.spec is not None and source.model is not None:
-            scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes)
+            home = self._tier and self._tier.options(self._tier.verifier_bytes)
+            scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
             self._tree_models.append(scorer)
             self.verifier: Verifier = PrmVerifier(source.spec, source.model, scorer)
         else:
             assert source.without_model is not None
             self.verifier = source.without_model
-        self._plan = plan
         self._decoder = StepDecoder(
             self.generator,
             self._generator.codec,
             self.settings.sampling,
             self.settings.step,
             self.settings.search.seed,
+            reuse=self.settings.schedule.reuse,
+            prefetch=self.settings.schedule.prefetch,
         )
-        self.exact = all(batches_are_exact(m.decoder, m.backend) for m in self._tree_models)
+        self.exact = all(batches_are_exact(m.decoder, backend) for m in self._tree_models)
+
+    def close(self) -> None:
+        """Stop the link's copier threads; the solver can still be used, and starts them again."""
+        if self._tier is not None:
+            self._tier.link.close()
+
+    def __enter__(self) -> Solver:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _host_tier(self) -> HostTier | None:
+        if self.schedule.name == "in-gpu":
+            return None
+        return HostTier.of(self.settings, self._plan, self.timeline)
+
+    def _generator_model(self, backend: AttentionBackend) -> TreeModel:
+        decoder, device_bytes = self._generator.decoder, self._plan.generator_kv_bytes
+        if self._tier is None:
+            return TreeModel(decoder, backend, device_bytes, log=self.timeline)
+        if self.schedule.name == "layerwise":
+            # All KV is at home; the device holds whole layers of it, and two stream buffers.
+            streamed = LayerwiseAttention(backend, ByteBudget(device_bytes), self._tier.link)
+            return TreeModel(decoder, streamed, self._tier.generator_bytes)
+        home = self._tier.options(self._tier.generator_bytes)
+        return TreeModel(decoder, backend, device_bytes, home=home, log=self.timeline)
 
     # --- solving -----------------------------------------------------------------------------
 
@@ -147,8 +190,15 @@ class Solver:
     def _run(self, trees: Sequence[SearchTree], on_round: RoundCallback | None) -> list[Solution]:
         accounting = Accounting()
         for model in self._tree_models:
-            model.budget.reset_peak()
-        executor = TorchExecutor(self._decoder, self.verifier, accounting)
+            model.reset_peaks()
+        before = Traffic.now(self._tier, self._tree_models)
+        executor = TorchExecutor(
+            self._decoder,
+            self.verifier,
+            accounting,
+            lambda: stalled_s(self._tree_models),
+            self.timeline,
+        )
         how = self.settings.search.aggregate or self.verifier.default_aggregate
         loop = SearchLoop(
             executor, self.schedule, self.strategy, partial(aggregate, how=how), accounting
@@ -157,12 +207,18 @@ class Solver:
         runs = [TreeRun(tree) for tree in trees]
         loop.run(runs, on_round)
         total_s = time.perf_counter() - start
-        facts = self._facts(accounting, total_s, trees)
+        facts = self._facts(accounting, total_s, trees, before)
         return [describe(run, facts) for run in runs]
 
     def _facts(
-        self, accounting: Accounting, total_s: float, trees: Sequence[SearchTree]
+        self,
+        accounting: Accounting,
+        total_s: float,
+        trees: Sequence[SearchTree],
+        before: Traffic,
     ) -> RunFacts:
+        models = self._tree_models
+        after = Traffic.now(self._tier, models)
         return RunFacts(
             settings=self.settings,
             accounting=accounting,
@@ -171,7 +227,12 @@ class Solver:
                 len(node.token_ids) for tree in trees for node in tree.nodes() if node.parent
             ),
             device_budget_bytes=self._plan.kv_bytes,
-            device_peak_bytes=sum(model.budget.peak_bytes for model in self._tree_models),
+            device_peak_bytes=sum(model.device_peak_bytes for model in models),
+            host_peak_bytes=sum(m.host_peak_bytes for m in models) if self._tier else None,
+            h2d_bytes=after.h2d_bytes - before.h2d_bytes,
+            d2h_bytes=after.d2h_bytes - before.d2h_bytes,
+            scratch_peak_bytes=sum(model.store.scratch.peak_bytes for model in models),
+            recomputed_tokens=sum(model.store.counts.recomputed_tokens for model in models),
             generator_budget_bytes=self._plan.generator_kv_bytes,
             kv_bytes_per_token=self.generator.store.pool.layout.bytes_per_token,
             exact=self.exact,

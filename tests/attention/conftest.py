@@ -9,7 +9,7 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.kv import (
     BlockPool,
-    DeviceBudget,
+    ByteBudget,
     KVLayout,
     PathPart,
     SegmentStore,
@@ -39,8 +39,7 @@ class Forest:
         layout = self.layout
         paths = [self.paths[row] for row in rows]
         attention = make_attention(backend)
-        budget = self.store.pool.budget
-        tail = TailBuffer(layout, len(rows), attention.tail_tokens, budget)
+        tail = TailBuffer(layout, len(rows), attention.tail_tokens, self.store.scratch)
         view = attention.decode_view(self.store, paths, tail)
         alive, found = list(rows), []
         for token in range(num_tokens):
@@ -95,7 +94,7 @@ def make_forest():
     def make(depth, *, dtype=torch.float64, kv_heads=2, group=2, head_dim=16, rows=11, seed=0):
         rng = random.Random(seed)
         layout = KVLayout(2, kv_heads, head_dim, dtype)
-        store = SegmentStore(BlockPool(layout, DeviceBudget(32768 * layout.bytes_per_token)))
+        store = SegmentStore(BlockPool(layout, ByteBudget(32768 * layout.bytes_per_token)))
         forest = Forest(store, [], kv_heads * group)
         level, seen = [()], []
         for at in range(depth):

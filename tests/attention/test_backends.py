@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from beamwright.attention import BACKENDS, make_attention
-from beamwright.errors import CapacityError, InputError
-from beamwright.kv import TailBuffer
+from beamwright.attention.dense import PathCopies
+from beamwright.errors import InputError
+from beamwright.kv import PathPart
 
 FAST = ["dense", "tree"]
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -165,27 +166,45 @@ def test_a_tail_that_grows_keeps_its_tokens(make_forest, backend):
     assert largest_difference(found, expected) < 1e-10
 
 
-def test_per_beam_copies_are_charged_and_given_back(make_forest):
+def test_per_beam_copies_are_counted_and_given_back(make_forest):
     forest = make_forest(3)
-    budget = forest.store.pool.budget
-    before = budget.used_bytes
-    tail = TailBuffer(forest.layout, 8, 64, budget)
-    view = make_attention("dense").decode_view(forest.store, forest.paths[:8], tail)
+    scratch, used = forest.store.scratch, forest.store.pool.budget.used_bytes
+    view = make_attention("dense").prefill_view(forest.store, forest.paths[:8], [1] * 8)
     copied = sum(part.visible for path in forest.paths[:8] for part in path)
-    assert budget.used_bytes - before >= copied * forest.layout.bytes_per_token
+    assert scratch.used_bytes >= copied * forest.layout.bytes_per_token
+    assert forest.store.pool.budget.used_bytes == used
     view.close()
-    tail.close()
-    assert budget.used_bytes == before
+    view.close()
+    assert scratch.used_bytes == 0
 
 
-def test_copies_that_do_not_fit_are_a_capacity_error(make_forest):
+def test_shared_segments_are_counted_once(make_forest):
     forest = make_forest(3)
-    budget = forest.store.pool.budget
-    budget.charge(budget.free_bytes - 1, "something else")
-    used = budget.used_bytes
-    with pytest.raises(CapacityError, match="copies of 11 paths"):
-        make_attention("dense").prefill_view(forest.store, forest.paths, [1] * 11)
-    assert budget.used_bytes == used
+    path = forest.paths[0]
+    counted = []
+    for rows in (1, 4):
+        view = make_attention("tree").prefill_view(forest.store, [path] * rows, [1] * rows)
+        counted.append(forest.store.scratch.used_bytes)
+        view.close()
+        assert forest.store.scratch.used_bytes == 0
+    assert counted[0] == counted[1] > 0
+
+
+def test_each_row_reads_its_own_device_copy(make_forest):
+    """The k-th row through a segment gathers from its k-th copy; more rows read the last one."""
+    forest = make_forest(1, dtype=torch.float32)
+    store, segment = forest.store, forest.store.create()
+    store.append([segment], [forest.draw(7, 20, 2, 2, 2, 16)])
+    first = segment.copies[0]
+    segment.copies.append(store.pool.allocate(len(first)))
+    store.copy_on_device(first, segment.copies[1])
+    store.pool.storage[segment.copies[1]] += 1.0
+    copies = PathCopies(store, [(PathPart(segment, 20),)] * 3, room=0)
+    for layer in range(2):
+        one, two, three = copies.layers.layer(layer)[:, :, :, :20].unbind(1)
+        assert torch.equal(one + 1.0, two)
+        assert torch.equal(two, three)
+    copies.close()
 
 
 def test_backends_are_chosen_by_name():

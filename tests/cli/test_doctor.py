@@ -2,6 +2,13 @@ import pytest
 
 from beamwright.cli import engine
 from beamwright.errors import UnsupportedModelError
+from beamwright.hardware import (
+    HardwareProfile,
+    ProbeSizes,
+    default_cache_file,
+    find_profile,
+    measure_profile,
+)
 
 
 @pytest.fixture
@@ -55,3 +62,20 @@ def test_the_machine(cli, monkeypatch):
     assert report.pop("python")
     assert report == machine
     assert "selftest: a" in cli("doctor").out
+
+
+def test_a_probe_measures_shows_and_keeps_the_profile(cli, monkeypatch, tmp_path):
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
+    small = ProbeSizes(gemm_size=64, read_bytes=2**20, copy_bytes=2**20, num_small_ops=9, repeats=1)
+    monkeypatch.setattr("beamwright.hardware.measure_profile", lambda: measure_profile(small))
+    monkeypatch.setattr(engine, "inspect_machine", lambda: {"torch": "2.13"})
+    report = cli("doctor", "--probe", "--json").json
+    assert HardwareProfile(**report["profile"]) == find_profile("measured")
+    assert report["profile_file"] == str(default_cache_file())
+    assert "profile: device bandwidth" in cli("doctor", "--probe").out
+
+
+def test_a_probe_is_of_the_machine_not_of_a_model(cli, inspected):
+    outcome = cli("doctor", "--model", "folder", "--probe")
+    assert outcome.code == 2
+    assert "--probe measures the machine" in outcome.complaint

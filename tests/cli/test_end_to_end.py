@@ -63,7 +63,7 @@ def test_solve_prints_the_contract(cli, small):
     solution = cli("solve", "How many?", *small, "--json").json
     assert set(solution) >= SOLVE_KEYS
     for group, keys in GROUP_KEYS.items():
-        assert set(solution[group]) == keys
+        assert set(solution[group]) >= keys
     assert len(solution["candidates"]) == 4
     for candidate in solution["candidates"]:
         assert set(candidate) == {"answer", "score", "stop", "tokens"}
@@ -123,7 +123,7 @@ def test_bad_input_is_one_line_and_exit_2(cli, small, words, message):
 
 
 def test_a_budget_that_is_too_small_is_exit_1(cli, small):
-    outcome = cli("solve", "How many?", *small, "--kv-memory", "16KiB", "--json")
+    outcome = cli("solve", "How many?", *small, "--kv-memory", "1KiB", "--json")
     assert outcome.code == 1
     assert "device KV budget exhausted" in outcome.complaint
 

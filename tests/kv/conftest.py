@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from beamwright.kv import BlockPool, DeviceBudget, KVLayout, SegmentStore
+from beamwright.kv import BlockPool, ByteBudget, KVLayout, SegmentStore
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def layout():
 @pytest.fixture
 def make_store(layout):
     def make(num_blocks=16):
-        budget = DeviceBudget(num_blocks * layout.bytes_per_block)
+        budget = ByteBudget(num_blocks * layout.bytes_per_block)
         return SegmentStore(BlockPool(layout, budget))
 
     return make

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import BlockPool, DeviceBudget, KVLayout
+from beamwright.kv import BlockPool, ByteBudget, KVLayout
 
 
 @pytest.fixture
 def pool(layout):
-    return BlockPool(layout, DeviceBudget(5 * layout.bytes_per_block + 7))
+    return BlockPool(layout, ByteBudget(5 * layout.bytes_per_block + 7))
 
 
 def test_layout_counts_bytes_exactly(layout):
@@ -54,7 +54,7 @@ def test_allocation_is_all_or_nothing_and_the_error_has_the_numbers(pool, layout
 
 
 def test_a_pool_without_room_for_a_block_says_so(layout):
-    pool = BlockPool(layout, DeviceBudget(layout.bytes_per_block - 1))
+    pool = BlockPool(layout, ByteBudget(layout.bytes_per_block - 1))
     with pytest.raises(CapacityError):
         pool.allocate(1)
     pool.check([])
@@ -90,7 +90,7 @@ def test_check_finds_a_lost_a_shared_and_a_stolen_block(pool):
 
 
 def test_budget_peak_and_over_release():
-    budget = DeviceBudget(100)
+    budget = ByteBudget(100)
     budget.charge(60, "one")
     budget.charge(40, "two")
     budget.release(70)

@@ -211,15 +211,16 @@ LONG_STEPS = {"max_step_tokens": 80, "max_tokens": 120, "delimiter": "Zq"}
 
 @pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
 def test_a_budget_too_small_is_an_error_and_never_another_tree(make_solver, attention):
-    """The budget runs out in the prompt, in tails, copies or segments: all of it is freed."""
-    solver = make_solver(attention=attention, **LONG_STEPS)
+    """The budget runs out in the prompt or in a step: all of it is freed."""
+    options = {"attention": attention, "schedule": "in-gpu", **LONG_STEPS}
+    solver = make_solver(**options)
     expected, _ = grow(solver)
     peak = expected.kv.device_peak_bytes
     block = solver.generator.store.pool.layout.bytes_per_block
     errors = []
     shares = (0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98)
     for budget in (*(int(peak * share) for share in shares), peak + block):
-        tight = make_solver(attention=attention, kv_memory=budget, **LONG_STEPS)
+        tight = make_solver(kv_memory=budget, **options)
         try:
             solution = tight.solve(PROBLEM)
         except CapacityError as error:
@@ -232,12 +233,10 @@ def test_a_budget_too_small_is_an_error_and_never_another_tree(make_solver, atte
     for error, budget in errors:
         assert error.needed_bytes > error.free_bytes
         assert (error.budget_bytes, error.exit_code) == (budget, 1)
-    where = {str(error).split(":")[1].split(" needs")[0] for error, _ in errors}
-    assert len(where) >= 2, where
 
 
 def test_a_solver_goes_on_after_it_ran_out(make_solver):
-    solver = make_solver(n=8, kv_memory="100KB")
+    solver = make_solver(n=8, kv_memory="100KB", schedule="in-gpu")
     with pytest.raises(CapacityError):
         solver.solve(PROBLEM * 15)
     solution = solver.solve("1+2")

@@ -8,8 +8,11 @@ class Decoder:
     def __init__(self):
         self.released = []
 
-    def decode(self, beams):
-        return [StepDecoded(node, (1,), (-0.1,), StopReason.EOS, "x") for node in beams]
+    def decode(self, work):
+        return [StepDecoded(node, (1,), (-0.1,), StopReason.EOS, "x") for node in work.beams]
+
+    def demand(self, beams):
+        return None
 
     def release(self, nodes):
         self.released.extend(nodes)
@@ -42,7 +45,7 @@ def test_work_is_done_in_order_and_only_when_waited_for():
     assert [e.score for e in events[2:]] == [0.0, 1.0]
     assert executor.wait() == []
     assert accounting.num_groups == 1
-    assert set(accounting.seconds) == {"decode", "verify"}
+    assert set(accounting.seconds) == {"decode", "verify", "stall"}
 
 
 def test_release_reaches_both_owners():

@@ -1,11 +1,12 @@
 """Attention over tree-structured KV: `reference` oracle, `dense` per-beam copy, `tree`.
 
-One row of the table per backend. Knows no strategies and no schedules.
+One row of the table per backend; `layerwise` wraps one and streams its KV. Knows no strategies and no schedules.
 """
 
 from __future__ import annotations
 
 from beamwright.attention.dense import DenseAttention
+from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
@@ -30,4 +31,4 @@ def make_attention(name: str) -> AttentionBackend:
     return BACKENDS[chosen]()
 
 
-__all__ = ["BACKENDS", "make_attention"]
+__all__ = ["BACKENDS", "LayerwiseAttention", "make_attention"]

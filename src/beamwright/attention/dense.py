@@ -1,17 +1,19 @@
 """Dense layout: every beam has its own contiguous copy of its path, as in the LBS paper.
 
-The copies are charged to the KV budget: this is what sharing on the device saves.
+The copies are working memory, packed from the blocks of each beam's own copy in the pool.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
+from beamwright.attention.layers import Entry, Hold, ResidentLayers, Tail
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up
-from beamwright.kv import Path, SegmentStore, TailBuffer
+from beamwright.kv import Path, Segment, SegmentStore
 
 
 class PathCopies:
@@ -21,51 +23,71 @@ class PathCopies:
     same offsets whoever shares the batch.
     """
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], room: int) -> None:
+    def __init__(
+        self, store: SegmentStore, paths: Sequence[Path], room: int, hold: Hold = ResidentLayers
+    ) -> None:
         layout = store.pool.layout
         storage = store.pool.storage
-        lengths = [sum(part.visible for part in path) for path in paths]
+        entries = [Entry(tuple(path), (row,), room) for row, path in enumerate(paths)]
+        lengths = [entry.num_tokens for entry in entries]
         tokens = round_up(max(lengths) + room, KEY_MULTIPLE)
-        self._budget = store.pool.budget
-        self._charged = len(paths) * tokens * layout.bytes_per_token
-        self._budget.charge(self._charged, f"the copies of {len(paths)} paths")
-        self.lengths = torch.tensor(lengths, device=storage.device)
-        self.data = storage.new_zeros(
+        data = storage.new_zeros(
             (layout.num_layers, 2, len(paths), layout.num_kv_heads, tokens, layout.head_dim)
         )
+        passed: Counter[Segment] = Counter()
         for row, path in enumerate(paths):
             at = 0
             for part in path:
-                held = store.gather(part.segment, part.visible)
-                self.data[:, :, row, :, at : at + part.visible] = held.transpose(2, 3)
+                held = store.gather(part.segment, part.visible, copy=passed[part.segment])
+                passed[part.segment] += 1
+                data[:, :, row, :, at : at + part.visible] = held.transpose(2, 3)
                 at += part.visible
+        self.lengths = torch.tensor(lengths, device=storage.device)
+        self.layers = hold(data, entries)
+        self._num_tokens, self._dtype = tokens, data.dtype
+        self._scratch = store.scratch
+        self._counted = data.nbytes
+        self._scratch.add(self._counted)
 
     def causal_mask(self, num_new: int) -> torch.Tensor:
         """Additive [rows, num_new, tokens]: new token j sees the path and new tokens up to j."""
-        tokens = torch.arange(self.data.shape[4], device=self.data.device)
-        last = self.lengths.unsqueeze(1) + torch.arange(num_new, device=self.data.device)
-        mask = torch.zeros(*last.shape, len(tokens), dtype=self.data.dtype, device=tokens.device)
+        tokens = torch.arange(self._num_tokens, device=self.lengths.device)
+        last = self.lengths.unsqueeze(1) + torch.arange(num_new, device=self.lengths.device)
+        mask = torch.zeros(*last.shape, len(tokens), dtype=self._dtype, device=tokens.device)
         return mask.masked_fill_(tokens > last.unsqueeze(2), float("-inf"))
 
     def close(self) -> None:
-        """Release the copies' bytes."""
-        self._budget.release(self._charged)
-        self._charged = 0
+        """Give back the copies' bytes."""
+        self._scratch.add(-self._counted)
+        self._counted = 0
 
 
 class DenseDecode:
     """One new token per row, attended over the row's own copy and tail in one piece."""
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer) -> None:
+    def __init__(
+        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
+    ) -> None:
         self._tail = tail
-        self._copies = PathCopies(store, paths, room=tail.capacity)
+        self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
         self._rows: torch.Tensor | None = None
+        if tail.length:
+            self._restore(store.pool.layout.num_layers)
+
+    def _restore(self, num_layers: int) -> None:
+        """Rows that were parked bring their tail along: it stands behind their copies."""
+        rows = torch.arange(len(self._copies.lengths), device=self._copies.lengths.device)
+        for layer in range(num_layers):
+            data = self._copies.layers.layer(layer)
+            for both, held in zip(data, self._tail.read(layer), strict=True):
+                for step in range(self._tail.length):
+                    both[rows, :, self._copies.lengths + step] = held[:, :, step]
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
-        step, data, rows = self._tail.length, self._copies.data[layer], self._rows
+        step, data, rows = self._tail.length, self._copies.layers.layer(layer), self._rows
         if rows is None:
             rows = torch.arange(query.shape[0], device=query.device)
         at = self._copies.lengths[rows] + step
@@ -90,10 +112,16 @@ class DenseDecode:
 class DensePrefill:
     """New tokens after each path's copy, one causal attention per row."""
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        hold: Hold = ResidentLayers,
+    ) -> None:
         device = store.pool.storage.device
         self._packing = Packing(lengths, store.pool.layout.num_kv_heads, device)
-        self._copies = PathCopies(store, paths, room=self._packing.num_padded)
+        self._copies = PathCopies(store, paths, self._packing.num_padded, hold)
         steps = torch.arange(self._packing.num_padded, device=device)
         self._at = self._copies.lengths.unsqueeze(1) + steps
         self._rows = torch.arange(len(paths), device=device).unsqueeze(1)
@@ -101,7 +129,7 @@ class DensePrefill:
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
-        packing, data = self._packing, self._copies.data[layer]
+        packing, data = self._packing, self._copies.layers.layer(layer)
         data[:, self._rows, :, self._at] = packing.pad(key_value)
         group = query.shape[1] // key_value.shape[2]
         mask = self._mask.repeat_interleave(group, dim=1).unsqueeze(1)
@@ -118,16 +146,21 @@ class DenseAttention:
     """Backend `dense`."""
 
     name = "dense"
+    copies_per_beam = True
     tail_tokens = 64
 
     def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer
+        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> DenseDecode:
-        """A view for one token per row."""
-        return DenseDecode(store, paths, tail)
+        """A view for one token per row; `hold` decides where its packed copies stand."""
+        return DenseDecode(store, paths, tail, hold)
 
     def prefill_view(
-        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        hold: Hold = ResidentLayers,
     ) -> DensePrefill:
         """A view for `lengths[i]` new tokens after path i."""
-        return DensePrefill(store, paths, lengths)
+        return DensePrefill(store, paths, lengths, hold)

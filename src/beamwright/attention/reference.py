@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.kv import Path, SegmentStore, TailBuffer
+from beamwright.attention.layers import Tail
+from beamwright.kv import Path, SegmentStore
 
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +41,7 @@ def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 class ReferenceDecode:
     """One new token per row."""
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer) -> None:
+    def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> None:
         self._store, self._paths, self._tail = store, list(paths), tail
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
@@ -90,10 +91,11 @@ class ReferenceAttention:
     """Backend `reference`."""
 
     name = "reference"
+    copies_per_beam = False
     tail_tokens = 64
 
     def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer
+        self, store: SegmentStore, paths: Sequence[Path], tail: Tail
     ) -> ReferenceDecode:
         """A view for one token per row."""
         return ReferenceDecode(store, paths, tail)

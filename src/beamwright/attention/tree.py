@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers, Tail
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import (
     KEY_MULTIPLE,
@@ -26,7 +27,7 @@ from beamwright.attention.partial import (
     merge_parts,
     round_up,
 )
-from beamwright.kv import Path, SegmentStore, TailBuffer
+from beamwright.kv import Path, SegmentStore
 
 
 def _power_of_four(value: int, least: int) -> int:
@@ -40,12 +41,12 @@ def _power_of_four(value: int, least: int) -> int:
 class Bucket:
     """Items of one size class, padded to the same number of rows and tokens.
 
-    data: packed KV [layer, K or V, item, kv_head, token, head_dim].
+    layers: packed KV, per layer [K or V, item, kv_head, token, head_dim].
     mask: additive [item, 1, 1, token].
     rows: the row in each slot [item, slot]; empty slots repeat some row and are never read.
     """
 
-    data: torch.Tensor
+    layers: LayerSource
     mask: torch.Tensor
     rows: torch.Tensor
 
@@ -56,7 +57,13 @@ class SharedSegments:
     `tokens_per_row` queries stand behind each row (1 in decode, the padded chunk in prefill).
     """
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], tokens_per_row: int) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        tokens_per_row: int,
+        hold: Hold = ResidentLayers,
+    ) -> None:
         layout = store.pool.layout
         self._device = store.pool.storage.device
         self._num_kv_heads = layout.num_kv_heads
@@ -74,7 +81,7 @@ class SharedSegments:
             classes.setdefault(size, []).append(key)
         self.buckets: list[Bucket] = []
         slot_of: dict[tuple[tuple[int, int], int], int] = {}
-        num_slots = 0
+        num_slots = num_bytes = 0
         for keys in classes.values():
             chosen = [(parts[key], items[key]) for key in keys]
             width = max(len(rows) for _, rows in chosen)
@@ -91,13 +98,22 @@ class SharedSegments:
                 slots[i, : len(rows)] = torch.tensor(rows)
                 for j, row in enumerate(rows):
                     slot_of[keys[i], row] = num_slots + i * width + j
-            self.buckets.append(Bucket(data, mask, slots.to(self._device)))
+            entries = [Entry((part,), tuple(rows)) for part, rows in chosen]
+            self.buckets.append(Bucket(hold(data, entries), mask, slots.to(self._device)))
+            num_bytes += data.nbytes
             num_slots += len(keys) * width
         self.num_slots = num_slots
         self.part_slots = [
             [slot_of[(id(part.segment), part.visible), row] for part in path]
             for row, path in enumerate(paths)
         ]
+        self._scratch, self._counted = store.scratch, num_bytes
+        self._scratch.add(num_bytes)
+
+    def close(self) -> None:
+        """Give back the packed copies' bytes."""
+        self._scratch.add(-self._counted)
+        self._counted = 0
 
     def query_index(self, bucket: Bucket) -> tuple[torch.Tensor, int]:
         """Where each padded query row of a bucket comes from.
@@ -144,10 +160,9 @@ class _Shared:
         flat = query.reshape(tokens * self._kv_heads, group * head_dim)
         found: list[Partial] = []
         for bucket, (index, real) in zip(self._shared.buckets, self._index, strict=True):
-            items = bucket.data.shape[2]
+            keys, values = bucket.layers.layer(layer)
             picked = flat.index_select(0, index)
-            queries = picked.view(items, self._kv_heads, -1, head_dim)
-            keys, values = bucket.data[layer, 0], bucket.data[layer, 1]
+            queries = picked.view(keys.shape[0], self._kv_heads, -1, head_dim)
             context, lse = self._attend(queries, keys, values, bucket.mask)
             context = context.unflatten(1, (-1, group))
             lse = lse.unflatten(1, (-1, group))
@@ -174,10 +189,12 @@ def _merge_index(part_slots: list[list[int]], num_slots: int) -> torch.Tensor:
 class TreeDecode:
     """One new token per row: shared segments, then the row's own tail."""
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer) -> None:
+    def __init__(
+        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
+    ) -> None:
         self._tail = tail
         self._kv_heads = store.pool.layout.num_kv_heads
-        self._shared = SharedSegments(store, paths, tokens_per_row=1)
+        self._shared = SharedSegments(store, paths, 1, hold)
         self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         index = _merge_index(self._shared.part_slots, self._shared.num_slots)
         self._merge = index.to(store.pool.storage.device)
@@ -212,18 +229,25 @@ class TreeDecode:
         self._merge = merge
 
     def close(self) -> None:
-        """See `protocols.AttentionView`. Nothing is charged here."""
+        """See `protocols.AttentionView`."""
+        self._shared.close()
 
 
 class TreePrefill:
     """Several new tokens per path: shared segments, then the new tokens causally."""
 
-    def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        hold: Hold = ResidentLayers,
+    ) -> None:
         device = store.pool.storage.device
         self._kv_heads = store.pool.layout.num_kv_heads
         self._packing = Packing(lengths, self._kv_heads, device)
         padded = self._packing.num_padded
-        self._shared = SharedSegments(store, paths, tokens_per_row=padded)
+        self._shared = SharedSegments(store, paths, padded, hold)
         self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         by_row = _merge_index(self._shared.part_slots, self._shared.num_slots)
         steps = torch.arange(padded)
@@ -251,7 +275,8 @@ class TreePrefill:
         return packing.unpack(by_row, query)
 
     def close(self) -> None:
-        """See `protocols.AttentionView`. Nothing is charged here."""
+        """See `protocols.AttentionView`."""
+        self._shared.close()
 
 
 def _pick(partials: list[Partial], index: torch.Tensor) -> Partial:
@@ -271,16 +296,21 @@ class TreeAttention:
     """Backend `tree`."""
 
     name = "tree"
+    copies_per_beam = False
     tail_tokens = 256
 
     def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: TailBuffer
+        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> TreeDecode:
-        """A view for one token per row."""
-        return TreeDecode(store, paths, tail)
+        """A view for one token per row; `hold` decides where its packed copies stand."""
+        return TreeDecode(store, paths, tail, hold)
 
     def prefill_view(
-        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        hold: Hold = ResidentLayers,
     ) -> TreePrefill:
         """A view for `lengths[i]` new tokens after path i."""
-        return TreePrefill(store, paths, lengths)
+        return TreePrefill(store, paths, lengths, hold)

@@ -18,18 +18,28 @@ from beamwright.errors import InputError, UnsupportedModelError
 _ParityOption = Annotated[
     bool, typer.Option("--parity", help="Compare logits with transformers (needs --model).")
 ]
+_ProbeOption = Annotated[
+    bool,
+    typer.Option("--probe", help="Measure this machine's rates, for plan --gpu measured."),
+]
 
 
 @with_settings(only=("model", "device", "dtype", "attention", "context"), recipe=False)
-def doctor(invocation: Invocation, parity: _ParityOption = False) -> None:
+def doctor(
+    invocation: Invocation, parity: _ParityOption = False, probe: _ProbeOption = False
+) -> None:
     """Check this machine, or a checkpoint given by --model."""
     if "model" not in invocation.given:
         if parity:
             raise InputError("--parity needs --model")
         with quiet_stdout():
             report = {"python": platform.python_version(), **engine.inspect_machine()}
+            if probe:
+                report |= engine.probe_machine()
         _show(report, invocation.as_json)
         return
+    if probe:
+        raise InputError("--probe measures the machine: it goes without --model")
     settings = invocation.settings.model
     try:
         with quiet_stdout():

@@ -58,7 +58,15 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "seed": (None, "Seed of every random draw."),
     "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
     "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
+    "host_memory": ("SIZE", "Most KV kept in host memory (default: half of it)."),
     "schedule": (None, "How beams are arranged on the device."),
+    "planner": (None, "Groups by dynamic programming over ranges, or by LBS's Algorithm 1."),
+    "inter_beam": (None, "Group beams that share a prefix, and move the prefix once."),
+    "balance": (None, "Groups of even size, as few as possible."),
+    "prefetch": (None, "Load the next group's KV while a group computes."),
+    "reuse": (None, "Keep what is on the device from one step to the next."),
+    "evict": (None, "Evicted KV comes back from host memory, or is computed again."),
+    "link_bandwidth": ("SIZE/s", "Throttle the link to this rate (emulated)."),
     "max_batch": ("BEAMS", "Most beams decoded together."),
 }
 
@@ -131,7 +139,7 @@ def _settings_parameters() -> dict[str, inspect.Parameter]:
                 metavar=metavar,
                 rich_help_panel=_PANELS[section],
             )
-            kind = str if metavar == "SIZE" else _plain_type(field.annotation)
+            kind = str if metavar in ("SIZE", "SIZE/s") else _plain_type(field.annotation)
             parameters[name] = _parameter(name, kind | None, option)
     return parameters
 

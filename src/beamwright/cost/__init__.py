@@ -1,5 +1,37 @@
-"""Costs from sizes alone. Knows no torch and no models."""
+"""Costs from sizes alone: bytes and seconds of each schedule. Knows no torch and no models."""
 
+from beamwright.cost.analytic import (
+    LbsCase,
+    layerwise_bytes,
+    locality_bytes,
+    locality_printed_bytes,
+    locality_start_bytes,
+)
+from beamwright.cost.estimate import Estimate, choose_schedule, estimate, max_beams_in_gpu
+from beamwright.cost.growth import TreeStep, Workload, peak_union_tokens, tree_steps
+from beamwright.cost.model import Hardware, ModelCosts, Shape
+from beamwright.cost.roofline import Direction, Layout, Roofline
 from beamwright.cost.transfers import dm_lower_bound_bytes
 
-__all__ = ["dm_lower_bound_bytes"]
+__all__ = [
+    "Direction",
+    "Estimate",
+    "Hardware",
+    "Layout",
+    "LbsCase",
+    "ModelCosts",
+    "Roofline",
+    "Shape",
+    "TreeStep",
+    "Workload",
+    "choose_schedule",
+    "dm_lower_bound_bytes",
+    "estimate",
+    "layerwise_bytes",
+    "locality_bytes",
+    "locality_printed_bytes",
+    "locality_start_bytes",
+    "max_beams_in_gpu",
+    "peak_union_tokens",
+    "tree_steps",
+]

@@ -1,18 +1,42 @@
-"""Block pools, segments and byte accounting on the device. Knows no models, no strategies."""
+"""Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
-from beamwright.kv.budget import DeviceBudget
+from beamwright.kv.budget import ByteBudget
+from beamwright.kv.ledger import BlockLedger
+from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
 from beamwright.kv.pool import BlockPool, KVLayout
-from beamwright.kv.store import Path, PathPart, Segment, SegmentStore, truncate_path
+from beamwright.kv.residency import HomeTier, Lease, Residency
+from beamwright.kv.segments import (
+    Path,
+    PathPart,
+    Segment,
+    Source,
+    copies_needed,
+    truncate_path,
+)
+from beamwright.kv.store import ScratchMeter, SegmentStore
 from beamwright.kv.tail import TailBuffer
 
 __all__ = [
+    "BlockLedger",
     "BlockPool",
-    "DeviceBudget",
+    "ByteBudget",
+    "CopierLink",
+    "Direction",
+    "HomeTier",
     "KVLayout",
+    "Lease",
+    "Link",
     "Path",
     "PathPart",
+    "Piece",
+    "Residency",
+    "ScratchMeter",
     "Segment",
     "SegmentStore",
+    "Source",
     "TailBuffer",
+    "Transfer",
+    "TransferState",
+    "copies_needed",
     "truncate_path",
 ]

@@ -1,17 +1,26 @@
-"""Exact byte accounting of device KV: every block, tail and per-beam copy is charged here."""
+"""Exact byte accounting of one tier: every block is charged here."""
 
 from __future__ import annotations
 
 from beamwright.errors import CapacityError
 
 
-class DeviceBudget:
-    """A counter with a ceiling. `charge` before memory is used, `release` when it is not."""
+class ByteBudget:
+    """A counter with a ceiling. `charge` before memory is used, `release` when it is not.
 
-    def __init__(self, total_bytes: int) -> None:
+    tier, hint: how an error names this budget, and what it advises.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        tier: str = "device KV budget",
+        hint: str = "raise --memory or --kv-memory, lower --n, or use --schedule locality",
+    ) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
+        self._tier, self._hint = tier, hint
 
     @property
     def free_bytes(self) -> int:
@@ -25,9 +34,15 @@ class DeviceBudget:
             CapacityError: if they do not fit; nothing is charged then.
         """
         if num_bytes > self.free_bytes:
-            raise CapacityError(what, num_bytes, self.free_bytes, self.total_bytes)
+            raise self.exhausted(what, num_bytes)
         self.used_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def exhausted(self, what: str, num_bytes: int) -> CapacityError:
+        """The error that says what does not fit, and how much is missing."""
+        return CapacityError(
+            what, num_bytes, self.free_bytes, self.total_bytes, self._tier, self._hint
+        )
 
     def release(self, num_bytes: int) -> None:
         """Count `num_bytes` as free again."""

@@ -1,17 +1,19 @@
-"""BlockPool: fixed-size KV blocks with O(1) allocation.
+"""BlockPool: a ledger of blocks and the memory that they stand in.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
-so that a later tier can move it in one transfer (FACTS 2).
+so that the link moves it in one transfer (FACTS 2).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from beamwright.kv.budget import DeviceBudget
+from beamwright.kv.budget import ByteBudget
+from beamwright.kv.ledger import BlockLedger
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,22 @@ class KVLayout:
         return -(-num_tokens // self.block_tokens)
 
 
-class BlockPool:
-    """Blocks [block, layer, K or V, token, kv_head, head_dim]; ids come from a free stack.
+class BlockPool(BlockLedger):
+    """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier.
 
-    Every block is owned by at most one segment. `check` verifies free + owned = total.
+    pinned: page-locked host memory, which a GPU copies from and to without staging.
     """
 
-    def __init__(self, layout: KVLayout, budget: DeviceBudget, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        budget: ByteBudget,
+        device: str = "cpu",
+        *,
+        pinned: bool = False,
+    ) -> None:
+        super().__init__(layout.bytes_per_token, layout.block_tokens, budget)
         self.layout = layout
-        self.budget = budget
-        self.num_blocks = max(1, budget.total_bytes // layout.bytes_per_block)
         shape = (
             self.num_blocks,
             layout.num_layers,
@@ -57,61 +65,27 @@ class BlockPool:
             layout.num_kv_heads,
             layout.head_dim,
         )
-        self.storage = _lazy_zeros(shape, layout.dtype, device)
-        # Blocks are handed out from the low end first, so untouched memory stays uncommitted.
-        self._free = list(range(self.num_blocks - 1, -1, -1))
-        self._is_free = bytearray(b"\x01") * self.num_blocks
+        self.storage = _lazy_zeros(shape, layout.dtype, device, pinned)
+        self._bytes: np.ndarray[Any, Any] | None = None
+        if self.storage.device.type == "cpu" and self.num_blocks:
+            flat = self.storage.view(self.num_blocks, -1).view(torch.uint8)
+            self._bytes = flat.numpy()
 
-    @property
-    def num_free(self) -> int:
-        """Blocks on the free stack."""
-        return len(self._free)
-
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` blocks. All or nothing.
-
-        Raises:
-            CapacityError: if the budget cannot hold them.
-        """
-        if num_blocks <= 0:
-            return []
-        # Blocks are part of the budget, so a charge that succeeds always finds free blocks.
-        self.budget.charge(
-            num_blocks * self.layout.bytes_per_block, f"a segment of {num_blocks} blocks"
-        )
-        taken = self._free[-num_blocks:][::-1]
-        del self._free[-num_blocks:]
-        for block in taken:
-            self._is_free[block] = 0
-        return taken
-
-    def free(self, blocks: list[int]) -> None:
-        """Give blocks back; a block given back twice is an AssertionError."""
-        for block in blocks:
-            if self._is_free[block]:
-                raise AssertionError(f"block {block} was freed twice")
-            self._is_free[block] = 1
-        self._free.extend(reversed(blocks))
-        self.budget.release(len(blocks) * self.layout.bytes_per_block)
-
-    def check(self, owned: list[int]) -> None:
-        """Conservation: `owned` blocks are distinct, not free, and all others are free."""
-        if len(set(owned)) != len(owned):
-            raise AssertionError("a block has two owners")
-        if any(self._is_free[block] for block in owned):
-            raise AssertionError("an owned block is on the free list")
-        if len(owned) + len(self._free) != self.num_blocks:
-            raise AssertionError(
-                f"{self.num_blocks} blocks, but {len(owned)} owned + {len(self._free)} free"
-            )
+    def block_bytes(self, block: int) -> np.ndarray[Any, Any]:
+        """The bytes of one block, as a view that a copier thread can read or write."""
+        assert self._bytes is not None
+        view: np.ndarray[Any, Any] = self._bytes[block]
+        return view
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+def _lazy_zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, pinned: bool
+) -> torch.Tensor:
     """Zeros whose pages the operating system commits on first touch (CPU).
 
     Zeros, because a masked position must never hold NaN bits left over from other memory.
     """
-    if device != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+    if device != "cpu" or pinned or not shape[0]:
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,122 +1,109 @@
-"""Segments: the KV of one node, node-aligned. A path is a tuple of (segment, visible tokens)."""
+"""SegmentStore: residency with tensors. Writes, reads and moves the KV of segments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
+from beamwright.kv.link import Direction, Piece
 from beamwright.kv.pool import BlockPool
+from beamwright.kv.residency import HomeTier, Residency, ResidenceLog
+from beamwright.kv.segments import Segment
 
 
-@dataclass(eq=False)
-class Segment:
-    """KV of one node: starts a fresh block, and ends anywhere inside its last one.
+class SegmentStore(Residency):
+    """Creates, extends, reads and frees segments in one device pool, with an optional home pool.
 
-    length: tokens written so far.
+    scratch: bytes of the working copies that attention keeps of the present group.
     """
 
-    blocks: list[int] = field(default_factory=list)
-    length: int = 0
-    freed: bool = False
-
-
-@dataclass(frozen=True)
-class PathPart:
-    """The first `visible` tokens of a segment, as one path sees it."""
-
-    segment: Segment
-    visible: int
-
-
-Path = tuple[PathPart, ...]
-
-
-def truncate_path(path: Path, num_tokens: int) -> Path:
-    """The first `num_tokens` tokens of a path (a child that diverges inside its parent's KV)."""
-    parts: list[PathPart] = []
-    left = num_tokens
-    for part in path:
-        if left <= 0:
-            break
-        parts.append(PathPart(part.segment, min(part.visible, left)))
-        left -= part.visible
-    return tuple(parts)
-
-
-class SegmentStore:
-    """Creates, extends, reads and frees segments in one block pool."""
-
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        home: HomeTier | None = None,
+        *,
+        copies_per_beam: bool = False,
+        log: ResidenceLog | None = None,
+    ) -> None:
+        super().__init__(pool, home, copies_per_beam=copies_per_beam, log=log)
         self.pool = pool
-        self._segments: set[Segment] = set()
-
-    def create(self) -> Segment:
-        """An empty segment that owns no block yet."""
-        segment = Segment()
-        self._segments.add(segment)
-        return segment
+        self.scratch = ScratchMeter()
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
-        """Write new tokens at the end of each segment.
+        """Write tokens at the end of each segment, in all its copies.
 
         key_values: one [tokens, layers, 2, kv_heads, head_dim] per segment.
 
         Raises:
-            CapacityError: if the blocks do not fit; no segment has changed then.
+            CapacityError: if the blocks do not fit; no token has been written then.
         """
-        layout = self.pool.layout
         lengths = [int(values.shape[0]) for values in key_values]
-        missing = [
-            layout.num_blocks(segment.length + length) - len(segment.blocks)
-            for segment, length in zip(segments, lengths, strict=True)
-        ]
-        fresh = self.pool.allocate(sum(missing))
+        self.reserve({s: s.length + n for s, n in zip(segments, lengths, strict=True)})
         block_ids: list[int] = []
         offsets: list[int] = []
-        taken = 0
-        for segment, length, count in zip(segments, lengths, missing, strict=True):
-            segment.blocks.extend(fresh[taken : taken + count])
-            taken += count
-            for position in range(segment.length, segment.length + length):
-                block_ids.append(segment.blocks[position // layout.block_tokens])
-                offsets.append(position % layout.block_tokens)
-            segment.length += length
+        written: list[torch.Tensor] = []
+        size = self.pool.block_tokens
+        for segment, length, values in zip(segments, lengths, key_values, strict=True):
+            for blocks in segment.copies:
+                for position in range(segment.length, segment.length + length):
+                    block_ids.append(blocks[position // size])
+                    offsets.append(position % size)
+                written.append(values)
+            self.extend(segment, length)
         if block_ids:
             storage = self.pool.storage
-            blocks = torch.tensor(block_ids, device=storage.device)
+            blocks_index = torch.tensor(block_ids, device=storage.device)
             slots = torch.tensor(offsets, device=storage.device)
-            values = torch.cat(list(key_values)) if len(key_values) > 1 else key_values[0]
-            storage[blocks, :, :, slots] = values.to(storage.dtype)
+            values = torch.cat(written) if len(written) > 1 else written[0]
+            storage[blocks_index, :, :, slots] = values.to(storage.dtype)
 
-    def gather(self, segment: Segment, visible: int) -> torch.Tensor:
-        """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens."""
+    def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
+        """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.
+
+        copy: which device copy is read, where there are several.
+        """
         storage = self.pool.storage
-        count = self.pool.layout.num_blocks(visible)
-        blocks = torch.tensor(segment.blocks[:count], device=storage.device, dtype=torch.long)
+        count = self.pool.blocks_for(visible)
+        held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
+        if len(held) < count:
+            raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
+        blocks = torch.tensor(held[:count], device=storage.device, dtype=torch.long)
         picked = storage.index_select(0, blocks)
         merged = picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         return merged[:, :, :visible]
 
-    def free(self, segment: Segment) -> None:
-        """Free a segment's blocks at once; freeing it twice is an AssertionError."""
-        if segment.freed:
-            raise AssertionError("a segment was freed twice")
-        segment.freed = True
-        self._segments.discard(segment)
-        self.pool.free(segment.blocks)
-        segment.blocks = []
+    def pieces(
+        self, direction: Direction, device: Sequence[int], home: Sequence[int]
+    ) -> list[Piece]:
+        """One contiguous piece per block."""
+        assert self.home is not None and isinstance(self.home.ledger, BlockPool)
+        there = self.home.ledger
+        found = []
+        for near, far in zip(device, home, strict=True):
+            ends = self.pool.block_bytes(near), there.block_bytes(far)
+            source, destination = ends if direction is Direction.D2H else ends[::-1]
+            found.append(Piece(destination, source, self.pool.bytes_per_block))
+        return found
 
-    @property
-    def num_segments(self) -> int:
-        """Segments that are not freed."""
-        return len(self._segments)
+    def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        """Copy blocks within the device."""
+        storage = self.pool.storage
+        storage[torch.tensor(destination)] = storage[torch.tensor(source)]
 
-    def check(self) -> None:
-        """Conservation: every block is free or owned by exactly one live segment."""
-        owned = [block for segment in self._segments for block in segment.blocks]
-        self.pool.check(owned)
-        for segment in self._segments:
-            if self.pool.layout.num_blocks(segment.length) != len(segment.blocks):
-                raise AssertionError(f"{segment.length} tokens in {len(segment.blocks)} blocks")
+
+class ScratchMeter:
+    """Counts bytes of working memory and their peak; it has no ceiling."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self.peak_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes (negative: give them back)."""
+        self.used_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def reset_peak(self) -> None:
+        """Start a new peak measurement."""
+        self.peak_bytes = self.used_bytes

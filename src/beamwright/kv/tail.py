@@ -2,17 +2,18 @@
 
 Rows of one decode session advance together, so the KV of token t is one strided write and reading
 the tail is a view. Tokens of one head stand next to each other: at 256 rows that reads four to six
-times as fast as token by token (docs/experiments.md). It grows by doubling; when it is full, whole
-blocks move to the pool. The limit is a constant of the attention backend, so the order of
-partial sums does not depend on the memory budget.
+times as fast as token by token (docs/experiments.md). It is a working copy in the layout that
+attention wants; the tokens' home are the blocks that are filled beside it. It grows by doubling,
+up to a constant of the attention backend, so that the order of partial sums does not depend on the
+memory budget.
 """
 
 from __future__ import annotations
 
 import torch
 
-from beamwright.kv.budget import DeviceBudget
 from beamwright.kv.pool import KVLayout
+from beamwright.kv.store import ScratchMeter
 
 _FIRST_TOKENS = 16
 
@@ -28,13 +29,14 @@ class TailBuffer:
         layout: KVLayout,
         num_rows: int,
         capacity: int,
-        budget: DeviceBudget,
+        scratch: ScratchMeter,
         device: str = "cpu",
     ) -> None:
         self.capacity = capacity
         self.length = 0
-        self._layout, self._budget, self._device = layout, budget, device
-        self._charged = 0
+        self.layout = layout
+        self._scratch, self._device = scratch, device
+        self._counted = 0
         self.storage = self._allocate(num_rows, min(_FIRST_TOKENS, capacity))
 
     @property
@@ -48,18 +50,13 @@ class TailBuffer:
         return self.length == self.capacity
 
     def make_room(self) -> None:
-        """Make sure that the next token has a place.
-
-        Raises:
-            CapacityError: if the larger tail does not fit the budget.
-        """
+        """Make sure that the next token has a place."""
         held = self.storage.shape[4]
         if self.length < held:
             return
-        old, old_bytes = self.storage, self._charged
+        old = self.storage
         self.storage = self._allocate(old.shape[2], min(2 * held, self.capacity))
         self.storage[..., :held, :] = old
-        self._release(old_bytes)
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
@@ -70,34 +67,43 @@ class TailBuffer:
         held = self.storage[layer, ..., : self.length + 1, :]
         return held[0], held[1]
 
-    def take(self, row: int, num_tokens: int) -> torch.Tensor:
-        """A row's first tokens in the pool's order [tokens, layers, 2, kv_heads, head_dim]."""
-        return self.storage[:, :, row, :, :num_tokens].permute(3, 0, 1, 2, 4)
+    def take(self, row: int, first: int, end: int) -> torch.Tensor:
+        """A row's tokens [first, end) in the pool's order [tokens, layers, 2, kv_heads, dim]."""
+        return self.storage[:, :, row, :, first:end].permute(3, 0, 1, 2, 4)
+
+    def restore(self, rows: list[torch.Tensor]) -> None:
+        """Put back the tokens of rows that were parked: one [layers, 2, tokens, kv_heads, dim]
+        per row, all of the same length."""
+        self.length = 0
+        for count in range(rows[0].shape[2]):
+            self.length = count
+            self.make_room()
+        self.length = rows[0].shape[2]
+        for row, held in enumerate(rows):
+            self.storage[:, :, row, :, : self.length] = held.transpose(2, 3)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         """Drop all rows but these, in this order."""
         self.storage = self.storage.index_select(2, rows)
-        self._release(self._charged - self._bytes(len(rows), self.storage.shape[4]))
+        self._count(self.storage)
 
     def clear(self) -> None:
         """Forget the tokens (they are in the pool)."""
         self.length = 0
 
     def close(self) -> None:
-        """Release the tail's bytes."""
-        self._release(self._charged)
-
-    def _bytes(self, num_rows: int, num_tokens: int) -> int:
-        return num_rows * num_tokens * self._layout.bytes_per_token
+        """Give back the tail's bytes."""
+        self._scratch.add(-self._counted)
+        self._counted = 0
 
     def _allocate(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        num_bytes = self._bytes(num_rows, num_tokens)
-        self._budget.charge(num_bytes, f"the tails of {num_rows} beams")
-        self._charged += num_bytes
-        layout = self._layout
+        layout = self.layout
         shape = (layout.num_layers, 2, num_rows, layout.num_kv_heads, num_tokens, layout.head_dim)
-        return torch.empty(shape, dtype=layout.dtype, device=self._device)
+        fresh = torch.empty(shape, dtype=layout.dtype, device=self._device)
+        self._count(fresh)
+        return fresh
 
-    def _release(self, num_bytes: int) -> None:
-        self._budget.release(num_bytes)
-        self._charged -= num_bytes
+    def _count(self, storage: torch.Tensor) -> None:
+        num_bytes = storage.numel() * storage.element_size()
+        self._scratch.add(num_bytes - self._counted)
+        self._counted = num_bytes

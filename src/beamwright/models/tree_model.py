@@ -8,21 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from beamwright.kv import (
     BlockPool,
-    DeviceBudget,
+    ByteBudget,
+    HomeTier,
     KVLayout,
+    Lease,
+    Link,
     Path,
-    PathPart,
     Segment,
     SegmentStore,
-    TailBuffer,
+    Source,
+    copies_needed,
 )
+from beamwright.kv.residency import ResidenceLog
 from beamwright.models.decoder import Decoder, padded_rows
-from beamwright.protocols import AttentionBackend, AttentionView, DecodeView
+from beamwright.models.session import DecodeSession, visible_path
+from beamwright.protocols import AttentionBackend, AttentionView
 
 PREFILL_CHUNK_TOKENS = 256
 _BATCH_PADDED_TOKENS = 4096
@@ -41,6 +48,24 @@ class PrefillRequest:
     start: int
 
 
+@dataclass(frozen=True)
+class HomeOptions:
+    """The host tier of one model: see `kv.HomeTier`."""
+
+    budget_bytes: int
+    link: Link
+    recompute: bool = False
+    share_loads: bool = True
+
+
+@runtime_checkable
+class StreamedBackend(Protocol):
+    """A backend whose KV is at home on the host and is streamed to a device budget of its own."""
+
+    budget: ByteBudget
+    stall_s: float
+
+
 class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier)."""
 
@@ -50,14 +75,53 @@ class TreeModel:
         backend: AttentionBackend,
         kv_budget_bytes: int,
         prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
+        *,
+        home: HomeOptions | None = None,
+        log: ResidenceLog | None = None,
     ) -> None:
         shape = decoder.shape
         layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, decoder.dtype)
         self.decoder = decoder
         self.backend = backend
-        self.budget = DeviceBudget(kv_budget_bytes)
-        self.store = SegmentStore(BlockPool(layout, self.budget, str(decoder.device)))
+        self.budget = ByteBudget(kv_budget_bytes)
+        self.store = SegmentStore(
+            BlockPool(layout, self.budget, str(decoder.device)),
+            _home_tier(layout, home, pinned=decoder.device.type == "cuda"),
+            copies_per_beam=backend.copies_per_beam,
+            log=log,
+        )
+        self.store.recompute_segments = self._recompute
         self._chunk_tokens = prefill_chunk_tokens
+
+    def reset_peaks(self) -> None:
+        """Start a new measurement (one per solved batch)."""
+        self.budget.reset_peak()
+        self.store.scratch.reset_peak()
+        self.store.counts.recomputed_tokens = 0
+        if self.store.home is not None:
+            self.store.home.ledger.budget.reset_peak()
+        if isinstance(self.backend, StreamedBackend):
+            self.backend.budget.reset_peak()
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """Most device KV at any time."""
+        if isinstance(self.backend, StreamedBackend):
+            return self.backend.budget.peak_bytes
+        return self.budget.peak_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Most host KV at any time."""
+        if isinstance(self.backend, StreamedBackend):
+            return self.budget.peak_bytes
+        return self.store.home.ledger.budget.peak_bytes if self.store.home is not None else 0
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that compute has waited for transfers of this model's KV."""
+        streamed = self.backend.stall_s if isinstance(self.backend, StreamedBackend) else 0.0
+        return self.store.counts.stall_s + streamed
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
         """Compute and store the KV of each request's tokens.
@@ -76,10 +140,16 @@ class TreeModel:
                 chunks = [
                     requests[i].token_ids[offset : offset + self._chunk_tokens] for i in batch
                 ]
-                hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
-                for i, states in zip(batch, hidden, strict=True):
+                mine = [requests[i] for i in batch]
+                with self.store.lease(self._needs(mine)) as lease:
+                    lease.add({request.segment: 1 for request in mine})
+                    hidden = self._prefill_batch(mine, chunks, offset)
+                for i, chunk, states in zip(batch, chunks, hidden, strict=True):
+                    _remember(requests[i], chunk)
                     found[i].append(states)
             offset += self._chunk_tokens
+        if self.store.outgrown:
+            self.store.write_back(request.segment for request in requests)
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
 
     def _batches(self, requests: Sequence[PrefillRequest], offset: int) -> Iterator[list[int]]:
@@ -92,14 +162,44 @@ class TreeModel:
         order = sorted(length, key=lambda i: -length[i])
         while order:
             rows = max(1, _BATCH_PADDED_TOKENS // padded_rows(length[order[0]]))
-            yield order[:rows]
-            order = order[rows:]
+            batch = order[:rows]
+            while len(batch) > 1 and not self._fits([requests[i] for i in batch], length, batch):
+                batch = batch[: len(batch) // 2]
+            yield batch
+            order = order[len(batch) :]
+
+    def _fits(self, mine: list[PrefillRequest], length: dict[int, int], batch: list[int]) -> bool:
+        """Whether a batch's paths and fresh tokens can be on the device together."""
+        if not self.store.evicts:
+            return True
+        grown = {r.segment: r.segment.length + length[i] for r, i in zip(mine, batch, strict=True)}
+        return self.store.fits(self._needs(mine), grown)
+
+    def _needs(self, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:
+        paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
+        return copies_needed(paths, per_beam=self.backend.copies_per_beam)
+
+    def _recompute(self, lost: Sequence[Segment]) -> None:
+        """Compute the KV of evicted segments again, level by level."""
+        known = [(segment, segment.source) for segment in lost]
+        requests = [
+            PrefillRequest(source.path, segment, source.token_ids, source.start)
+            for segment, source in known
+            if source is not None
+        ]
+        if len(requests) != len(lost):
+            raise AssertionError("a lost segment does not know its tokens")
+        for segment in lost:
+            segment.source = None
+        requests.sort(key=lambda request: len(request.path))
+        for _, level in groupby(requests, key=lambda request: len(request.path)):
+            self.prefill(list(level))
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
     ) -> list[torch.Tensor]:
         lengths = [len(chunk) for chunk in chunks]
-        paths = [_visible(request.path, request.segment) for request in requests]
+        paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
         token_ids = [token for chunk in chunks for token in chunk]
         positions = [
             request.start + offset + i
@@ -122,104 +222,40 @@ class TreeModel:
         self.store.append([request.segment for request in requests], key_values)
         return list(hidden[:total].split(lengths))
 
-    def open_session(self, paths: Sequence[Path], segments: Sequence[Segment]) -> DecodeSession:
-        """Start decoding: row i writes segment i behind path i.
+    def open_session(
+        self,
+        paths: Sequence[Path],
+        segments: Sequence[Segment],
+        *,
+        lease: Lease | None = None,
+        write_back: bool = False,
+    ) -> DecodeSession:
+        """Start decoding: row i goes on with segment i behind path i.
 
-        Raises:
-            CapacityError: if the rows' tails do not fit the KV budget.
+        All segments hold the same number of tokens: none, or what rows that were parked together
+        had stored. lease: what pins the rows' paths. write_back: copy whole blocks home at once.
         """
-        return DecodeSession(self, paths, segments)
+        return DecodeSession(self, paths, segments, lease or Lease({}), write_back=write_back)
 
 
-class DecodeSession:
-    """Rows that are decoded together, one token per row and call.
-
-    Rows are padded to a multiple of 8 with repeats of the first, which own no segment.
-    """
-
-    def __init__(
-        self, model: TreeModel, paths: Sequence[Path], segments: Sequence[Segment]
-    ) -> None:
-        self._model = model
-        padding = padded_rows(len(paths)) - len(paths)
-        self._paths = [*paths, *([paths[0]] * padding)]
-        self._segments: list[Segment | None] = [*segments, *([None] * padding)]
-        store = model.store
-        self._tail = TailBuffer(
-            store.pool.layout,
-            len(self._paths),
-            model.backend.tail_tokens,
-            model.budget,
-            str(model.decoder.device),
-        )
-        try:
-            self._view = self._make_view()
-        except BaseException:
-            self._tail.close()
-            raise
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the present batch, padding included."""
-        return len(self._paths)
-
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [rows, embed_dim] of one token per row ([rows] ids and positions)."""
-        if self._tail.full:
-            self._flush()
-        self._tail.make_room()
-        hidden = self._model.decoder.hidden(token_ids, positions, self._view)
-        self._tail.length += 1
-        return hidden
-
-    def seal(self, rows: Sequence[int]) -> None:
-        """Move the tails of these rows into their segments."""
-        self._append_tails(rows)
-
-    def drop(self, rows: Sequence[int]) -> None:
-        """Give up the rows' segments: what is decoded in these rows from here on is lost."""
-        for row in rows:
-            self._segments[row] = None
-
-    def keep_rows(self, rows: Sequence[int]) -> list[int]:
-        """Compact the batch to these rows, padded to a multiple of 8; returns all rows kept."""
-        spare = [row for row in range(self.num_rows) if row not in set(rows)]
-        kept = [*rows, *spare[: padded_rows(len(rows)) - len(rows)]]
-        index = torch.tensor(kept, device=self._model.decoder.device)
-        self._tail.keep_rows(index)
-        self._view.keep_rows(index)
-        self._paths = [self._paths[row] for row in kept]
-        self._segments = [self._segments[row] for row in kept]
-        return kept
-
-    def close(self) -> None:
-        """Release tails and copies; segments stay with their owners."""
-        self._view.close()
-        self._tail.close()
-
-    def _append_tails(self, rows: Sequence[int]) -> None:
-        owned = [(row, segment) for row in rows if (segment := self._segments[row]) is not None]
-        self._model.store.append(
-            [segment for _, segment in owned],
-            [self._tail.take(row, self._tail.length) for row, _ in owned],
-        )
-
-    def _flush(self) -> None:
-        """Move full tails into the segments: from here on they are read as sealed parts."""
-        self._append_tails(range(self.num_rows))
-        self._tail.clear()
-        self._view.close()
-        self._view = self._make_view()
-
-    def _make_view(self) -> DecodeView:
-        paths = [_visible(path, own) for path, own in zip(self._paths, self._segments, strict=True)]
-        return self._model.backend.decode_view(self._model.store, paths, self._tail)
+def _home_tier(layout: KVLayout, home: HomeOptions | None, *, pinned: bool) -> HomeTier | None:
+    if home is None:
+        return None
+    budget = ByteBudget(
+        home.budget_bytes, "host KV budget", "raise --host-memory, or use --evict recompute"
+    )
+    pool = BlockPool(layout, budget, pinned=pinned)
+    return HomeTier(pool, home.link, home.recompute, home.share_loads)
 
 
-def _visible(path: Path, own: Segment | None) -> Path:
-    """A path and what its own segment holds already; empty parts are left out."""
-    parts = path if own is None else (*path, PathPart(own, own.length))
-    return tuple(part for part in parts if part.visible > 0)
+def _remember(request: PrefillRequest, chunk: Sequence[int]) -> None:
+    """Note in the segment what it was computed from."""
+    known = request.segment.source
+    if known is None:
+        request.segment.source = Source(request.path, tuple(chunk), request.start)
+    else:
+        tokens = (*known.token_ids, *chunk)
+        request.segment.source = Source(known.path, tokens, known.start)
 
 
 class _Recording:

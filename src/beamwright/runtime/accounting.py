@@ -18,6 +18,11 @@ class Accounting:
         self.seconds: dict[str, float] = defaultdict(float)
         self.num_groups = 0
 
+    def stalled(self, phase: str, seconds: float) -> None:
+        """So much of a phase was a wait for transfers: it counts as "stall" instead."""
+        self.seconds[phase] -= seconds
+        self.seconds["stall"] += seconds
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase. Phases do not nest, so that every instant is counted once."""

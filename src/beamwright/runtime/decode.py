@@ -1,23 +1,32 @@
-"""Decode a group of beams to the end of their step: the plain token loop of one executor."""
+"""Decode a group of beams to the end of their step: the plain token loop of one executor.
+
+A group's KV is leased first, so all of it is on the device; what the next group needs is fetched
+meanwhile, and new KV goes home block by block (LBS section 4). A beam for which no block can be
+found is parked and goes on in a later group, with the same random stream and the same sums.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from beamwright.config import SamplingSettings, StepSettings
-from beamwright.kv import Path, PathPart, Segment
+from beamwright.errors import CapacityError
+from beamwright.kv import Lease, Path, PathPart, Segment, Source, copies_needed
 from beamwright.models import PrefillRequest, TextCodec, TreeModel
-from beamwright.models.decoder import padded_rows
-from beamwright.protocols import StepDecoded
-from beamwright.runtime.sampling import Sampler, lineage_key, stack_keys
+from beamwright.models.session import DecodeSession
+from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
+from beamwright.runtime.batch import Batch, Row, worth_compacting
+from beamwright.runtime.demand import DemandBuilder
+from beamwright.runtime.expect import StepLengths
+from beamwright.runtime.sampling import Sampler
 from beamwright.runtime.stops import DelimiterTable, StopDetector, row_limit
-from beamwright.tree import Node, StopReason
+from beamwright.tree import Node
 
 OWNER = "generator"
-_COMPACT_BELOW = 0.75
 
 
 @dataclass
@@ -26,19 +35,12 @@ class GeneratorState:
 
     The last token of a step is forwarded when the node is extended, so `hidden` is None until
     then and the segment is one token short of the node.
+    parked: the step so far, of a node that ran out of room.
     """
 
     segment: Segment
     hidden: torch.Tensor | None = None
-
-
-@dataclass
-class _Row:
-    node: Node
-    segment: Segment
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stop: StopReason | None = None
+    parked: Row | None = None
 
 
 class StepDecoder:
@@ -51,8 +53,12 @@ class StepDecoder:
         sampling: SamplingSettings,
         step: StepSettings,
         seed: int,
+        *,
+        reuse: bool = True,
+        prefetch: bool = True,
     ) -> None:
         self.model = model
+        self._reuse, self._prefetch = reuse, prefetch
         self._codec, self._step, self._seed = codec, step, seed
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
@@ -61,69 +67,135 @@ class StepDecoder:
         self._table: DelimiterTable | None = None
         if codec is not None and step.step_tokens is None:
             self._table = DelimiterTable(step.delimiter.encode(), codec.token_bytes(), device)
+        self._lengths = StepLengths(step, model.decoder.shape.context)
+        self._demand = DemandBuilder(model.store, _segment_of, self._lengths.expected)
+
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+        """See `protocols.Executor`."""
+        return self._demand.build(beams) if self.model.store.evicts else None
 
     # --- one group ---------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def decode(self, beams: Sequence[Node]) -> list[StepDecoded]:
-        """Decode `beams` to the end of their steps.
+    def decode(self, work: DecodeWork) -> list[StepDecoded | StepParked]:
+        """Decode the beams of a group to the end of their steps.
 
         Raises:
-            CapacityError: if the KV budget cannot hold them; their new segments are freed.
+            CapacityError: if not even one beam fits; the segments of all that were under way are
+                freed. LinkError: if the link has failed.
         """
-        self._complete_parents(beams)
-        rows = [_Row(node, self.model.store.create()) for node in beams]
+        store = self.model.store
+        if not self._reuse and work.grouped:
+            store.evict_all()
+        rows = [self._row(node) for node in work.beams]
         try:
-            self._run(rows)
+            store.expect([self._needs(group) for group in work.upcoming])
+            rows.sort(key=lambda row: len(row.tokens))  # stable: depth-first among equals
+            for _, same in groupby(rows, key=lambda row: len(row.tokens)):
+                self._decode_rows(list(same), work)
         except BaseException:
             for row in rows:
-                self.model.store.free(row.segment)
+                row.node.handles.pop(OWNER, None)
+                store.free(row.segment)
             raise
         return [self._finished(row) for row in rows]
 
-    def _run(self, rows: list[_Row]) -> None:
-        """Token by token until every row has stopped; stopped rows are dropped in bulk."""
-        model, device = self.model, self.model.decoder.device
-        session = model.open_session(
-            [self._path(row.node.parent) for row in rows], [row.segment for row in rows]
-        )
-        try:
-            batch = _Batch(rows, session.num_rows, self._seed, device)
-            limits = [row_limit(row.node, self._step, model.decoder.shape.context) for row in rows]
-            stops = StopDetector(
-                self._step, self._eos, self._table, limits, session.num_rows, device
+    def _decode_rows(self, rows: list[Row], work: DecodeWork) -> None:
+        """Rows that have decoded equally many tokens."""
+        store = self.model.store
+        beams = [row.node for row in rows]
+        with store.lease(self._needs(beams)) as lease:
+            parents = self._complete_parents(beams)
+            if work.write_back:
+                store.write_back(parents)
+                store.write_back(store.dirty())
+            if self._prefetch and work.upcoming:
+                store.prefetch(self._needs(work.upcoming[0]))
+            self._reserve(rows)
+            session = self.model.open_session(
+                [self._path(row.node.parent) for row in rows],
+                [row.segment for row in rows],
+                lease=lease,
+                write_back=work.write_back,
             )
+            try:
+                self._run(rows, session)
+            finally:
+                session.close()
+
+    def _reserve(self, rows: list[Row]) -> None:
+        """Take the blocks that the steps are expected to fill; a longer step asks for more."""
+        wanted = {row.segment: self._lengths.expected(row.node) for row in rows}
+        try:
+            self.model.store.reserve(wanted)
+        except CapacityError:
+            return  # block by block then, and beams are parked where even that does not fit
+
+    def _run(self, rows: list[Row], session: DecodeSession) -> None:
+        """Token by token until every row has stopped; stopped rows are dropped in bulk."""
+        decoder = self.model.decoder
+        batch = Batch(rows, session.num_rows, self._seed, decoder.device)
+        stops = self._stops(batch)
+        hidden: torch.Tensor | None = None
+        if rows[0].tokens:  # parked before: the last token is drawn, but not forwarded
+            tokens = batch.token(-1)
+        else:
             hidden = torch.cat([self._hidden(row.node.parent) for row in batch.rows])
-            while True:
+        while True:
+            if hidden is not None:
                 tokens, logprobs = self._sampler.sample(
-                    model.decoder.logits(hidden), batch.keys, batch.positions
+                    decoder.logits(hidden), batch.keys, batch.positions
                 )
                 batch.append(tokens.tolist(), logprobs.tolist())
-                stopped = {i: r for i, r in stops.feed(tokens).items() if batch.active[i]}
-                if stopped:
-                    batch.stop(stopped)
-                    # A path that has ended is never extended, so nobody will read its KV.
-                    session.seal([i for i, reason in stopped.items() if not reason.ends_path])
-                    session.drop(list(stopped))
-                    active = batch.active_rows()
-                    if not active:
-                        return
-                    if _worth_compacting(len(active), session.num_rows):
-                        kept = session.keep_rows(active)
-                        batch.keep_rows(kept)
-                        stops.keep_rows(kept)
-                        tokens = tokens[torch.tensor(kept, device=device)]
-                hidden = session.forward(tokens, batch.positions)
-                # Rows that have stopped stay inside the context; what they decode is dropped.
-                batch.positions.add_(1).clamp_(max=model.decoder.shape.context - 1)
-                batch.count_overrun()
-        finally:
-            session.close()
+                self._stop(batch, session, stops, tokens)
+            active = batch.active_rows()
+            parked = session.make_room(active) if active else []
+            batch.park(parked)
+            active = [index for index in active if index not in parked]
+            if not active:
+                return
+            if worth_compacting(len(active), session.num_rows):
+                kept = session.keep_rows(active)
+                batch.keep_rows(kept)
+                stops.keep_rows(kept)
+                tokens = tokens[torch.tensor(kept, device=decoder.device)]
+            hidden = session.forward(tokens, batch.positions)
+            # Rows that have stopped stay inside the context; what they decode is dropped.
+            batch.positions.add_(1).clamp_(max=decoder.shape.context - 1)
+            batch.count_overrun()
+
+    def _stops(self, batch: Batch) -> StopDetector:
+        """A detector that has seen what parked rows decoded before."""
+        context, device = self.model.decoder.shape.context, self.model.decoder.device
+        real = [row for row, active in zip(batch.rows, batch.active, strict=True) if active]
+        limits = [row_limit(row.node, self._step, context) for row in real]
+        stops = StopDetector(self._step, self._eos, self._table, limits, len(batch.rows), device)
+        for index in range(len(batch.rows[0].tokens)):
+            stops.feed(batch.token(index))
+        return stops
+
+    def _stop(
+        self, batch: Batch, session: DecodeSession, stops: StopDetector, tokens: torch.Tensor
+    ) -> None:
+        stopped = {i: r for i, r in stops.feed(tokens).items() if batch.active[i]}
+        if not stopped:
+            return
+        batch.stop(stopped)
+        session.seal([i for i, reason in stopped.items() if not reason.ends_path])
+        session.drop(list(stopped))
+        for index, reason in stopped.items():
+            row = batch.rows[index]
+            self._lengths.saw(len(row.tokens))
+            if reason.ends_path:  # never extended, so nobody will read its KV
+                self.model.store.clear(row.segment)
 
     # --- parents -----------------------------------------------------------------------------
 
-    def _complete_parents(self, beams: Sequence[Node]) -> None:
-        """Forward what a parent still owes: a root's prompt, or a step's last token."""
+    def _complete_parents(self, beams: Sequence[Node]) -> list[Segment]:
+        """Forward what a parent still owes: a root's prompt, or a step's last token.
+
+        Returns the segments that have grown.
+        """
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
         owing = [node for node in parents if not self._has_hidden(node)]
         for node in parents:
@@ -131,7 +203,7 @@ class StepDecoder:
         requests: list[PrefillRequest] = []
         for node in owing:
             if node.parent is None:
-                node.handles[OWNER] = GeneratorState(self.model.store.create())
+                node.handles[OWNER] = GeneratorState(self.model.store.create(_name(node)))
                 node.usage["generator_prefilled"] += len(node.token_ids)
                 tokens: Sequence[int] = node.token_ids
             else:
@@ -142,6 +214,7 @@ class StepDecoder:
         for node, hidden in zip(owing, self.model.prefill(requests), strict=True):
             # A copy: the last row must not keep a whole prompt's states alive.
             self._state(node).hidden = hidden[-1:].clone()
+        return [request.segment for request in requests]
 
     def _has_hidden(self, node: Node) -> bool:
         state = node.handles.get(OWNER)
@@ -162,15 +235,39 @@ class StepDecoder:
     def _path(self, node: Node | None) -> Path:
         if node is None:
             return ()
-        states = (self._state(ancestor) for ancestor in node.path())
-        return tuple(PathPart(state.segment, state.segment.length) for state in states)
+        states = (node.handles.get(OWNER) for node in node.path())
+        return tuple(
+            PathPart(state.segment, state.segment.length) for state in states if state is not None
+        )
+
+    def _needs(self, beams: Iterable[Node]) -> dict[Segment, int]:
+        """Device copies of each segment that a group reads, parked steps included."""
+        paths = []
+        for node in beams:
+            path = self._path(node.parent)
+            own = _segment_of(node)
+            paths.append(path if own is None else (*path, PathPart(own, own.length)))
+        return copies_needed(paths, per_beam=self.model.backend.copies_per_beam)
 
     # --- results -----------------------------------------------------------------------------
 
-    def _finished(self, row: _Row) -> StepDecoded:
-        node = row.node
-        if row.stop is None or node.parent is None:
-            raise AssertionError(f"{node!r} has not stopped")
+    def _row(self, node: Node) -> Row:
+        """Where a node's step stands: at its start, or where it was parked."""
+        state = node.handles.get(OWNER)
+        if state is not None:
+            assert state.parked is not None
+            row: Row = state.parked
+            return row
+        return Row(node, self.model.store.create(_name(node)))
+
+    def _finished(self, row: Row) -> StepDecoded | StepParked:
+        node, stored = row.node, row.segment.length
+        assert node.parent is not None
+        source = Source(self._path(node.parent), tuple(row.tokens[:stored]), node.start)
+        row.segment.source = source
+        if row.stop is None:
+            node.handles[OWNER] = GeneratorState(row.segment, parked=row)
+            return StepParked(node)
         node.handles[OWNER] = GeneratorState(row.segment)
         text = ""
         if self._codec is not None:
@@ -186,50 +283,13 @@ class StepDecoder:
                 self.model.store.free(state.segment)
 
 
-class _Batch:
-    """The rows of the present batch; padding repeats the first row and is never active."""
-
-    def __init__(self, rows: list[_Row], num_rows: int, seed: int, device: torch.device) -> None:
-        padding = num_rows - len(rows)
-        self.rows = [*rows, *([rows[0]] * padding)]
-        self.active = [True] * len(rows) + [False] * padding
-        self._is_padding = [False] * len(rows) + [True] * padding
-        keys = [lineage_key(seed, row.node.lineage) for row in self.rows]
-        self.keys = stack_keys(keys, device)
-        self.positions = torch.tensor([row.node.start for row in self.rows], device=device)
-
-    def append(self, tokens: list[int], logprobs: list[float]) -> None:
-        for row, active, token, logprob in zip(
-            self.rows, self.active, tokens, logprobs, strict=True
-        ):
-            if active:
-                row.tokens.append(token)
-                row.logprobs.append(logprob)
-
-    def stop(self, stopped: dict[int, StopReason]) -> None:
-        for index, reason in stopped.items():
-            self.rows[index].stop = reason
-            self.active[index] = False
-
-    def active_rows(self) -> list[int]:
-        return [index for index, active in enumerate(self.active) if active]
-
-    def count_overrun(self) -> None:
-        """Real rows that have stopped and are still in the batch decode a token for nothing."""
-        for row, active, padding in zip(self.rows, self.active, self._is_padding, strict=True):
-            if not active and not padding:
-                row.node.usage["overrun"] += 1
-
-    def keep_rows(self, kept: list[int]) -> None:
-        self.rows = [self.rows[index] for index in kept]
-        self.active = [self.active[index] for index in kept]
-        self._is_padding = [self._is_padding[index] for index in kept]
-        index = torch.tensor(kept, device=self.keys.device)
-        self.keys, self.positions = self.keys[index], self.positions[index]
+def _segment_of(node: Node) -> Segment | None:
+    state = node.handles.get(OWNER)
+    return None if state is None else state.segment
 
 
-def _worth_compacting(num_active: int, num_rows: int) -> bool:
-    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows
+def _name(node: Node) -> str:
+    return ".".join(map(str, node.lineage))
 
 
 __all__ = ["OWNER", "GeneratorState", "StepDecoder"]

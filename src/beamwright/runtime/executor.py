@@ -5,11 +5,16 @@ This is the specification that overlapped executors are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from beamwright.protocols import (
     DecodeWork,
     Event,
+    KVDemand,
+    StepDecoded,
+    StepParked,
     StepScored,
     Ticket,
     Verifier,
@@ -17,16 +22,34 @@ from beamwright.protocols import (
     Work,
 )
 from beamwright.runtime.accounting import Accounting
-from beamwright.runtime.decode import StepDecoder
+from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.tree import Node
+
+
+class Decoder(Protocol):
+    """Writes the next step of a group: with tensors, or in a simulation."""
+
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None: ...
+
+    def decode(self, work: DecodeWork) -> Sequence[StepDecoded | StepParked]: ...
+
+    def release(self, nodes: Sequence[Node]) -> None: ...
 
 
 class TorchExecutor:
     """Runs decode and verify work one after the other on one device."""
 
-    def __init__(self, decoder: StepDecoder, verifier: Verifier, accounting: Accounting) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        verifier: Verifier,
+        accounting: Accounting,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+        timeline: Timeline | None = None,
+    ) -> None:
         self._decoder, self._verifier = decoder, verifier
-        self._accounting = accounting
+        self._accounting, self._stalled_s = accounting, stalled_s
+        self._timeline = timeline or NullTimeline()
         self._queue: dict[Ticket, Work] = {}
         self._next: Ticket = 0
 
@@ -49,6 +72,10 @@ class TorchExecutor:
             events.extend(self._run(self._queue.pop(ticket)))
         return events
 
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+        """See `protocols.Executor`."""
+        return self._decoder.demand(beams)
+
     def release(self, nodes: Sequence[Node]) -> None:
         """Free every KV segment that these nodes own."""
         self._decoder.release(nodes)
@@ -57,9 +84,20 @@ class TorchExecutor:
     def _run(self, work: Work) -> list[Event]:
         if isinstance(work, DecodeWork):
             self._accounting.num_groups += 1
-            with self._accounting.phase("decode"):
-                return list(self._decoder.decode(work.beams))
+            number = self._accounting.num_groups
+            with self._timed("decode", "compute", group=number, beams=len(work.beams)):
+                return list(self._decoder.decode(work))
         assert isinstance(work, VerifyWork)
-        with self._accounting.phase("verify"):
+        with self._timed("verify", "verify", steps=len(work.nodes)):
             scores = self._verifier.score(work.nodes)
         return [StepScored(node, score) for node, score in zip(work.nodes, scores, strict=True)]
+
+    @contextmanager
+    def _timed(self, phase: str, track: str, **args: Any) -> Iterator[None]:
+        """A phase; what it waited for the link counts as stall."""
+        before = self._stalled_s()
+        try:
+            with self._accounting.phase(phase), self._timeline.span(phase, track, **args):
+                yield
+        finally:
+            self._accounting.stalled(phase, self._stalled_s() - before)

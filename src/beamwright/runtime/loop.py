@@ -82,14 +82,18 @@ class SearchLoop:
 
     def _round(self, runs: Sequence[TreeRun]) -> None:
         """One round of every tree: decode all open nodes group by group, then score them."""
-        with self._accounting.phase("schedule"):
-            beams = tuple(node for run in runs for node in run.tree.open_nodes())
-            plan = self._schedule.plan(ScheduleView(beams))
+        beams = _open_nodes(runs)
         for run in runs:
             run.round_tokens.append(_distinct_tokens(run.tree.open_nodes()))
-        for group in plan.groups:
-            self._executor.submit(DecodeWork(group))
-        self._commit(runs)
+        # Beams that were parked stay open, and are planned again.
+        while going := _open_nodes(runs):
+            with self._accounting.phase("schedule"):
+                plan = self._schedule.plan(ScheduleView(going, self._executor.demand(going)))
+            for place, group in enumerate(plan.groups):
+                later = plan.groups[place + 1 :]
+                grouped = len(plan.groups) > 1
+                self._executor.submit(DecodeWork(group, later, plan.write_back, grouped))
+            self._commit(runs)
         self._executor.submit(VerifyWork(beams))
         self._commit(runs)
 
@@ -123,6 +127,10 @@ class SearchLoop:
         self._executor.release(tree.release_dead())
         if on_round is not None and tree.rounds > 0:
             on_round(_report(run, candidates, now))
+
+
+def _open_nodes(runs: Sequence[TreeRun]) -> tuple[Node, ...]:
+    return tuple(node for run in runs for node in run.tree.open_nodes())
 
 
 def _obey(tree: SearchTree, action: Action) -> None:

@@ -1,0 +1,70 @@
+"""Where the layers of a packed working copy stand. Knows no attention and no link.
+
+Attention asks a source for one layer at a time, and the answer may wait: resident layers are plain
+indexing, `layerwise` streams them (LBS section 4.1, the token-by-token baseline).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from beamwright.kv import Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands at one place along the entries of a packed copy.
+
+    parts: the segments whose tokens stand there, one after the other.
+    rows: the rows of the batch that read it.
+    room: free tokens behind the parts, where a row's own tokens are written as they come.
+    """
+
+    parts: Path
+    rows: tuple[int, ...]
+    room: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the parts."""
+        return sum(part.visible for part in self.parts)
+
+
+class LayerSource(Protocol):
+    """Packed KV [layer, K or V, entry, kv_head, token, head_dim], one layer at a time."""
+
+    def layer(self, number: int) -> torch.Tensor:
+        """[K or V, entry, kv_head, token, head_dim], to be read and written; it may wait."""
+        ...
+
+
+class ResidentLayers:
+    """All layers stand on the device."""
+
+    def __init__(self, data: torch.Tensor, entries: Sequence[Entry] = ()) -> None:
+        self._data = data
+
+    def layer(self, number: int) -> torch.Tensor:
+        """See `LayerSource`."""
+        return self._data[number]
+
+
+Hold = Callable[[torch.Tensor, Sequence[Entry]], LayerSource]
+"""Takes a packed copy and what stands at its entries; decides where its layers stand."""
+
+
+class Tail(Protocol):
+    """What a decode view uses of `kv.TailBuffer`."""
+
+    capacity: int
+
+    @property
+    def length(self) -> int: ...
+
+    def write(self, layer: int, key_value: torch.Tensor) -> None: ...
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]: ...

@@ -1,0 +1,77 @@
+"""What a cost needs to know of a model and of a machine. Knows no model class and no profile.
+
+`Shape` and `Hardware` are seams: the rooms that own model shapes and hardware profiles are not
+imported here; their objects fit by their attributes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Shape(Protocol):
+    """The attributes of a model shape that costs are made of."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
+
+
+class Hardware(Protocol):
+    """The attributes of a hardware profile that costs are made of; see `hardware.profile`."""
+
+    @property
+    def device_bandwidth(self) -> float: ...
+    @property
+    def flops(self) -> float: ...
+    @property
+    def h2d_bandwidth(self) -> float: ...
+    @property
+    def d2h_bandwidth(self) -> float: ...
+    @property
+    def launch_s(self) -> float: ...
+    @property
+    def copy_launch_s(self) -> float: ...
+    @property
+    def decode_ops_per_layer(self) -> int: ...
+    @property
+    def bandwidth_share(self) -> float: ...
+    @property
+    def copies_share(self) -> float: ...
+    @property
+    def flops_share(self) -> float: ...
+    @property
+    def link_share(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """Sizes of one model in one precision. num_heads: query heads."""
+
+    num_layers: int
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    num_heads: int
+    head_dim: int
+    element_bytes: int
+
+    @classmethod
+    def of(cls, shape: Shape, element_bytes: int) -> ModelCosts:
+        """The costs of a shape whose weights and KV take `element_bytes` per element."""
+        return cls(
+            num_layers=shape.layers,
+            num_parameters=shape.num_parameters,
+            weight_bytes=shape.num_parameters * element_bytes,
+            kv_bytes_per_token=shape.kv_bytes_per_token(element_bytes),
+            num_heads=shape.heads,
+            head_dim=shape.head_dim,
+            element_bytes=element_bytes,
+        )

@@ -1,0 +1,72 @@
+"""BlockLedger: who owns which fixed-size block, with O(1) allocation. Knows no tensors.
+
+The simulator runs on ledgers alone; `pool.BlockPool` is a ledger with storage behind it.
+"""
+
+from __future__ import annotations
+
+from beamwright.kv.budget import ByteBudget
+
+
+class BlockLedger:
+    """Blocks of `block_tokens` tokens; ids come from a free stack.
+
+    Every block is owned by at most one copy of a segment. `check` verifies free + owned = total.
+    """
+
+    def __init__(self, bytes_per_token: int, block_tokens: int, budget: ByteBudget) -> None:
+        self.bytes_per_token = bytes_per_token
+        self.block_tokens = block_tokens
+        self.bytes_per_block = bytes_per_token * block_tokens
+        self.budget = budget
+        self.num_blocks = budget.total_bytes // self.bytes_per_block
+        # Blocks are handed out from the low end first, so untouched memory stays uncommitted.
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self._is_free = bytearray(b"\x01") * self.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks on the free stack."""
+        return len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens of one segment need."""
+        return -(-num_tokens // self.block_tokens)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take `num_blocks` blocks. All or nothing.
+
+        Raises:
+            CapacityError: if the budget cannot hold them.
+        """
+        if num_blocks <= 0:
+            return []
+        what = f"a segment of {num_blocks} blocks"
+        if num_blocks > len(self._free):
+            raise self.budget.exhausted(what, num_blocks * self.bytes_per_block)
+        self.budget.charge(num_blocks * self.bytes_per_block, what)
+        taken = self._free[-num_blocks:][::-1]
+        del self._free[-num_blocks:]
+        for block in taken:
+            self._is_free[block] = 0
+        return taken
+
+    def free(self, blocks: list[int]) -> None:
+        """Give blocks back; a block given back twice is an AssertionError."""
+        for block in blocks:
+            if self._is_free[block]:
+                raise AssertionError(f"block {block} was freed twice")
+            self._is_free[block] = 1
+        self._free.extend(reversed(blocks))
+        self.budget.release(len(blocks) * self.bytes_per_block)
+
+    def check(self, owned: list[int]) -> None:
+        """Conservation: `owned` blocks are distinct, not free, and all others are free."""
+        if len(set(owned)) != len(owned):
+            raise AssertionError("a block has two owners")
+        if any(self._is_free[block] for block in owned):
+            raise AssertionError("an owned block is on the free list")
+        if len(owned) + len(self._free) != self.num_blocks:
+            raise AssertionError(
+                f"{self.num_blocks} blocks, but {len(owned)} owned + {len(self._free)} free"
+            )

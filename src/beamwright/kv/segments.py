@@ -1,0 +1,91 @@
+"""Segments: the KV of one node, node-aligned, and where it stands. Knows no tensors.
+
+A path is a tuple of (segment, visible tokens).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from beamwright.kv.link import Transfer
+
+
+@dataclass(eq=False)
+class Segment:
+    """KV of one node: starts a fresh block, and ends anywhere inside its last one.
+
+    length: tokens written so far.
+    copies: device blocks of each copy. One, where beams share; several, where every beam of a
+        group reads its own (`dense`); none, while the segment is not resident.
+    home, home_length: blocks on the host, and how many tokens they hold or will hold once
+        `transfers` have finished.
+    pins: copies that may not be evicted.
+    last_use: tick of the last lease that named it.
+    transfers: what is under way; they are waited for, or cancelled, before blocks change hands.
+    source: how to compute the KV again.
+    """
+
+    name: str = ""
+    length: int = 0
+    copies: list[list[int]] = field(default_factory=list)
+    home: list[int] = field(default_factory=list)
+    home_length: int = 0
+    pins: int = 0
+    last_use: int = 0
+    freed: bool = False
+    transfers: list[Transfer] = field(default_factory=list)
+    source: Source | None = None
+
+    @property
+    def blocks(self) -> list[int]:
+        """Device blocks of the first copy; empty if it is not resident."""
+        return self.copies[0] if self.copies else []
+
+    @property
+    def resident(self) -> bool:
+        """True if the device holds it, or will once its transfers have finished."""
+        return bool(self.copies) or self.length == 0
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """The first `visible` tokens of a segment, as one path sees it."""
+
+    segment: Segment
+    visible: int
+
+
+Path = tuple[PathPart, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a segment was computed from: its tokens behind a path, from position `start`."""
+
+    path: Path
+    token_ids: tuple[int, ...]
+    start: int
+
+
+def truncate_path(path: Path, num_tokens: int) -> Path:
+    """The first `num_tokens` tokens of a path (a child that diverges inside its parent's KV)."""
+    parts: list[PathPart] = []
+    left = num_tokens
+    for part in path:
+        if left <= 0:
+            break
+        parts.append(PathPart(part.segment, min(part.visible, left)))
+        left -= part.visible
+    return tuple(parts)
+
+
+def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Counter[Segment]:
+    """How many device copies of each segment these paths need, parents before children."""
+    needs: Counter[Segment] = Counter()
+    for path in paths:
+        for part in path:
+            if part.visible > 0:
+                needs[part.segment] = needs[part.segment] + 1 if per_beam else 1
+    return needs

@@ -1,0 +1,185 @@
+// Small things that every panel needs: elements, numbers, colours, tips, and a canvas to move about in.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const element = (id) => document.getElementById(id);
+
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
+const count = (number) => number.toLocaleString("en");
+const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+const shownScore = (score) => (score === null ? "none" : Math.abs(score) < 0.0005 && score !== 0 ? score.toExponential(1) : score.toFixed(3));
+const oneLine = (text) => text.replace(/\s+/g, " ").trim();
+const shortened = (text, length) => (text.length > length ? text.slice(0, length - 1) + "\u2026" : text);
+
+function shownSeconds(seconds) {
+  if (seconds === 0) return "0";
+  if (seconds >= 1) return `${Number(seconds.toPrecision(4))} s`;
+  return seconds >= 1e-3 ? `${Number((seconds * 1e3).toPrecision(4))} ms` : `${Number((seconds * 1e6).toPrecision(3))} \u00b5s`;
+}
+
+function shownBytes(bytes) {
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (bytes < 1024) return unit === "B" ? `${bytes} B` : `${bytes.toFixed(1)} ${unit}`;
+    bytes /= 1024;
+  }
+  return `${bytes.toFixed(1)} GiB`;
+}
+
+// --- colours -----------------------------------------------------------------------------------
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+
+// share (0..1) -> colour on the score ramp; null -> null
+function scoreColours() {
+  const stops = ["score-0", "score-1", "score-2"].map((name) => channels(colour(name)));
+  return (share) => {
+    if (share === null) return null;
+    const place = clamp(share, 0, 1) * 2;
+    const [from, to] = place < 1 ? [stops[0], stops[1]] : [stops[1], stops[2]];
+    const part = place < 1 ? place : place - 1;
+    return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * part)).join(",")})`;
+  };
+}
+
+// --- tips --------------------------------------------------------------------------------------
+
+function showTip(event, title, text) {
+  const tip = element("tip");
+  tip.replaceChildren(make("b", {}, title), text);
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${clamp(event.clientX + 14, 4, innerWidth - box.width - 4)}px`;
+  tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+}
+const hideTip = () => { element("tip").hidden = true; };
+
+// --- canvases ----------------------------------------------------------------------------------
+
+// A canvas that is drawn again, at most once a frame, when its size or the colours change.
+class Drawing {
+  constructor(canvas, draw) {
+    this.canvas = canvas;
+    this.context = canvas.getContext("2d");
+    this.drawContent = draw;
+    this.asked = false;
+    new ResizeObserver(() => this.resized()).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.ask());
+  }
+  get width() { return this.canvas.clientWidth; }
+  get height() { return this.canvas.clientHeight; }
+  resized() { this.ask(); }
+  ask() {
+    if (this.asked) return;
+    this.asked = true;
+    requestAnimationFrame(() => { this.asked = false; this.paint(); });
+  }
+  paint() {
+    const ratio = devicePixelRatio || 1;
+    const [width, height] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
+    if (!width || !height) return;
+    if (this.canvas.width !== width || this.canvas.height !== height) Object.assign(this.canvas, { width, height });
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.context.clearRect(0, 0, this.width, this.height);
+    this.drawContent(this.context, this.width, this.height);
+  }
+}
+
+// A drawing of a world of columns x rows (in the world's own units) that can be moved and zoomed.
+// margin: pixels around it; limits(width, height): {x, y: [fitting scale, largest scale]} in
+// pixels per unit; xPower: how much x zooms along with y.
+class Viewport extends Drawing {
+  constructor(canvas, draw, { margin, limits, xPower }) {
+    super(canvas, draw);
+    Object.assign(this, { margin, limits, xPower, world: { width: 1, height: 1 }, scale: { x: 1, y: 1 }, offset: { x: 0, y: 0 } });
+    this.fitted = true;
+    this.listen();
+  }
+  x(worldX) { return this.margin.left + worldX * this.scale.x - this.offset.x; }
+  y(worldY) { return this.margin.top + worldY * this.scale.y - this.offset.y; }
+  worldX(x) { return (x - this.margin.left + this.offset.x) / this.scale.x; }
+  worldY(y) { return (y - this.margin.top + this.offset.y) / this.scale.y; }
+  resized() { if (this.fitted) this.fit(); else this.moveBy(0, 0); }
+  fit() {
+    const limits = this.limits(this.width, this.height);
+    this.scale = { x: limits.x[0], y: limits.y[0] };
+    this.offset = { x: 0, y: 0 };
+    this.fitted = true;
+    const focus = this.focus?.(); // a deep tree is wider than its panel even when fitted
+    if (focus) this.reveal(...focus);
+    this.ask();
+  }
+  moveBy(dx, dy) {
+    const roomX = this.width - this.margin.left - this.margin.right;
+    const roomY = this.height - this.margin.top - this.margin.bottom;
+    this.offset.x = clamp(this.offset.x + dx, 0, Math.max(0, this.world.width * this.scale.x - roomX));
+    this.offset.y = clamp(this.offset.y + dy, 0, Math.max(0, this.world.height * this.scale.y - roomY));
+    this.ask();
+  }
+  // Zooms around a point; without one around `focus`, if that is in sight, else the middle.
+  zoom(factor, atX, atY) {
+    if (atX === undefined) {
+      const [x, y] = this.focus?.() ?? [-1, -1];
+      const inSight = x >= 0 && x <= this.width && y >= 0 && y <= this.height;
+      [atX, atY] = inSight ? [x, y] : [this.width / 2, this.height / 2];
+    }
+    const limits = this.limits(this.width, this.height);
+    const [worldX, worldY] = [this.worldX(atX), this.worldY(atY)];
+    this.scale.x = clamp(this.scale.x * factor ** this.xPower, limits.x[0], limits.x[1]);
+    this.scale.y = clamp(this.scale.y * factor, limits.y[0], limits.y[1]);
+    this.fitted = false;
+    this.moveBy(this.x(worldX) - atX, this.y(worldY) - atY);
+  }
+  // Moves only as far as needed to have what stands at a point in sight.
+  reveal(x, y) {
+    const [left, top] = [this.margin.left, this.margin.top];
+    this.moveBy(x - clamp(x, left, this.width - this.margin.right - 40), y - clamp(y, top + 12, this.height - this.margin.bottom - 12));
+  }
+  listen() {
+    const canvas = this.canvas;
+    let from = null;
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      this.zoom(Math.exp(-clamp(event.deltaY, -60, 60) * 0.01), event.offsetX, event.offsetY);
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      from = { x: event.clientX, y: event.clientY, moved: false };
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (from === null) return this.onHover?.(event);
+      const [dx, dy] = [from.x - event.clientX, from.y - event.clientY];
+      if (!from.moved && Math.hypot(dx, dy) < 4) return;
+      if (!from.moved) { canvas.setPointerCapture(event.pointerId); canvas.classList.add("dragging"); hideTip(); }
+      from = { x: event.clientX, y: event.clientY, moved: true };
+      this.moveBy(dx, dy);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      if (from !== null && !from.moved) this.onClick?.(event);
+      from = null;
+      canvas.classList.remove("dragging");
+    });
+    canvas.addEventListener("pointercancel", () => { from = null; canvas.classList.remove("dragging"); });
+    canvas.addEventListener("pointerleave", hideTip);
+    canvas.addEventListener("keydown", (event) => {
+      const plain = { "+": () => this.zoom(1.5), "=": () => this.zoom(1.5), "-": () => this.zoom(1 / 1.5), 0: () => this.fit() };
+      const act = this.onKey?.(event.key) ?? plain[event.key];
+      if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      act();
+    });
+  }
+}
+
+function connectZoomButtons(name, viewport) {
+  for (const button of document.querySelectorAll(`[data-for="${name}"] button`)) {
+    const acts = { in: () => viewport.zoom(1.6), out: () => viewport.zoom(1 / 1.6), fit: () => viewport.fit() };
+    button.addEventListener("click", acts[button.dataset.do]);
+  }
+}

@@ -1,0 +1,300 @@
+// The tree: rounds from left to right, one row per leaf, in depth-first order.
+
+const LARGE = 300; // nodes from which pruned siblings are drawn as one mark at first
+
+// What the drawings need beside the data: children, depth, who is alive, the chosen path, scores.
+function prepare(tree) {
+  const nodes = tree.nodes;
+  nodes.forEach((node, i) => {
+    Object.assign(node, { i, children: [], depth: node.parent === null ? 0 : nodes[node.parent].depth + 1, alive: false, chosen: false });
+    if (node.parent !== null) nodes[node.parent].children.push(i);
+  });
+  for (const node of [...nodes].reverse()) {
+    const tip = node.state === "kept" && !node.children.length;
+    node.alive = tip || ["finished", "candidate", "open"].includes(node.state) || node.children.some((child) => nodes[child].alive);
+  }
+  for (let at = tree.chosen; at !== null; at = nodes[at].parent) nodes[at].chosen = true;
+  const scores = nodes.map((node) => node.score).filter((score) => score !== null);
+  const [least, most] = scores.reduce(([a, b], score) => [Math.min(a, score), Math.max(b, score)], [Infinity, -Infinity]);
+  tree.scores = scores.length ? { least, most } : null;
+  tree.share = (score) => (score === null ? null : most > least ? (score - least) / (most - least) : 1);
+  tree.depth = nodes.reduce((deepest, node) => Math.max(deepest, node.depth), 0);
+  tree.opened = new Set(); // parents whose pruned children were asked for one by one
+}
+
+function pathOf(tree, i) {
+  const path = [];
+  for (let at = i; at !== null; at = tree.nodes[at].parent) path.unshift(tree.nodes[at]);
+  return path;
+}
+
+// Visible items in depth-first order: nodes {node, row} and marks {parent, hidden, best, row}.
+function layOut(tree, mode) {
+  const items = [];
+  const itemOf = new Map();
+  const marks = new Map();
+  const shown = new Array(tree.nodes.length).fill(false);
+  for (const node of tree.nodes) {
+    const parent = node.parent === null ? null : tree.nodes[node.parent];
+    if (parent !== null && !shown[parent.i]) {
+      if (marks.has(parent.i)) marks.set(node.i, marks.get(parent.i)), addHidden(marks.get(parent.i), node);
+      continue;
+    }
+    const dead = parent !== null && !node.alive;
+    if (dead && mode === "hide") continue;
+    if (dead && mode === "group" && parent.alive && !tree.opened.has(parent.i) && parent.children.filter((child) => !tree.nodes[child].alive).length > 1) {
+      if (!itemOf.has(`+${parent.i}`)) {
+        const mark = { parent, hidden: 0, best: null, depth: node.depth, children: [] };
+        itemOf.set(`+${parent.i}`, mark);
+        items.push(mark);
+        itemOf.get(parent.i).children.push(mark);
+      }
+      marks.set(node.i, itemOf.get(`+${parent.i}`));
+      addHidden(marks.get(node.i), node);
+      continue;
+    }
+    shown[node.i] = true;
+    const item = { node, depth: node.depth, children: [] };
+    itemOf.set(node.i, item);
+    items.push(item);
+    if (parent !== null) itemOf.get(parent.i).children.push(item);
+  }
+  let rows = 0;
+  for (const item of items) if (!item.children.length) item.row = rows++;
+  for (const item of [...items].reverse()) if (item.children.length) item.row = (item.children[0].row + item.children.at(-1).row) / 2;
+  return { items, itemOf, rows };
+}
+
+function addHidden(mark, node) {
+  mark.hidden += 1;
+  if (node.score !== null && (mark.best === null || node.score > mark.best)) mark.best = node.score;
+}
+
+class TreePanel {
+  constructor(onSelect) {
+    this.onSelect = onSelect;
+    this.view = new Viewport(element("tree"), (...args) => this.draw(...args), {
+      margin: { left: 26, right: 150, top: 40, bottom: 18 },
+      xPower: 0.6,
+      limits: (width, height) => {
+        const fitX = clamp((width - 176) / Math.max(1, this.tree.depth), 24, 170);
+        const fitY = Math.min((height - 58) / Math.max(1, this.layout.rows), 24);
+        return { x: [fitX, Math.max(fitX, 300)], y: [fitY, 26] };
+      },
+    });
+    this.view.onHover = (event) => this.hover(event);
+    this.view.onClick = (event) => this.click(event);
+    this.view.onKey = (key) => this.key(key);
+    this.view.focus = () => {
+      const item = this.layout.itemOf.get(this.selected);
+      return item && [this.view.x(item.depth), this.view.y(item.row + 0.5)];
+    };
+    connectZoomButtons("tree", this.view);
+    for (const radio of document.querySelectorAll('[name="pruned"]')) {
+      radio.addEventListener("change", () => { this.tree.opened.clear(); this.setMode(radio.value); });
+    }
+  }
+  show(tree) {
+    this.tree = tree;
+    this.selected = null;
+    const mode = tree.nodes.length > LARGE ? "group" : "show";
+    document.querySelector(`[name="pruned"][value="${mode}"]`).checked = true;
+    this.setMode(mode);
+  }
+  setMode(mode) {
+    this.mode = mode;
+    this.arrange();
+    const most = clamp(innerHeight * 0.64, 380, 780);
+    this.view.canvas.style.height = `${clamp(this.layout.rows * 24 + 58, 280, most)}px`;
+    this.view.fit();
+  }
+  arrange() {
+    this.layout = layOut(this.tree, this.mode);
+    this.view.world = { width: this.tree.depth, height: this.layout.rows };
+    this.view.moveBy(0, 0);
+  }
+  // Marks a node, opening the mark that hides it.
+  select(i) {
+    this.selected = i;
+    if (!this.layout.itemOf.has(i) && this.mode === "group") {
+      const dead = pathOf(this.tree, i).find((node) => !node.alive);
+      if (dead) this.tree.opened.add(dead.parent);
+      this.arrange();
+    }
+    const focus = this.view.focus();
+    if (focus) this.view.reveal(...focus);
+    this.view.ask();
+  }
+
+  // --- what is under the pointer ---------------------------------------------------------------
+  at(event) {
+    let [found, nearest] = [null, 14];
+    for (const item of this.layout.items) {
+      const distance = Math.hypot(this.view.x(item.depth) - event.offsetX, this.view.y(item.row + 0.5) - event.offsetY);
+      if (distance < nearest) [found, nearest] = [item, distance];
+    }
+    return found;
+  }
+  hover(event) {
+    const item = this.at(event);
+    this.view.canvas.style.cursor = item ? "pointer" : "";
+    if (!item) return hideTip();
+    if (!item.node) return showTip(event, plural(item.hidden, "pruned step"), `below ${item.parent.lineage}, best score ${shownScore(item.best)}\nclick to see them one by one`);
+    const { node } = item;
+    if (node.parent === null) return showTip(event, `${node.lineage} \u00b7 prompt`, plural(node.tokens, "token"));
+    const facts = `${node.state}, score ${shownScore(node.score)}, ${plural(node.tokens, "token")}, ended by ${node.stop ?? "nothing yet"}`;
+    showTip(event, `${node.lineage} \u00b7 round ${node.depth}`, `${facts}\n\n${shortened(node.text.trim(), 360) || "(no text)"}`);
+  }
+  click(event) {
+    const item = this.at(event);
+    if (!item) return;
+    hideTip();
+    if (item.node) return this.onSelect(item.node.i);
+    this.tree.opened.add(item.parent.i);
+    this.arrange();
+  }
+  key(key) {
+    const item = this.layout.itemOf.get(this.selected);
+    const go = (to) => (to ? () => this.onSelect(to.node.i) : undefined);
+    if (!item) return key.startsWith("Arrow") ? go(this.layout.items[0]) : undefined;
+    const peers = () => this.layout.items.filter((each) => each.node && each.depth === item.depth);
+    const moves = {
+      ArrowLeft: () => this.layout.itemOf.get(item.node.parent),
+      ArrowRight: () => item.children.find((child) => child.node?.chosen) ?? item.children.find((child) => child.node?.alive) ?? item.children.find((child) => child.node),
+      ArrowUp: () => peers()[peers().indexOf(item) - 1],
+      ArrowDown: () => peers()[peers().indexOf(item) + 1],
+    };
+    return moves[key] && (go(moves[key]()) ?? (() => {}));
+  }
+
+  // --- drawing ---------------------------------------------------------------------------------
+  draw(context, width, height) {
+    const view = this.view;
+    const palette = { ramp: scoreColours() };
+    for (const name of ["panel", "ink", "soft", "faint", "line", "accent"]) palette[name] = colour(name);
+    const onPath = new Set(this.selected === null ? [] : pathOf(this.tree, this.selected).map((node) => node.i));
+    context.save();
+    context.beginPath();
+    context.rect(0, 26, width, height - 26);
+    context.clip();
+    this.drawGuides(context, height, palette);
+    for (const pass of ["faded", "plain", "chosen"]) this.drawEdges(context, pass, palette);
+    if (view.scale.y >= 12.5) for (const item of this.layout.items) this.drawLabel(context, item, width, height, palette);
+    for (const item of this.layout.items) this.drawItem(context, item, onPath, height, palette);
+    context.restore();
+    this.drawRounds(context, width, palette);
+  }
+  drawGuides(context, height, palette) {
+    context.strokeStyle = palette.line;
+    context.lineWidth = 1;
+    context.beginPath();
+    for (let depth = 0; depth <= this.tree.depth; depth++) {
+      const x = Math.round(this.view.x(depth)) + 0.5;
+      context.moveTo(x, 26);
+      context.lineTo(x, height);
+    }
+    context.stroke();
+  }
+  drawRounds(context, width, palette) {
+    context.font = "11.5px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.fillStyle = palette.soft;
+    const every = Math.ceil(26 / this.view.scale.x);
+    for (let depth = 0; depth <= this.tree.depth; depth += every) {
+      const x = this.view.x(depth);
+      if (x < 0 || x > width) continue;
+      const word = depth === 1 && this.view.scale.x > 60 ? "round 1" : depth === 0 ? (this.view.scale.x > 44 ? "prompt" : "") : String(depth);
+      context.fillText(word, Math.max(x, 22), 17);
+    }
+  }
+  drawEdges(context, pass, palette) {
+    const view = this.view;
+    const dense = view.scale.y < 3;
+    context.lineWidth = { faded: dense ? 0.5 : 1, plain: dense ? 0.7 : 1.25, chosen: 2.5 }[pass];
+    context.strokeStyle = { faded: palette.faint, plain: palette.soft, chosen: palette.accent }[pass];
+    context.globalAlpha = { faded: 0.4, plain: 0.6, chosen: 1 }[pass];
+    context.beginPath();
+    for (const item of this.layout.items) {
+      const [x, y] = [view.x(item.depth), view.y(item.row + 0.5)];
+      for (const child of item.children) {
+        const kind = child.node?.chosen ? "chosen" : child.node?.alive ? "plain" : "faded";
+        if (kind !== pass) continue;
+        const [toX, toY] = [view.x(child.depth), view.y(child.row + 0.5)];
+        if (Math.max(y, toY) < 0 || Math.min(y, toY) > view.height) continue;
+        const bend = (toX - x) * 0.5;
+        context.moveTo(x, y);
+        context.bezierCurveTo(x + bend, y, toX - bend, toY, toX, toY);
+      }
+    }
+    context.stroke();
+    context.globalAlpha = 1;
+  }
+  drawItem(context, item, onPath, height, palette) {
+    const [x, y] = [this.view.x(item.depth), this.view.y(item.row + 0.5)];
+    if (y < -10 || y > height + 10) return;
+    if (!item.node) return this.drawMark(context, item, x, y, palette);
+    const { node } = item;
+    const radius = clamp(this.view.scale.y * 0.42, node.alive ? 2.2 : 1.2, 5.5) * (node.alive ? 1 : 0.8);
+    const fill = node.parent === null ? palette.ink : palette.ramp(this.tree.share(node.score)) ?? palette.panel;
+    context.globalAlpha = node.alive ? 1 : 0.4;
+    disc(context, x, y, radius, fill);
+    if (node.parent !== null && (node.score === null || node.state === "open")) ring(context, x, y, radius, 1, palette.soft);
+    // Far out the rings of neighbours would run into one dark bar.
+    if (node.state === "finished" && (this.view.scale.y >= 7 || node.chosen)) ring(context, x, y, radius + 2.5, 1.5, node.chosen ? palette.accent : palette.soft);
+    context.globalAlpha = 1;
+    if (node.i === this.selected) ring(context, x, y, radius + 5, 2, palette.accent);
+    else if (onPath.has(node.i)) ring(context, x, y, radius + 2.5, 1, palette.accent);
+  }
+  drawMark(context, item, x, y, palette) {
+    const rowHeight = this.view.scale.y;
+    const share = Math.min(14, rowHeight * 0.86);
+    context.fillStyle = palette.line;
+    context.beginPath();
+    context.roundRect(x - 6, y - share / 2, rowHeight >= 10 ? 34 : 16, Math.max(share, 1), share / 2);
+    context.fill();
+    if (rowHeight < 10) return;
+    context.fillStyle = palette.soft;
+    context.font = "10.5px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.fillText(`+${count(item.hidden)}`, x + 11, y + 3.5);
+  }
+  drawLabel(context, item, width, height, palette) {
+    const y = this.view.y(item.row + 0.5);
+    if (!item.node || item.node.parent === null || y < -10 || y > height + 10) return;
+    const x = this.view.x(item.depth) + 11;
+    const room = item.children.length ? this.view.scale.x - 26 : width - x - 8;
+    if (room < 40 || x > width) return;
+    context.font = "12px system-ui, sans-serif";
+    context.textAlign = "left";
+    const text = fitted(context, oneLine(item.node.text) || "(no text)", room);
+    context.fillStyle = palette.panel; // edges go on behind the text
+    context.globalAlpha = 0.88;
+    context.fillRect(x - 3, y - 6.5, context.measureText(text).width + 6, 13);
+    context.globalAlpha = item.node.alive ? 1 : 0.75;
+    context.fillStyle = item.node.chosen ? palette.accent : item.node.alive ? palette.ink : palette.soft;
+    context.fillText(text, x, y + 4);
+    context.globalAlpha = 1;
+  }
+}
+
+function disc(context, x, y, radius, fill) {
+  context.fillStyle = fill;
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
+  context.fill();
+}
+
+function ring(context, x, y, radius, lineWidth, stroke) {
+  context.strokeStyle = stroke;
+  context.lineWidth = lineWidth;
+  context.beginPath();
+  context.arc(x, y, radius, 0, 2 * Math.PI);
+  context.stroke();
+}
+
+// As much of a text as fits into `room` pixels.
+function fitted(context, text, room) {
+  const cut = shortened(text, Math.max(4, Math.floor(room / 4)));
+  const measured = context.measureText(cut).width;
+  return measured <= room ? cut : shortened(cut, Math.max(2, Math.floor((cut.length * room) / measured)));
+}

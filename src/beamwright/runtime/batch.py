@@ -1,0 +1,91 @@
+"""The rows of a group while they are decoded: tokens, random streams, who has stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from beamwright.kv import Segment
+from beamwright.models.decoder import padded_rows
+from beamwright.runtime.sampling import lineage_key, stack_keys
+from beamwright.tree import Node, StopReason
+
+_COMPACT_BELOW = 0.75
+
+
+@dataclass
+class Row:
+    """A beam's step so far. The last token of `tokens` has no KV yet."""
+
+    node: Node
+    segment: Segment
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop: StopReason | None = None
+
+
+class Batch:
+    """The rows of the present batch; padding repeats the first row and is never active.
+
+    All rows have decoded equally many tokens: none, or what they had when they were parked.
+    """
+
+    def __init__(self, rows: list[Row], num_rows: int, seed: int, device: torch.device) -> None:
+        padding = num_rows - len(rows)
+        self.rows = [*rows, *([rows[0]] * padding)]
+        self.active = [True] * len(rows) + [False] * padding
+        self._is_padding = [False] * len(rows) + [True] * padding
+        keys = [lineage_key(seed, row.node.lineage) for row in self.rows]
+        self.keys = stack_keys(keys, device)
+        starts = [row.node.start + max(0, len(row.tokens) - 1) for row in self.rows]
+        self.positions = torch.tensor(starts, device=device)
+
+    def token(self, index: int) -> torch.Tensor:
+        """The token with this index in every row's step [rows]."""
+        tokens = [row.tokens[index] for row in self.rows]
+        return torch.tensor(tokens, device=self.positions.device)
+
+    def append(self, tokens: list[int], logprobs: list[float]) -> None:
+        """Add what was drawn to the rows that have not stopped."""
+        for row, active, token, logprob in zip(
+            self.rows, self.active, tokens, logprobs, strict=True
+        ):
+            if active:
+                row.tokens.append(token)
+                row.logprobs.append(logprob)
+
+    def stop(self, stopped: dict[int, StopReason]) -> None:
+        """These rows' steps are complete."""
+        for index, reason in stopped.items():
+            self.rows[index].stop = reason
+            self.active[index] = False
+
+    def park(self, indices: list[int]) -> None:
+        """These rows go on later."""
+        for index in indices:
+            self.active[index] = False
+            self._is_padding[index] = True  # it decodes nothing that is lost
+
+    def active_rows(self) -> list[int]:
+        """Rows that go on."""
+        return [index for index, active in enumerate(self.active) if active]
+
+    def count_overrun(self) -> None:
+        """Real rows that have stopped and are still in the batch decode a token for nothing."""
+        for row, active, padding in zip(self.rows, self.active, self._is_padding, strict=True):
+            if not active and not padding:
+                row.node.usage["overrun"] += 1
+
+    def keep_rows(self, kept: list[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self.rows = [self.rows[index] for index in kept]
+        self.active = [self.active[index] for index in kept]
+        self._is_padding = [self._is_padding[index] for index in kept]
+        index = torch.tensor(kept, device=self.keys.device)
+        self.keys, self.positions = self.keys[index], self.positions[index]
+
+
+def worth_compacting(num_active: int, num_rows: int) -> bool:
+    """True if so many rows have stopped that a smaller batch pays for its making."""
+    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows

@@ -1,0 +1,32 @@
+"""How long a step will be: exact where steps have a fixed length, else what was seen so far."""
+
+from __future__ import annotations
+
+from beamwright.config import StepSettings
+from beamwright.runtime.stops import row_limit
+from beamwright.tree import Node
+
+_FIRST_GUESS = 32
+_MARGIN = 1.25
+
+
+class StepLengths:
+    """Expected tokens of a step. A schedule reserves this much; results do not depend on it."""
+
+    def __init__(self, step: StepSettings, context: int) -> None:
+        self._step, self._context = step, context
+        self._num_steps = 0
+        self._num_tokens = 0
+
+    def saw(self, num_tokens: int) -> None:
+        """A step of this length is complete."""
+        self._num_steps += 1
+        self._num_tokens += num_tokens
+
+    def expected(self, node: Node) -> int:
+        """Tokens that this node's step is expected to have."""
+        most = row_limit(node, self._step, self._context).tokens
+        if self._step.step_tokens is not None:
+            return most
+        mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
+        return min(most, int(_MARGIN * mean) + 1)

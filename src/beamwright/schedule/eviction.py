@@ -1,0 +1,33 @@
+"""The order in which KV leaves the device. A pure function; knows neither tiers nor bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from math import inf
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+def eviction_order(
+    candidates: Iterable[K], next_use: Mapping[K, int], last_use: Mapping[K, int]
+) -> list[K]:
+    """Candidates, the first to be evicted first.
+
+    First those that the rest of the round does not use, least recently used first: the next round
+    runs in the opposite order, so what was used last is wanted first. Then the others, farthest
+    use first. Ties go to the least recently used, then to the order given.
+
+    next_use: groups until the next use (1: the next group); absent if there is none.
+    last_use: a tick that grows; absent if never used, which counts as before all ticks.
+    """
+    keys = list(candidates)
+    if last_use:
+        keys.sort(key=lambda key: last_use.get(key, -inf))
+    if not next_use:
+        return keys
+    wanted = [key for key in keys if key in next_use]
+    if not wanted:
+        return keys
+    wanted.sort(key=next_use.__getitem__, reverse=True)
+    return [key for key in keys if key not in next_use] + wanted

@@ -1,0 +1,74 @@
+"""Locality: each group runs to the end of its step before the next (LBS paper, section 4).
+
+Knows the view's demand and the planners; no tier, no transfer. Works without a demand too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beamwright.config import ScheduleSettings
+from beamwright.protocols import KVDemand, Plan, ScheduleView
+from beamwright.schedule.algorithm_one import beam_sets
+from beamwright.schedule.forest import Forest
+from beamwright.schedule.in_gpu import InGpuSchedule
+from beamwright.schedule.ranges import plan_ranges
+
+
+class LocalitySchedule:
+    """Groups that fit the device, beams in depth-first order inside each.
+
+    Of the settings it reads planner, balance, inter_beam and max_batch.
+    """
+
+    name = "locality"
+
+    def __init__(self, settings: ScheduleSettings) -> None:
+        self.settings = settings
+
+    def plan(self, view: ScheduleView) -> Plan:
+        """See `protocols.SchedulePolicy`."""
+        demand = view.demand
+        if demand is None:
+            return InGpuSchedule(self.settings.max_batch).plan(view)
+        forest = Forest(demand)
+        groups = self._groups(view, demand, forest)
+        return Plan(
+            tuple(tuple(view.beams[beam] for beam in group) for group in groups),
+            write_back=outgrows(demand, forest.need(0, len(forest))),
+        )
+
+    def _groups(
+        self, view: ScheduleView, demand: KVDemand, forest: Forest
+    ) -> Sequence[Sequence[int]]:
+        settings = self.settings
+        num_beams = len(forest)
+        fits = forest.need(0, num_beams) <= demand.capacity_bytes
+        if fits and num_beams <= (settings.max_batch or num_beams):
+            return [range(num_beams)] if num_beams else []
+        if settings.planner == "ranges" and settings.inter_beam:
+            return plan_ranges(
+                demand, forest, balance=settings.balance, max_batch=settings.max_batch
+            )
+        sets = beam_sets(
+            forest,
+            balance=settings.balance,
+            max_batch=settings.max_batch,
+            arrival=None if settings.inter_beam else round_robin(view),
+        )
+        return [sorted(group) for group in sets]
+
+
+def outgrows(demand: KVDemand, need_bytes: int) -> bool:
+    """True if this round does not fit in one group, or the next is not expected to.
+
+    The next round is expected to grow by as much as this one did.
+    """
+    previous = demand.previous_need_bytes
+    growth = 0 if previous is None else max(0, need_bytes - previous)
+    return need_bytes + growth > demand.capacity_bytes
+
+
+def round_robin(view: ScheduleView) -> list[int]:
+    """Beam numbers in the order in which survivors are replicated in turn: siblings apart."""
+    return sorted(range(len(view.beams)), key=lambda beam: (view.beams[beam].lineage[-1], beam))

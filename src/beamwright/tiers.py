@@ -1,0 +1,76 @@
+"""The host tier of a solver: how large it is, which link leads there (solver room)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from beamwright.config import Settings
+from beamwright.kv import CopierLink, Direction
+from beamwright.memory import MemoryPlan
+from beamwright.models import HomeOptions, TreeModel
+from beamwright.runtime.timeline import Timeline
+
+_FALLBACK_HOST_BYTES = 8 * 1024**3
+
+
+def host_kv_bytes(settings: Settings) -> int:
+    """`--host-memory`, or half of the machine's memory; pages are committed as they are touched."""
+    if settings.memory.host_memory is not None:
+        return settings.memory.host_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (ValueError, OSError, AttributeError):
+        return _FALLBACK_HOST_BYTES
+
+
+@dataclass(frozen=True)
+class HostTier:
+    """One link for both models, and each model's share of the host's memory."""
+
+    link: CopierLink
+    generator_bytes: int
+    verifier_bytes: int
+    recompute: bool
+    share_loads: bool
+
+    @classmethod
+    def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostTier:
+        """The tier that the settings ask for; shared like the device budget."""
+        total = host_kv_bytes(settings)
+        generator = total * plan.generator_kv_bytes // max(1, plan.kv_bytes)
+        return cls(
+            link=CopierLink(settings.schedule.link_bandwidth, timeline),
+            generator_bytes=generator,
+            verifier_bytes=total - generator,
+            recompute=settings.schedule.evict == "recompute",
+            share_loads=settings.schedule.inter_beam,
+        )
+
+    def options(self, budget_bytes: int) -> HomeOptions:
+        """What a model needs to know of it."""
+        return HomeOptions(budget_bytes, self.link, self.recompute, self.share_loads)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Counters of link and stores at one moment; the difference of two is what a run moved."""
+
+    h2d_bytes: int
+    d2h_bytes: int
+    stall_s: float
+
+    @classmethod
+    def now(cls, tier: HostTier | None, models: list[TreeModel]) -> Traffic:
+        """The counters as they stand."""
+        moved = tier.link.bytes_moved if tier is not None else {}
+        return cls(
+            h2d_bytes=moved.get(Direction.H2D, 0),
+            d2h_bytes=moved.get(Direction.D2H, 0),
+            stall_s=stalled_s(models),
+        )
+
+
+def stalled_s(models: list[TreeModel]) -> float:
+    """Seconds in which compute waited for the link, since the models were made."""
+    return sum(model.stall_s for model in models)

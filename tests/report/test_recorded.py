@@ -1,0 +1,142 @@
+"""Recorded trees: round trip, and one clear line for everything that can be wrong."""
+
+import json
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.report import read_recorded, record_tree, write_recorded
+from beamwright.tree import NodeState, StopReason
+
+
+def test_a_recorded_tree_comes_back_as_it_was(searched, tmp_path):
+    tree, _ = searched
+    write_recorded(tree, tmp_path / "tree.json")
+    found = read_recorded(tmp_path / "tree.json")
+    assert (found.problem_id, found.prompt_tokens, found.rounds) == (0, 5, 2)
+    assert [(n.lineage, n.tokens, n.stop, n.state, n.score, n.round) for n in found.nodes] == [
+        ((0,), 1, StopReason.DELIMITER, NodeState.KEPT, 0.9, 1),
+        ((0, 0), 3, StopReason.EOS, NodeState.FINISHED, 0.75, 2),
+        ((0, 1), 2, StopReason.STEP_LIMIT, NodeState.CANDIDATE, None, 2),
+        ((1,), 1, StopReason.DELIMITER, NodeState.PRUNED, 0.25, 1),
+        ((2,), 1, StopReason.DELIMITER, NodeState.CANDIDATE, None, 1),
+    ]
+
+
+def test_children_are_found_by_lineage(searched, tmp_path):
+    write_recorded(searched[0], tmp_path / "tree.json")
+    children = read_recorded(tmp_path / "tree.json").children()
+    assert {lineage: [n.lineage[-1] for n in nodes] for lineage, nodes in children.items()} == {
+        (): [0, 1, 2],
+        (0,): [0, 1],
+    }
+
+
+def test_no_token_ids_and_no_text_are_recorded(searched):
+    recorded = record_tree(searched[0])
+    assert set(recorded) == {"version", "problem_id", "prompt_tokens", "rounds", "nodes"}
+    for node in recorded["nodes"]:
+        assert set(node) == {"lineage", "tokens", "stop", "state", "score"}
+        assert isinstance(node["tokens"], int)
+
+
+def change(path, value):
+    """A function that sets `path` ("nodes.1.score") in a recording; `None` removes it there."""
+
+    def apply(recorded):
+        *way, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        target = recorded
+        for part in way:
+            target = target[part]
+        if value is REMOVED:
+            del target[last]
+        else:
+            target[last] = value
+
+    return apply
+
+
+REMOVED = object()
+MALFORMED = [
+    ("version", 2, "version is 2, not 1"),
+    ("version", REMOVED, "version is None, not 1"),
+    ("rounds", REMOVED, "the file lacks rounds"),
+    ("seed", 3, "the file has unknown 'seed'"),
+    ("problem_id", 1.5, "problem_id is 1.5"),
+    ("problem_id", True, "problem_id is True"),
+    ("prompt_tokens", 0, "prompt_tokens is 0, not a whole number from 1 up"),
+    ("prompt_tokens", "5", "prompt_tokens is '5'"),
+    ("rounds", -1, "rounds is -1"),
+    ("rounds", 1, "nodes[1] (0.0) is deeper than the 1 rounds"),
+    ("nodes", {}, "nodes is not a list"),
+    ("nodes.1", 7, "nodes[1] is not an object"),
+    ("nodes.1.stop", REMOVED, "nodes[1] lacks stop"),
+    ("nodes.1.text", "hi", "nodes[1] has unknown 'text'"),
+    ("nodes.1.lineage", [], "nodes[1]: lineage is []"),
+    ("nodes.1.lineage", "0.0", "nodes[1]: lineage is '0.0'"),
+    ("nodes.1.lineage", [0, -1], "nodes[1]: lineage is [0, -1]"),
+    ("nodes.1.lineage", [0, True], "nodes[1]: lineage is [0, True]"),
+    ("nodes.1.tokens", 0, "nodes[1]: tokens is 0"),
+    ("nodes.1.tokens", 2.0, "nodes[1]: tokens is 2.0"),
+    ("nodes.1.tokens", True, "nodes[1]: tokens is True"),
+    ("nodes.1.stop", "tired", "nodes[1]: stop is 'tired', not one of delimiter, "),
+    ("nodes.1.stop", None, "nodes[1]: stop is None"),
+    ("nodes.1.state", "open", "nodes[1]: state is 'open', not one of candidate, "),
+    ("nodes.1.state", [], "nodes[1]: state is []"),
+    ("nodes.1.score", "good", "nodes[1]: score is 'good'"),
+    ("nodes.1.score", False, "nodes[1]: score is False"),
+    ("nodes.1.score", 10**400, "nodes[1]: score is too large"),
+    ("nodes.1.lineage", [0], "nodes[1] (0) is out of lineage order"),
+    ("nodes.2.lineage", [0, 0], "nodes[2] (0.0) is out of lineage order"),
+    ("nodes.0", REMOVED, "nodes[0] (0.0): its parent is missing or was not kept"),
+    ("nodes.0.state", "pruned", "nodes[1] (0.0): its parent is missing or was not kept"),
+    ("nodes.1", REMOVED, "nodes[1] (0.1): child 0 of its parent is missing"),
+    ("nodes.3", REMOVED, "nodes[3] (2): child 1 of its parent is missing"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), MALFORMED)
+def test_a_malformed_recording_is_named_with_its_fault(searched, tmp_path, path, value, message):
+    recorded = record_tree(searched[0])
+    change(path, value)(recorded)
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps(recorded))
+    with pytest.raises(InputError) as caught:
+        read_recorded(file)
+    assert str(caught.value).startswith(f"{file}: not a recorded tree: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity"])
+def test_scores_that_json_does_not_know_are_not_json(searched, tmp_path, score):
+    file = tmp_path / "tree.json"
+    file.write_text(json.dumps(record_tree(searched[0])).replace("0.25", score))
+    with pytest.raises(InputError, match="not JSON"):
+        read_recorded(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a recorded tree: the file does not hold an object"),
+    ],
+)
+def test_a_file_that_is_something_else(tmp_path, content, message):
+    file = tmp_path / "tree.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_recorded(file)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"none\.json: cannot be read \(No such file"):
+        read_recorded(tmp_path / "none.json")
+
+
+def test_a_recording_that_cannot_be_written_is_an_input_error(searched, tmp_path):
+    with pytest.raises(InputError, match="cannot be written"):
+        write_recorded(searched[0], tmp_path / "missing" / "tree.json")

@@ -1,0 +1,86 @@
+import pytest
+
+from beamwright.schedule.algorithm_one import beam_sets, capacity_beams
+from beamwright.schedule.forest import Forest
+from schedule.forests import allowed, demand_of, paths_of, random_demand
+
+FIGURE_8 = ["pa1", "pa1", "pa2", "pb3", "pb3", "pb4"]  # six beams, two early branches
+
+
+def sizes(groups):
+    return [len(group) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "capacity", "balance", "wanted"),
+    [
+        (16, 7, True, [5, 5, 6]),
+        (16, 7, False, [7, 7, 2]),
+        (14, 6, True, [4, 5, 5]),
+        (14, 6, False, [6, 6, 2]),
+    ],
+)
+def test_group_sizes_of_the_paper_and_the_slides(num_beams, capacity, balance, wanted):
+    demand = demand_of(["pa"] * num_beams, growth=5, capacity=capacity * 25 + 3, copies=True)
+    forest = Forest(demand)
+    assert capacity_beams(forest) == capacity
+    assert sizes(beam_sets(forest, balance=balance)) == wanted
+
+
+def test_figure_8_groups_beams_with_common_prefixes():
+    demand = demand_of(FIGURE_8, growth=0, capacity=90, copies=True)
+    assert beam_sets(Forest(demand)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_overlap_counts_wherever_the_beam_stands():
+    demand = demand_of(["pa1", "pa2", "pb", "qc", "qd"], growth=0, capacity=90, copies=True)
+    assert beam_sets(Forest(demand)) == [[0, 1], [2, 3, 4]]
+    assert beam_sets(Forest(demand), balance=False) == [[0, 1, 2], [3, 4]]
+
+
+def test_without_inter_beam_locality_the_order_of_arrival_decides():
+    demand = demand_of(FIGURE_8, growth=0, capacity=90, copies=True)
+    groups = beam_sets(Forest(demand), arrival=[0, 2, 4, 1, 3, 5])
+    assert groups == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_max_batch_limits_groups():
+    demand = demand_of(FIGURE_8)
+    assert sizes(beam_sets(Forest(demand), max_batch=4)) == [3, 3]
+    assert sizes(beam_sets(Forest(demand), max_batch=4, balance=False)) == [4, 2]
+
+
+def test_a_beam_over_capacity_is_alone():
+    demand = demand_of(["a", "bcdefg", "h"], capacity=25)
+    assert beam_sets(Forest(demand)) == [[0], [1], [2]]
+
+
+def test_no_beams_are_no_groups():
+    assert beam_sets(Forest(demand_of([]))) == []
+
+
+@pytest.mark.parametrize("by_arrival", [False, True])
+def test_groups_fit_and_hold_every_beam_once(by_arrival):
+    for seed in range(120):
+        demand = random_demand(seed, num_beams=10, copies=seed % 2 == 1)
+        arrival = list(range(9, -1, -1)) if by_arrival else None
+        groups = beam_sets(Forest(demand), balance=seed % 3 > 0, arrival=arrival)
+        assert sorted(beam for group in groups for beam in group) == list(range(10))
+        assert all(allowed(demand, group) for group in groups)
+
+
+def test_every_choice_has_the_largest_overlap():
+    for seed in range(60):
+        demand = random_demand(seed, num_beams=10, copies=seed % 2 == 1)
+        paths, unused = paths_of(demand), set(range(10))
+        for group in beam_sets(Forest(demand)):
+            union = set()
+            for beam in group:
+                best = max(gain(demand, paths[other], union) for other in unused)
+                assert gain(demand, paths[beam], union) == best
+                union |= paths[beam]
+                unused.remove(beam)
+
+
+def gain(demand, path, union):
+    return sum(demand.segment_bytes[segment] for segment in path & union)

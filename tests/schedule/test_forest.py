@@ -1,0 +1,66 @@
+import random
+
+import pytest
+
+from beamwright.schedule.forest import Forest, Overlap
+from schedule.forests import demand_of, paths_of, random_demand, slow_need
+
+CASES = [(seed, copies) for seed in range(40) for copies in (False, True)]
+
+
+def common(demand, paths, left, right):
+    return sum(demand.segment_bytes[s] for s in paths[left] & paths[right])
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_need_of_ranges_and_of_any_beams(copies):
+    for seed in range(40):
+        demand = random_demand(seed, num_beams=9, copies=copies)
+        forest = Forest(demand)
+        for start in range(9):
+            for end in range(start + 1, 10):
+                beams = list(range(start, end))
+                assert forest.need(start, end) == slow_need(demand, beams) == forest.need_of(beams)
+        some = random.Random(seed).sample(range(9), 4)
+        assert forest.need_of(some) == slow_need(demand, some)
+        assert forest.need(4, 4) == forest.need_of([]) == 0
+
+
+def test_what_beams_share_and_what_of_it_is_resident():
+    for seed in range(40):
+        demand = random_demand(seed, num_beams=9)
+        forest, paths = Forest(demand), paths_of(demand)
+        held = {s for s, copies in enumerate(demand.resident) if copies}
+        for beam, path in enumerate(paths):
+            before = paths[beam - 1] if beam else set()
+            size = demand.segment_bytes.__getitem__
+            assert forest.path_bytes[beam] == sum(map(size, path))
+            assert forest.shared_bytes[beam] == sum(map(size, path & before))
+            assert forest.resident_path_bytes[beam] == sum(map(size, path & held))
+            assert forest.resident_shared_bytes[beam] == sum(map(size, path & before & held))
+        for left in range(9):
+            for right in range(left, 9):
+                assert forest.common_bytes(left, right) == common(demand, paths, left, right)
+
+
+def test_overlap_with_a_growing_set():
+    for seed in range(40):
+        demand = random_demand(seed, num_beams=10)
+        paths, overlap = paths_of(demand), Overlap(Forest(demand))
+        union = set()
+        for beam in random.Random(seed).sample(range(10), 6):
+            before = list(overlap.overlap_bytes)
+            grown = overlap.add(beam)
+            union |= paths[beam]
+            wanted = [sum(demand.segment_bytes[s] for s in path & union) for path in paths]
+            assert overlap.overlap_bytes == wanted
+            changed = {b for b in range(10) if before[b] != wanted[b]}
+            assert changed <= set(grown)
+
+
+def test_beams_without_segments_share_nothing():
+    demand = demand_of(["ab", "", "c"], growth=3)
+    forest = Forest(demand)
+    assert forest.need(0, 3) == 20 + 10 + 9
+    assert forest.path_bytes == [20, 0, 10]
+    assert forest.shared_bytes == [0, 0, 0]

@@ -1,0 +1,108 @@
+from dataclasses import replace
+
+import pytest
+
+from beamwright.config import ScheduleSettings
+from beamwright.protocols import Plan, ScheduleView
+from beamwright.schedule import InGpuSchedule, make_schedule
+from beamwright.tree import NodeState
+from fakes import new_tree
+from schedule.forests import demand_of
+
+SURVIVORS = ["a", "b", "c"]  # each with two children: six beams
+
+
+@pytest.fixture
+def beams():
+    tree = new_tree()
+    survivors = tree.expand(tree.root, 3)
+    found = []
+    for node in survivors:
+        node.state = NodeState.KEPT
+        found += tree.expand(node, 2)
+    return tuple(found)
+
+
+def demand(**options):
+    paths = ["p" + name for name in SURVIVORS for _ in range(2)]
+    return demand_of(paths, growth=5, **options)
+
+
+def numbers(plan, beams):
+    return [[beams.index(node) for node in group] for group in plan.groups]
+
+
+def run(beams, kv, **settings):
+    plan = make_schedule(ScheduleSettings(**settings)).plan(ScheduleView(beams, kv))
+    return numbers(plan, beams), plan.write_back
+
+
+@pytest.mark.parametrize("name", ["locality", "auto"])
+def test_everything_that_fits_is_one_group_in_depth_first_order(beams, name):
+    schedule = make_schedule(ScheduleSettings(schedule=name))
+    assert schedule.name == "locality"
+    assert schedule.plan(ScheduleView(beams, demand())) == Plan((beams,))
+
+
+def test_without_a_demand_it_is_in_gpu(beams):
+    for max_batch in (None, 4):
+        view = ScheduleView(beams)
+        schedule = make_schedule(ScheduleSettings(max_batch=max_batch))
+        assert schedule.plan(view) == InGpuSchedule(max_batch).plan(view)
+
+
+def test_siblings_stay_together(beams):
+    kv = demand(capacity=50, copies=True)
+    for planner in ("ranges", "greedy"):
+        assert run(beams, kv, planner=planner) == ([[0, 1], [2, 3], [4, 5]], True)
+
+
+def test_without_inter_beam_locality_siblings_are_apart(beams):
+    kv = demand(capacity=50, copies=True)
+    for planner in ("ranges", "greedy"):
+        groups, _ = run(beams, kv, planner=planner, inter_beam=False)
+        assert groups == [[0, 2], [1, 4], [3, 5]]
+
+
+def test_planners_differ_where_beams_share_on_the_device(beams):
+    kv = demand(capacity=60)
+    assert run(beams, kv, planner="ranges")[0] == [[0, 1, 2], [3, 4, 5]]
+    assert run(beams, kv, planner="greedy")[0] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_balance_and_max_batch(beams):
+    kv = demand(capacity=100, copies=True)
+    assert run(beams, kv, balance=False)[0] == [[0, 1, 2, 3], [4, 5]]
+    assert run(beams, kv, balance=True)[0] == [[0, 1, 2], [3, 4, 5]]
+    assert run(beams, demand(), max_batch=4) == ([[0, 1, 2], [3, 4, 5]], False)
+    assert run(beams, demand(), max_batch=4, balance=False)[0] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_write_back_begins_when_the_next_round_is_not_expected_to_fit(beams):
+    need = 40 + 30
+    assert run(beams, demand(capacity=need))[1] is False
+    assert run(beams, demand(capacity=need - 1))[1] is True
+    kv = demand(capacity=100)
+    for previous, outgrows in ((None, False), (40, False), (39, True), (70, False), (90, False)):
+        groups, write_back = run(beams, replace(kv, previous_need_bytes=previous))
+        assert (len(groups), write_back) == (1, outgrows)
+
+
+def test_a_beam_over_capacity_still_has_a_group(beams):
+    for planner in ("ranges", "greedy"):
+        groups, write_back = run(beams, demand(capacity=20), planner=planner)
+        assert sorted(groups) == [[beam] for beam in range(6)]
+        assert write_back is True
+
+
+def test_no_beams_are_no_groups():
+    for kv in (None, demand_of([])):
+        assert make_schedule(ScheduleSettings()).plan(ScheduleView((), kv)) == Plan(())
+
+
+def test_layerwise_decodes_all_beams_together(beams):
+    schedule = make_schedule(ScheduleSettings(schedule="layerwise"))
+    assert schedule.name == "layerwise"
+    assert schedule.plan(ScheduleView(beams, demand(capacity=20))) == Plan((beams,))
+    capped = make_schedule(ScheduleSettings(schedule="layerwise", max_batch=4))
+    assert [len(group) for group in capped.plan(ScheduleView(beams)).groups] == [4, 2]
