@@ -13,11 +13,21 @@ BeamwrightError            exit 1   something failed; one line says what
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class BeamwrightError(Exception):
     """Base of all deliberate errors; `str(error)` is one line fit to show a user."""
 
     exit_code = 1
+    partial: Any = None
+    """The `Solution` of what was finished before the error, where a search had begun."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a search; `partial` as in BeamwrightError."""
+
+    partial: Any = None
 
 
 class InputError(BeamwrightError):
@@ -49,11 +59,20 @@ class CapacityError(BeamwrightError):
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         self.budget_bytes = budget_bytes
+        self.minimum_bytes: int | None = None
         super().__init__(
             f"{tier} exhausted: {what} needs {needed_bytes:,} bytes, "
             f"{free_bytes:,} of {budget_bytes:,} are free, "
             f"{max(0, needed_bytes - free_bytes):,} are missing ({hint})"
         )
+
+    def at_least(self, minimum_bytes: int) -> CapacityError:
+        """The same error, with the least budget that would do."""
+        if self.minimum_bytes is None:
+            self.minimum_bytes = minimum_bytes
+            text = f"the least budget for this path and its step is {minimum_bytes:,} bytes"
+            self.args = (f"{self.args[0]}; {text}",)
+        return self
 
 
 class LinkError(BeamwrightError):

@@ -226,6 +226,10 @@ class DecodeView(AttentionView, Protocol):
         """Continue with these rows only (a compacted batch)."""
         ...
 
+    def count_rows(self, num_rows: int) -> None:
+        """The first `num_rows` rows are real; the others pad the batch and move no bytes."""
+        ...
+
 
 class AttentionBackend(Protocol):
     """Makes views over stored paths. `paths` are tuples of (segment, visible tokens).

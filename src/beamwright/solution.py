@@ -147,10 +147,20 @@ def final_nodes(tree: SearchTree) -> list[Node]:
     return tree.finished() + tree.candidates()
 
 
+def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
+    """What a search that was stopped has finished; None if that is no candidate."""
+    nodes = run.tree.finished()
+    run.tree.reason_fewer = reason
+    return _describe(run, facts, nodes) if nodes else None
+
+
 def describe(run: TreeRun, facts: RunFacts) -> Solution:
     """The solution of one finished tree."""
+    return _describe(run, facts, final_nodes(run.tree))
+
+
+def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
     tree = run.tree
-    nodes = final_nodes(tree)
     candidates = tuple(_candidate(node) for node in nodes)
     decoded = [n for n in tree.nodes() if n.parent is not None and n.state is not NodeState.OPEN]
     chosen = choose(

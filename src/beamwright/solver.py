@@ -13,7 +13,13 @@ from typing import Any
 from beamwright.attention import make_attention
 from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, CapacityError, InputError, ProblemTooLongError
+from beamwright.errors import (
+    BeamwrightError,
+    CapacityError,
+    InputError,
+    Interrupted,
+    ProblemTooLongError,
+)
 from beamwright.kv import ByteBudget
 from beamwright.memory import ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
@@ -24,8 +30,8 @@ from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy
-from beamwright.solution import RunFacts, Solution, describe
-from beamwright.tiers import HostTier, Traffic, stalled_s
+from beamwright.solution import RunFacts, Solution, describe, describe_finished
+from beamwright.tiers import HostTier, Traffic, chosen_schedule, stalled_s
 from beamwright.tree import SearchTree
 from beamwright.verify import PrmVerifier, aggregate, resolve_verifier
 
@@ -54,7 +60,6 @@ class Solver:
             raise InputError("give Solver either settings or options, not both")
         self.settings = settings or Settings.build(**options)
         self.strategy = make_strategy(self.settings.search)
-        self.schedule: SchedulePolicy = make_schedule(self.settings.schedule)
         model = self.settings.model
         self._generator = load_model(model.model, model, chat_template=model.chat_template)
         source = resolve_verifier(model)
@@ -70,13 +75,19 @@ class Solver:
             self.settings.search.n,
         )
         self._plan = plan
+        schedule = chosen_schedule(self.settings, _sizes(self._generator), plan.generator_kv_bytes)
+        self.schedule: SchedulePolicy = make_schedule(
+            self.settings.schedule.model_copy(update={"schedule": schedule})
+        )
         self.timeline = timeline or NullTimeline()
         self._tier = self._host_tier()
         backend = make_attention(model.attention)
         self.generator = self._generator_model(backend)
         self._tree_models = [self.generator]
         if source.spec is not None and source.model is not None:
-            home = self._tier and self._tier.options(self._tier.verifier_bytes)
+            home = None
+            if self._tier is not None:
+                home = self._tier.options(self._tier.verifier_bytes)
             scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
             self._tree_models.append(scorer)
             self.verifier: Verifier = PrmVerifier(source.spec, source.model, scorer)
@@ -131,7 +142,9 @@ class Solver:
         problem_id: part of the random stream's key, so equal ids and seeds give equal trees.
 
         Raises:
-            InputError: if the problem is empty or too long; CapacityError: if KV runs out.
+            InputError: if the problem is empty or too long; CapacityError: if KV runs out;
+            LinkError: if the link fails; Interrupted: on Ctrl-C. Finished candidates are in the
+            error's `partial`.
         """
         return self._run([self._tree(problem_id, problem)], on_round)[0]
 
@@ -205,10 +218,22 @@ class Solver:
         )
         start = time.perf_counter()
         runs = [TreeRun(tree) for tree in trees]
-        loop.run(runs, on_round)
-        total_s = time.perf_counter() - start
-        facts = self._facts(accounting, total_s, trees, before)
-        return [describe(run, facts) for run in runs]
+
+        def facts() -> RunFacts:
+            return self._facts(accounting, time.perf_counter() - start, trees, before)
+
+        try:
+            loop.run(runs, on_round)
+        except (BeamwrightError, KeyboardInterrupt) as error:
+            stopped = error if isinstance(error, BeamwrightError) else Interrupted()
+            reason = str(error) or "interrupted"
+            if len(runs) == 1:
+                stopped.partial = describe_finished(runs[0], facts(), reason)
+            if stopped is error:
+                raise
+            raise stopped from error
+        found = facts()
+        return [describe(run, found) for run in runs]
 
     def _facts(
         self,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from beamwright.config import Settings
+from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
+from beamwright.errors import InputError
+from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.kv import CopierLink, Direction
-from beamwright.memory import MemoryPlan
+from beamwright.memory import MemoryPlan, ModelBytes
 from beamwright.models import HomeOptions, TreeModel
 from beamwright.runtime.timeline import Timeline
 
@@ -63,7 +67,7 @@ class Traffic:
     @classmethod
     def now(cls, tier: HostTier | None, models: list[TreeModel]) -> Traffic:
         """The counters as they stand."""
-        moved = tier.link.bytes_moved if tier is not None else {}
+        moved: Mapping[Direction, int] = tier.link.bytes_moved if tier is not None else {}
         return cls(
             h2d_bytes=moved.get(Direction.H2D, 0),
             d2h_bytes=moved.get(Direction.D2H, 0),
@@ -74,3 +78,40 @@ class Traffic:
 def stalled_s(models: list[TreeModel]) -> float:
     """Seconds in which compute waited for the link, since the models were made."""
     return sum(model.stall_s for model in models)
+
+
+_TYPICAL_PROMPT_TOKENS = 128
+_TYPICAL_STEP_TOKENS = 32
+
+
+def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) -> str:
+    """What `--schedule` stands for: `auto` asks the cost model for the faster of two.
+
+    Where everything fits, locality is one group and never touches the link, so it stands for
+    `in-gpu` too, and needs no promise about how long the paths will be.
+    """
+    schedule, search = settings.schedule.schedule, settings.search
+    if schedule != "auto":
+        return schedule
+    step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
+    longest = generator.shape.context - _TYPICAL_PROMPT_TOKENS
+    limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]
+    workload = Workload(
+        num_beams=search.n,
+        width=search.width if search.n % search.width == 0 else 1,
+        prompt_tokens=_TYPICAL_PROMPT_TOKENS,
+        generate_tokens=max(1, min(limits)),
+        step_tokens=step_tokens,
+    )
+    costs = ModelCosts.of(generator.shape, generator.element_bytes)
+    layout = Layout.DENSE if settings.model.attention == "dense" else Layout.TREE
+    fastest = choose_schedule(workload, costs, _hardware(settings.model.device), kv_bytes, layout)
+    return "layerwise" if fastest == "layerwise" else "locality"
+
+
+def _hardware(device: str) -> HardwareProfile:
+    """This machine as `doctor --probe` found it, else a named machine of its kind."""
+    try:
+        return find_profile("measured")
+    except InputError:
+        return find_profile("epyc-2core" if device == "cpu" else DEFAULT_PROFILE)

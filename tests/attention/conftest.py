@@ -67,10 +67,14 @@ class Forest:
         return query, self.draw(place + 500, *sizes)
 
     def prefill(self, backend, rows, lengths, num_padding=0):
-        """Contexts [layer][row] of `lengths[i]` new tokens behind each row's path."""
+        """Contexts [layer][row] of `lengths[i]` new tokens behind each row's path.
+
+        backend: a name, or a backend.
+        """
         layout = self.layout
         paths = [self.paths[row] for row in rows]
-        view = make_attention(backend).prefill_view(self.store, paths, lengths)
+        attention = make_attention(backend) if isinstance(backend, str) else backend
+        view = attention.prefill_view(self.store, paths, lengths)
         found = []
         for layer in range(layout.num_layers):
             queries, key_values = [], []
@@ -91,9 +95,19 @@ class Forest:
 
 @pytest.fixture
 def make_forest():
-    def make(depth, *, dtype=torch.float64, kv_heads=2, group=2, head_dim=16, rows=11, seed=0):
+    def make(
+        depth,
+        *,
+        dtype=torch.float64,
+        layers=2,
+        kv_heads=2,
+        group=2,
+        head_dim=16,
+        rows=11,
+        seed=0,
+    ):
         rng = random.Random(seed)
-        layout = KVLayout(2, kv_heads, head_dim, dtype)
+        layout = KVLayout(layers, kv_heads, head_dim, dtype)
         store = SegmentStore(BlockPool(layout, ByteBudget(32768 * layout.bytes_per_token)))
         forest = Forest(store, [], kv_heads * group)
         level, seen = [()], []
@@ -103,7 +117,7 @@ def make_forest():
                 for _ in range(rng.choice([1, 1, 2, 3])):
                     length = rng.choice([1, 2, 15, 16, 17, rng.randint(1, 50)])
                     segment = store.create()
-                    sizes = (length, 2, 2, kv_heads, head_dim)
+                    sizes = (length, layers, 2, kv_heads, head_dim)
                     store.append([segment], [forest.draw(seed * 97 + at * 31 + len(seen), *sizes)])
                     children.append((*path, PathPart(segment, length)))
             rng.shuffle(children)

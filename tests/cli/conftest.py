@@ -85,6 +85,12 @@ class FakeSolver:
         content = self.solution
         return SimpleNamespace(to_json=lambda: content, **content)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
     def solve(self, problem, *, problem_id=0, on_round=None):
         return self._answer(problem, on_round)
 
@@ -99,7 +105,7 @@ class FakeSolver:
 def fake(monkeypatch):
     solver = FakeSolver()
 
-    def make_solver(settings):
+    def make_solver(settings, timeline=None):
         solver.settings = settings
         return solver
 

@@ -1,6 +1,7 @@
 """Attention over tree-structured KV: `reference` oracle, `dense` per-beam copy, `tree`.
 
-One row of the table per backend; `layerwise` wraps one and streams its KV. Knows no strategies and no schedules.
+One row of the table per backend; `layerwise` wraps one and streams its KV. Knows no strategies
+and no schedules.
 """
 
 from __future__ import annotations

@@ -104,6 +104,9 @@ class DenseDecode:
         """See `protocols.DecodeView`."""
         self._rows = rows if self._rows is None else self._rows[rows]
 
+    def count_rows(self, num_rows: int) -> None:
+        """See `protocols.DecodeView`. Nothing here depends on it."""
+
     def close(self) -> None:
         """See `protocols.AttentionView`."""
         self._copies.close()

@@ -8,7 +8,7 @@ dropped afterwards, so that its bytes and its time are real.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -124,17 +124,17 @@ class _Home:
 class HomeRecord:
     """Which KV computed in resident layers has not been written home yet.
 
-    Per segment, the first layer from which all its tokens are at home. Tokens that were written
-    since the latest decode view began count as resident in the most layers that were since then.
+    Per segment, the first layer from which all its tokens are at home. It is one number for all
+    that was computed since the latest decode view began: the highest of its tokens.
     """
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Segment, _Home] = WeakKeyDictionary()
         self._highest: int | None = None
 
-    def used(self, resident: int) -> None:
-        """Tokens are being computed with so many resident layers."""
-        self._highest = max(self._highest or 0, resident)
+    def used(self, home_from: int) -> None:
+        """Tokens were computed that are at home from this layer on."""
+        self._highest = max(self._highest or 0, home_from)
 
     def note(self, copies: Sequence[StreamedCopy], num_layers: int) -> None:
         """Take in what the parts of a view's copies gained since they were last seen."""
@@ -151,8 +151,11 @@ class HomeRecord:
         """A decode view begins: what it writes is told apart from what was written before."""
         self._highest = 0
 
-    def write(self, copies: Sequence[StreamedCopy], resident: int) -> list[Piece]:
-        """Pieces for all that is not at home in layers that are not resident, each segment once."""
+    def write(self, copies: Sequence[StreamedCopy], resident: int) -> Iterator[tuple[int, Piece]]:
+        """(layer, piece) of all that is not at home in layers that are not resident.
+
+        Each segment goes once, however many copies of it there are.
+        """
         best: dict[Segment, tuple[int, StreamedCopy, int, int]] = {}
         for copy in copies:
             for number in copy.used:
@@ -163,14 +166,12 @@ class HomeRecord:
                     if known.home_from > resident and (seen is None or seen[0] < part.visible):
                         best[part.segment] = (part.visible, copy, number, at)
                     at += part.visible
-        pieces = []
         for segment, (visible, copy, number, at) in best.items():
             for layer in range(resident, self._known[segment].home_from):
                 source = copy.host[layer][:, number, :, at : at + visible]
                 num_bytes = visible * copy.token_bytes
-                pieces.append(Piece(np.empty_like(source), source, num_bytes))
+                yield layer, Piece(np.empty_like(source), source, num_bytes)
             self._known[segment].home_from = resident
-        return pieces
 
 
 @dataclass

@@ -60,6 +60,9 @@ class ReferenceDecode:
         """See `protocols.DecodeView`."""
         self._paths = [self._paths[row] for row in rows.tolist()]
 
+    def count_rows(self, num_rows: int) -> None:
+        """See `protocols.DecodeView`. Nothing here depends on it."""
+
     def close(self) -> None:
         """See `protocols.AttentionView`. Nothing is charged here."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -76,15 +78,19 @@ class StreamedTail:
         home = self._home(layer)
         return self._pieces(home, np.empty_like(home), 0)
 
-    def write_home(self, resident: int) -> list[Piece]:
-        """Pieces for tokens that are not at home in layers that are not resident."""
-        pieces: list[Piece] = []
-        for layer in range(resident, max(self._home_from, default=0)):
+    @property
+    def home_from(self) -> int:
+        """The first layer from which all tokens so far are at home."""
+        return max(self._home_from, default=0)
+
+    def write_home(self, resident: int) -> Iterator[tuple[int, Piece]]:
+        """(layer, piece) of tokens that are not at home in layers that are not resident."""
+        for layer in range(resident, self.home_from):
             first = next(i for i, since in enumerate(self._home_from) if since > layer)
             home = self._home(layer)
-            pieces += self._pieces(home, np.empty_like(home), first)
+            for piece in self._pieces(home, np.empty_like(home), first):
+                yield layer, piece
         self._home_from = [min(since, resident) for since in self._home_from]
-        return pieces
 
     def _home(self, layer: int) -> Array:
         return as_array(self._tail.storage[layer])

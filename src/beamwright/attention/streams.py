@@ -6,6 +6,7 @@ crosses the link and when. Knows no attention operator.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ class LayerStreams:
         self._slots: dict[int, int] = {}
         self._fetching: dict[int, list[Transfer]] = {}
         self._storing: list[Transfer] = []
+        self._leaving: dict[int, Transfer] = {}
         self._ahead: Transfer | None = None
         self._charged = self._padding = 0
 
@@ -141,16 +143,12 @@ class LayerStreams:
             self._slots[first] = slot
         if layer == self.num_layers - 1:
             # Tails are read by whoever seals them between two tokens.
-            self.wait_stored()
+            self.offload.wait(self._storing)
+            self._storing = []
 
     def store(self, pieces: Sequence[Piece]) -> None:
-        """Send KV home while the layer computes."""
-        self._storing.append(self.offload.link.submit(Direction.D2H, "store", pieces))
-
-    def wait_stored(self) -> None:
-        """Wait until all that was sent home is there."""
-        self.offload.wait(self._storing)
-        self._storing = []
+        """Send KV home while the layer computes; it is there when the token is done."""
+        self._storing.append(self._send(pieces))
 
     def close(self) -> None:
         """Give back the budget; what is on its way arrives first, so that equal runs move
@@ -158,22 +156,27 @@ class LayerStreams:
         self._release()
         self.offload.padding.add(-self._padding)
         self._padding = 0
-        pending = [*self._storing, *(t for each in self._fetching.values() for t in each)]
-        self._storing, self._fetching = [], {}
+        if self.tail is not None:
+            self.offload.home.used(self.tail.home_from)
+        fetching = [transfer for each in self._fetching.values() for transfer in each]
+        pending = [*self._storing, *self._leaving.values(), *fetching]
+        self._storing, self._leaving, self._fetching = [], {}, {}
         with suppress(LinkError):  # whoever needed the bytes has been told
             self.offload.wait(pending)
             self._discard_ahead()
 
     def _write_home(self) -> None:
         """What was computed in layers that are not resident any more goes home once."""
-        home, resident = self.offload.home, self.resident
-        home.used(resident)
-        pieces = home.write(self.copies, resident)
-        if self.tail is not None:
-            pieces += self.tail.write_home(resident)
-        if pieces:
-            self.store(pieces)
-            self.wait_stored()
+        home, by_layer = self.offload.home, defaultdict[int, list[Piece]](list)
+        for layer, piece in home.write(self.copies, self.resident):
+            by_layer[layer].append(piece)
+        if self.tail is None:
+            home.used(self.resident)
+        else:
+            for layer, piece in self.tail.write_home(self.resident):
+                by_layer[layer].append(piece)
+        for layer, pieces in sorted(by_layer.items()):
+            self._leaving[layer] = self._send(pieces)
 
     def _load(self, layer: int) -> None:
         """A layer that was not resident becomes so."""
@@ -195,6 +198,9 @@ class LayerStreams:
             self._fetch(first + 1, 1 - slot)
 
     def _fetch(self, layer: int, slot: int) -> None:
+        leaving = self._leaving.pop(layer, None)
+        if leaving is not None:  # it can only be fetched once it is at home
+            self.offload.wait([leaving])
         sealed = [piece for copy in self.copies for piece in copy.sealed_pieces(layer, slot)]
         pieces = [*sealed, *self._own_pieces(layer, slot)]
         self._fetching[layer] = [self._submit(pieces)]
@@ -210,6 +216,9 @@ class LayerStreams:
 
     def _submit(self, pieces: Sequence[Piece]) -> Transfer:
         return self.offload.link.submit(Direction.H2D, "stream", pieces)
+
+    def _send(self, pieces: Sequence[Piece]) -> Transfer:
+        return self.offload.link.submit(Direction.D2H, "store", pieces)
 
     def _discard_ahead(self) -> None:
         if self._ahead is not None:

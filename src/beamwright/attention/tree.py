@@ -12,126 +12,14 @@ order of its path, so a row's bits do not depend on who else is in the batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers, Tail
+from beamwright.attention.layers import Hold, ResidentLayers, Tail
 from beamwright.attention.packing import Packing
-from beamwright.attention.partial import (
-    KEY_MULTIPLE,
-    QUERY_MULTIPLE,
-    Partial,
-    attend_few,
-    attend_part,
-    merge_parts,
-    round_up,
-)
+from beamwright.attention.partial import Partial, attend_few, attend_part, merge_parts
+from beamwright.attention.shared import SharedSegments
 from beamwright.kv import Path, SegmentStore
-
-
-def _power_of_four(value: int, least: int) -> int:
-    size = least
-    while size < value:
-        size *= 4
-    return size
-
-
-@dataclass
-class Bucket:
-    """Items of one size class, padded to the same number of rows and tokens.
-
-    layers: packed KV, per layer [K or V, item, kv_head, token, head_dim].
-    mask: additive [item, 1, 1, token].
-    rows: the row in each slot [item, slot]; empty slots repeat some row and are never read.
-    """
-
-    layers: LayerSource
-    mask: torch.Tensor
-    rows: torch.Tensor
-
-
-class SharedSegments:
-    """The sealed segments of a batch of paths, packed once and attended once per layer.
-
-    `tokens_per_row` queries stand behind each row (1 in decode, the padded chunk in prefill).
-    """
-
-    def __init__(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        tokens_per_row: int,
-        hold: Hold = ResidentLayers,
-    ) -> None:
-        layout = store.pool.layout
-        self._device = store.pool.storage.device
-        self._num_kv_heads = layout.num_kv_heads
-        self._tokens_per_row = tokens_per_row
-        items: dict[tuple[int, int], list[int]] = {}
-        parts = {}
-        for row, path in enumerate(paths):
-            for part in path:
-                key = (id(part.segment), part.visible)
-                items.setdefault(key, []).append(row)
-                parts[key] = part
-        classes: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for key, rows in items.items():
-            size = (_power_of_four(len(rows), 1), _power_of_four(parts[key].visible, 32))
-            classes.setdefault(size, []).append(key)
-        self.buckets: list[Bucket] = []
-        slot_of: dict[tuple[tuple[int, int], int], int] = {}
-        num_slots = num_bytes = 0
-        for keys in classes.values():
-            chosen = [(parts[key], items[key]) for key in keys]
-            width = max(len(rows) for _, rows in chosen)
-            tokens = round_up(max(part.visible for part, _ in chosen), KEY_MULTIPLE)
-            data = store.pool.storage.new_zeros(
-                (layout.num_layers, 2, len(keys), layout.num_kv_heads, tokens, layout.head_dim)
-            )
-            mask = data.new_full((len(keys), 1, 1, tokens), float("-inf"))
-            slots = torch.zeros(len(keys), width, dtype=torch.long)
-            for i, (part, rows) in enumerate(chosen):
-                held = store.gather(part.segment, part.visible)
-                data[:, :, i, :, : part.visible] = held.transpose(2, 3)
-                mask[i, :, :, : part.visible] = 0.0
-                slots[i, : len(rows)] = torch.tensor(rows)
-                for j, row in enumerate(rows):
-                    slot_of[keys[i], row] = num_slots + i * width + j
-            entries = [Entry((part,), tuple(rows)) for part, rows in chosen]
-            self.buckets.append(Bucket(hold(data, entries), mask, slots.to(self._device)))
-            num_bytes += data.nbytes
-            num_slots += len(keys) * width
-        self.num_slots = num_slots
-        self.part_slots = [
-            [slot_of[(id(part.segment), part.visible), row] for part in path]
-            for row, path in enumerate(paths)
-        ]
-        self._scratch, self._counted = store.scratch, num_bytes
-        self._scratch.add(num_bytes)
-
-    def close(self) -> None:
-        """Give back the packed copies' bytes."""
-        self._scratch.add(-self._counted)
-        self._counted = 0
-
-    def query_index(self, bucket: Bucket) -> tuple[torch.Tensor, int]:
-        """Where each padded query row of a bucket comes from.
-
-        Returns an index into [row * tokens_per_row * kv_heads] query groups in the order
-        (item, kv_head, slot, token), and the number of (slot, token) pairs that are real.
-        """
-        heads = torch.arange(self._num_kv_heads, device=self._device)
-        steps = torch.arange(self._tokens_per_row, device=self._device)
-        flat = bucket.rows[:, :, None] * self._tokens_per_row + steps
-        flat = flat.flatten(1)
-        real = flat.shape[1]
-        padded = round_up(real, QUERY_MULTIPLE)
-        if padded > real:
-            flat = torch.cat([flat, flat[:, :1].expand(-1, padded - real)], dim=1)
-        index = flat[:, None, :] * self._num_kv_heads + heads[None, :, None]
-        return index.flatten(), real
-
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Partial]
 
@@ -227,6 +115,9 @@ class TreeDecode:
         )
         merge[merge == num_slots + num_old] = num_slots + len(rows)
         self._merge = merge
+
+    def count_rows(self, num_rows: int) -> None:
+        """See `protocols.DecodeView`. Nothing here depends on it."""
 
     def close(self) -> None:
         """See `protocols.AttentionView`."""

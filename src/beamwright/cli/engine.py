@@ -5,6 +5,7 @@ Imports happen inside the functions, so that `--help` and usage errors need not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,49 @@ from typing import TYPE_CHECKING, Any
 from beamwright.config import ModelSettings, Settings
 
 if TYPE_CHECKING:
+    from beamwright.cli.views import Views
+    from beamwright.cost import Layout, ModelCosts
+    from beamwright.cost.model import Hardware
     from beamwright.models import ModelShape
+    from beamwright.runtime.simulation import ReplayTree, StepTree
+    from beamwright.runtime.timeline import Timeline
+    from beamwright.solution import Solution
     from beamwright.solver import Solver
+    from beamwright.tree import SearchTree
 
 
-def make_solver(settings: Settings) -> Solver:
+def make_solver(settings: Settings, timeline: Timeline | None = None) -> Solver:
     """The engine with its models loaded."""
     from beamwright.solver import Solver  # noqa: PLC0415
 
-    return Solver(settings)
+    return Solver(settings, timeline=timeline)
+
+
+def make_timeline() -> Timeline:
+    """A timeline that is switched on."""
+    from beamwright.runtime.timeline import Timeline  # noqa: PLC0415
+
+    return Timeline()
+
+
+def write_views(
+    tree: SearchTree, solution: Solution | None, timeline: Timeline | None, views: Views
+) -> None:
+    """Write the files that `solve` was asked for."""
+    from beamwright import report  # noqa: PLC0415
+    from beamwright.runtime.timeline import NullTimeline  # noqa: PLC0415
+    from beamwright.solution import final_nodes  # noqa: PLC0415
+
+    title = tree.root.problem_text or "synthetic prompt"
+    found = timeline or NullTimeline()
+    if views.trace is not None:
+        report.write_trace(found, views.trace, title)
+    if views.tree is not None:
+        nodes = [n for n in final_nodes(tree) if solution and n.text == solution.text]
+        shown = report.ShownTree(tree, nodes[0] if nodes else None)
+        report.write_tree_page([shown], found, views.tree, title)
+    if views.record_tree is not None:
+        report.write_recorded(tree, views.record_tree)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
@@ -88,3 +123,44 @@ def probe_machine() -> dict[str, Any]:
     profile = measure_profile()
     file = write_profile(profile)
     return {"profile": asdict(profile), "profile_file": str(file)}
+
+
+def grow_tree(facts: Mapping[str, Any]) -> StepTree:
+    """The tree of a made-up search with these settings, named as `beamwright simulate` does.
+
+    Raises:
+        InputError: if they do not go together.
+    """
+    from beamwright.runtime.simulation import SyntheticSearch, grow  # noqa: PLC0415
+
+    search = SyntheticSearch(
+        num_beams=facts["n"],
+        width=facts["width"],
+        prompt_tokens=facts["prompt"],
+        generate_tokens=facts["generate"],
+        step_tokens=facts["step_tokens"],
+        step_sigma=facts["step_spread"],
+        search=facts["search"],
+        survival=facts["survival"],
+        seed=facts["seed"],
+    )
+    return grow(search)
+
+
+def simulate_search(
+    tree: ReplayTree,
+    model: ModelCosts,
+    hardware: Hardware,
+    layout: Layout,
+    **settings: Any,
+) -> dict[str, Any] | None:
+    """One search under one schedule; None if it does not fit. settings: of `Simulation`."""
+    from beamwright.runtime.simulation import (  # noqa: PLC0415
+        RooflineCosts,
+        Simulation,
+        simulate_if_fits,
+    )
+
+    costs = RooflineCosts.of(model, hardware, layout)
+    result = simulate_if_fits(Simulation(tree, model, costs, **settings))
+    return None if result is None else asdict(result)

@@ -15,7 +15,8 @@ from beamwright.cli.guard import complain
 from beamwright.cli.live import LiveTree, round_line
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import format_bytes, one_line, print_json, printable, quiet_stdout
-from beamwright.errors import InputError
+from beamwright.cli.views import Views
+from beamwright.errors import BeamwrightError, InputError, Interrupted
 
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
@@ -38,6 +39,20 @@ _ProgressOption = Annotated[
 ]
 
 
+_TraceOption = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto."),
+]
+_TreeOption = Annotated[
+    Path | None,
+    typer.Option("--tree", metavar="FILE", help="Write the search tree as an HTML page."),
+]
+_RecordOption = Annotated[
+    Path | None,
+    typer.Option("--record-tree", metavar="FILE", help="Write the tree's shape for `simulate`."),
+]
+
+
 @with_settings()
 def solve(
     invocation: Invocation,
@@ -45,19 +60,33 @@ def solve(
     problem_file: _FileOption = None,
     prompt_tokens: _PromptOption = None,
     progress: _ProgressOption = None,
+    trace: _TraceOption = None,
+    tree: _TreeOption = None,
+    record_tree: _RecordOption = None,
 ) -> None:
     """Solve one problem by verifier-guided tree search."""
     text = _problem_text(problem, problem_file, prompt_tokens)
+    views = Views(trace=trace, tree=tree, record_tree=record_tree)
+    views.check()
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:
         console = Console()
-        with LiveTree(console, text or f"({prompt_tokens} synthetic tokens)") as tree:
-            solution = _run(invocation, text, prompt_tokens, tree.show)
-        _print_solution(console, solution)
-        return
-    with quiet_stdout():
-        solution = _run(invocation, text, prompt_tokens, _line_per_round if progress else None)
-    if invocation.as_json:
+        with LiveTree(console, text or f"({prompt_tokens} synthetic tokens)") as shown:
+            solution, stopped = _run(invocation, text, prompt_tokens, shown.show, views)
+        if solution is not None:
+            _print_solution(console, solution)
+    else:
+        with quiet_stdout():
+            show = _line_per_round if progress else None
+            solution, stopped = _run(invocation, text, prompt_tokens, show, views)
+        if solution is not None:
+            _print_plain(solution, invocation.as_json)
+    if stopped is not None:
+        raise stopped
+
+
+def _print_plain(solution: Solution, as_json: bool) -> None:
+    if as_json:
         print_json(solution.to_json())
         return
     if solution.answer is None:
@@ -73,12 +102,28 @@ def _run(
     text: str | None,
     prompt_tokens: int | None,
     on_round: RoundCallback | None,
-) -> Solution:
-    solver = engine.make_solver(invocation.settings)
-    if text is None:
-        assert prompt_tokens is not None
-        return solver.synthetic(prompt_tokens, on_round=on_round)
-    return solver.solve(text, on_round=on_round)
+    views: Views,
+) -> tuple[Solution | None, BaseException | None]:
+    """The solution, or what was finished when an error stopped the search, and that error."""
+
+    def seen(report: RoundReport) -> None:
+        views.saw(report.tree)
+        if on_round is not None:
+            on_round(report)
+
+    with engine.make_solver(invocation.settings, views.timeline()) as solver:
+        stopped: BeamwrightError | Interrupted | None = None
+        solution: Solution | None = None
+        try:
+            if text is not None:
+                solution = solver.solve(text, on_round=seen)
+            else:
+                assert prompt_tokens is not None
+                solution = solver.synthetic(prompt_tokens, on_round=seen)
+        except (BeamwrightError, Interrupted) as error:
+            stopped, solution = error, error.partial
+    views.write(solution)
+    return solution, stopped
 
 
 def _problem_text(

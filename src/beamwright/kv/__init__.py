@@ -1,10 +1,12 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget
+from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
+from beamwright.kv.movement import HomeTier
 from beamwright.kv.pool import BlockPool, KVLayout
-from beamwright.kv.residency import HomeTier, Lease, Residency
+from beamwright.kv.residency import Residency
 from beamwright.kv.segments import (
     Path,
     PathPart,

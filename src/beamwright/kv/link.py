@@ -78,7 +78,7 @@ class Link(Protocol):
     """
 
     bytes_moved: Counter[Direction]
-    busy_s: Counter[Direction]
+    busy_s: dict[Direction, float]
     emulated_bandwidth: int | None
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
@@ -110,7 +110,7 @@ class CopierLink:
     ) -> None:
         self.emulated_bandwidth = emulated_bandwidth
         self.bytes_moved: Counter[Direction] = Counter()
-        self.busy_s: Counter[Direction] = Counter()
+        self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
         self.timeline = timeline
         self._lanes = {direction: _Lane(self, direction) for direction in Direction}
 
@@ -190,6 +190,7 @@ class _Lane:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self._thread, self._failure = None, None
 
     def _work(self) -> None:
         transfer: Transfer | None = None

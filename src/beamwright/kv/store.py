@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.kv.link import Direction, Piece
+from beamwright.kv.movement import HomeTier, ResidenceLog
 from beamwright.kv.pool import BlockPool
-from beamwright.kv.residency import HomeTier, Residency, ResidenceLog
+from beamwright.kv.residency import Residency
 from beamwright.kv.segments import Segment
 
 
@@ -77,7 +78,8 @@ class SegmentStore(Residency):
         self, direction: Direction, device: Sequence[int], home: Sequence[int]
     ) -> list[Piece]:
         """One contiguous piece per block."""
-        assert self.home is not None and isinstance(self.home.ledger, BlockPool)
+        assert self.home is not None
+        assert isinstance(self.home.ledger, BlockPool)
         there = self.home.ledger
         found = []
         for near, far in zip(device, home, strict=True):

@@ -4,9 +4,9 @@ Knows no search strategy and no verifier format.
 """
 
 from beamwright.models.load import LoadedModel, inspect_model, load_model
+from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import HomeOptions, PrefillRequest, TreeModel
 
 __all__ = [

@@ -43,6 +43,7 @@ class DecodeSession:
         padding = padded_rows(len(paths)) - len(paths)
         self._paths = [*paths, *([paths[0]] * padding)]
         self._segments: list[Segment | None] = [*segments, *([None] * padding)]
+        self._num_real = len(paths)
         lease.add({segment: 1 for segment in segments})
         tail_tokens = model.backend.tail_tokens
         # A function of the token alone, so that parked rows go on with the same partial sums.
@@ -81,16 +82,27 @@ class DecodeSession:
         self._save(rows)
         going = list(rows)
         parked: list[int] = []
-        while True:
-            segments = [self._segments[row] for row in going]
-            try:
-                self._store.reserve({s: s.length + size for s in segments if s is not None})
-                return parked
-            except CapacityError:
-                if len(going) == 1 or not self._store.evicts:
-                    raise
+        while not self._reserve(going):
+            self._hold_only(going)  # rows that have stopped, or are parked, may be evicted
+            if self._reserve(going):
+                break
+            if len(going) == 1 or not self._store.evicts:
+                self._store.reserve(self._next_block(going))  # raises, and says what is missing
             parked.append(going.pop())
-            self._park(parked[-1], going)
+            self._park(parked[-1])
+        return parked
+
+    def _next_block(self, rows: Sequence[int]) -> dict[Segment, int]:
+        size = self._store.pool.block_tokens
+        owned = [s for row in rows if (s := self._segments[row]) is not None]
+        return {segment: segment.length + size for segment in owned}
+
+    def _reserve(self, rows: Sequence[int]) -> bool:
+        try:
+            self._store.reserve(self._next_block(rows))
+        except CapacityError:
+            return False
+        return True
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [rows, embed_dim] of one token per row ([rows] ids and positions)."""
@@ -123,6 +135,8 @@ class DecodeSession:
         index = torch.tensor(kept, device=self._model.decoder.device)
         self._tail.keep_rows(index)
         self._view.keep_rows(index)
+        self._num_real = len(rows)
+        self._view.count_rows(self._num_real)
         self._paths = [self._paths[row] for row in kept]
         self._segments = [self._segments[row] for row in kept]
         return kept
@@ -150,19 +164,21 @@ class DecodeSession:
         )
         return [segment for _, segment in owned]
 
-    def _park(self, row: int, going: Sequence[int]) -> None:
+    def _park(self, row: int) -> None:
         segment = self._segments[row]
         assert segment is not None
         self._segments[row] = None
         self._store.trim(segment)
-        mine = copies_needed(
-            (self._paths[i] for i in going), per_beam=self._model.backend.copies_per_beam
-        )
-        mine.update({s: 1 for i in going if (s := self._segments[i]) is not None})
-        self._lease.keep(mine)
+
+    def _hold_only(self, rows: Sequence[int]) -> None:
+        """Unpin everything that only other rows read or write."""
+        per_beam = self._model.backend.copies_per_beam
+        needs = copies_needed((self._paths[row] for row in rows), per_beam=per_beam)
+        needs.update({s: 1 for row in rows if (s := self._segments[row]) is not None})
+        self._lease.keep(needs)
 
     def _restore(self, segments: Sequence[Segment]) -> int:
-        """Bring back the tail of rows that were parked; returns how many of its tokens there are."""
+        """Bring back the tail of parked rows; returns how many of its tokens there are."""
         length = segments[0].length
         if length > self._flushed:
             held = [self._store.gather(s, length)[:, :, self._flushed :] for s in segments]
@@ -182,12 +198,12 @@ class DecodeSession:
             visible_path(path, own, self._flushed)
             for path, own in zip(self._paths, self._segments, strict=True)
         ]
-        return self._model.backend.decode_view(self._store, paths, self._tail)
+        view = self._model.backend.decode_view(self._store, paths, self._tail)
+        view.count_rows(self._num_real)
+        return view
 
 
 def visible_path(path: Path, own: Segment | None, own_tokens: int) -> Path:
     """A path and what its own segment holds already; empty parts are left out."""
     parts = path if own is None else (*path, PathPart(own, own_tokens))
     return tuple(part for part in parts if part.visible > 0)
-
-

@@ -26,7 +26,7 @@ from beamwright.kv import (
     Source,
     copies_needed,
 )
-from beamwright.kv.residency import ResidenceLog
+from beamwright.kv.movement import ResidenceLog
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.session import DecodeSession, visible_path
 from beamwright.protocols import AttentionBackend, AttentionView
@@ -63,7 +63,11 @@ class StreamedBackend(Protocol):
     """A backend whose KV is at home on the host and is streamed to a device budget of its own."""
 
     budget: ByteBudget
-    stall_s: float
+
+    @property
+    def stall_s(self) -> float: ...
+
+    def reset(self) -> None: ...
 
 
 class TreeModel:
@@ -101,6 +105,7 @@ class TreeModel:
         if self.store.home is not None:
             self.store.home.ledger.budget.reset_peak()
         if isinstance(self.backend, StreamedBackend):
+            self.backend.reset()
             self.backend.budget.reset_peak()
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -12,9 +12,11 @@ class Accounting:
     """Phase seconds ("decode", "verify", "schedule") and groups of one run.
 
     Tokens are counted on the nodes that they were spent on (`Node.usage`).
+    clock: seconds from any fixed origin.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
         self.num_groups = 0
 
@@ -26,8 +28,8 @@ class Accounting:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase. Phases do not nest, so that every instant is counted once."""
-        start = time.perf_counter()
+        start = self._clock()
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - start
+            self.seconds[name] += self._clock() - start

@@ -15,7 +15,7 @@ import torch
 
 from beamwright.config import SamplingSettings, StepSettings
 from beamwright.errors import CapacityError
-from beamwright.kv import Lease, Path, PathPart, Segment, Source, copies_needed
+from beamwright.kv import Path, PathPart, Segment, Source, copies_needed
 from beamwright.models import PrefillRequest, TextCodec, TreeModel
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
@@ -93,10 +93,13 @@ class StepDecoder:
             rows.sort(key=lambda row: len(row.tokens))  # stable: depth-first among equals
             for _, same in groupby(rows, key=lambda row: len(row.tokens)):
                 self._decode_rows(list(same), work)
-        except BaseException:
+        except BaseException as error:
+            least = max(self._least_bytes(node) for node in work.beams)
             for row in rows:
                 row.node.handles.pop(OWNER, None)
                 store.free(row.segment)
+            if isinstance(error, CapacityError) and least > store.device.budget.total_bytes:
+                raise error.at_least(least) from None
             raise
         return [self._finished(row) for row in rows]
 
@@ -109,9 +112,9 @@ class StepDecoder:
             if work.write_back:
                 store.write_back(parents)
                 store.write_back(store.dirty())
+            self._reserve(rows)
             if self._prefetch and work.upcoming:
                 store.prefetch(self._needs(work.upcoming[0]))
-            self._reserve(rows)
             session = self.model.open_session(
                 [self._path(row.node.parent) for row in rows],
                 [row.segment for row in rows],
@@ -122,6 +125,14 @@ class StepDecoder:
                 self._run(rows, session)
             finally:
                 session.close()
+
+    def _least_bytes(self, node: Node) -> int:
+        """The least device budget for a node: its path with the longest step, and a block more."""
+        ledger = self.model.store.device
+        context = self.model.decoder.shape.context
+        steps = [len(above.token_ids) for above in node.path()[:-1]]
+        steps.append(row_limit(node, self._step, context).tokens)
+        return (sum(map(ledger.blocks_for, steps)) + 1) * ledger.bytes_per_block
 
     def _reserve(self, rows: list[Row]) -> None:
         """Take the blocks that the steps are expected to fill; a longer step asks for more."""

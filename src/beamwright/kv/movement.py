@@ -1,0 +1,207 @@
+"""Movement: loads, stores and evictions of segments, and waiting for them.
+
+Bookkeeping only: the simulator runs this very code without tensors. Every decision follows from
+the order of calls and never from when a transfer happens to finish, so equal runs move equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from beamwright.kv.ledger import BlockLedger
+from beamwright.kv.link import Direction, Link, Piece, Transfer
+from beamwright.kv.segments import Segment
+from beamwright.schedule.eviction import eviction_order
+
+
+class ResidenceLog(Protocol):
+    """Who is told where a segment's KV is, and when compute waited (a timeline)."""
+
+    def residence(self, segment: str, change: str) -> None: ...
+
+    def span(self, name: str, track: str, **args: Any) -> AbstractContextManager[None]: ...
+
+
+@dataclass
+class HomeTier:
+    """The host side: its blocks, the link to it, and how evicted KV comes back.
+
+    recompute: evicted segments are not kept at home; they are computed again.
+    share_loads: several copies of a segment cross the link once; otherwise each on its own
+        (no inter-beam locality, LBS Fig. 10b).
+    """
+
+    ledger: BlockLedger
+    link: Link
+    recompute: bool = False
+    share_loads: bool = True
+
+
+@dataclass
+class ResidencyCounts:
+    """What residency did. Bytes are the link's own business."""
+
+    stall_s: float = 0.0
+    recomputed_tokens: int = 0
+    cancelled: int = 0
+
+
+class Movement:
+    """Segments of one device ledger, with an optional home tier behind a link.
+
+    copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
+    outgrown: True once something had to leave the device.
+    """
+
+    def __init__(
+        self,
+        device: BlockLedger,
+        home: HomeTier | None = None,
+        *,
+        copies_per_beam: bool = False,
+        log: ResidenceLog | None = None,
+    ) -> None:
+        self.device, self.home = device, home
+        self.copies_per_beam = copies_per_beam
+        self.counts = ResidencyCounts()
+        self.log = log
+        self.outgrown = False
+        self._segments: dict[Segment, None] = {}
+        self._next_use: dict[Segment, int] = {}
+
+    # --- storing and loading -----------------------------------------------------------------
+
+    def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
+        """Start copying home what is not there: whole blocks, and the tail of sealed segments.
+
+        Raises:
+            CapacityError: if the host tier is full.
+        """
+        if self.home is None or self.home.recompute:
+            return
+        for segment in segments:
+            size = self.device.block_tokens
+            until = segment.length if sealed else segment.length // size * size
+            if segment.copies and until > segment.home_length:
+                self._store(segment, until)
+
+    def _load(self, segment: Segment, blocks: list[int], kind: str) -> Transfer:
+        """Start bringing a segment from home into fresh device blocks."""
+        assert self.home is not None
+        # A store of the same blocks may still be on its way home: the load must read its result.
+        self._wait_for(segment, Direction.D2H)
+        pieces = self.pieces(Direction.H2D, blocks, segment.home[: len(blocks)])
+        transfer = self.home.link.submit(Direction.H2D, kind, pieces)
+        segment.copies.append(blocks)
+        segment.transfers.append(transfer)
+        self._tell(segment)
+        return transfer
+
+    def _load_copies(self, segment: Segment, copies: int) -> None:
+        """Without shared loads, every further copy crosses the link on its own."""
+        if self.home is None or self.home.share_loads or segment.home_length < segment.length:
+            return
+        for _ in range(copies - len(segment.copies)):
+            self._load(segment, self._take(self.device.blocks_for(segment.length)), "load")
+
+    def _duplicate(self, segment: Segment, copies: int) -> None:
+        """Further copies by copying on the device."""
+        while segment.length and len(segment.copies) < copies:
+            blocks = self._take(self.device.blocks_for(segment.length))
+            self.copy_on_device(segment.copies[0], blocks)
+            segment.copies.append(blocks)
+
+    def _store(self, segment: Segment, until: int) -> None:
+        """Start copying blocks home up to token `until`, from the first incomplete one on."""
+        assert self.home is not None
+        size = self.device.block_tokens
+        first, end = segment.home_length // size, self.device.blocks_for(until)
+        if end > len(segment.home):
+            segment.home += self.home.ledger.allocate(end - len(segment.home))
+        pieces = self.pieces(Direction.D2H, segment.copies[0][first:end], segment.home[first:end])
+        segment.transfers = [t for t in segment.transfers if not t.finished]
+        segment.transfers.append(self.home.link.submit(Direction.D2H, "store", pieces))
+        segment.home_length = until
+        self._tell(segment)
+
+    # --- making room -------------------------------------------------------------------------
+
+    def _take(self, num_blocks: int) -> list[int]:
+        """Device blocks, evicting what is wanted last."""
+        self._make_room(num_blocks)
+        return self.device.allocate(num_blocks)
+
+    def _make_room(self, num_blocks: int) -> None:
+        """Evict until so many blocks are free; if that cannot be, evict nothing."""
+        missing = num_blocks - self.device.num_free
+        if missing <= 0 or self.home is None:
+            return
+        victims = self._victims()
+        if sum(len(b) for s in victims for b in s.copies[s.pins :]) >= missing:
+            self._evict(victims, missing)
+
+    def _victims(self) -> list[Segment]:
+        """Segments with an unpinned copy, the one to go first in front."""
+        found = [s for s in self._segments if len(s.copies) > s.pins and s.length]
+        last_use = {segment: segment.last_use for segment in found}
+        return eviction_order(found, self._next_use, last_use)
+
+    def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
+        """Free `num_blocks` blocks if these victims have them; dirty ones go home first."""
+        self.outgrown = self.outgrown or bool(victims)
+        chosen: list[Segment] = []
+        for segment in victims:
+            if num_blocks <= 0:
+                break
+            chosen.append(segment)
+            spare = segment.copies[segment.pins :]
+            num_blocks -= sum(len(blocks) for blocks in spare)
+        leaving = [s for s in chosen if s.pins == 0]
+        self.write_back(leaving)
+        for segment in chosen:
+            # Loads and stores under way read or write these blocks.
+            self._wait_for(segment, Direction.D2H)
+            self._wait_for(segment, Direction.H2D)
+            for blocks in segment.copies[segment.pins :]:
+                self.device.free(blocks)
+            del segment.copies[segment.pins :]
+            self._tell(segment)
+
+    # --- transfers ---------------------------------------------------------------------------
+
+    def pieces(
+        self, direction: Direction, device: Sequence[int], home: Sequence[int]
+    ) -> list[Piece]:
+        """One piece per block; without tensors there is nothing behind them."""
+        del direction, home
+        return [Piece(None, None, self.device.bytes_per_block) for _ in device]
+
+    def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        """Copy blocks within the device; without tensors there is nothing to do."""
+
+    def _wait_for(self, segment: Segment, direction: Direction) -> None:
+        self._wait([t for t in segment.transfers if t.direction is direction])
+        segment.transfers = [t for t in segment.transfers if not t.finished]
+
+    def _wait(self, transfers: Iterable[Transfer]) -> None:
+        """Compute waits for these: that is the stall."""
+        pending = [transfer for transfer in transfers if not transfer.finished]
+        if not pending or self.home is None:
+            return
+        with self.log.span("wait", "stall") if self.log is not None else nullcontext():
+            self.counts.stall_s += self.home.link.wait(pending)
+
+    def _cancel(self, segment: Segment) -> None:
+        if segment.transfers and self.home is not None:
+            self.counts.cancelled += sum(not t.finished for t in segment.transfers)
+            self.home.link.cancel(segment.transfers)
+            segment.transfers = []
+
+    def _tell(self, segment: Segment) -> None:
+        if self.log is not None and segment.name:
+            device, home = bool(segment.copies), bool(segment.home)
+            change = "both" if device and home else "device" if device else "host"
+            self.log.residence(segment.name, change if device or home else "none")

@@ -1,0 +1,93 @@
+"""Seconds of what a simulated device does: from the roofline, or fitted to a real machine.
+
+Knows counts of tokens and bytes; no tree, no clock. A group whose rows each stand behind their own
+copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout.TREE`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from beamwright.cost import Direction as Across
+from beamwright.cost import Layout, ModelCosts, Roofline
+from beamwright.cost.model import Hardware
+from beamwright.kv.link import Direction
+
+
+class DeviceCosts(Protocol):
+    """Seconds of each operation.
+
+    layout: how attention reads KV.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def open_group(self, num_rows: int, read_tokens: int) -> float:
+        """Making a group ready: once per group, and whenever its tail is full."""
+        ...
+
+    def tokens(
+        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> float:
+        """`count` tokens for each of `num_rows` rows.
+
+        read_tokens, seen_tokens: of the first of them, the new token of each row included (see
+        `Roofline.decode_step`); both grow by `grow` with every further one.
+        """
+        ...
+
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+        """One forward pass of several tokens."""
+        ...
+
+    def copy(self, num_bytes: int) -> float:
+        """Copying within the device."""
+        ...
+
+    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
+        """One transfer across the link."""
+        ...
+
+
+@dataclass(frozen=True)
+class RooflineCosts:
+    """Costs of a model on a machine that nobody needs to have; see `cost.Roofline`."""
+
+    roofline: Roofline
+    layout: Layout
+
+    @classmethod
+    def of(cls, model: ModelCosts, hardware: Hardware, layout: Layout) -> RooflineCosts:
+        """The costs of one layout."""
+        return cls(Roofline(model, hardware), layout)
+
+    def open_group(self, num_rows: int, read_tokens: int) -> float:
+        """Nothing: kernels on a GPU read blocks where they stand."""
+        del num_rows, read_tokens
+        return 0.0
+
+    def tokens(
+        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> float:
+        """See `DeviceCosts`."""
+        step = self.roofline.decode_step
+        return sum(
+            step(num_rows, read_tokens + i * grow, seen_tokens + i * grow, self.layout)
+            for i in range(count)
+        )
+
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+        """See `DeviceCosts`. Shared parts are read once whatever the layout."""
+        return self.roofline.decode_step(num_tokens, read_tokens, seen_tokens)
+
+    def copy(self, num_bytes: int) -> float:
+        """Every byte is read and written."""
+        hardware = self.roofline.hardware
+        return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
+
+    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
+        """See `DeviceCosts`."""
+        across = Across.TO_DEVICE if direction is Direction.H2D else Across.TO_HOST
+        return self.roofline.transfer(num_bytes, num_pieces, across)

@@ -1,0 +1,213 @@
+"""SimulatedLayerwise: layer-wise offloading, token by token for all beams at once.
+
+The pipeline of `attention.layerwise` (LBS section 4.1, Eq. 1-3): as many layers resident as fit
+beside two stream buffers, the others fetched two ahead, the next token's first one while this
+token's last ones compute; the KV of new tokens goes home meanwhile. All KV has its home on the
+host, which is not limited here. Knows a script and what things cost; no blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beamwright.cost import Layout, ModelCosts
+from beamwright.kv import Direction, Transfer
+from beamwright.kv.budget import ByteBudget
+from beamwright.protocols import DecodeWork, KVDemand, StepDecoded
+from beamwright.runtime.simulation.clock import VirtualClock
+from beamwright.runtime.simulation.costs import DeviceCosts
+from beamwright.runtime.simulation.link import VirtualLink
+from beamwright.runtime.simulation.replay import Script
+from beamwright.tree import Node
+
+_NUM_BUFFERS = 2
+_BLOCK_TOKENS = 16
+
+
+class SimulatedLayerwise:
+    """See `executor.Decoder`. With a dense layout every beam's copy crosses the link by itself.
+
+    budget: the device's. stall_s: seconds in which compute waited for the link.
+    """
+
+    def __init__(
+        self,
+        model: ModelCosts,
+        costs: DeviceCosts,
+        budget: ByteBudget,
+        link: VirtualLink,
+        clock: VirtualClock,
+        script: Script,
+    ) -> None:
+        self.budget, self.stall_s = budget, 0.0
+        self._num_layers = model.num_layers
+        self._layer_token_bytes = model.kv_bytes_per_token // model.num_layers
+        self._costs, self._link, self._clock, self._script = costs, link, clock, script
+        self._resident = model.num_layers
+        self._dense = costs.layout is Layout.DENSE
+        self._ahead: tuple[Transfer, int] | None = None
+        self._forwarded: set[Node] = set()
+
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+        """See `protocols.Executor`; there is nothing to plan."""
+        del beams
+        return None
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Nothing is held per node."""
+        self._forwarded.difference_update(nodes)
+
+    def decode(self, work: DecodeWork) -> list[StepDecoded]:
+        """Decode all beams to the end of their steps.
+
+        Raises:
+            CapacityError: if not even two stream buffers fit.
+        """
+        steps = [self._script.step(node) for node in work.beams]
+        self._complete_parents(work.beams)
+        going = list(zip(work.beams, steps, strict=True))
+        drawn = 1  # the first token comes with the parents
+        while going := [(node, step) for node, step in going if step.tokens > drawn]:
+            nodes = [node for node, _ in going]
+            until = min(step.tokens for _, step in going)
+            self._decode_rows(nodes, drawn - 1, until - 1)
+            drawn = until
+        return [
+            StepDecoded(node, (0,) * step.tokens, (), step.stop, "")
+            for node, step in zip(work.beams, steps, strict=True)
+        ]
+
+    def _decode_rows(self, nodes: Sequence[Node], first: int, end: int) -> None:
+        """Tokens `first` to `end - 1` of the steps of these beams."""
+        num_rows = len(nodes)
+        seen = sum(node.start for node in nodes)
+        held, num_pieces = seen, num_rows
+        if not self._dense:
+            held = _union_tokens(nodes)
+            num_pieces = held // _BLOCK_TOKENS
+        for token in range(first, end):
+            own = num_rows * token
+            each = num_rows * (token + 1)
+            seconds = self._costs.tokens(num_rows, held + each, seen + each, 0, 1)
+            work = _Pass(seconds, held + own, num_rows, num_pieces, token + 1 < end)
+            self._layers(work)
+
+    def _complete_parents(self, beams: Sequence[Node]) -> None:
+        """Forward a root's prompt, or a step's last token."""
+        parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
+        owing = [node for node in parents if node not in self._forwarded]
+        if not owing:
+            return
+        self._forwarded.update(owing)
+        lengths = [1 if node.parent else node.end for node in owing]
+        before = [node.end - length for node, length in zip(owing, lengths, strict=True)]
+        new = sum(lengths)
+        held, num_pieces = sum(before), len(owing)
+        if not self._dense:
+            held = _union_tokens(owing) + sum(len(node.token_ids) for node in owing) - new
+            num_pieces = held // _BLOCK_TOKENS
+        seen = sum(n * b + n * (n + 1) // 2 for n, b in zip(lengths, before, strict=True))
+        seconds = self._costs.prefill(new, held + new, seen)
+        self._layers(_Pass(seconds, held, new, num_pieces, False))
+
+    # --- one pass through all layers ---------------------------------------------------------
+
+    def _layers(self, work: _Pass) -> None:
+        resident = self._fitting(work.held + work.fresh)
+        self._charge(work, resident)
+        self._move_residents(work, resident)
+        layer_s = work.seconds / self._num_layers
+        fetching = self._fetch_first(work, resident)
+        self._clock.advance(resident * layer_s)
+        stores: list[Transfer] = []
+        for layer in range(resident, self._num_layers):
+            stores.append(self._submit(Direction.D2H, work.fresh, 1))
+            self._wait(fetching.pop(layer))
+            self._clock.advance(layer_s)
+            following = layer + _NUM_BUFFERS
+            if following < self._num_layers:
+                fetching[following] = [self._fetch(work)]
+            elif following == self._num_layers and self._next_is_alike(work, resident):
+                self._ahead = (self._fetch(work), work.held)
+        self._wait(stores)
+
+    def _fetch_first(self, work: _Pass, resident: int) -> dict[int, list[Transfer]]:
+        if resident == self._num_layers:
+            return {}
+        if self._ahead is None:
+            first = [self._fetch(work)]
+        else:
+            ahead, tokens = self._ahead
+            first = [ahead, self._submit(Direction.H2D, work.held - tokens, 1)]
+            self._ahead = None
+        return {resident: first, resident + 1: [self._fetch(work)]}
+
+    def _fetch(self, work: _Pass) -> Transfer:
+        return self._submit(Direction.H2D, work.held, work.num_pieces)
+
+    def _fitting(self, layer_tokens: int) -> int:
+        """Eq. 1 with the two stream buffers inside the budget; negative if they do not fit."""
+        layer_bytes = layer_tokens * self._layer_token_bytes
+        fitting = self.budget.total_bytes // layer_bytes
+        return self._num_layers if fitting >= self._num_layers else fitting - _NUM_BUFFERS
+
+    def _next_is_alike(self, work: _Pass, resident: int) -> bool:
+        """Another token follows, and leaves the same layers resident."""
+        return work.another and self._fitting(work.held + 2 * work.fresh) == resident
+
+    def _charge(self, work: _Pass, resident: int) -> None:
+        """Count what the device holds during a pass.
+
+        Raises:
+            CapacityError: if it is more than the budget.
+        """
+        layer_bytes = (work.held + work.fresh) * self._layer_token_bytes
+        num_held = self._num_layers
+        if resident < num_held:
+            num_held = max(0, resident) + _NUM_BUFFERS
+        self.budget.charge(num_held * layer_bytes, f"{num_held} layers")
+        self.budget.release(num_held * layer_bytes)
+
+    def _move_residents(self, work: _Pass, resident: int) -> None:
+        """A layer that is not resident any more goes home; one that becomes so is loaded."""
+        change = resident - self._resident
+        self._resident = resident
+        if change and work.held:
+            direction = Direction.H2D if change > 0 else Direction.D2H
+            self._wait([self._submit(direction, work.held, 1) for _ in range(abs(change))])
+
+    def _submit(self, direction: Direction, num_tokens: int, num_pieces: int) -> Transfer:
+        num_bytes = num_tokens * self._layer_token_bytes
+        return self._link.submit_bytes(direction, "stream", num_bytes, max(1, num_pieces))
+
+    def _wait(self, transfers: Sequence[Transfer]) -> None:
+        self.stall_s += self._link.wait(transfers)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass.
+
+    held: tokens in a layer's KV before it, as the device holds them; fresh: tokens that it adds.
+    num_pieces: of the transfer of a layer. another: one more follows for the same rows.
+    """
+
+    seconds: float
+    held: int
+    fresh: int
+    num_pieces: int
+    another: bool
+
+
+def _union_tokens(nodes: Sequence[Node]) -> int:
+    """Distinct tokens in the paths of these nodes, their own steps left out."""
+    seen: set[Node] = set()
+    total = 0
+    for leaf in nodes:
+        node = leaf.parent
+        while node is not None and node not in seen:
+            seen.add(node)
+            total += len(node.token_ids)
+            node = node.parent
+    return total

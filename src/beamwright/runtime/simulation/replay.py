@@ -1,0 +1,146 @@
+"""Trees that are replayed: what every step of a search will be, told in advance.
+
+Knows lineage, counts, stops, states and scores. A recording (`report.RecordedTree`) fits by its
+attributes; `synthetic` makes others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.tree import Node, NodeState, SearchTree, StopReason
+
+
+class ReplayNode(Protocol):
+    """A step that was, or will be, decoded; see `report.RecordedNode`."""
+
+    @property
+    def lineage(self) -> tuple[int, ...]: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def stop(self) -> StopReason: ...
+    @property
+    def state(self) -> NodeState: ...
+    @property
+    def score(self) -> float | None: ...
+
+
+class ReplayTree(Protocol):
+    """A search that has ended; see `report.RecordedTree`."""
+
+    @property
+    def problem_id(self) -> str | int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def nodes(self) -> Sequence[ReplayNode]: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a tree that was made up; see `ReplayNode`."""
+
+    lineage: tuple[int, ...]
+    tokens: int
+    stop: StopReason
+    state: NodeState
+    score: float | None
+
+
+@dataclass(frozen=True)
+class StepTree:
+    """A tree that was made up; see `ReplayTree`. nodes: in lineage order."""
+
+    problem_id: str | int
+    prompt_tokens: int
+    nodes: tuple[Step, ...]
+
+
+class Script:
+    """What happens at every node of a replayed tree."""
+
+    def __init__(self, tree: ReplayTree) -> None:
+        self.problem_id, self.prompt_tokens = tree.problem_id, tree.prompt_tokens
+        self._steps = {node.lineage: node for node in tree.nodes}
+        self._children: dict[tuple[int, ...], int] = {}
+        for node in tree.nodes:
+            parent = node.lineage[:-1]
+            self._children[parent] = self._children.get(parent, 0) + 1
+
+    def step(self, node: Node) -> ReplayNode:
+        """What an open node's step will be."""
+        lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
+        return self._steps[lineage]
+
+    def num_children(self, node: Node) -> int:
+        """How many children the node gets; none where the search ended with it."""
+        lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
+        return self._children.get(lineage, 0)
+
+    def search_tree(self) -> SearchTree:
+        """A tree with only its prompt; token ids are all 0."""
+        return SearchTree(self.problem_id, (0,) * self.prompt_tokens, "")
+
+    def tokens_by_round(self) -> list[int]:
+        """Distinct tokens that are decoded in each round."""
+        found: dict[int, int] = {}
+        for lineage, step in self._steps.items():
+            found[len(lineage)] = found.get(len(lineage), 0) + step.tokens
+        return [found[number] for number in sorted(found)]
+
+    def longest_step(self) -> int:
+        """Tokens of the longest step."""
+        return max((step.tokens for step in self._steps.values()), default=0)
+
+    def home_blocks(self, block_tokens: int) -> int:
+        """Blocks that hold every node, were none ever freed."""
+        lengths = [self.prompt_tokens, *(step.tokens for step in self._steps.values())]
+        return sum(-(-tokens // block_tokens) for tokens in lengths)
+
+
+class ReplayStrategy:
+    """Does to every candidate what was done to it in the replayed tree."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def select(self, tree: SearchTree) -> list[Action]:
+        """See `protocols.Strategy`."""
+        actions: list[Action] = []
+        for node in tree.candidates() if tree.rounds else [tree.root]:
+            children = self._script.num_children(node)
+            if children:
+                actions.append(Extend(node, children))
+            elif tree.rounds:
+                actions += _end(node, self._script.step(node).state)
+        if not any(isinstance(action, Extend) for action in actions):
+            actions.append(Finish())
+        return actions
+
+
+def _end(node: Node, state: NodeState) -> list[Action]:
+    if state is NodeState.PRUNED:
+        return [Prune(node)]
+    if state is NodeState.FINISHED:
+        return [Complete(node)]
+    return []  # the search ended before this candidate's turn came
+
+
+class ReplayVerifier:
+    """Gives every step the score that it had. Holds no KV and takes no time."""
+
+    default_aggregate = "last"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """See `protocols.Verifier`."""
+        return [self._script.step(node).score for node in nodes]
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """See `protocols.Verifier`."""

@@ -1,0 +1,196 @@
+"""Simulate one search under one schedule: the real loop, policies and residency on a virtual clock.
+
+Knows how the parts fit together. Generator only: scoring and selection take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes
+from beamwright.errors import CapacityError
+from beamwright.kv import BlockLedger, ByteBudget, Direction, HomeTier
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.executor import Decoder, TorchExecutor
+from beamwright.runtime.expect import StepLengths
+from beamwright.runtime.loop import SearchLoop, TreeRun
+from beamwright.runtime.simulation.clock import VirtualClock
+from beamwright.runtime.simulation.costs import DeviceCosts
+from beamwright.runtime.simulation.decoder import SimulatedDecoder
+from beamwright.runtime.simulation.layerwise import SimulatedLayerwise
+from beamwright.runtime.simulation.link import VirtualLink
+from beamwright.runtime.simulation.replay import (
+    ReplayStrategy,
+    ReplayTree,
+    ReplayVerifier,
+    Script,
+)
+from beamwright.runtime.simulation.residency import SimulatedResidency
+from beamwright.runtime.simulation.session import Machine
+from beamwright.runtime.timeline import Timeline
+from beamwright.schedule import make_schedule
+
+_BLOCK_TOKENS = 16
+_TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
+_NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated.
+
+    costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
+    step: how long steps may be, as far as the schedule could know. context: of the model.
+    host_bytes: most KV at home; None for as much as it takes.
+    """
+
+    tree: ReplayTree
+    model: ModelCosts
+    costs: DeviceCosts
+    kv_budget_bytes: int
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    step: StepSettings = field(default_factory=StepSettings)
+    context: int = _NO_LIMIT
+    host_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """One search under one schedule.
+
+    time_s: decode_s + stall_s; decode_s: computing, prefills included; io_share: stall_s / time_s.
+    dm_lower_bound_bytes: what must cross the link whatever the schedule (FACTS: from the tree and
+        the budget alone). cancelled: transfers that pruning made needless.
+    """
+
+    time_s: float
+    decode_s: float
+    stall_s: float
+    io_share: float
+    h2d_bytes: int
+    d2h_bytes: int
+    groups: int
+    dm_lower_bound_bytes: int
+    device_peak_bytes: int
+    host_peak_bytes: int
+    recomputed_tokens: int
+    cancelled: int
+
+
+class _Bench:
+    """The parts of one simulation."""
+
+    def __init__(self, case: Simulation, clock: VirtualClock, timeline: Timeline | None) -> None:
+        self.case, self.clock = case, clock
+        self.script = Script(case.tree)
+        self.link = VirtualLink(
+            self.clock,
+            case.costs.transfer,
+            emulated_bandwidth=case.schedule.link_bandwidth,
+            timeline=timeline,
+        )
+        self.budget = ByteBudget(case.kv_budget_bytes)
+        self.residency: SimulatedResidency | None = None
+        self.layerwise: SimulatedLayerwise | None = None
+        self.decoder = self._decoder(timeline)
+
+    def _decoder(self, timeline: Timeline | None) -> Decoder:
+        case = self.case
+        if case.schedule.schedule == "layerwise":
+            self.layerwise = SimulatedLayerwise(
+                case.model, case.costs, self.budget, self.link, self.clock, self.script
+            )
+            return self.layerwise
+        layout = case.costs.layout
+        bytes_per_token = case.model.kv_bytes_per_token
+        self.residency = SimulatedResidency(
+            BlockLedger(bytes_per_token, _BLOCK_TOKENS, self.budget),
+            None if case.schedule.schedule == "in-gpu" else self._home(bytes_per_token),
+            self.clock,
+            case.costs,
+            copies_per_beam=layout is Layout.DENSE,
+            log=timeline,
+        )
+        machine = Machine(self.residency, self.clock, case.costs, _TAIL_TOKENS[layout])
+        return SimulatedDecoder(
+            machine,
+            self.script,
+            StepLengths(case.step, case.context),
+            reuse=case.schedule.reuse,
+            prefetch=case.schedule.prefetch,
+        )
+
+    def _home(self, bytes_per_token: int) -> HomeTier:
+        case = self.case
+        num_bytes = case.host_bytes
+        if num_bytes is None:
+            num_bytes = self.script.home_blocks(_BLOCK_TOKENS) * _BLOCK_TOKENS * bytes_per_token
+        hint = "raise --host-memory, or use --evict recompute"
+        ledger = BlockLedger(
+            bytes_per_token, _BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
+        )
+        recompute = case.schedule.evict == "recompute"
+        return HomeTier(ledger, self.link, recompute, case.schedule.inter_beam)
+
+    def stalled_s(self) -> float:
+        if self.layerwise is not None:
+            return self.layerwise.stall_s
+        assert self.residency is not None
+        return self.residency.counts.stall_s
+
+
+def simulate(
+    case: Simulation, clock: VirtualClock | None = None, timeline: Timeline | None = None
+) -> SimulationResult:
+    """Run the search on a virtual clock that stands at 0.
+
+    timeline: collects what ran when; it has to read the same clock.
+
+    Raises:
+        CapacityError: if the search does not fit under this schedule.
+    """
+    bench = _Bench(case, clock or VirtualClock(), timeline)
+    accounting = Accounting(bench.clock)
+    verifier = ReplayVerifier(bench.script)
+    executor = TorchExecutor(bench.decoder, verifier, accounting, bench.stalled_s, timeline)
+    loop = SearchLoop(
+        executor, make_schedule(case.schedule), ReplayStrategy(bench.script), _last, accounting
+    )
+    run = TreeRun(bench.script.search_tree())
+    loop.run([run])
+    return _result(bench, run, accounting)
+
+
+def simulate_if_fits(case: Simulation) -> SimulationResult | None:
+    """The same; None if the search does not fit under this schedule."""
+    try:
+        return simulate(case)
+    except CapacityError:
+        return None
+
+
+def _last(scores: Sequence[float | None]) -> float | None:
+    return scores[-1]
+
+
+def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationResult:
+    residency = bench.residency
+    home = residency.home if residency is not None else None
+    time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
+    needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
+    return SimulationResult(
+        time_s=time_s,
+        decode_s=time_s - stall_s,
+        stall_s=stall_s,
+        io_share=stall_s / time_s if time_s else 0.0,
+        h2d_bytes=bench.link.bytes_moved[Direction.H2D],
+        d2h_bytes=bench.link.bytes_moved[Direction.D2H],
+        groups=accounting.num_groups,
+        dm_lower_bound_bytes=dm_lower_bound_bytes(needed, bench.case.kv_budget_bytes),
+        device_peak_bytes=bench.budget.peak_bytes,
+        host_peak_bytes=home.ledger.budget.peak_bytes if home is not None else 0,
+        recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
+        cancelled=residency.counts.cancelled if residency is not None else 0,
+    )

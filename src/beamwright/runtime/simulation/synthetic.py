@@ -1,0 +1,193 @@
+"""Trees that no model wrote: grown by the real strategies from drawn lengths and scores.
+
+Knows distributions; no text, no KV. The trees have the shape of a search with these settings, for
+machines and sizes on which none has been recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from beamwright.config import ScheduleSettings, SearchSettings
+from beamwright.errors import InputError
+from beamwright.protocols import (
+    Action,
+    Complete,
+    DecodeWork,
+    Event,
+    Extend,
+    Finish,
+    KVDemand,
+    Prune,
+    StepDecoded,
+    StepScored,
+    Strategy,
+    Ticket,
+    Work,
+)
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.loop import SearchLoop, TreeRun
+from beamwright.runtime.simulation.replay import Step, StepTree
+from beamwright.schedule import make_schedule
+from beamwright.search import make_strategy
+from beamwright.tree import Node, NodeState, SearchTree, StopReason
+
+SearchName = Literal["beam", "best-of-n", "dvts"]
+Survival = Literal["random", "score"]
+
+# Of a path's score, this share is its parent's: few families survive.
+_INHERITED = 0.9
+
+
+@dataclass(frozen=True)
+class SyntheticSearch:
+    """A search to be made up.
+
+    step_tokens: of every step, or their mean where `step_sigma`, the standard deviation of the
+        logarithm of a lognormal length, is not 0.
+    survival: "random" keeps any candidates; "score" those with the best scores, which children
+        inherit from their parents up to noise.
+
+    Raises:
+        InputError: if a number is out of range.
+    """
+
+    num_beams: int
+    width: int
+    prompt_tokens: int
+    generate_tokens: int
+    step_tokens: int
+    step_sigma: float = 0.0
+    search: SearchName = "beam"
+    survival: Survival = "random"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "width", "prompt_tokens", "generate_tokens", "step_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name.replace('_', ' ')} must be positive")
+        if not (math.isfinite(self.step_sigma) and self.step_sigma >= 0):
+            raise InputError(f"the spread of step lengths cannot be {self.step_sigma}")
+
+
+def grow(search: SyntheticSearch) -> StepTree:
+    """The tree of a made-up search; equal settings give equal trees.
+
+    Raises:
+        InputError: if `width` does not divide `num_beams`.
+    """
+    tree = SearchTree(0, (0,) * search.prompt_tokens, "")
+    schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
+    loop = SearchLoop(_Chance(search), schedule, _strategy(search), _last, Accounting())
+    loop.run([TreeRun(tree)])
+    return StepTree(0, search.prompt_tokens, tuple(map(_step, _decoded(tree))))
+
+
+def _decoded(tree: SearchTree) -> list[Node]:
+    return [node for node in tree.nodes() if node.parent and node.state is not NodeState.OPEN]
+
+
+def _step(node: Node) -> Step:
+    assert node.stop is not None
+    lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
+    return Step(lineage, len(node.token_ids), node.stop, node.state, node.score)
+
+
+def _last(scores: Sequence[float | None]) -> float | None:
+    return scores[-1]
+
+
+def _strategy(search: SyntheticSearch) -> Strategy:
+    settings = SearchSettings(
+        search="best-of-n" if search.search == "best-of-n" else "beam",
+        n=search.num_beams,
+        width=search.width,
+        max_rounds=search.generate_tokens,  # every step has a token: never reached
+    )
+    strategy = make_strategy(settings)
+    if search.search == "dvts":
+        return IndependentSubtrees(search.width, search.num_beams)
+    return strategy
+
+
+class IndependentSubtrees:
+    """DVTS: n / width subtrees, each of which keeps the best of its own `width` candidates."""
+
+    def __init__(self, width: int, num_beams: int) -> None:
+        self._width, self._num_beams = width, num_beams
+
+    def select(self, tree: SearchTree) -> list[Action]:
+        """See `protocols.Strategy`."""
+        if tree.rounds == 0:
+            return [Extend(tree.root, self._num_beams)]
+        families: dict[int, list[Node]] = {}
+        for node in tree.candidates():
+            families.setdefault(int(node.lineage[1]) // self._width, []).append(node)
+        actions: list[Action] = []
+        going = False
+        for candidates in families.values():
+            ended = [node for node in candidates if node.ended]
+            actions += map(Complete, ended)
+            others = [node for node in candidates if not node.ended]
+            others.sort(key=lambda node: -(node.score or 0.0))
+            if others:
+                going = True
+                actions.append(Extend(others[0], len(candidates) - len(ended)))
+                actions += map(Prune, others[1:])
+        return actions if going else [*actions, Finish()]
+
+
+class _Chance:
+    """An executor that draws lengths and scores."""
+
+    def __init__(self, search: SyntheticSearch) -> None:
+        self._search = search
+        self._random = random.Random(search.seed)
+        self._queue: list[Work] = []
+
+    def submit(self, work: Work) -> Ticket:
+        self._queue.append(work)
+        return len(self._queue)
+
+    def cancel(self, ticket: Ticket) -> None:
+        raise AssertionError(f"nobody cancels {ticket} here")
+
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+        del beams
+        return None
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Nothing is held."""
+
+    def wait(self) -> list[Event]:
+        works, self._queue = self._queue, []
+        events: list[Event] = []
+        for work in works:
+            if isinstance(work, DecodeWork):
+                events += map(self._decode, work.beams)
+            else:
+                events += [StepScored(node, self._score(node)) for node in work.nodes]
+        return events
+
+    def _decode(self, node: Node) -> StepDecoded:
+        left = self._search.generate_tokens - (node.start - self._search.prompt_tokens)
+        tokens = min(left, self._length())
+        stop = StopReason.PATH_LIMIT if tokens == left else StopReason.STEP_LENGTH
+        return StepDecoded(node, (0,) * tokens, (), stop, "")
+
+    def _length(self) -> int:
+        mean, sigma = self._search.step_tokens, self._search.step_sigma
+        if sigma == 0:
+            return mean
+        return max(1, round(self._random.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+
+    def _score(self, node: Node) -> float:
+        noise = self._random.gauss(0.0, 1.0)
+        parent = node.parent.score if node.parent is not None else None
+        if self._search.survival == "random" or parent is None:
+            return noise
+        return _INHERITED * parent + noise * math.sqrt(1 - _INHERITED**2)

@@ -1,0 +1,370 @@
+"""Layer-wise offloading: the same bits as the backend inside, and exactly the bytes of Eq. 1-2."""
+
+import numpy as np
+import pytest
+import torch
+
+from beamwright.attention import LayerwiseAttention, make_attention
+from beamwright.errors import CapacityError, InputError, LinkError
+from beamwright.kv import ByteBudget, CopierLink, Direction, PathPart, Piece, TailBuffer
+
+LAYERS, TOKENS, FIRST_ROWS = 6, 7, 9
+KEEP, FLUSH = {2: [8, 0, 1, 3, 4, 6], 5: [0, 2, 5]}, (4,)
+LARGE = 1 << 40
+
+
+@pytest.fixture
+def link():
+    link = CopierLink()
+    yield link
+    link.close()
+
+
+class Drive:
+    """Decodes rows of a forest like a session does, and works out Eq. 1-2 for every token."""
+
+    def __init__(self, forest, attention, rows, *, budget_bytes=LARGE, real=None):
+        self.forest, self.attention, self.rows = forest, attention, list(rows)
+        self.store, self.layout = forest.store, forest.layout
+        self.token_bytes = self.layout.bytes_per_token // self.layout.num_layers
+        self.own = [self.store.create() for _ in rows]
+        self.budget_bytes, self.real = budget_bytes, real
+        self.tail = TailBuffer(
+            self.layout, len(rows), attention.tail_tokens, self.store.scratch, "cpu"
+        )
+        self.contexts, self.resident, self.held = [], [], []
+        self.open()
+
+    def open(self):
+        self.paths = [
+            (*self.forest.paths[row], *([PathPart(own, own.length)] if own.length else []))
+            for row, own in zip(self.rows, self.own, strict=True)
+        ]
+        self.view = self.attention.decode_view(self.store, self.paths, self.tail)
+        if self.real is not None:
+            self.view.count_rows(self.real)
+
+    def flush(self):
+        taken = [self.tail.take(row, 0, self.tail.length) for row in range(len(self.rows))]
+        self.store.append(self.own, taken)
+        self.tail.clear()
+        self.view.close()
+        self.open()
+
+    def keep(self, kept):
+        self.rows, self.own, self.paths = (
+            [each[i] for i in kept] for each in (self.rows, self.own, self.paths)
+        )
+        self.tail.keep_rows(torch.tensor(kept))
+        self.view.keep_rows(torch.tensor(kept))
+
+    def token(self, number):
+        real = self.paths[: self.real]
+        if self.attention.name == "dense":
+            sealed = sum(part.visible for path in real for part in path)
+        else:
+            sealed = sum(
+                {(id(p.segment), p.visible): p.visible for path in real for p in path}.values()
+            )
+        held = (sealed + len(real) * self.tail.length) * self.token_bytes
+        whole = held + len(real) * self.token_bytes
+        fits = self.layout.num_layers * whole <= self.budget_bytes
+        self.resident.append(
+            self.layout.num_layers if fits else max(0, self.budget_bytes // whole - 2)
+        )
+        self.held.append(held)
+        self.tail.make_room()
+        layers = []
+        for layer in range(self.layout.num_layers):
+            query, key_value = self.forest._token(0, number, layer)
+            context = self.view.attend(layer, query[self.rows], key_value[self.rows])
+            layers.append(context[: self.real].clone())
+        self.tail.length += 1
+        self.contexts.append(layers)
+
+    def run(self, num_tokens=TOKENS, keep=None, flush=()):
+        try:
+            for number in range(num_tokens):
+                if number in flush:
+                    self.flush()
+                if keep and number in keep:
+                    self.keep(keep[number])
+                self.token(number)
+            if flush:
+                self.flush()
+        finally:
+            self.close()
+        return self
+
+    def close(self):
+        self.view.close()
+        self.tail.close()
+
+    def streamed_bytes(self):
+        """Eq. 2 for every token, and each layer once when it becomes resident."""
+        num_layers, moved, before = self.layout.num_layers, 0, self.layout.num_layers
+        for resident, held in zip(self.resident, self.held, strict=True):
+            moved += (num_layers - resident + max(0, resident - before)) * held
+            before = resident
+        return moved
+
+
+def layer_bytes(forest, name, rows=FIRST_ROWS):
+    """One layer's KV of the first token, itself included."""
+    drive = Drive(forest, make_attention(name), range(rows))
+    drive.token(0)
+    drive.close()
+    return drive.held[0] + rows * drive.token_bytes
+
+
+def same(left, right):
+    return all(
+        torch.equal(a, b)
+        for x, y in zip(left, right, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+def pair(make_forest, name, link, layers_that_fit, *, real=None, **shape):
+    """The backend alone and streamed, on equal forests, for the first token's Eq. 1."""
+    forests = [make_forest(4, layers=LAYERS, seed=5, **shape) for _ in range(3)]
+    budget = ByteBudget(int(layers_that_fit * layer_bytes(forests[0], name)))
+    backend = LayerwiseAttention(make_attention(name), budget, link)
+    rows = range(FIRST_ROWS)
+    plain = Drive(forests[1], make_attention(name), rows)
+    streamed = Drive(forests[2], backend, rows, budget_bytes=budget.total_bytes, real=real)
+    return plain, streamed, backend
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+@pytest.mark.parametrize("fit", [2.2, 3.3, 4.4, 5.5, 20])
+@pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (1, 4)])
+def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, fit, kv_heads, group):
+    shape = {"dtype": torch.float32, "kv_heads": kv_heads, "group": group}
+    plain, streamed, backend = pair(make_forest, name, link, fit, **shape)
+    assert same(
+        plain.run(keep=KEEP, flush=FLUSH).contexts, streamed.run(keep=KEEP, flush=FLUSH).contexts
+    )
+    moved = streamed.streamed_bytes() + backend.discarded_bytes
+    assert link.bytes_moved[Direction.H2D] == moved
+    assert streamed.resident[0] == (LAYERS if fit > LAYERS else int(fit) - 2)
+    assert backend.tokens == TOKENS
+    assert backend.streamed_layers == sum(LAYERS - resident for resident in streamed.resident)
+    assert backend.budget.used_bytes == backend.padding.used_bytes == 0
+    # What the rows' segments hold at the end came home through the link, and is the same.
+    for mine, other in zip(plain.own, streamed.own, strict=True):
+        held = plain.store.gather(mine, mine.length)
+        assert torch.equal(held, streamed.store.gather(other, other.length))
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions(make_forest, link, name, dtype):
+    plain, streamed, backend = pair(make_forest, name, link, 3.5, dtype=dtype)
+    assert same(plain.run(3).contexts, streamed.run(3).contexts)
+    assert backend.streamed_layers == 3 * 5
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+def test_more_tokens_than_the_first_tail_allocation(make_forest, link, name):
+    plain, streamed, backend = pair(make_forest, name, link, 3.9, dtype=torch.float32)
+    assert same(plain.run(20).contexts, streamed.run(20).contexts)
+    assert link.bytes_moved[Direction.H2D] == streamed.streamed_bytes() + backend.discarded_bytes
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+def test_only_kv_that_is_not_at_home_is_written_back(make_forest, link, name):
+    """Streamed layers write each token; a layer that stops being resident writes all, once."""
+    _, streamed, _ = pair(make_forest, name, link, 5.01, dtype=torch.float32)
+    streamed.run(TOKENS)
+    assert streamed.resident[0] == 3
+    assert streamed.resident[-1] < 3
+    longest = {}
+    for part in (part for path in streamed.paths for part in path):
+        longest[id(part.segment)] = max(part.visible, longest.get(id(part.segment), 0))
+    tokens = sum(longest.values()) + FIRST_ROWS * TOKENS
+    away = LAYERS - streamed.resident[-1]
+    assert link.bytes_moved[Direction.D2H] == tokens * away * streamed.token_bytes
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+def test_what_was_written_home_is_not_written_again(make_forest, link, name):
+    forest = make_forest(3, layers=LAYERS, dtype=torch.float32)
+    budget = ByteBudget(int(3.5 * layer_bytes(forest, name)))
+    backend = LayerwiseAttention(make_attention(name), budget, link)
+    stored = []
+    for _ in range(2):
+        before = link.bytes_moved[Direction.D2H]
+        drive = Drive(forest, backend, range(FIRST_ROWS)).run(2)
+        stored.append(link.bytes_moved[Direction.D2H] - before)
+    assert stored[1] == FIRST_ROWS * 2 * (LAYERS - 1) * drive.token_bytes < stored[0]
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+def test_layers_that_fit_again_are_loaded_once(make_forest, link, name):
+    _, streamed, backend = pair(make_forest, name, link, 5.5, dtype=torch.float32)
+    streamed.run(4, keep={2: [1, 2, 3, 4]})
+    assert streamed.resident[1] < streamed.resident[2] == streamed.resident[3]
+    loaded = streamed.resident[2] - streamed.resident[1]
+    eq_2 = sum((LAYERS - x) * y for x, y in zip(streamed.resident, streamed.held, strict=True))
+    moved = link.bytes_moved[Direction.H2D] - backend.discarded_bytes
+    assert moved == eq_2 + loaded * streamed.held[2]
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+def test_padding_rows_are_neither_streamed_nor_counted(make_forest, link, name):
+    plain, streamed, backend = pair(make_forest, name, link, 3.2, real=6, dtype=torch.float32)
+    plain.real = 6
+    assert same(plain.run(4).contexts, streamed.run(4).contexts)
+    assert link.bytes_moved[Direction.H2D] == streamed.streamed_bytes() + backend.discarded_bytes
+    assert backend.padding.peak_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+def test_a_discarded_fetch_is_at_most_one_layer_a_view(make_forest, link, name):
+    _, streamed, backend = pair(make_forest, name, link, 2.5, dtype=torch.float32)
+    streamed.run(3)
+    assert 0 < backend.discarded_bytes <= max(streamed.held)
+
+
+def test_everything_fits_and_the_link_is_never_used(make_forest):
+    link = CopierLink()
+    link.submit(Direction.H2D, "stream", [Piece(np.zeros(2), np.zeros(3), 0)])
+    plain, streamed, backend = pair(make_forest, "tree", link, 50)
+    assert same(plain.run(3).contexts, streamed.run(3).contexts)
+    assert backend.stall_s == backend.streamed_layers == 0
+    assert backend.budget.peak_bytes == LAYERS * (streamed.held[2] + 9 * streamed.token_bytes)
+    link.close()
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+@pytest.mark.parametrize("fit", [2.6, 4.4])
+def test_the_budget_holds_resident_layers_and_two_buffers(make_forest, link, name, fit):
+    _, streamed, backend = pair(make_forest, name, link, fit, dtype=torch.float32)
+    streamed.run(4)
+    own = FIRST_ROWS * streamed.token_bytes
+    most = max((x + 2) * (y + own) for x, y in zip(streamed.resident, streamed.held, strict=True))
+    assert backend.budget.peak_bytes == most <= backend.budget.total_bytes
+    assert streamed.store.scratch.used_bytes == backend.budget.used_bytes == 0
+
+
+def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
+    plain, streamed, backend = pair(make_forest, "dense", link, 1.9)
+    with pytest.raises(CapacityError, match="stream buffers") as caught:
+        streamed.run(1)
+    one = streamed.held[0] + FIRST_ROWS * streamed.token_bytes
+    assert caught.value.needed_bytes == 2 * one
+    assert f"{2 * one - backend.budget.total_bytes:,} are missing" in str(caught.value)
+    assert backend.budget.used_bytes == 0
+    plain.close()
+
+
+def test_a_throttled_link_moves_the_same_bytes_and_stalls(make_forest):
+    moved, found = [], []
+    for bandwidth in (None, 20_000_000):
+        link = CopierLink(emulated_bandwidth=bandwidth)
+        _, streamed, backend = pair(make_forest, "dense", link, 3.5, dtype=torch.float32)
+        found.append(streamed.run(3, keep={1: [3, 2, 1]}).contexts)
+        moved.append(dict(link.bytes_moved))
+        link.close()
+    assert moved[0] == moved[1]
+    assert same(*found)
+    assert backend.stall_s > 0
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_a_failed_link_is_an_error_and_leaves_nothing_charged(make_forest, link, direction):
+    _, streamed, backend = pair(make_forest, "tree", link, 2.5, dtype=torch.float32)
+    streamed.token(0)
+    assert backend.budget.used_bytes > 0
+    link.submit(direction, "stream", [Piece(np.zeros(2), np.zeros(3), 0)])
+    with pytest.raises(LinkError, match=direction.value):
+        streamed.run(4)
+    assert backend.budget.used_bytes == backend.padding.used_bytes == 0
+    assert streamed.store.scratch.used_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+@pytest.mark.parametrize("fit", [2.2, 3.5, 20])
+def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
+    rows, lengths = list(range(7)), [1, 5, 16, 17, 33, 2, 8]
+    forest = make_forest(4, layers=LAYERS, dtype=torch.float32, seed=2)
+    token_bytes = forest.layout.bytes_per_token // LAYERS
+    paths = [forest.paths[row] for row in rows]
+    parts = [part for path in paths for part in path]
+    distinct = {(id(p.segment), p.visible): p.visible for p in parts}
+    held = sum(p.visible for p in parts) if name == "dense" else sum(distinct.values())
+    one = (held + sum(lengths)) * token_bytes
+    backend = LayerwiseAttention(make_attention(name), ByteBudget(int(fit * one)), link)
+    found = forest.prefill(backend, rows, lengths, num_padding=6)
+    assert same(found, forest.prefill(name, rows, lengths, num_padding=6))
+    away = 0 if fit > LAYERS else LAYERS - (int(fit) - 2)
+    assert link.bytes_moved[Direction.H2D] == away * held * token_bytes
+    longest = {}
+    for part in parts:
+        longest[id(part.segment)] = max(part.visible, longest.get(id(part.segment), 0))
+    home = (sum(longest.values()) + sum(lengths)) * token_bytes
+    assert link.bytes_moved[Direction.D2H] == away * home
+    assert backend.budget.used_bytes == 0
+    assert backend.tokens == 0
+
+
+def test_a_small_prefill_does_not_make_more_layers_resident(make_forest, link):
+    _, streamed, backend = pair(make_forest, "tree", link, 3.5, dtype=torch.float32)
+    streamed.run(1)
+    moved = link.bytes_moved[Direction.H2D]
+    forest = streamed.forest
+    forest.prefill(backend, [0], [1])
+    held = sum(part.visible for part in forest.paths[0]) * streamed.token_bytes
+    assert link.bytes_moved[Direction.H2D] - moved == (LAYERS - 1) * held
+
+
+def test_a_reset_backend_repeats_the_same_transfers(make_forest, link):
+    forest = make_forest(3, layers=LAYERS, dtype=torch.float32)
+    budget = ByteBudget(int(3.5 * layer_bytes(forest, "tree")))
+    backend = LayerwiseAttention(make_attention("tree"), budget, link)
+    moved = []
+    for _ in range(2):
+        before = dict(link.bytes_moved)
+        backend.reset()
+        Drive(forest, backend, range(FIRST_ROWS)).run(3)
+        moved.append([link.bytes_moved[d] - before.get(d, 0) for d in Direction])
+        assert (backend.tokens, backend.streamed_layers) == (3, 3 * (LAYERS - 1))
+    assert moved[0] == moved[1]
+
+
+def test_it_takes_the_name_and_tail_of_what_it_wraps_and_refuses_the_oracle(link):
+    for name in ("dense", "tree"):
+        inner = make_attention(name)
+        backend = LayerwiseAttention(inner, ByteBudget(1), link)
+        assert (backend.name, backend.tail_tokens) == (inner.name, inner.tail_tokens)
+    with pytest.raises(InputError, match="needs dense or tree, not reference"):
+        LayerwiseAttention(make_attention("reference"), ByteBudget(1), link)
+
+
+class LossyLink(CopierLink):
+    """A link that loses what goes one way: whoever needs those bytes must notice."""
+
+    def __init__(self, lost):
+        super().__init__()
+        self.lost = lost
+
+    def submit(self, direction, kind, pieces):
+        return super().submit(direction, kind, [] if direction is self.lost else pieces)
+
+
+@pytest.mark.parametrize("name", ["dense", "tree"])
+@pytest.mark.parametrize("lost", Direction)
+def test_attention_reads_what_the_link_delivered_and_nothing_else(make_forest, name, lost):
+    link = LossyLink(lost)
+    plain, streamed, _ = pair(make_forest, name, link, 3.5, dtype=torch.float32)
+    streamed.tail.storage.zero_()
+    expected, found = plain.run(2).contexts, streamed.run(2).contexts
+    link.close()
+    for token in range(2):
+        resident, *others = [
+            torch.equal(a, b) for a, b in zip(expected[token], found[token], strict=True)
+        ]
+        assert resident
+        # A token is first fetched from the host when the one after it is decoded.
+        assert not any(others) if lost is Direction.H2D or token else all(others)
