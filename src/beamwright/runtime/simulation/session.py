@@ -160,14 +160,24 @@ class SimulatedSession:
             self._stored = self._forwarded
             if self._write_back:
                 self._residency.write_back(segments, sealed=False)
-        while True:
-            try:
-                self._residency.reserve({s: s.length + size for s in segments})
+        while not self._reserve():
+            self._hold_only_active()
+            if self._reserve():
                 return
-            except CapacityError:
-                if len(segments) == 1 or not self._residency.evicts:
-                    raise
-            self._park(segments.pop())
+            if len(self._active) == 1 or not self._residency.evicts:
+                self._residency.reserve(self._next_block())  # raises, and says what is missing
+            self._park()
+
+    def _next_block(self) -> dict[Segment, int]:
+        size = self._residency.device.block_tokens
+        return {row.segment: row.segment.length + size for row in self._active}
+
+    def _reserve(self) -> bool:
+        try:
+            self._residency.reserve(self._next_block())
+        except CapacityError:
+            return False
+        return True
 
     def _append(self, segments: Sequence[Segment]) -> None:
         self._residency.append(segments, [self._forwarded - self._stored] * len(segments))
@@ -179,9 +189,11 @@ class SimulatedSession:
         if self._write_back:
             self._residency.write_back(segments)
 
-    def _park(self, segment: Segment) -> None:
-        self._active.pop()
-        self._residency.trim(segment)
+    def _park(self) -> None:
+        row = self._active.pop()
+        self._residency.trim(row.segment)
+
+    def _hold_only_active(self) -> None:
         mine = dict(self._path_needs([row.node for row in self._active]))
         mine.update({row.segment: 1 for row in self._active})
         self._lease.keep(mine)
