@@ -1,27 +1,58 @@
 """The simulator moves exactly the bytes that the real engine moves for the same tree."""
 
+import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
-from beamwright.report.recorded import _parse_tree, record_tree
+from beamwright.report.recorded import read_recorded, write_recorded
 from beamwright.runtime.simulation import RooflineCosts, Simulation, simulate
 
 MODEL = "random:llama,layers=2,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=128,context=1024"
-KV_BYTES = 2 * 2 * 64 * 4  # of one token, float32
-BLOCK = 16 * KV_BYTES
-
+BLOCK = 16 * 2 * 2 * 64 * 4  # bytes of 16 tokens, float32
 LAYOUT = {"dense": Layout.DENSE, "tree": Layout.TREE}
-FIXED = {"step_tokens": 24, "max_tokens": 96}
-FREE = {"max_step_tokens": 40, "max_tokens": 120, "delimiter": "\n\n"}
+# No delay on the link: nothing is under way when a node is pruned, so nothing is cancelled.
+MACHINE = replace(
+    find_profile("epyc-2core"), h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30
+)
+SAME = (
+    "h2d_bytes",
+    "d2h_bytes",
+    "groups",
+    "device_peak_bytes",
+    "host_peak_bytes",
+    "dm_lower_bound_bytes",
+    "recomputed_tokens",
+)
 
 
-def run_both(prompt_tokens=40, **options):
-    """The real engine's facts, and the simulator's for the tree that it grew."""
+def both(solver, solve, file):
+    """What the real engine moved, and what the simulator moves for the tree that it grew."""
+    trees = {}
+    # Pruning cancels what happens to be under way; waiting for it makes the bytes repeatable.
+    link = solver._tier.link
+    link.cancel = link.wait
+    with solver:
+        solution = solve(lambda report: trees.update(last=report.tree))
+    write_recorded(trees["last"], file)
+    shape = solver.generator.decoder.shape
+    model = ModelCosts.of(shape, 4)
+    case = Simulation(
+        tree=read_recorded(file),
+        model=model,
+        costs=RooflineCosts.of(model, MACHINE, LAYOUT[solution.attention]),
+        kv_budget_bytes=solver.generator.budget.total_bytes,
+        schedule=solver.settings.schedule,
+        step=solver.settings.step,
+        context=shape.context,
+    )
+    return solution.kv, simulate(case)
+
+
+def synthetic(tmp_path, **options):
     settings = {
         "model": MODEL,
         "verifier": "logprob",
@@ -29,56 +60,31 @@ def run_both(prompt_tokens=40, **options):
         "n": 8,
         "width": 2,
         "max_rounds": 10,
+        "step_tokens": 24,
+        "max_tokens": 96,
         "schedule": "locality",
         "seed": 3,
-        **FIXED,
         **options,
     }
-    seen = {}
-    cancelled = 0
-    with Solver(**settings) as solver:
-        solution = solver.synthetic(prompt_tokens, on_round=lambda r: seen.update(tree=r.tree))
-        cancelled = solver.generator.store.counts.cancelled
-        kv_budget = solver.generator.budget.total_bytes
-        context = solver.generator.decoder.shape.context
-        model = ModelCosts.of(solver.generator.decoder.shape, 4)
-    # A link without delay: pruning finds nothing to cancel, so what is stored is comparable too.
-    machine = replace(
-        find_profile("epyc-2core"), h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30
-    )
-    costs = RooflineCosts.of(model, machine, LAYOUT[solution.attention])
-    case = Simulation(
-        tree=_parse_tree(record_tree(seen["tree"])),
-        model=model,
-        costs=costs,
-        kv_budget_bytes=kv_budget,
-        schedule=solver.settings.schedule,
-        step=solver.settings.step,
-        context=context,
-    )
-    real = SimpleNamespace(**vars(solution.kv), cancelled=cancelled)
-    return real, simulate(case)
+    solver = Solver(**settings)
+    return both(solver, lambda seen: solver.synthetic(40, on_round=seen), tmp_path / "tree.json")
 
 
-def assert_equal(real, simulated):
-    assert simulated.h2d_bytes == real.h2d_bytes
-    assert simulated.groups == real.groups
-    assert simulated.device_peak_bytes == real.device_peak_bytes
-    assert simulated.dm_lower_bound_bytes == real.dm_lower_bound_bytes
-    assert simulated.recomputed_tokens == real.recomputed_tokens
-    if real.cancelled == simulated.cancelled == 0:
-        assert simulated.d2h_bytes == real.d2h_bytes
+def facts(outcome):
+    return {name: getattr(outcome, name) for name in SAME}
 
 
-@pytest.mark.parametrize("attention", ["tree", "dense"])
-@pytest.mark.parametrize("blocks", [400, 60, 36])
-def test_budgets(attention, blocks):
-    real, simulated = run_both(attention=attention, kv_memory=str(blocks * BLOCK))
+@pytest.mark.parametrize(
+    ("attention", "blocks"),
+    [("tree", 400), ("tree", 26), ("tree", 12), ("dense", 400), ("dense", 60), ("dense", 20)],
+)
+def test_equal_bytes_under_every_budget(tmp_path, attention, blocks):
+    real, simulated = synthetic(tmp_path, attention=attention, kv_memory=str(blocks * BLOCK))
     assert (real.h2d_bytes > 0) == (blocks < 400)
-    assert_equal(real, simulated)
+    assert facts(simulated) == facts(real)
 
 
-@pytest.mark.parametrize("attention", ["tree", "dense"])
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 18), ("dense", 36)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -89,10 +95,34 @@ def test_budgets(attention, blocks):
         {"reuse": False},
         {"evict": "recompute"},
         {"max_batch": 3},
+        {"search": "best-of-n"},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_parts_of_the_schedule(attention, options):
-    real, simulated = run_both(attention=attention, kv_memory=str(44 * BLOCK), **options)
-    assert real.h2d_bytes > 0 or real.recomputed_tokens > 0
-    assert_equal(real, simulated)
+def test_equal_bytes_whatever_is_switched_off(tmp_path, attention, blocks, options):
+    memory = str(blocks * BLOCK)
+    real, simulated = synthetic(tmp_path, attention=attention, kv_memory=memory, **options)
+    assert real.h2d_bytes + real.recomputed_tokens > 0
+    assert facts(simulated) == facts(real)
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+@pytest.mark.parametrize("blocks", [80, 24, 14])
+def test_equal_bytes_with_steps_that_end_anywhere(make_solver, tmp_path, attention, blocks):
+    """Steps are longer than expected, so beams are parked; paths end at EOS and at limits."""
+    block = 16 * 2 * 2 * 2 * 8 * 4
+    solver = make_solver(
+        schedule="locality",
+        attention=attention,
+        kv_memory=str(blocks * block),
+        delimiter="e",
+        max_step_tokens=70,
+        max_tokens=150,
+        n=8,
+        width=2,
+    )
+    file = tmp_path / "tree.json"
+    real, simulated = both(solver, lambda seen: solver.solve("6*7?", on_round=seen), file)
+    lengths = {node["tokens"] for node in json.loads(file.read_text())["nodes"]}
+    assert len(lengths) > 5
+    assert facts(simulated) == facts(real)
