@@ -4,10 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import LlamaConfig
 
+import engines
+import fakes
 from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
+from beamwright.models.session import DecodeSession
 from beamwright.report.recorded import read_recorded, write_recorded
 from beamwright.runtime.simulation import RooflineCosts, Simulation, simulate
 
@@ -106,23 +111,50 @@ def test_equal_bytes_whatever_is_switched_off(tmp_path, attention, blocks, optio
     assert facts(simulated) == facts(real)
 
 
-@pytest.mark.parametrize("attention", ["tree", "dense"])
-@pytest.mark.parametrize("blocks", [80, 24, 14])
-def test_equal_bytes_with_steps_that_end_anywhere(make_solver, tmp_path, attention, blocks):
-    """Steps are longer than expected, so beams are parked; paths end at EOS and at limits."""
-    block = 16 * 2 * 2 * 2 * 8 * 4
-    solver = make_solver(
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 18), ("tree", 14), ("dense", 26)])
+def test_equal_bytes_when_beams_are_parked(tmp_path, monkeypatch, attention, blocks):
+    """Steps turn out longer than the first guess of 32 tokens."""
+    parked = []
+    park = DecodeSession._park
+    monkeypatch.setattr(
+        DecodeSession, "_park", lambda self, *args: parked.append(args) or park(self, *args)
+    )
+    options = {"step_tokens": None, "max_step_tokens": 60, "max_tokens": 130}
+    memory = str(blocks * BLOCK)
+    real, simulated = synthetic(tmp_path, attention=attention, kv_memory=memory, **options)
+    assert parked
+    assert facts(simulated) == facts(real)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model whose steps end at EOS and at limits; always the same one."""
+    folder = tmp_path_factory.mktemp("model")
+    fakes.write_tokenizer(folder)
+    config = LlamaConfig(**{**fakes.SMALL, "eos_token_id": [2, 30, 40]}, num_key_value_heads=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
+    return folder
+
+
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 12), ("dense", 18)])
+def test_equal_bytes_with_steps_that_end_anywhere(folder, tmp_path, attention, blocks):
+    solver = engines.tiny_solver(
+        folder,
         schedule="locality",
         attention=attention,
-        kv_memory=str(blocks * block),
-        delimiter="e",
-        max_step_tokens=70,
-        max_tokens=150,
+        kv_memory=str(blocks * 16 * 2 * 2 * 2 * 8 * 4),
+        delimiter="no such text",
+        max_step_tokens=20,
+        max_tokens=70,
         n=8,
         width=2,
     )
     file = tmp_path / "tree.json"
     real, simulated = both(solver, lambda seen: solver.solve("6*7?", on_round=seen), file)
-    lengths = {node["tokens"] for node in json.loads(file.read_text())["nodes"]}
-    assert len(lengths) > 5
+    nodes = json.loads(file.read_text())["nodes"]
+    assert len({node["tokens"] for node in nodes}) > 5
+    assert len({node["stop"] for node in nodes}) > 1
+    assert real.h2d_bytes > 0
     assert facts(simulated) == facts(real)

@@ -1,0 +1,232 @@
+"""The copier link: exact bytes, order, counts, cancelling, throttling, and its death."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from beamwright.errors import LinkError
+from beamwright.kv import CopierLink, Direction, Piece, TransferState
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def make_link():
+    """Links that are closed at the end of the test."""
+    links = []
+
+    def make(*args, **options):
+        links.append(CopierLink(*args, **options))
+        return links[-1]
+
+    yield make
+    for link in links:
+        link.close()
+
+
+def random_bytes(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def piece(source, destination=None):
+    held = np.zeros(source.shape, source.dtype) if destination is None else destination
+    return Piece(held, source, source.nbytes)
+
+
+def broken_piece():
+    return Piece(np.zeros(3, np.uint8), np.zeros(5, np.uint8), 5)
+
+
+def soon(action, *args):
+    """Run an action that must not hang; returns its result or raises its error."""
+    found = []
+
+    def work():
+        try:
+            found.append((action(*args), None))
+        except Exception as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert found, f"{action.__name__} hangs"
+    result, error = found[0]
+    if error is not None:
+        raise error
+    return result
+
+
+class GatedArray(np.ndarray):
+    """Bytes whose copy starts only when a gate opens: `reached` is set before."""
+
+    def __array_function__(self, function, types, args, kwargs):
+        self.reached.set()
+        assert self.gate.wait(PATIENCE_S)
+        plain = [a.view(np.ndarray) if isinstance(a, GatedArray) else a for a in args]
+        return function(*plain, **kwargs)
+
+
+def gated(source):
+    held = source.view(GatedArray)
+    held.gate, held.reached = threading.Event(), threading.Event()
+    return held
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_exact_bytes_move_and_are_counted(make_link, direction):
+    link = make_link()
+    sources = [random_bytes(size, size) for size in (1, 7, 4096, 100_000)]
+    pieces = [piece(source) for source in sources]
+    transfers = [link.submit(direction, "load", pieces[:2]), link.submit(direction, "s", pieces[2:])]
+    assert soon(link.wait, transfers) >= 0.0
+    for source, moved in zip(sources, pieces, strict=True):
+        assert np.array_equal(moved.destination, source)
+    total = sum(source.nbytes for source in sources)
+    assert link.bytes_moved[direction] == total == sum(t.num_bytes for t in transfers)
+    assert sum(link.bytes_moved.values()) == total
+    assert [t.state for t in transfers] == [TransferState.DONE] * 2
+    assert link.busy_s[direction] > 0.0
+
+
+def test_strided_pieces_move_too(make_link):
+    link = make_link()
+    source, destination = np.arange(60).reshape(6, 10), np.zeros((10, 6), np.int64)
+    soon(link.wait, [link.submit(Direction.D2H, "store", [Piece(destination.T, source, 480)])])
+    assert np.array_equal(destination.T, source)
+
+
+def test_a_direction_keeps_its_order_and_the_other_does_not_wait(make_link):
+    link = make_link()
+    first, place = gated(random_bytes(8, 1)), np.zeros(8, np.uint8)
+    transfers = [link.submit(Direction.H2D, "load", [piece(first, place)])]
+    for seed in range(2, 20):
+        transfers.append(link.submit(Direction.H2D, "load", [piece(random_bytes(8, seed), place)]))
+    assert first.reached.wait(PATIENCE_S)
+    other = link.submit(Direction.D2H, "store", [piece(random_bytes(8))])
+    soon(link.wait, [other])  # while the first direction stands still
+    assert not any(t.finished for t in transfers)
+    first.gate.set()
+    soon(link.wait, transfers[-1:])
+    assert all(t.finished for t in transfers)
+    assert np.array_equal(place, random_bytes(8, 19)), "the last one written is the last submitted"
+
+
+def test_a_throttled_link_takes_at_least_bytes_over_bandwidth(make_link):
+    link = make_link(1_000_000)
+    start = time.perf_counter()
+    transfers = [link.submit(Direction.H2D, "load", [piece(random_bytes(20_000))]) for _ in "abc"]
+    waited_s = soon(link.wait, transfers)
+    assert time.perf_counter() - start >= 0.06
+    assert link.emulated_bandwidth == 1_000_000
+    assert link.busy_s[Direction.H2D] >= 0.059
+    assert waited_s > 0.0
+
+
+def test_queued_transfers_are_cancelled_and_move_nothing(make_link):
+    link = make_link()
+    first = gated(random_bytes(16))
+    running = link.submit(Direction.H2D, "load", [piece(first)])
+    assert first.reached.wait(PATIENCE_S)
+    kept, dropped = (piece(random_bytes(16, seed)) for seed in (1, 2))
+    queued = link.submit(Direction.H2D, "load", [dropped])
+    last = link.submit(Direction.H2D, "load", [kept])
+    soon(link.cancel, [queued])
+    soon(link.wait, [queued])
+    assert queued.state is TransferState.CANCELLED
+    first.gate.set()
+    soon(link.wait, [running, last])
+    assert not dropped.destination.any()
+    assert np.array_equal(kept.destination, kept.source)
+    assert link.bytes_moved[Direction.H2D] == 32, "what was cancelled is not counted"
+
+
+def test_cancelling_a_running_transfer_waits_for_its_piece_only(make_link):
+    link = make_link()
+    first, second = gated(random_bytes(16)), piece(random_bytes(16, 1))
+    running = link.submit(Direction.D2H, "store", [piece(first), second])
+    assert first.reached.wait(PATIENCE_S)
+    opener = threading.Timer(0.05, first.gate.set)
+    opener.start()
+    soon(link.cancel, [running])
+    assert first.gate.is_set(), "blocks may change hands only when nothing writes to them"
+    assert running.finished
+    assert running.state is TransferState.CANCELLED
+    assert not second.destination.any()
+    assert link.bytes_moved[Direction.D2H] == 16
+    soon(link.cancel, [running])  # again, and it is still over
+
+
+def test_cancelling_ends_the_wait_of_a_slow_link(make_link):
+    link = make_link(100)  # a minute and more for what follows
+    slow = [link.submit(Direction.H2D, "load", [piece(random_bytes(5000))]) for _ in "ab"]
+    soon(link.cancel, slow)
+    assert all(t.finished for t in slow)
+    fresh = piece(random_bytes(1))
+    soon(link.wait, [link.submit(Direction.H2D, "load", [fresh])])
+    assert np.array_equal(fresh.destination, fresh.source)
+
+
+def test_a_dead_copier_is_heard_of_and_close_brings_it_back(make_link):
+    link = make_link()
+    first = gated(random_bytes(4))
+    before = link.submit(Direction.H2D, "load", [piece(first)])
+    assert first.reached.wait(PATIENCE_S)
+    broken = link.submit(Direction.H2D, "load", [broken_piece()])
+    behind = link.submit(Direction.H2D, "load", [piece(random_bytes(4))])
+    first.gate.set()
+    with pytest.raises(LinkError, match="h2d copier failed"):
+        soon(link.wait, [broken])
+    with pytest.raises(LinkError):
+        soon(link.wait, [behind])  # queued behind it
+    with pytest.raises(LinkError):
+        soon(link.submit, Direction.H2D, "load", [piece(random_bytes(4))])
+    assert before.state is TransferState.DONE
+    soon(link.cancel, [before, broken, behind])
+    there = piece(random_bytes(4, 3))
+    soon(link.wait, [link.submit(Direction.D2H, "store", [there])])  # the other one lives
+    soon(link.close)
+    again = piece(random_bytes(4, 4))
+    soon(link.wait, [link.submit(Direction.H2D, "load", [again])])
+    assert np.array_equal(again.destination, again.source)
+
+
+def test_a_thread_that_waits_when_the_copier_dies_wakes_up(make_link):
+    link = make_link()
+    first = gated(random_bytes(4))
+    broken = link.submit(Direction.H2D, "load", [piece(first), broken_piece()])
+    threading.Timer(0.05, first.gate.set).start()
+    with pytest.raises(LinkError):
+        soon(link.wait, [broken])
+
+
+def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_link):
+    link = make_link()
+    soon(link.close)  # before any use
+    first = gated(random_bytes(4))
+    running = link.submit(Direction.H2D, "load", [piece(first)])
+    queued = link.submit(Direction.H2D, "load", [piece(random_bytes(4))])
+    assert first.reached.wait(PATIENCE_S)
+    threading.Timer(0.05, first.gate.set).start()
+    soon(link.close)
+    assert (running.state, queued.state) == (TransferState.DONE, TransferState.CANCELLED)
+    soon(link.wait, [running, queued])
+    assert not [t for t in threading.enumerate() if t.name == "copier-h2d"]
+    again = piece(random_bytes(4, 9))
+    soon(link.wait, [link.submit(Direction.H2D, "load", [again])])
+    assert np.array_equal(again.destination, again.source)
+
+
+def test_a_timeline_hears_of_every_transfer_that_moved(make_link):
+    class Spans(list):
+        def add(self, name, track, start_s, end_s, **args):
+            self.append((name, track, args["bytes"], end_s >= start_s))
+
+    spans = Spans()
+    link = make_link(timeline=spans)
+    soon(link.wait, [link.submit(Direction.H2D, "prefetch", [piece(random_bytes(9))])])
+    soon(link.wait, [link.submit(Direction.D2H, "store", [piece(random_bytes(5))])])
+    soon(link.wait, [link.submit(Direction.D2H, "store", [])])
+    assert spans == [("prefetch", "h2d", 9, True), ("store", "d2h", 5, True)]

@@ -1,0 +1,246 @@
+"""The tree does not depend on tiers, budgets or schedules (DESIGN, point 3 and "Sameness")."""
+
+from functools import cache, partial
+from itertools import combinations, product
+
+import pytest
+from transformers import LlamaConfig
+
+import engines
+import fakes
+from beamwright.errors import CapacityError
+from beamwright.models.session import DecodeSession
+from engines import assert_nothing_allocated, grow
+
+LAYERS = 8  # so that layer-wise's two stream buffers are a quarter of the layers
+FACTORS = {
+    "schedule": ["locality", "layerwise"],
+    "budget": ["all", "half", "quarter", "minimum"],
+    "prefetch": [True, False],
+    "balance": [True, False],
+    "inter_beam": [True, False],
+    "planner": ["ranges", "greedy"],
+    "attention": ["tree", "dense"],
+    "evict": ["host", "recompute"],
+}
+SHARES = {"all": 1.0, "half": 0.5, "quarter": 0.25, "minimum": 0.0}
+STEP, ROUNDS = 20, 3
+LONG_STEPS = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
+
+
+def pairs(row):
+    return set(combinations(sorted(row.items()), 2))
+
+
+def covering_array(factors):
+    """Rows in which every pair of values of two factors occurs; greedy, deterministic."""
+    rows = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
+    missing = set().union(*map(pairs, rows))
+    chosen = []
+    while missing:
+        chosen.append(max(rows, key=lambda row: len(missing & pairs(row))))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+ARRAY = covering_array(FACTORS)
+
+
+@pytest.fixture(scope="module")
+def deep_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deep")
+    fakes.write_tokenizer(folder)
+    shape = {**fakes.SMALL, "num_hidden_layers": LAYERS, "eos_token_id": [2, 30]}
+    config = LlamaConfig(**shape, num_key_value_heads=2)
+    fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def solver_of(deep_folder):
+    """Solvers of one small search: steps of up to three blocks, most of them shorter."""
+    options = {"n": 8, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70}
+    return partial(engines.tiny_solver, deep_folder, host_memory="8MiB", **options)
+
+
+@pytest.fixture(scope="module")
+def in_gpu(solver_of):
+    """Tree hash, peak bytes and least locality budget without tiers, per attention and dtype."""
+
+    @cache
+    def of(attention, dtype):
+        solver = solver_of(attention=attention, dtype=dtype, schedule="in-gpu")
+        solution, tree = grow(solver)
+        ledger = solver.generator.store.device
+        limit = solver.settings.step.max_step_tokens
+        least = max(
+            sum(ledger.blocks_for(len(above.token_ids)) for above in node.path()[:-1])
+            + ledger.blocks_for(limit)
+            for node in tree.nodes()
+            if node.parent
+        )
+        return solution.tree_hash, solution.kv.device_peak_bytes, (least + 1) * ledger.bytes_per_block
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def layerwise_peak(solver_of):
+    """Device bytes of layer-wise offloading when every layer stays resident."""
+
+    @cache
+    def of(attention, dtype):
+        solution, _ = grow(solver_of(attention=attention, dtype=dtype, schedule="layerwise"))
+        return solution.kv.device_peak_bytes
+
+    return of
+
+
+@pytest.fixture
+def parked(monkeypatch):
+    """Rows that were parked, in order."""
+    found, real = [], DecodeSession._park
+
+    def spy(self, row):
+        found.append(row)
+        real(self, row)
+
+    monkeypatch.setattr(DecodeSession, "_park", spy)
+    return found
+
+
+# --- the covering array ----------------------------------------------------------------------
+
+
+def test_the_array_covers_every_pair():
+    seen = set().union(*map(pairs, ARRAY))
+    for (a, some), (b, others) in combinations(sorted(FACTORS.items()), 2):
+        assert {((a, x), (b, y)) for x in some for y in others} <= seen
+    assert len(ARRAY) < 16
+
+
+@pytest.mark.parametrize("row", ARRAY, ids=lambda row: "-".join(map(str, row.values())))
+def test_the_tree_is_the_same_in_every_configuration(solver_of, in_gpu, layerwise_peak, row):
+    dtype = "float64" if row["evict"] == "recompute" else "float32"
+    expected, peak, least = in_gpu(row["attention"], dtype)
+    if row["schedule"] == "layerwise":
+        peak = layerwise_peak(row["attention"], dtype)
+        least = -(-peak * 2 // LAYERS)
+    options = {name: value for name, value in row.items() if name != "budget"}
+    budget = max(least, int(peak * SHARES[row["budget"]]))
+    with solver_of(**options, dtype=dtype, kv_memory=budget) as solver:
+        assert solver.exact
+        solution, _ = grow(solver)
+        assert solution.tree_hash == expected
+        assert solution.kv.device_peak_bytes <= budget
+        assert grow(solver)[0].tree_hash == expected, "and again on the same solver"
+    if row["budget"] != "all" and row["evict"] == "host" and least < peak:
+        assert solution.kv.h2d_bytes + solution.kv.d2h_bytes > 0
+
+
+# --- parking ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evict", ["host", "recompute"])
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+def test_beams_are_parked_and_the_tree_is_the_same(make_solver, parked, attention, evict):
+    """Steps are longer than the planner's first guess, so groups are too large for them."""
+    build = partial(
+        make_solver,
+        attention=attention,
+        dtype="float64" if evict == "recompute" else "float32",
+        n=8,
+        max_rounds=3,
+        host_memory="8MiB",
+        **LONG_STEPS,
+    )
+    base = build(schedule="in-gpu")
+    expected, tree = grow(base)
+    assert parked == []
+    assert max(len(node.token_ids) for node in tree.nodes()) > 40
+    block = base.generator.store.device.bytes_per_block
+    for blocks in (15, 19):
+        parked.clear()
+        with build(schedule="locality", evict=evict, kv_memory=blocks * block) as solver:
+            solution, _ = grow(solver)
+        assert parked, "nothing was parked: the test does not test"
+        assert solution.tree_hash == expected.tree_hash
+        assert solution.kv.device_peak_bytes <= blocks * block
+
+
+# --- the two ends: everything fits, and the least that does ----------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["locality", "layerwise", "auto"])
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+def test_a_tree_that_fits_never_touches_the_link(solver_of, in_gpu, schedule, attention):
+    with solver_of(schedule=schedule, attention=attention) as solver:
+        solution, _ = grow(solver)
+        assert (solution.kv.h2d_bytes, solution.kv.d2h_bytes) == (0, 0)
+        assert dict(solver._tier.link.bytes_moved) == {}
+    assert solution.tree_hash == in_gpu(attention, "float32")[0]
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+def test_the_least_budget_works_and_less_is_an_error_that_says_it(make_solver, attention):
+    """The path with its step; the block beside it is the margin of the promise."""
+    fixed = {"step_tokens": STEP, "max_rounds": ROUNDS, "ignore_eos": True, "max_tokens": 200}
+    build = partial(make_solver, attention=attention, n=8, host_memory="8MiB", **fixed)
+    base = build(schedule="in-gpu")
+    solution, tree = grow(base)
+    ledger = base.generator.store.device
+    prompt = ledger.blocks_for(len(tree.root.token_ids))
+    least = (prompt + ROUNDS * ledger.blocks_for(STEP) + 1) * ledger.bytes_per_block
+    with build(schedule="locality", kv_memory=least) as solver:
+        found, _ = grow(solver)
+        assert found.tree_hash == solution.tree_hash
+        assert found.kv.device_peak_bytes <= least
+    too_little = least - 2 * ledger.bytes_per_block
+    with build(schedule="locality", kv_memory=too_little) as solver:
+        with pytest.raises(CapacityError, match=f"{least:,} bytes") as caught:
+            solver.solve(engines.PROBLEM)
+        assert caught.value.minimum_bytes == least
+        assert_nothing_allocated(solver)
+
+
+# --- a verifier's KV is tiered too -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("evict", ["host", "recompute"])
+def test_the_tree_is_the_same_with_a_verifier(solver_of, verifier_folder, evict):
+    dtype = "float64" if evict == "recompute" else "float32"
+    build = partial(solver_of, verifier=str(verifier_folder), dtype=dtype)
+    expected, tree = grow(build(schedule="in-gpu"))
+    with build(schedule="locality", evict=evict, kv_memory=expected.kv.device_peak_bytes // 2) as s:
+        found, other = grow(s)
+        verifier = s._tree_models[1].store
+    assert found.tree_hash == expected.tree_hash
+    if evict == "host":
+        assert verifier.home.ledger.budget.peak_bytes > 0, "the verifier's KV has gone home"
+    else:
+        assert verifier.counts.recomputed_tokens > 0
+    for one, two in zip(tree.nodes(), other.nodes(), strict=True):
+        assert one.score == pytest.approx(two.score, abs=1e-6)
+
+
+def test_a_throttled_link_changes_the_time_only(solver_of, in_gpu):
+    expected, peak, least = in_gpu("tree", "float32")
+    found = []
+    for bandwidth in (None, "4MB/s"):
+        options = {"kv_memory": max(least, peak // 4), "link_bandwidth": bandwidth}
+        with solver_of(schedule="locality", **options) as solver:
+            found.append(grow(solver)[0])
+    assert [solution.tree_hash for solution in found] == [expected] * 2
+    assert found[0].kv.h2d_bytes == found[1].kv.h2d_bytes > 0
+    assert found[1].kv.link_bandwidth_emulated == 4_000_000
+
+
+def test_problems_in_flight_together_share_the_tiers(solver_of, in_gpu):
+    expected, peak, least = in_gpu("tree", "float32")
+    problems = [(0, engines.PROBLEM), (1, "Bob has 7 pens.")]
+    alone = [solver_of(schedule="in-gpu").solve(text, problem_id=i) for i, text in problems]
+    with solver_of(schedule="locality", kv_memory=max(least, peak // 2)) as solver:
+        together = solver.solve_many(problems)
+        assert_nothing_allocated(solver)
+    assert [s.tree_hash for s in together] == [s.tree_hash for s in alone]
+    assert together[0].tree_hash == expected
