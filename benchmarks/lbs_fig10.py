@@ -92,9 +92,7 @@ def draw(rows: list[dict[str, Any]]) -> Any:
     return figure
 
 
-def compare(
-    rows: list[dict[str, Any]], real: list[dict[str, Any]] | None
-) -> list[dict[str, Any]]:
+def compare(rows: list[dict[str, Any]], real: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     comparison = []
     for row in rows:
         if row["search"] == "beam":

@@ -28,7 +28,6 @@ from lbs import (
 _SINGLE = 4  # bytes per element of float32
 
 
-
 @dataclass(frozen=True)
 class RealCase:
     """A search on this machine. kv_bytes: of the device; in-gpu gets what it needs instead."""

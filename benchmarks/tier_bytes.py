@@ -14,10 +14,9 @@ import argparse
 import json
 from typing import Any
 
-from common import machine, say
-
 from beamwright import Solver
 from beamwright.solution import Solution
+from common import machine, say
 
 PROMPT = 128
 LAYERS, HIDDEN = 32, 32

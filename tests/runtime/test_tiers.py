@@ -26,6 +26,7 @@ FACTORS = {
 SHARES = {"all": 1.0, "half": 0.5, "quarter": 0.25, "minimum": 0.0}
 STEP, ROUNDS = 20, 3
 LONG_STEPS = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
+SCORED = {"n": 8, "max_step_tokens": 40, "max_tokens": 70, "host_memory": "8MiB"}
 
 
 def pairs(row):
@@ -59,7 +60,7 @@ def deep_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def solver_of(deep_folder):
     """Solvers of one small search: steps of up to three blocks, most of them shorter."""
-    options = {"n": 8, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70}
+    options = {"n": 12, "width": 3, "max_rounds": 4, "max_step_tokens": 40, "max_tokens": 70}
     return partial(engines.tiny_solver, deep_folder, host_memory="8MiB", **options)
 
 
@@ -207,9 +208,9 @@ def test_the_least_budget_works_and_less_is_an_error_that_says_it(make_solver, a
 
 
 @pytest.mark.parametrize("evict", ["host", "recompute"])
-def test_the_tree_is_the_same_with_a_verifier(solver_of, verifier_folder, evict):
+def test_the_tree_is_the_same_with_a_verifier(make_solver, verifier_folder, evict):
     dtype = "float64" if evict == "recompute" else "float32"
-    build = partial(solver_of, verifier=str(verifier_folder), dtype=dtype)
+    build = partial(make_solver, verifier=str(verifier_folder), dtype=dtype, **SCORED)
     expected, tree = grow(build(schedule="in-gpu"))
     with build(schedule="locality", evict=evict, kv_memory=expected.kv.device_peak_bytes // 2) as s:
         found, other = grow(s)
@@ -223,15 +224,17 @@ def test_the_tree_is_the_same_with_a_verifier(solver_of, verifier_folder, evict)
         assert one.score == pytest.approx(two.score, abs=1e-6)
 
 
-def test_a_throttled_link_changes_the_time_only(solver_of, in_gpu):
-    expected, peak, least = in_gpu("tree", "float32")
+def test_a_throttled_link_changes_the_time_only(make_solver, verifier_folder):
+    build = partial(make_solver, verifier=str(verifier_folder), **SCORED)
+    base = grow(build(schedule="in-gpu"))[0]
     found = []
     for bandwidth in (None, "4MB/s"):
-        options = {"kv_memory": max(least, peak // 4), "link_bandwidth": bandwidth}
-        with solver_of(schedule="locality", **options) as solver:
+        options = {"kv_memory": base.kv.device_peak_bytes // 2, "link_bandwidth": bandwidth}
+        with build(schedule="locality", **options) as solver:
             found.append(grow(solver)[0])
-    assert [solution.tree_hash for solution in found] == [expected] * 2
+    assert [solution.tree_hash for solution in found] == [base.tree_hash] * 2
     assert found[0].kv.h2d_bytes == found[1].kv.h2d_bytes > 0
+    assert found[0].kv.d2h_bytes == found[1].kv.d2h_bytes > 0
     assert found[1].kv.link_bandwidth_emulated == 4_000_000
 
 

@@ -39,12 +39,15 @@ class SimulatedLayerwise:
         link: VirtualLink,
         clock: VirtualClock,
         script: Script,
+        tail_tokens: int,
     ) -> None:
         self.budget, self.stall_s = budget, 0.0
         self._num_layers = model.num_layers
         self._layer_token_bytes = model.kv_bytes_per_token // model.num_layers
         self._costs, self._link, self._clock, self._script = costs, link, clock, script
         self._resident = model.num_layers
+        self._at_home = [0] * model.num_layers
+        self._tail_tokens = tail_tokens
         self._dense = costs.layout is Layout.DENSE
         self._ahead: tuple[Transfer, int] | None = None
         self._forwarded: set[Node] = set()
@@ -80,18 +83,22 @@ class SimulatedLayerwise:
 
     def _decode_rows(self, nodes: Sequence[Node], first: int, end: int) -> None:
         """Tokens `first` to `end - 1` of the steps of these beams."""
-        num_rows = len(nodes)
-        seen = sum(node.start for node in nodes)
-        held, num_pieces = seen, num_rows
-        if not self._dense:
-            held = _union_tokens(nodes)
-            num_pieces = held // _BLOCK_TOKENS
+        rows, tail = len(nodes), self._tail_tokens
+        seen, union = sum(node.start for node in nodes), _union_tokens(nodes)
+        held, num_pieces = (seen, rows) if self._dense else (union, union // _BLOCK_TOKENS)
         for token in range(first, end):
-            own = num_rows * token
-            each = num_rows * (token + 1)
-            seconds = self._costs.tokens(num_rows, held + each, seen + each, 0, 1)
-            work = _Pass(seconds, held + own, num_rows, num_pieces, token + 1 < end)
-            self._layers(work)
+            own, each = rows * token, rows * (token + 1)
+            work = _Pass(
+                seconds=self._costs.tokens(rows, held + each, seen + each, 0, 1),
+                held=held + own,
+                fresh=rows,
+                union=union + own,
+                num_pieces=num_pieces,
+                # Whether the step goes on is not known; a full tail is packed anew.
+                ahead=held + rows * (token // tail * tail) if (token + 1) % tail else None,
+            )
+            self._layers(work, self._num_layers)
+        self._discard_ahead()
 
     def _complete_parents(self, beams: Sequence[Node]) -> None:
         """Forward a root's prompt, or a step's last token."""
@@ -103,18 +110,24 @@ class SimulatedLayerwise:
         lengths = [1 if node.parent else node.end for node in owing]
         before = [node.end - length for node, length in zip(owing, lengths, strict=True)]
         new = sum(lengths)
-        held, num_pieces = sum(before), len(owing)
-        if not self._dense:
-            held = _union_tokens(owing) + sum(len(node.token_ids) for node in owing) - new
-            num_pieces = held // _BLOCK_TOKENS
+        union = _union_tokens(owing) + sum(len(node.token_ids) for node in owing) - new
+        held = sum(before) if self._dense else union
         seen = sum(n * b + n * (n + 1) // 2 for n, b in zip(lengths, before, strict=True))
-        seconds = self._costs.prefill(new, held + new, seen)
-        self._layers(_Pass(seconds, held, new, num_pieces, False))
+        work = _Pass(
+            seconds=self._costs.prefill(new, held + new, seen),
+            held=held,
+            fresh=new,
+            union=union,
+            num_pieces=len(owing) if self._dense else held // _BLOCK_TOKENS,
+        )
+        # A few rows that would fit say nothing about all the others.
+        self._layers(work, self._resident)
 
     # --- one pass through all layers ---------------------------------------------------------
 
-    def _layers(self, work: _Pass) -> None:
-        resident = self._fitting(work.held + work.fresh)
+    def _layers(self, work: _Pass, most: int) -> None:
+        """The work of a pass, with at most so many resident layers."""
+        resident = min(most, self._fitting(work.held + work.fresh))
         self._charge(work, resident)
         self._move_residents(work, resident)
         layer_s = work.seconds / self._num_layers
@@ -128,8 +141,8 @@ class SimulatedLayerwise:
             following = layer + _NUM_BUFFERS
             if following < self._num_layers:
                 fetching[following] = [self._fetch(work)]
-            elif following == self._num_layers and self._next_is_alike(work, resident):
-                self._ahead = (self._fetch(work), work.held)
+            elif following == self._num_layers:
+                self._fetch_ahead(work, resident)
         self._wait(stores)
 
     def _fetch_first(self, work: _Pass, resident: int) -> dict[int, list[Transfer]]:
@@ -141,7 +154,20 @@ class SimulatedLayerwise:
             ahead, tokens = self._ahead
             first = [ahead, self._submit(Direction.H2D, work.held - tokens, 1)]
             self._ahead = None
-        return {resident: first, resident + 1: [self._fetch(work)]}
+        second = {resident + 1: [self._fetch(work)]} if resident + 1 < self._num_layers else {}
+        return {resident: first, **second}
+
+    def _fetch_ahead(self, work: _Pass, resident: int) -> None:
+        """The next token's first streamed layer, as far as it stands: the rows' own tokens come
+        when it begins. The next token must leave the same layers resident."""
+        if work.ahead is not None and self._fitting(work.held + 2 * work.fresh) == resident:
+            transfer = self._submit(Direction.H2D, work.ahead, work.num_pieces)
+            self._ahead = (transfer, work.ahead)
+
+    def _discard_ahead(self) -> None:
+        if self._ahead is not None:
+            self._wait([self._ahead[0]])
+            self._ahead = None
 
     def _fetch(self, work: _Pass) -> Transfer:
         return self._submit(Direction.H2D, work.held, work.num_pieces)
@@ -151,10 +177,6 @@ class SimulatedLayerwise:
         layer_bytes = layer_tokens * self._layer_token_bytes
         fitting = self.budget.total_bytes // layer_bytes
         return self._num_layers if fitting >= self._num_layers else fitting - _NUM_BUFFERS
-
-    def _next_is_alike(self, work: _Pass, resident: int) -> bool:
-        """Another token follows, and leaves the same layers resident."""
-        return work.another and self._fitting(work.held + 2 * work.fresh) == resident
 
     def _charge(self, work: _Pass, resident: int) -> None:
         """Count what the device holds during a pass.
@@ -170,12 +192,20 @@ class SimulatedLayerwise:
         self.budget.release(num_held * layer_bytes)
 
     def _move_residents(self, work: _Pass, resident: int) -> None:
-        """A layer that is not resident any more goes home; one that becomes so is loaded."""
-        change = resident - self._resident
+        """A layer that is not resident any more goes home, as far as it is not there yet; one
+        that becomes so is loaded."""
+        moved: list[Transfer] = []
+        for layer in range(resident, self._resident):
+            missing = max(0, work.union - self._at_home[layer])
+            if missing:
+                moved.append(self._submit(Direction.D2H, missing, 1))
+        for layer in range(self._resident, resident):
+            self._at_home[layer] = work.union
+            moved.append(self._submit(Direction.H2D, work.held, work.num_pieces))
+        if resident != self._resident:
+            self._discard_ahead()
         self._resident = resident
-        if change and work.held:
-            direction = Direction.H2D if change > 0 else Direction.D2H
-            self._wait([self._submit(direction, work.held, 1) for _ in range(abs(change))])
+        self._wait(moved)
 
     def _submit(self, direction: Direction, num_tokens: int, num_pieces: int) -> Transfer:
         num_bytes = num_tokens * self._layer_token_bytes
@@ -189,15 +219,17 @@ class SimulatedLayerwise:
 class _Pass:
     """One forward pass.
 
-    held: tokens in a layer's KV before it, as the device holds them; fresh: tokens that it adds.
-    num_pieces: of the transfer of a layer. another: one more follows for the same rows.
+    held: tokens in a layer's KV before it, as the device holds them; union: distinct ones of them.
+    fresh: tokens that it adds. num_pieces: of the transfer of a layer. ahead: tokens of a layer
+    that can be fetched for the pass after it; None if nothing can.
     """
 
     seconds: float
     held: int
     fresh: int
+    union: int
     num_pieces: int
-    another: bool
+    ahead: int | None = None
 
 
 def _union_tokens(nodes: Sequence[Node]) -> int:

@@ -100,7 +100,13 @@ class _Bench:
         case = self.case
         if case.schedule.schedule == "layerwise":
             self.layerwise = SimulatedLayerwise(
-                case.model, case.costs, self.budget, self.link, self.clock, self.script
+                case.model,
+                case.costs,
+                self.budget,
+                self.link,
+                self.clock,
+                self.script,
+                _TAIL_TOKENS[case.costs.layout],
             )
             return self.layerwise
         layout = case.costs.layout

@@ -1,0 +1,240 @@
+"""Faults in the middle of a search: clear errors, nothing allocated afterwards, no hang."""
+
+import numpy as np
+import pytest
+
+from beamwright import Solution
+from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
+from beamwright.kv import BlockLedger, CopierLink
+from beamwright.runtime.decode import StepDecoder
+from engines import PROBLEM, assert_nothing_allocated, grow
+
+SMALL = {"n": 6, "width": 2, "max_rounds": 5, "host_memory": "1MiB"}
+TIGHT = {"schedule": "locality", "kv_memory": 9 * 4096, "n": 12, "host_memory": "1MiB"}
+HOW = [
+    {"schedule": "in-gpu"},
+    {"schedule": "locality"},
+    {"schedule": "locality", "kv_memory": 8 * 4096},
+    {"schedule": "layerwise"},
+]
+
+
+class FailingLedger:
+    """Stands in for `BlockLedger.allocate`: the k-th real call finds no room."""
+
+    def __init__(self, monkeypatch):
+        self.num_calls, self.fails_at = 0, None
+        real = BlockLedger.allocate
+
+        def allocate(ledger, num_blocks):
+            if num_blocks > 0:
+                self.num_calls += 1
+                if self.num_calls == self.fails_at:
+                    raise ledger.budget.exhausted("an injected failure", num_blocks)
+            return real(ledger, num_blocks)
+
+        monkeypatch.setattr(BlockLedger, "allocate", allocate)
+
+    def arm(self, call):
+        self.num_calls, self.fails_at = 0, call
+
+
+def check_partial(error, finished):
+    """What was finished before the error, no more and no less."""
+    if finished:
+        assert isinstance(error.partial, Solution)
+        assert len(error.partial.candidates) == finished
+        assert error.partial.reason_fewer
+    else:
+        assert error.partial is None
+
+
+@pytest.mark.parametrize("how", HOW, ids=lambda how: "-".join(map(str, how.values())))
+def test_an_allocation_that_fails_anywhere(make_solver, monkeypatch, how):
+    """A correct result or a clear error, whichever allocation it is."""
+    ledger = FailingLedger(monkeypatch)
+    rounds = []
+    with make_solver(**{**SMALL, **how}) as solver:
+        expected = grow(solver)[0].tree_hash
+        ledger.arm(None)
+        assert solver.solve(PROBLEM).tree_hash == expected
+        num_calls = ledger.num_calls
+        assert num_calls > 10
+        errors, partials = 0, 0
+        for call in range(1, num_calls + 1):
+            ledger.arm(call)
+            rounds.clear()
+            try:
+                assert solver.solve(PROBLEM, on_round=rounds.append).tree_hash == expected
+            except CapacityError as error:
+                errors += 1
+                assert "exhausted" in str(error)
+                assert "\n" not in str(error)
+                finished = sum(len(report.finished) for report in rounds)
+                check_partial(error, finished)
+                partials += finished > 0
+            assert_nothing_allocated(solver)
+        ledger.arm(None)
+        assert solver.solve(PROBLEM).tree_hash == expected
+    if how.get("schedule") == "in-gpu":
+        assert errors > 0
+        assert partials > 0
+
+
+def test_a_verifier_that_finds_no_room_at_any_point(make_solver, verifier_folder, monkeypatch):
+    ledger = FailingLedger(monkeypatch)
+    options = {"n": 4, "max_rounds": 3, "host_memory": "1MiB", "schedule": "locality"}
+    with make_solver(verifier=str(verifier_folder), **options) as solver:
+        expected = solver.solve(PROBLEM).tree_hash
+        for call in range(1, ledger.num_calls + 1):
+            ledger.arm(call)
+            try:
+                assert solver.solve(PROBLEM).tree_hash == expected
+            except CapacityError as error:
+                assert "injected" in str(error)
+            assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("schedule", ["locality", "layerwise"])
+def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, schedule):
+    """The k-th copy fails, for several k: LinkError, or it did not matter; never a hang."""
+    budget = {"locality": 9 * 4096, "layerwise": 200 * 4096}[schedule]
+    options = {**TIGHT, "schedule": schedule, "kv_memory": budget}
+    solver = make_solver(**options)
+    if schedule == "layerwise":
+        peak = solver.solve(PROBLEM).kv.device_peak_bytes
+        solver = make_solver(**{**options, "kv_memory": peak})
+        # Two layers are as many as there are stream buffers, so layers move when asked to.
+        monkeypatch.setattr(
+            "beamwright.attention.streams.resident_layers", lambda layers, free, layer: 0
+        )
+    expected = solver.solve(PROBLEM).tree_hash
+    real, count, fails_at = np.copyto, [0], [0]
+
+    def copyto(destination, source):
+        count[0] += 1
+        if count[0] == fails_at[0]:
+            raise ValueError("the link is gone")
+        real(destination, source)
+
+    monkeypatch.setattr("beamwright.kv.link.np.copyto", copyto)
+    assert solver.solve(PROBLEM).tree_hash == expected
+    num_copies = count[0]
+    assert num_copies > 20
+    failed = 0
+    for call in (1, 2, num_copies // 3, num_copies // 2, 2 * num_copies // 3):
+        count[0], fails_at[0] = 0, call
+        with pytest.raises(LinkError, match="copier failed.*the link is gone"):
+            solver.solve(PROBLEM)
+        failed += 1
+        assert_nothing_allocated(solver)
+        solver.close()
+        fails_at[0] = 0
+        assert solver.solve(PROBLEM).tree_hash == expected, "it works again"
+    assert failed == 5
+    solver.close()
+
+
+def test_after_a_dead_copier_the_next_problem_works_without_being_told(make_solver, monkeypatch):
+    """A caller that only catches the error and goes on must not meet it again and again."""
+    solver = make_solver(**TIGHT)
+    expected = solver.solve(PROBLEM).tree_hash
+    real = CopierLink.submit
+
+    def broken(self, direction, kind, pieces):
+        monkeypatch.setattr(CopierLink, "submit", real)
+        bad = [type(p)(np.zeros(1), np.zeros(2), p.num_bytes) for p in pieces]
+        return real(self, direction, kind, bad)
+
+    monkeypatch.setattr(CopierLink, "submit", broken)
+    with pytest.raises(LinkError):
+        solver.solve(PROBLEM)
+    assert_nothing_allocated(solver)
+    assert solver.solve(PROBLEM).tree_hash == expected
+    solver.close()
+
+
+def test_a_full_host_tier_is_named_and_nothing_is_left(make_solver):
+    with make_solver(**{**TIGHT, "host_memory": 3 * 4096}) as solver:
+        for _ in range(2):
+            with pytest.raises(CapacityError, match="host KV budget exhausted.*--host-memory"):
+                solver.solve(PROBLEM)
+            assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, LinkError, RuntimeError])
+@pytest.mark.parametrize("how", HOW, ids=lambda how: "-".join(map(str, how.values())))
+def test_an_exception_in_the_callback(make_solver, how, kind):
+    with make_solver(**{**SMALL, **how}) as solver:
+        expected = solver.solve(PROBLEM).tree_hash
+        finished = []
+
+        def on_round(report):
+            finished.extend(report.finished)
+            if finished:
+                raise kind("stop")
+
+        wanted = Interrupted if kind is KeyboardInterrupt else kind
+        with pytest.raises(wanted) as caught:
+            solver.solve(PROBLEM, on_round=on_round)
+        if kind is not RuntimeError:
+            check_partial(caught.value, len(finished))
+        assert_nothing_allocated(solver)
+        assert solver.solve(PROBLEM).tree_hash == expected
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (StepDecoder, "_complete_parents"),
+        (StepDecoder, "_stop"),
+        (StepDecoder, "_finished"),
+        ("beamwright.models.session.DecodeSession", "forward"),
+        ("beamwright.models.session.DecodeSession", "make_room"),
+        ("beamwright.models.session.DecodeSession", "seal"),
+        ("beamwright.models.session.DecodeSession", "keep_rows"),
+        ("beamwright.models.tree_model.TreeModel", "_prefill_batch"),
+        ("beamwright.kv.residency.Residency", "trim"),
+        ("beamwright.kv.movement.Movement", "write_back"),
+        ("beamwright.verify.prm.PrmVerifier", "_read"),
+    ],
+    ids=lambda place: place[1],
+)
+@pytest.mark.parametrize("after", [0, 9])
+def test_ctrl_c_inside_a_round(make_solver, verifier_folder, monkeypatch, place, after):
+    from importlib import import_module
+
+    owner, name = place
+    if isinstance(owner, str):
+        module, _, owner_name = owner.rpartition(".")
+        owner = getattr(import_module(module), owner_name)
+    options = {"schedule": "locality", "n": 8, "kv_memory": 16 * 4096, "host_memory": "1MiB"}
+    rounds, left, real = [], [after], getattr(owner, name)
+
+    def interrupted(self, *args, **named):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(self, *args, **named)
+
+    with make_solver(verifier=str(verifier_folder), **options) as solver:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, interrupted)
+            try:
+                solver.solve(PROBLEM, on_round=rounds.append)
+            except Interrupted as error:
+                check_partial(error, sum(len(report.finished) for report in rounds))
+            else:
+                assert left[0], "the interrupt was swallowed"
+        assert_nothing_allocated(solver)
+        solver.solve(PROBLEM)
+        assert_nothing_allocated(solver)
+
+
+def test_one_bad_problem_does_not_spoil_the_others(make_solver):
+    with make_solver(**SMALL, schedule="locality") as solver:
+        alone = solver.solve("Bob has 7 pens.", problem_id=1)
+        found = solver.solve_many([(0, "   "), (1, "Bob has 7 pens.")])
+        assert isinstance(found[0], BeamwrightError)
+        assert found[1].tree_hash == alone.tree_hash
+        assert_nothing_allocated(solver)
