@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from beamwright.config import ScheduleSettings, StepSettings
-from beamwright.cost import LbsCase, Layout, ModelCosts
+from beamwright.cost import Layout, LbsCase, ModelCosts
 from beamwright.hardware import HardwareProfile, find_profile
 from beamwright.memory import ModelBytes
 from beamwright.models import ModelShape
@@ -227,7 +227,8 @@ def span(values: Iterable[float | None], digits: int = 2) -> str | None:
     found = [value for value in values if value is not None]
     if not found:
         return None
-    return f"{min(found):.{digits}f}-{max(found):.{digits}f}"
+    low, high = f"{min(found):.{digits}f}", f"{max(found):.{digits}f}"
+    return low if low == high else f"{low}-{high}"
 
 
 def axes(num_axes: int, width: float = 5.0) -> tuple[Any, Any]:

@@ -60,6 +60,7 @@ def measured(num_rounds: int) -> list[dict[str, Any]]:
                 "search": side.case.search,
                 "step": side.case.step_tokens,
                 "variant": side.variant,
+                "link_bandwidth_emulated": side.case.link_bandwidth,
                 "h2d_mib": round(loaded / MIB, 1),
                 "percent": round(100 * loaded / baseline, 2),
                 "start_of_steps_mib": round(expected / MIB, 1) if plain else None,

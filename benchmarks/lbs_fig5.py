@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from beamwright.cost import LbsCase, Layout
+from beamwright.cost import Layout, LbsCase
 from common import say
 from lbs import (
     SimulatedCase,

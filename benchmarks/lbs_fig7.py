@@ -76,6 +76,7 @@ def measured(num_rounds: int) -> list[dict[str, Any]]:
         rows.append(
             {
                 "schedule": name,
+                "layerwise_printed_mib": round(layerwise_bytes(equations) / MIB, 1),
                 "equations_mib": round(expected / MIB, 1),
                 "loaded_mib": round(loaded / MIB, 1),
                 "ratio": round(loaded / expected, 3),

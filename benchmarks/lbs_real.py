@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from beamwright.cost import LbsCase, Layout
+from beamwright.cost import Layout, LbsCase
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright.solution import Solution
@@ -114,7 +115,7 @@ def run_real(side: Side) -> RealRun:
         **VARIANTS[side.variant].options,
     ) as solver:
         solution = solver.synthetic(PROMPT_TOKENS, on_round=on_round)
-    steps_s = tuple(end - start for start, end in zip(ends_s, ends_s[1:], strict=False))
+    steps_s = tuple(end - start for start, end in pairwise(ends_s))
     return RealRun(solution, steps_s)
 
 

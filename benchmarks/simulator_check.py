@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import finish, say, table
 
 from beamwright import Solver
 from beamwright.config import parse_size
@@ -31,6 +30,7 @@ from beamwright.runtime.simulation.calibrate import (
     group_seconds,
 )
 from beamwright.runtime.timeline import Timeline
+from common import finish, say, table
 
 LAYOUTS = {"dense": Layout.DENSE, "tree": Layout.TREE}
 WITHIN = 0.25  # of the measured seconds

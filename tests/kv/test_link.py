@@ -80,7 +80,10 @@ def test_exact_bytes_move_and_are_counted(make_link, direction):
     link = make_link()
     sources = [random_bytes(size, size) for size in (1, 7, 4096, 100_000)]
     pieces = [piece(source) for source in sources]
-    transfers = [link.submit(direction, "load", pieces[:2]), link.submit(direction, "s", pieces[2:])]
+    transfers = [
+        link.submit(direction, "load", pieces[:2]),
+        link.submit(direction, "s", pieces[2:]),
+    ]
     assert soon(link.wait, transfers) >= 0.0
     for source, moved in zip(sources, pieces, strict=True):
         assert np.array_equal(moved.destination, source)

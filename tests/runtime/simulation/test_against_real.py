@@ -49,7 +49,7 @@ def both(solver, solve, file):
         tree=read_recorded(file),
         model=model,
         costs=RooflineCosts.of(model, MACHINE, LAYOUT[solution.attention]),
-        kv_budget_bytes=solver.generator.budget.total_bytes,
+        kv_budget_bytes=solution.kv.device_budget_bytes,
         schedule=solver.settings.schedule,
         step=solver.settings.step,
         context=shape.context,
@@ -109,6 +109,16 @@ def test_equal_bytes_whatever_is_switched_off(tmp_path, attention, blocks, optio
     real, simulated = synthetic(tmp_path, attention=attention, kv_memory=memory, **options)
     assert real.h2d_bytes + real.recomputed_tokens > 0
     assert facts(simulated) == facts(real)
+
+
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 14), ("dense", 25)])
+def test_equal_bytes_layer_by_layer(tmp_path, attention, blocks):
+    """Layers come and go: fewer of them fit as paths grow, more once the round is pruned."""
+    model = MODEL.replace("layers=2", "layers=8").replace("hidden=64", "hidden=32")
+    options = {"model": model, "schedule": "layerwise", "attention": attention}
+    real, simulated = synthetic(tmp_path, kv_memory=str(2 * blocks * BLOCK), **options)
+    assert real.h2d_bytes > 0
+    assert facts(simulated) == {**facts(real), "host_peak_bytes": 0}  # the host has no limit
 
 
 @pytest.mark.parametrize(("attention", "blocks"), [("tree", 18), ("tree", 14), ("dense", 26)])

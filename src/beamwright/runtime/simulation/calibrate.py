@@ -218,4 +218,5 @@ def _non_negative_least_squares(rows: Array, wanted: Array) -> Array:
                 solved[i] = max(0.0, solved[i] + (target[i] - gram[i] @ solved) / gram[i, i])
         if np.abs(solved - before).max() < 1e-12:
             break
-    return solved / scale
+    unscaled: Array = solved / scale
+    return unscaled

@@ -1,0 +1,142 @@
+from dataclasses import replace
+
+import pytest
+
+from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.cost import Layout, LbsCase, ModelCosts, Roofline, layerwise_bytes
+from beamwright.errors import CapacityError
+from beamwright.hardware import find_profile
+from beamwright.runtime.simulation import (
+    RooflineCosts,
+    Simulation,
+    SyntheticSearch,
+    VirtualClock,
+    grow,
+    simulate,
+    simulate_if_fits,
+)
+from beamwright.runtime.timeline import Timeline
+
+GIB = 2**30
+CARD = find_profile("rtx-4090")
+MODEL = ModelCosts(
+    num_layers=32,
+    num_parameters=6_658_473_984,
+    weight_bytes=2 * 6_658_473_984,
+    kv_bytes_per_token=512 * 1024,
+    num_heads=32,
+    head_dim=128,
+    element_bytes=2,
+)
+SEARCH = SyntheticSearch(16, 2, 128, 256, 32)
+TREE = grow(SEARCH)
+KV = 512 * 1024
+
+
+def case(schedule="locality", layout=Layout.TREE, budget=2 * GIB, machine=CARD, **options):
+    return Simulation(
+        tree=options.pop("tree", TREE),
+        model=MODEL,
+        costs=RooflineCosts.of(MODEL, machine, layout),
+        kv_budget_bytes=budget,
+        schedule=ScheduleSettings(schedule=schedule, **options),
+        step=StepSettings(step_tokens=32, max_tokens=256),
+    )
+
+
+def test_when_everything_fits_locality_is_in_gpu():
+    everything = simulate(case(budget=8 * GIB))
+    assert everything.h2d_bytes == everything.d2h_bytes == everything.stall_s == 0
+    assert everything.groups == 8
+    assert everything.time_s == simulate(case("in-gpu", budget=8 * GIB)).time_s
+
+
+def test_decoding_takes_what_the_roofline_says():
+    """Best-of-n: nothing is shared but the prompt, so the tokens read can be written down."""
+    tree = grow(replace(SEARCH, search="best-of-n", generate_tokens=64))
+    simulated = simulate(case("in-gpu", budget=64 * GIB, tree=tree))
+    roofline = Roofline(MODEL, CARD)
+    expected = roofline.prefill(128)
+    for token in range(1, 64):
+        read, seen = 128 + 16 * token, 16 * (128 + token)
+        expected += roofline.decode_step(16, read, seen)
+    assert simulated.time_s == pytest.approx(expected)
+
+
+def test_what_does_not_fit():
+    with pytest.raises(CapacityError):
+        simulate(case("in-gpu", budget=GIB // 2))
+    assert simulate_if_fits(case("in-gpu", budget=GIB // 2)) is None
+    assert simulate_if_fits(case(budget=GIB // 2)) is not None
+    assert simulate_if_fits(case(budget=GIB // 8)) is None
+    assert simulate_if_fits(case("layerwise", Layout.DENSE, budget=GIB // 8)) is None
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_budget_is_kept_and_the_lower_bound_is_one(layout):
+    simulated = simulate(case(layout=layout, budget=GIB // 2))
+    assert simulated.device_peak_bytes <= GIB // 2
+    assert simulated.h2d_bytes >= simulated.dm_lower_bound_bytes
+    assert simulated.groups > 8
+    assert simulated.time_s == pytest.approx(simulated.decode_s + simulated.stall_s)
+    assert simulated.io_share == pytest.approx(simulated.stall_s / simulated.time_s)
+
+
+def test_a_slower_link_only_costs_stalls():
+    slow = replace(CARD, h2d_bandwidth=CARD.h2d_bandwidth / 8)
+    quick = simulate(case(budget=GIB // 2))
+    stalled = simulate(case(budget=GIB // 2, machine=slow))
+    assert stalled.h2d_bytes == quick.h2d_bytes
+    assert stalled.decode_s == pytest.approx(quick.decode_s)
+    assert stalled.stall_s > quick.stall_s
+
+
+def test_prefetch_hides_transfers():
+    options = {"layout": Layout.DENSE, "budget": GIB}
+    ahead, behind = simulate(case(**options)), simulate(case(**options, prefetch=False))
+    assert ahead.stall_s < behind.stall_s
+
+
+def test_layer_wise_moves_what_the_equations_say():
+    """Eq. 1-3 count all layers that do not fit; two stream buffers displace two layers more."""
+    simulated = simulate(case("layerwise", Layout.DENSE, budget=GIB))
+    equations = LbsCase(32, KV, 16, 128, 256, 32, GIB)
+    buffers = 2 * 256 * 16 * (128 + 128) * KV // 32
+    assert simulated.h2d_bytes == pytest.approx(layerwise_bytes(equations) + buffers, rel=0.05)
+    assert simulated.io_share > 0.5
+
+
+def test_layer_wise_hides_the_smaller_of_link_and_compute():
+    endless = replace(CARD, h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30)
+    unhindered = simulate(case("layerwise", budget=GIB // 2, machine=endless))
+    real = simulate(case("layerwise", budget=GIB // 2))
+    link_s = real.h2d_bytes / (CARD.h2d_bandwidth * CARD.link_share)
+    assert unhindered.stall_s == pytest.approx(0, abs=1e-6)
+    assert real.decode_s == pytest.approx(unhindered.decode_s)
+    assert max(link_s, real.decode_s) < real.time_s < link_s + real.decode_s
+
+
+def test_recomputing_moves_nothing():
+    simulated = simulate(case(budget=GIB // 2, evict="recompute"))
+    assert simulated.h2d_bytes == simulated.d2h_bytes == 0
+    assert simulated.recomputed_tokens > 0
+
+
+def test_a_host_that_is_too_small():
+    with pytest.raises(CapacityError, match="host"):
+        simulate(replace(case(budget=GIB // 2), host_bytes=GIB // 8))
+
+
+def test_simulating_twice_gives_the_same():
+    assert simulate(case(budget=GIB // 2)) == simulate(case(budget=GIB // 2))
+
+
+def test_a_timeline_of_virtual_time():
+    clock = VirtualClock()
+    timeline = Timeline(clock)
+    simulated = simulate(case(budget=GIB // 2), clock, timeline)
+    groups = [span for span in timeline.spans if span.name == "decode"]
+    assert len(groups) == simulated.groups
+    assert max(span.end_s for span in groups) == pytest.approx(simulated.time_s)
+    moved = sum(span.args["bytes"] for span in timeline.spans if span.track == "h2d")
+    assert moved == simulated.h2d_bytes
