@@ -229,6 +229,7 @@ class Solver:
             reason = str(error) or "interrupted"
             if len(runs) == 1:
                 stopped.partial = describe_finished(runs[0], facts(), reason)
+            self.close()  # a copier that died starts afresh with the next problem
             if stopped is error:
                 raise
             raise stopped from error

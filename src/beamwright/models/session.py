@@ -194,8 +194,10 @@ class DecodeSession:
         self._view = self._make_view()
 
     def _make_view(self) -> DecodeView:
+        # Rows without a segment decode nothing that is kept; their paths may have been evicted.
+        live = next((row for row, own in enumerate(self._segments) if own is not None), 0)
         paths = [
-            visible_path(path, own, self._flushed)
+            visible_path(path if own is not None else self._paths[live], own, self._flushed)
             for path, own in zip(self._paths, self._segments, strict=True)
         ]
         view = self._model.backend.decode_view(self._store, paths, self._tail)

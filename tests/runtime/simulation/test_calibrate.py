@@ -90,8 +90,8 @@ def test_runs_that_do_not_go_together():
     case = search(4, 16, 8)
     with pytest.raises(InputError, match="one layout"):
         fit_costs([], LINK)
+    dense = search(4, 16, 8, Layout.DENSE)
     with pytest.raises(InputError, match="one layout"):
-        dense = search(4, 16, 8, Layout.DENSE)
         fit_costs([Measured(case, (1.0,) * 4), Measured(dense, (1.0,) * 4)], LINK)
     with pytest.raises(InputError, match="3 groups were measured, 4 simulated"):
         fit_costs([Measured(case, (1.0,) * 3)], LINK)
