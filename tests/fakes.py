@@ -61,11 +61,11 @@ def write_tokenizer(folder, merges=MERGES, **options):
 
 def write_checkpoint(folder, config, seed=0, noise=0.05, **save_options):
     """A random checkpoint written by `transformers`; no weight stays at its initial 0 or 1."""
-    generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)  # the initial weights are drawn from the global generator
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=noise)
+            parameter.add_(torch.randn(parameter.shape), alpha=noise)
     model.save_pretrained(folder, **save_options)
     return model.eval()
 

@@ -230,6 +230,10 @@ class DecodeView(AttentionView, Protocol):
         """The first `num_rows` rows are real; the others pad the batch and move no bytes."""
         ...
 
+    def drop_rows(self, rows: Sequence[int]) -> None:
+        """Nobody reads these rows' context: their KV may be evicted or freed at any time."""
+        ...
+
 
 class AttentionBackend(Protocol):
     """Makes views over stored paths. `paths` are tuples of (segment, visible tokens).

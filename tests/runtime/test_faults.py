@@ -67,7 +67,7 @@ def test_an_allocation_that_fails_anywhere(make_solver, monkeypatch, how):
         ledger.arm(None)
         assert solver.solve(PROBLEM).tree_hash == expected
         num_calls = ledger.num_calls
-        assert num_calls >= SMALL["max_rounds"]
+        assert num_calls > 4
         errors, partials = 0, 0
         for call in range(1, num_calls + 1):
             ledger.arm(call)

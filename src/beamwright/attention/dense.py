@@ -107,6 +107,9 @@ class DenseDecode:
     def count_rows(self, num_rows: int) -> None:
         """See `protocols.DecodeView`. Nothing here depends on it."""
 
+    def drop_rows(self, rows: Sequence[int]) -> None:
+        """See `protocols.DecodeView`. Only packed copies are read, so nothing depends on it."""
+
     def close(self) -> None:
         """See `protocols.AttentionView`."""
         self._copies.close()

@@ -78,6 +78,9 @@ class LayerwiseDecode:
         if num_rows != self._streams.num_real:
             self._streams.use_rows(self._streams.rows, num_rows)
 
+    def drop_rows(self, rows: Sequence[int]) -> None:
+        """See `protocols.DecodeView`. Only packed copies are read, so nothing depends on it."""
+
     def close(self) -> None:
         """See `protocols.AttentionView`."""
         self._inner.close()

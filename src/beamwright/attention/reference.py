@@ -43,13 +43,16 @@ class ReferenceDecode:
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> None:
         self._store, self._paths, self._tail = store, list(paths), tail
+        self._live = [True] * len(paths)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
         tail_keys, tail_values = self._tail.read(layer)
-        out = torch.empty_like(query)
+        out = torch.zeros_like(query)
         for row, path in enumerate(self._paths):
+            if not self._live[row]:
+                continue
             keys, values = gather_path(self._store, path, layer)
             keys = torch.cat([keys, tail_keys[row].transpose(0, 1)])
             values = torch.cat([values, tail_values[row].transpose(0, 1)])
@@ -59,9 +62,15 @@ class ReferenceDecode:
     def keep_rows(self, rows: torch.Tensor) -> None:
         """See `protocols.DecodeView`."""
         self._paths = [self._paths[row] for row in rows.tolist()]
+        self._live = [self._live[row] for row in rows.tolist()]
 
     def count_rows(self, num_rows: int) -> None:
         """See `protocols.DecodeView`. Nothing here depends on it."""
+
+    def drop_rows(self, rows: Sequence[int]) -> None:
+        """See `protocols.DecodeView`."""
+        for row in rows:
+            self._live[row] = False
 
     def close(self) -> None:
         """See `protocols.AttentionView`. Nothing is charged here."""

@@ -91,11 +91,11 @@ class Movement:
     def _load(self, segment: Segment, blocks: list[int], kind: str) -> Transfer:
         """Start bringing a segment from home into fresh device blocks."""
         assert self.home is not None
+        segment.copies.append(blocks)  # owned before anything can fail
         # A store of the same blocks may still be on its way home: the load must read its result.
         self._wait_for(segment, Direction.D2H)
         pieces = self.pieces(Direction.H2D, blocks, segment.home[: len(blocks)])
         transfer = self.home.link.submit(Direction.H2D, kind, pieces)
-        segment.copies.append(blocks)
         segment.transfers.append(transfer)
         self._tell(segment)
         return transfer
@@ -111,8 +111,8 @@ class Movement:
         """Further copies by copying on the device."""
         while segment.length and len(segment.copies) < copies:
             blocks = self._take(self.device.blocks_for(segment.length))
-            self.copy_on_device(segment.copies[0], blocks)
             segment.copies.append(blocks)
+            self.copy_on_device(segment.copies[0], blocks)
 
     def _store(self, segment: Segment, until: int) -> None:
         """Start copying blocks home up to token `until`, from the first incomplete one on."""

@@ -127,6 +127,7 @@ class DecodeSession:
         """Give up the rows' segments: what is decoded in these rows from here on is lost."""
         for row in rows:
             self._segments[row] = None
+        self._view.drop_rows(rows)
 
     def keep_rows(self, rows: Sequence[int]) -> list[int]:
         """Compact the batch to these rows, padded to a multiple of 8; returns all rows kept."""
@@ -167,7 +168,7 @@ class DecodeSession:
     def _park(self, row: int) -> None:
         segment = self._segments[row]
         assert segment is not None
-        self._segments[row] = None
+        self.drop([row])
         self._store.trim(segment)
 
     def _hold_only(self, rows: Sequence[int]) -> None:
@@ -202,6 +203,7 @@ class DecodeSession:
         ]
         view = self._model.backend.decode_view(self._store, paths, self._tail)
         view.count_rows(self._num_real)
+        view.drop_rows([row for row, own in enumerate(self._segments) if own is None])
         return view
 
 

@@ -15,7 +15,7 @@ import torch
 
 from beamwright.config import SamplingSettings, StepSettings
 from beamwright.errors import CapacityError
-from beamwright.kv import Path, PathPart, Segment, Source, copies_needed
+from beamwright.kv import Lease, Path, PathPart, Segment, Source, copies_needed
 from beamwright.models import PrefillRequest, TextCodec, TreeModel
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
@@ -93,6 +93,7 @@ class StepDecoder:
             rows.sort(key=lambda row: len(row.tokens))  # stable: depth-first among equals
             for _, same in groupby(rows, key=lambda row: len(row.tokens)):
                 self._decode_rows(list(same), work)
+            return [self._finished(row) for row in rows]
         except BaseException as error:
             least = max(self._least_bytes(node) for node in work.beams)
             for row in rows:
@@ -101,14 +102,13 @@ class StepDecoder:
             if isinstance(error, CapacityError) and least > store.device.budget.total_bytes:
                 raise error.at_least(least) from None
             raise
-        return [self._finished(row) for row in rows]
 
     def _decode_rows(self, rows: list[Row], work: DecodeWork) -> None:
         """Rows that have decoded equally many tokens."""
         store = self.model.store
         beams = [row.node for row in rows]
         with store.lease(self._needs(beams)) as lease:
-            parents = self._complete_parents(beams)
+            parents = self._complete_parents(beams, lease)
             if work.write_back:
                 store.write_back(parents)
                 store.write_back(store.dirty())
@@ -202,10 +202,10 @@ class StepDecoder:
 
     # --- parents -----------------------------------------------------------------------------
 
-    def _complete_parents(self, beams: Sequence[Node]) -> list[Segment]:
+    def _complete_parents(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
         """Forward what a parent still owes: a root's prompt, or a step's last token.
 
-        Returns the segments that have grown.
+        Returns the segments that have grown; those that were empty join the lease.
         """
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
         owing = [node for node in parents if not self._has_hidden(node)]
@@ -222,6 +222,7 @@ class StepDecoder:
             node.usage["generator_reused"] -= len(tokens)
             path, segment = self._path(node.parent), self._state(node).segment
             requests.append(PrefillRequest(path, segment, tokens, node.end - len(tokens)))
+        lease.add({request.segment: 1 for request in requests if not request.segment.length})
         for node, hidden in zip(owing, self.model.prefill(requests), strict=True):
             # A copy: the last row must not keep a whole prompt's states alive.
             self._state(node).hidden = hidden[-1:].clone()

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 from transformers import LlamaConfig
 
 import engines
@@ -142,13 +141,11 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     fakes.write_tokenizer(folder)
     config = LlamaConfig(**{**fakes.SMALL, "eos_token_id": [2, 30, 40]}, num_key_value_heads=2)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
+    fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
     return folder
 
 
-@pytest.mark.parametrize(("attention", "blocks"), [("tree", 12), ("dense", 18)])
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 9), ("dense", 12)])
 def test_equal_bytes_with_steps_that_end_anywhere(folder, tmp_path, attention, blocks):
     solver = engines.tiny_solver(
         folder,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from beamwright.errors import CapacityError
-from beamwright.kv import Path, PathPart, Segment, Source
+from beamwright.kv import Lease, Path, PathPart, Segment, Source
 from beamwright.models.tree_model import PrefillRequest
 from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
 from beamwright.runtime.demand import DemandBuilder
@@ -95,7 +95,7 @@ class SimulatedDecoder:
         residency = self._residency
         beams = [row.node for row in rows]
         with residency.lease(self._needs(beams)) as lease:
-            parents = self._complete_parents(beams)
+            parents = self._complete_parents(beams, lease)
             if work.write_back:
                 residency.write_back(parents)
                 residency.write_back(residency.dirty())
@@ -118,7 +118,7 @@ class SimulatedDecoder:
         except CapacityError:
             return  # block by block then, and beams are parked where even that does not fit
 
-    def _complete_parents(self, beams: Sequence[Node]) -> list[Segment]:
+    def _complete_parents(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
         """Forward what a parent still owes: a root's prompt, or a step's last token."""
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
         requests: list[PrefillRequest] = []
@@ -133,6 +133,7 @@ class SimulatedDecoder:
             start = node.end - len(tokens)
             requests.append(PrefillRequest(_path(node.parent), state.segment, tokens, start))
             state.forwarded = True
+        lease.add({request.segment: 1 for request in requests if not request.segment.length})
         self._prefill.run(requests)
         if self._recomputes:
             for request in requests:
