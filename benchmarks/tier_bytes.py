@@ -1,28 +1,27 @@
 """Bytes over the link, real runs: best-of-n against layer-wise, beam search against the bound.
 
-    python benchmarks/tier_bytes.py [--beams 32] [--generate 384] [--search best-of-n|beam]
+    python benchmarks/tier_bytes.py [--beams 64] [--generate 896] [--search best-of-n|beam]
 
 best-of-n (nothing but the prompt is shared, a copy per beam): `locality` with device KV of 11 % of
 the sum of copies, as in the LBS paper's 7 of 64 GiB, for steps of 32, 64 and 128. beam (`tree`
 layout): budgets of 50, 25 and 15 % of the peak, raised to the least that works where below it.
-Bytes do not depend on how busy the machine is; seconds do, and are not reported.
+Both searches together take over an hour on two cores. Bytes do not depend on how busy the machine is; seconds do, and are not reported.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from beamwright import Solver
 from beamwright.solution import Solution
-from common import machine, say
+from common import finish, say
 
 PROMPT = 128
-LAYERS, HIDDEN = 32, 32
+LAYERS, HIDDEN = 32, 128
 SHAPE = (
-    f"random:llama,layers={LAYERS},hidden={HIDDEN},heads=2,kv_heads=2,"
-    "intermediate=64,vocab=512,context=4096"
+    f"random:llama,layers={LAYERS},hidden={HIDDEN},heads=4,kv_heads=4,"
+    "intermediate=256,vocab=512,context=4096"
 )
 TOKEN_BYTES = 2 * LAYERS * HIDDEN * 4
 BLOCK_TOKENS = 16
@@ -110,12 +109,12 @@ def beam(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Run one of the two."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--beams", type=int, default=32)
-    parser.add_argument("--generate", type=int, default=384)
+    parser.add_argument("--beams", type=int, default=64)
+    parser.add_argument("--generate", type=int, default=896)
     parser.add_argument("--search", choices=("best-of-n", "beam"), default="best-of-n")
     args = parser.parse_args()
     rows = best_of_n(args) if args.search == "best-of-n" else beam(args)
-    print(json.dumps({"machine": machine(), "settings": vars(args), "rows": rows}))
+    finish(f"tier_bytes_{args.search}", {"settings": vars(args), "rows": rows})
 
 
 if __name__ == "__main__":
