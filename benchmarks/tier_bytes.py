@@ -5,7 +5,8 @@
 best-of-n (nothing but the prompt is shared, a copy per beam): `locality` with device KV of 11 % of
 the sum of copies, as in the LBS paper's 7 of 64 GiB, for steps of 32, 64 and 128. beam (`tree`
 layout): budgets of 50, 25 and 15 % of the peak, raised to the least that works where below it.
-Both searches together take over an hour on two cores. Bytes do not depend on how busy the machine is; seconds do, and are not reported.
+Both searches together take over an hour on two cores. Bytes do not depend on how busy the machine
+is; seconds do, and are not reported.
 """
 
 from __future__ import annotations

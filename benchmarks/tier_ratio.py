@@ -1,4 +1,4 @@
-"""Bytes loaded against the lower bound: beam and DVTS trees, shared KV, device budgets below the peak.
+"""Bytes loaded against the lower bound: beam and DVTS trees, shared KV, budgets below the peak.
 
 Simulated, as bytes do not depend on the hardware: the simulator runs the real planner and the real
 residency, and tests hold its bytes equal to those of real runs. Trees are made up by the real
@@ -18,9 +18,14 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.simulation import RooflineCosts, Simulation, StepTree, SyntheticSearch
+from beamwright.runtime.simulation import (
+    RooflineCosts,
+    Simulation,
+    StepTree,
+    SyntheticSearch,
+    simulate,
+)
 from beamwright.runtime.simulation import grow as grow_tree
-from beamwright.runtime.simulation import simulate
 from common import finish, say, table
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
