@@ -7,7 +7,8 @@ runs are in `lbs_real`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -210,11 +211,22 @@ def parse(doc: str) -> argparse.Namespace:
     """The options that every figure has. rounds: of each real run."""
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer and smaller runs")
+    parser.add_argument("--keep-measured", action="store_true", help="real runs of the last result")
     parser.add_argument("--no-measured", action="store_true", help="no real runs")
     parser.add_argument("--rounds", type=int, help="of real runs (default: 3, quick: 1)")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
     return args
+
+
+def real_rows(name: str, args: argparse.Namespace, measure: Callable[[], Any]) -> Any:
+    """The rows of real runs: measured here, kept from the last result file, or None."""
+    if args.no_measured:
+        return None
+    if args.keep_measured:
+        return json.loads((RESULTS / f"{name}.json").read_text())["measured"]
+    say("real runs")
+    return measure()
 
 
 def compared(what: str, paper: Any, simulated: Any, measured: Any = None) -> dict[str, Any]:

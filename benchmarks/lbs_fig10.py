@@ -11,8 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from beamwright.cost import locality_start_bytes
-from common import say
-from lbs import GIB, MIB, VARIANTS, SimulatedCase, analytic_case, axes, compared, parse, report
+from lbs import (
+    GIB,
+    MIB,
+    VARIANTS,
+    SimulatedCase,
+    analytic_case,
+    axes,
+    compared,
+    parse,
+    real_rows,
+    report,
+)
 from lbs import simulate as simulated_run
 from lbs_real import RealCase, Side, measure
 
@@ -119,10 +129,7 @@ def main() -> None:
     args = parse(__doc__ or "")
     rows = [simulated(step, "beam") for step in _PAPER]
     rows += [simulated(step, "best-of-n") for step in ((128,) if args.quick else _PAPER)]
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds)
+    real = real_rows("lbs_fig10", args, lambda: measured(args.rounds))
     report("lbs_fig10", draw(rows), compare(rows, real), {"simulated": rows, "measured": real})
 
 

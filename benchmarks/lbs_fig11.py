@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from beamwright.cost import Layout
-from common import say
-from lbs import SimulatedCase, axes, compared, parse, report, simulate, span
+from lbs import SimulatedCase, axes, compared, parse, real_rows, report, simulate, span
 from lbs_real import RealCase, Side, measure
 
 _VARIANTS = ("layerwise", "inter-beam")
@@ -98,10 +97,9 @@ def main() -> None:
         for layout in (Layout.DENSE, Layout.TREE)
         for variant in _VARIANTS
     ]
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds, (8,) if args.quick else (8, 16))
+    real = real_rows(
+        "lbs_fig11", args, lambda: measured(args.rounds, (8,) if args.quick else (8, 16))
+    )
     comparison = []
     for variant, paper in (("layerwise", "0.70-0.90"), ("inter-beam", "< 0.15")):
         dense = [

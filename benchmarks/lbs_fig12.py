@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from common import say
-from lbs import LOCALITY, VARIANTS, SimulatedCase, axes, compared, parse, report, simulate, span
+from lbs import (
+    LOCALITY,
+    VARIANTS,
+    SimulatedCase,
+    axes,
+    compared,
+    parse,
+    real_rows,
+    report,
+    simulate,
+    span,
+)
 from lbs_real import RealCase, Side, measure
 
 _PAPER = {"no-reuse": "5-10 %", "inter-beam": "< 2 % in several"}
@@ -67,10 +77,7 @@ def main() -> None:
     models = ("opt-6.7b",) if args.quick else ("opt-6.7b", "llama-2-7b", "qwen1.5-7b")
     beams = (16, 64) if args.quick else (16, 32, 64)
     rows = [row for model in models for n in beams for row in simulated(model, n)]
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds, 8 if args.quick else 16)
+    real = real_rows("lbs_fig12", args, lambda: measured(args.rounds, 8 if args.quick else 16))
     comparison = [
         compared(
             f"{VARIANTS[name].label}: % of layer-wise's I/O time",

@@ -9,8 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from beamwright.cost import Layout
-from common import say
-from lbs import SMALL_MODEL, SimulatedCase, axes, compared, parse, report, span, speedup_rows
+from lbs import (
+    SMALL_MODEL,
+    SimulatedCase,
+    axes,
+    compared,
+    parse,
+    real_rows,
+    report,
+    span,
+    speedup_rows,
+)
 from lbs_real import RealCase, Side, measure, measured_rows
 
 _PAPER = {"opt-2.7b": "up to 6.85", "qwen1.5-4b": "up to 3.52"}
@@ -67,10 +76,7 @@ def main() -> None:
         for step in steps
         for num_beams in beams
     )
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds)
+    real = real_rows("lbs_fig13", args, lambda: measured(args.rounds))
     comparison = []
     for model, paper in _PAPER.items():
         for layout in ("dense", "tree"):

@@ -5,10 +5,10 @@ OPT-6.7B on an RTX 4090; KV may take what weights and activations leave of 24 Gi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from beamwright.cost import Layout, ModelCosts
-from common import say
 from lbs import (
     GENERATE_TOKENS,
     GIB,
@@ -18,6 +18,7 @@ from lbs import (
     axes,
     compared,
     parse,
+    real_rows,
     report,
     shape_of,
     simulate,
@@ -48,6 +49,11 @@ def simulated(num_beams: int) -> dict[str, Any]:
     }
 
 
+def measured(num_rounds: int, beams: Sequence[int]) -> list[dict[str, Any]]:
+    sides = {f"{n} beams": Side(RealCase(num_beams=n), "layerwise") for n in beams}
+    return measured_rows(sides, measure(sides, num_rounds))
+
+
 def draw(rows: list[dict[str, Any]]) -> Any:
     figure, (memory, time) = axes(2)
     names = [str(row["beams"]) for row in rows]
@@ -72,12 +78,8 @@ def draw(rows: list[dict[str, Any]]) -> Any:
 def main() -> None:
     args = parse(__doc__ or "")
     rows = [simulated(num_beams) for num_beams in (4, 8, 16, 32, 64)]
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        beams = (4, 8, 16) if args.quick else (4, 8, 16, 32)
-        sides = {f"{n} beams": Side(RealCase(num_beams=n), "layerwise") for n in beams}
-        real = measured_rows(sides, measure(sides, args.rounds))
+    beams = (4, 8, 16) if args.quick else (4, 8, 16, 32)
+    real = real_rows("lbs_fig4", args, lambda: measured(args.rounds, beams))
     comparison = [
         compared(f"KV share of memory, {row['beams']} beams", paper, row["kv_share"])
         for row in rows

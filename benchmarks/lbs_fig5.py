@@ -11,13 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 from beamwright.cost import Layout, LbsCase
-from common import say
 from lbs import (
     SimulatedCase,
     analytic_case,
     axes,
     compared,
     parse,
+    real_rows,
     report,
     simulated_steps_s,
 )
@@ -87,10 +87,7 @@ def main() -> None:
     args = parse(__doc__ or "")
     beams = (16, 32, 64) if args.quick else (4, 8, 16, 32, 64)
     rows = [simulated(num_beams) for num_beams in beams]
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds)
+    real = real_rows("lbs_fig5", args, lambda: measured(args.rounds))
     comparison = [
         compared(
             f"knee, {row['beams']} beams (KV outgrows the device at {row['outgrown_at']} tokens)",

@@ -16,8 +16,18 @@ from beamwright.cost import (
     locality_printed_bytes,
     locality_start_bytes,
 )
-from common import say
-from lbs import GIB, MIB, SimulatedCase, analytic_case, axes, compared, parse, report, simulate
+from lbs import (
+    GIB,
+    MIB,
+    SimulatedCase,
+    analytic_case,
+    axes,
+    compared,
+    parse,
+    real_rows,
+    report,
+    simulate,
+)
 from lbs_real import RealCase, Side, measure
 
 _PAPER = {None: 53_012, 32: 2_052, 64: 1_044, 128: 540}
@@ -105,10 +115,7 @@ def main() -> None:
     args = parse(__doc__ or "")
     rows = [analytic(num_beams) for num_beams in (4, 8, 16, 32, 64)]
     found = simulated((32,) if args.quick else _STEPS)
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds)
+    real = real_rows("lbs_fig7", args, lambda: measured(args.rounds))
     comparison = []
     for step, paper in _PAPER.items():
         name = f"step {step}" if step else "layerwise"

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from beamwright.cost import Layout
-from common import say
 from lbs import (
     LOCALITY,
     VARIANTS,
@@ -18,6 +17,7 @@ from lbs import (
     axes,
     compared,
     parse,
+    real_rows,
     report,
     span,
     speedup_rows,
@@ -88,10 +88,9 @@ def main() -> None:
     models = ["opt-6.7b"] if args.quick else list(_PAPER)
     beams, steps = ((16, 64), (32, 128)) if args.quick else ((4, 8, 16, 32, 64), (32, 64, 128))
     rows = speedup_rows(cases(models, beams, steps))
-    real = None
-    if not args.no_measured:
-        say("real runs")
-        real = measured(args.rounds, (8,) if args.quick else (8, 16))
+    real = real_rows(
+        "lbs_fig9", args, lambda: measured(args.rounds, (8,) if args.quick else (8, 16))
+    )
     comparison = []
     for model in models:
         own = [row for row in rows if row["model"] == model]

@@ -2,8 +2,8 @@
 
 The link is throttled to the RTX 4090's ratio of device bandwidth to link (see `lbs`). Beam search,
 width 2, device KV of 11 % of the sum of 64 copies, as the LBS paper's 7 of 64 GiB; `quarter` is a
-wider model with a quarter of what in-gpu uses at its peak. io_overhead: 1 - time of the same search over a link that
-is not throttled / its time.
+wider model with a quarter of what in-gpu uses at its peak. io_overhead: 1 - time of the same search
+over a link that is not throttled / its time.
 """
 
 from __future__ import annotations
