@@ -126,6 +126,10 @@ class Solver:
         if self._tier is None:
             return TreeModel(decoder, backend, device_bytes, log=self.timeline)
         if self.schedule.name == "layerwise":
+            if decoder.device.type != "cpu":
+                raise InputError(
+                    "--schedule layerwise runs on a CPU only so far; use locality on a GPU"
+                )
             # All KV is at home; the device holds whole layers of it, and two stream buffers.
             streamed = LayerwiseAttention(backend, ByteBudget(device_bytes), self._tier.link)
             return TreeModel(decoder, streamed, self._tier.generator_bytes)

@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from beamwright.config import Settings
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
-from beamwright.kv import CopierLink, Direction
+from beamwright.kv import CopierLink, CudaStreams, Direction, Link, StreamLink
 from beamwright.memory import MemoryPlan, ModelBytes
 from beamwright.models import HomeOptions, TreeModel
 from beamwright.runtime.timeline import Timeline
@@ -32,7 +34,7 @@ def host_kv_bytes(settings: Settings) -> int:
 class HostTier:
     """One link for both models, and each model's share of the host's memory."""
 
-    link: CopierLink
+    link: Link
     generator_bytes: int
     verifier_bytes: int
     recompute: bool
@@ -44,7 +46,7 @@ class HostTier:
         total = host_kv_bytes(settings)
         generator = total * plan.generator_kv_bytes // max(1, plan.kv_bytes)
         return cls(
-            link=CopierLink(settings.schedule.link_bandwidth, timeline),
+            link=_link(settings, timeline),
             generator_bytes=generator,
             verifier_bytes=total - generator,
             recompute=settings.schedule.evict == "recompute",
@@ -54,6 +56,13 @@ class HostTier:
     def options(self, budget_bytes: int) -> HomeOptions:
         """What a model needs to know of it."""
         return HomeOptions(budget_bytes, self.link, self.recompute, self.share_loads)
+
+
+def _link(settings: Settings, timeline: Timeline) -> Link:
+    device, bandwidth = torch.device(settings.model.device), settings.schedule.link_bandwidth
+    if device.type == "cuda":
+        return StreamLink(CudaStreams(device), bandwidth, timeline)
+    return CopierLink(bandwidth, timeline)
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,8 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     schedule, search = settings.schedule.schedule, settings.search
     if schedule != "auto":
         return schedule
+    if torch.device(settings.model.device).type != "cpu":
+        return "locality"  # layer-wise streams through arrays of the CPU
     step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
     longest = generator.shape.context - _TYPICAL_PROMPT_TOKENS
     limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]

@@ -16,6 +16,7 @@ from beamwright.kv.segments import (
     truncate_path,
 )
 from beamwright.kv.store import ScratchMeter, SegmentStore
+from beamwright.kv.stream_link import CudaStreams, StreamLink
 from beamwright.kv.tail import TailBuffer
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "BlockPool",
     "ByteBudget",
     "CopierLink",
+    "CudaStreams",
     "Direction",
     "HomeTier",
     "KVLayout",
@@ -36,6 +38,7 @@ __all__ = [
     "Segment",
     "SegmentStore",
     "Source",
+    "StreamLink",
     "TailBuffer",
     "Transfer",
     "TransferState",

@@ -47,6 +47,16 @@ class TransferState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Moved(Protocol):
+    """What tells that a transfer has ended: an event of a thread, or of a stream."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
 @dataclass(eq=False)
 class Transfer:
     """A ticket: pieces that move together. kind: "load", "prefetch", "store" or "stream"."""
@@ -56,7 +66,7 @@ class Transfer:
     pieces: Sequence[Piece]
     num_bytes: int
     state: TransferState = TransferState.QUEUED
-    moved: threading.Event = field(default_factory=threading.Event)
+    moved: Moved = field(default_factory=threading.Event)
 
     @property
     def finished(self) -> bool:

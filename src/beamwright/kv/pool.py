@@ -66,16 +66,18 @@ class BlockPool(BlockLedger):
             layout.head_dim,
         )
         self.storage = _lazy_zeros(shape, layout.dtype, device, pinned)
-        self._bytes: np.ndarray[Any, Any] | None = None
-        if self.storage.device.type == "cpu" and self.num_blocks:
+        self._bytes: Any = None
+        if self.num_blocks:
             flat = self.storage.view(self.num_blocks, -1).view(torch.uint8)
-            self._bytes = flat.numpy()
+            # A copier thread copies arrays, a stream tensors.
+            self._bytes = flat if pinned or device != "cpu" else flat.numpy()
 
-    def block_bytes(self, block: int) -> np.ndarray[Any, Any]:
-        """The bytes of one block, as a view that a copier thread can read or write."""
-        assert self._bytes is not None
-        view: np.ndarray[Any, Any] = self._bytes[block]
-        return view
+    def block_bytes(self, block: int) -> Any:
+        """The bytes of one block, as a view that the link can read or write.
+
+        An array, or a tensor where the pool is on a GPU or pinned for one.
+        """
+        return self._bytes[block]
 
 
 def _lazy_zeros(
