@@ -54,6 +54,13 @@ def _rate_or_none(value: Any) -> Any:
     return _size_or_none(value.removesuffix("/s") if isinstance(value, str) else value)
 
 
+def _numbers_or_none(value: Any) -> Any:
+    """`64,64,2048` as numbers."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+StepLimit = Annotated[int, Field(ge=1)]
+StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
 Size = Annotated[int | None, BeforeValidator(_size_or_none)]
 Rate = Annotated[int | None, BeforeValidator(_rate_or_none)]
 """Bytes per second, such as `16GB/s`."""
@@ -93,6 +100,9 @@ class StepSettings(Section):
     delimiter: str = Field("\n\n", min_length=1)
     step_tokens: int | None = Field(None, ge=1, description="fixed steps instead of the delimiter")
     max_step_tokens: int = Field(256, ge=1)
+    step_limits: StepLimits = Field(
+        None, min_length=1, description="longest step 1, 2, ...; the last stands for the rest"
+    )
     max_tokens: int | None = Field(None, ge=1, description="per path, after the prompt")
     ignore_eos: bool = False
 
@@ -106,7 +116,11 @@ class SearchSettings(Section):
     max_rounds: int = Field(40, ge=1)
     filter_duplicates: bool = False
     aggregate: Literal["last", "min", "prod", "mean"] | None = None
-    choose: Literal["best", "majority", "weighted"] = "best"
+    choose: Literal["best", "majority", "weighted"] | None = None
+    branching: Literal["softmax", "linear"] | None = None
+    score_temperature: float | None = Field(None, gt=0.0)
+    ess: float | None = Field(None, ge=0.0, le=1.0)
+    lookahead: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
 

@@ -100,10 +100,11 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Extend:
-    """Give `node` this many children."""
+    """Give `node` this many children; greedy ones take the likeliest token every time."""
 
     node: Node
     children: int
+    greedy: bool = False
 
 
 @dataclass(frozen=True)

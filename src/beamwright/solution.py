@@ -167,7 +167,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         [c.answer for c in candidates],
         [c.score for c in candidates],
         [c.stop == StopReason.EOS for c in candidates],
-        facts.settings.search.choose,
+        facts.settings.search.choose or "best",
     )
     usage = _tokens(tree, decoded)
     return Solution(

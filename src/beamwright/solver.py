@@ -29,7 +29,7 @@ from beamwright.runtime.decode import StepDecoder
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.schedule import make_schedule
-from beamwright.search import make_strategy
+from beamwright.search import make_strategy, with_defaults
 from beamwright.solution import RunFacts, Solution, describe, describe_finished
 from beamwright.tiers import HostTier, Traffic, chosen_schedule, stalled_s
 from beamwright.tree import SearchTree
@@ -58,7 +58,7 @@ class Solver:
     ) -> None:
         if settings is not None and options:
             raise InputError("give Solver either settings or options, not both")
-        self.settings = settings or Settings.build(**options)
+        self.settings = with_defaults(settings or Settings.build(**options))
         self.strategy = make_strategy(self.settings.search)
         model = self.settings.model
         self._generator = load_model(model.model, model, chat_template=model.chat_template)

@@ -189,6 +189,20 @@ def test_zero_temperature_is_greedy():
         assert torch.equal(tokens, logits.argmax(1))
 
 
+def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    keys = stack_keys([lineage_key(0, (0, row)) for row in range(6)], CPU)
+    positions = torch.arange(6)
+    sampler = Sampler(SamplingSettings(temperature=1.0), 50, CPU)
+    drawn, _ = sampler.sample(logits, keys, positions)
+    greedy = torch.tensor([True, False] * 3)
+    mixed, logprobs = sampler.sample(logits, keys, positions, greedy)
+    assert (drawn != logits.argmax(-1)).any()
+    assert torch.equal(mixed[greedy], logits.argmax(-1)[greedy])
+    assert torch.equal(mixed[~greedy], drawn[~greedy])
+    assert torch.equal(logprobs, logits.log_softmax(-1)[torch.arange(6), mixed])
+
+
 def test_log_probabilities_are_those_of_the_untempered_model():
     sampler = Sampler(SamplingSettings(temperature=0.3, top_k=2), 8, CPU)
     tokens, logprobs = sampler.sample(LOGITS.expand(9, -1), draw_keys(9), torch.arange(9))

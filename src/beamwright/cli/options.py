@@ -18,6 +18,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from beamwright.cli.guard import guard
+from beamwright.cli.strategies import print_strategies
 from beamwright.config import Settings
 
 _PANELS = {
@@ -28,6 +29,8 @@ _PANELS = {
     "memory": "Memory",
     "schedule": "Schedule (never changes the tree)",
 }
+
+_AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...")  # parsed by the settings
 
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
@@ -46,15 +49,20 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "delimiter": (None, r"Text that ends a step; \n and \t are understood."),
     "step_tokens": ("TOKENS", "Steps of this fixed length instead of the delimiter."),
     "max_step_tokens": ("TOKENS", "Longest step."),
+    "step_limits": ("TOKENS,...", "Longest first, second, ... step; the last stands for the rest."),
     "max_tokens": ("TOKENS", "Longest path, after the prompt."),
     "ignore_eos": (None, "Go on after the end-of-text token."),
-    "search": ("NAME", "Strategy: beam or best-of-n."),
+    "search": ("NAME", "Strategy; list explains them all."),
     "n": (None, "Candidates per round."),
     "width": (None, "Children per survivor; n / width survive a round."),
     "max_rounds": (None, "Most rounds of a search."),
     "filter_duplicates": (None, "Keep one of several candidates with the same text."),
     "aggregate": (None, "From step scores to a path's score (default: the verifier's)."),
-    "choose": (None, "How the final answer is chosen."),
+    "choose": (None, "How the final answer is chosen (default: the strategy's own)."),
+    "branching": (None, "dynamic: children by softmax of the score, or in linear proportion."),
+    "score_temperature": (None, "dynamic, particles: temperature of the softmax over scores."),
+    "ess": ("SHARE", "particles: resample at or below this effective share (default: always)."),
+    "lookahead": ("STEPS", "lookahead: steps of a rollout (default: 1)."),
     "seed": (None, "Seed of every random draw."),
     "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
     "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
@@ -107,7 +115,11 @@ def with_settings(
                 if options.get("delimiter") is not None:
                     options["delimiter"] = _unescape(options["delimiter"])
                 given = {name: value for name, value in options.items() if value is not None}
-                command(Invocation(Settings.build(path, **given), given, as_json), **values)
+                settings = Settings.build(path, **given)
+                if settings.search.search == "list":
+                    print_strategies()
+                    return
+                command(Invocation(settings, given, as_json), **values)
 
         _, *own = _resolved_parameters(command)
         parameters = [*own, *shared]
@@ -139,7 +151,7 @@ def _settings_parameters() -> dict[str, inspect.Parameter]:
                 metavar=metavar,
                 rich_help_panel=_PANELS[section],
             )
-            kind = str if metavar in ("SIZE", "SIZE/s") else _plain_type(field.annotation)
+            kind = str if metavar in _AS_TEXT else _plain_type(field.annotation)
             parameters[name] = _parameter(name, kind | None, option)
     return parameters
 

@@ -38,6 +38,8 @@ class Batch:
         self._is_padding = [False] * len(rows) + [True] * padding
         keys = [lineage_key(seed, row.node.lineage) for row in self.rows]
         self.keys = stack_keys(keys, device)
+        greedy = [row.node.greedy for row in self.rows]
+        self.greedy = torch.tensor(greedy, device=device) if any(greedy) else None
         starts = [row.node.start + max(0, len(row.tokens) - 1) for row in self.rows]
         self.positions = torch.tensor(starts, device=device)
 
@@ -84,6 +86,7 @@ class Batch:
         self._is_padding = [self._is_padding[index] for index in kept]
         index = torch.tensor(kept, device=self.keys.device)
         self.keys, self.positions = self.keys[index], self.positions[index]
+        self.greedy = self.greedy[index] if self.greedy is not None else None
 
 
 def worth_compacting(num_active: int, num_rows: int) -> bool:

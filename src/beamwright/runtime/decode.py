@@ -155,7 +155,7 @@ class StepDecoder:
         while True:
             if hidden is not None:
                 tokens, logprobs = self._sampler.sample(
-                    decoder.logits(hidden), batch.keys, batch.positions
+                    decoder.logits(hidden), batch.keys, batch.positions, batch.greedy
                 )
                 batch.append(tokens.tolist(), logprobs.tolist())
                 self._stop(batch, session, stops, tokens)

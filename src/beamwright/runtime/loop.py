@@ -135,10 +135,10 @@ def _open_nodes(runs: Sequence[TreeRun]) -> tuple[Node, ...]:
 
 def _obey(tree: SearchTree, action: Action) -> None:
     match action:
-        case Extend(node, children):
+        case Extend(node, children, greedy):
             if node.state is NodeState.CANDIDATE:
                 tree.keep(node)
-            tree.expand(node, children)
+            tree.expand(node, children, greedy=greedy)
         case Prune(node):
             tree.prune(node)
         case Complete(node):

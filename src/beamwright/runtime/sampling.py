@@ -76,11 +76,16 @@ class Sampler:
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
 
     def sample(
-        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        greedy: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [rows] and their log-probabilities [rows] under the untempered model.
 
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
+        greedy: [rows], True where the likeliest token is taken; None if nowhere.
         """
         logits = logits[:, : self._num_tokens].float()
         if self._settings.temperature == 0:
@@ -88,6 +93,8 @@ class Sampler:
         else:
             allowed = self._filter(logits / self._settings.temperature)
             chosen = gumbel_noise(keys, positions, self._spread).add_(allowed).argmax(-1)
+            if greedy is not None:
+                chosen = torch.where(greedy, logits.argmax(-1), chosen)
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
 

@@ -65,7 +65,10 @@ def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
     if settings.step_tokens is not None:
         limits.append(RowLimit(settings.step_tokens, StopReason.STEP_LENGTH))
     else:
-        limits.append(RowLimit(settings.max_step_tokens, StopReason.STEP_LIMIT))
+        most = settings.max_step_tokens
+        if settings.step_limits is not None:
+            most = settings.step_limits[min(node.depth, len(settings.step_limits)) - 1]
+        limits.append(RowLimit(most, StopReason.STEP_LIMIT))
     return min(limits, key=lambda limit: limit.tokens)
 
 

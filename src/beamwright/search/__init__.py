@@ -1,33 +1,125 @@
 """Strategies: pure policies over a scored tree. One file and one table row each.
 
-Knows no models, no KV, no schedules. LBS section 2.3; FACTS 3.
+Knows no models, no KV, no schedules. LBS section 2.3; FlashTTS section 2; FACTS 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from beamwright.config import SearchSettings
+from beamwright.config import SearchSettings, Settings
 from beamwright.errors import InputError
 from beamwright.protocols import Strategy
 from beamwright.search.beam import BeamSearch
 from beamwright.search.best_of_n import BestOfN
+from beamwright.search.choose import Choice
+from beamwright.search.dvts import DiverseTrees
+from beamwright.search.dynamic import DynamicBranching
+from beamwright.search.lookahead import Lookahead
+from beamwright.search.particles import ParticleFilter
 
-STRATEGIES: dict[str, Callable[[SearchSettings], Strategy]] = {
-    "best-of-n": BestOfN,
-    "beam": BeamSearch,
-}
+KNOBS = ("branching", "score_temperature", "ess", "lookahead")
+VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """A strategy by name.
+
+    meaning: one line for people. knobs: of `KNOBS`, those it reads. choose: how its answer is
+    chosen where the settings do not say. step_limits: its steps' lengths, likewise.
+    """
+
+    make: Callable[[SearchSettings], Strategy]
+    meaning: str
+    knobs: tuple[str, ...] = ()
+    choose: Choice = "best"
+    step_limits: tuple[int, ...] | None = None
+
+
+STRATEGIES: dict[str, StrategyRow] = {
+    "best-of-n": StrategyRow(BestOfN, "n independent paths, the best-scored answer"),
+    "majority": StrategyRow(
+        BestOfN, "n independent paths, the most frequent answer (self-consistency)",
+        choose="majority",
+    ),
+    "weighted": StrategyRow(
+        BestOfN, "n independent paths, the answer with the largest summed score",
+        choose="weighted",
+    ),
+    "beam": StrategyRow(
+        BeamSearch, "keep the best n / width steps a round, width children each"
+    ),
+    "dvts": StrategyRow(
+        DiverseTrees, "n / width separate subtrees, the best of width children in each"
+    ),
+    "dynamic": StrategyRow(
+        DynamicBranching, "children in proportion to the score: softmax (REBASE) or linear",
+        knobs=("branching", "score_temperature"),
+    ),
+    "varying": StrategyRow(
+        BeamSearch, "beam search with short steps first: 64 tokens three times, then up to 2048",
+        step_limits=VARYING_LIMITS,
+    ),
+    "lookahead": StrategyRow(
+        Lookahead, "beam search that scores a candidate by a greedy rollout of k steps",
+        knobs=("lookahead",),
+    ),
+    "particles": StrategyRow(
+        ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
+        knobs=("score_temperature", "ess"),
+    ),
+}  # fmt: skip
 
 
 def make_strategy(settings: SearchSettings) -> Strategy:
     """The strategy that `--search` names, with its settings checked.
 
     Raises:
-        InputError: for an unknown name, or settings that the strategy cannot work with.
+        InputError: for an unknown name, a knob of another strategy, or settings that the strategy
+            cannot work with.
+    """
+    row = strategy_row(settings)
+    for knob in KNOBS:
+        if getattr(settings, knob) is not None and knob not in row.knobs:
+            raise InputError(f"--{knob.replace('_', '-')} is no knob of --search {settings.search}")
+    return row.make(settings)
+
+
+def strategy_row(settings: SearchSettings) -> StrategyRow:
+    """The row that `--search` names.
+
+    Raises:
+        InputError: for an unknown name.
     """
     if settings.search not in STRATEGIES:
         raise InputError(f"--search {settings.search!r}: choose one of {', '.join(STRATEGIES)}")
-    return STRATEGIES[settings.search](settings)
+    return STRATEGIES[settings.search]
 
 
-__all__ = ["STRATEGIES", "BeamSearch", "BestOfN", "make_strategy"]
+def with_defaults(settings: Settings) -> Settings:
+    """Settings in which the strategy's own choice and step lengths stand where none were given."""
+    row = strategy_row(settings.search)
+    search, step = settings.search, settings.step
+    if search.choose is None:
+        search = search.model_copy(update={"choose": row.choose})
+    if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:
+        step = step.model_copy(update={"step_limits": row.step_limits})
+    return settings.model_copy(update={"search": search, "step": step})
+
+
+__all__ = [
+    "KNOBS",
+    "STRATEGIES",
+    "BeamSearch",
+    "BestOfN",
+    "DiverseTrees",
+    "DynamicBranching",
+    "Lookahead",
+    "ParticleFilter",
+    "StrategyRow",
+    "make_strategy",
+    "strategy_row",
+    "with_defaults",
+]

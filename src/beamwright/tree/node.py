@@ -48,6 +48,7 @@ class Node:
     usage: tokens spent on this node: "overrun", "generator_prefilled", "generator_reused",
         "verifier_prefilled", "verifier_reused".
     problem_text: the problem as the verifier reads it (root only).
+    greedy: its tokens are the likeliest, not drawn (a rollout).
     """
 
     lineage: Lineage
@@ -64,6 +65,7 @@ class Node:
     handles: dict[str, Any] = field(default_factory=dict)
     usage: Counter[str] = field(default_factory=Counter)
     problem_text: str = ""
+    greedy: bool = False
 
     @property
     def end(self) -> int:

@@ -31,13 +31,13 @@ class SearchTree:
 
     # --- growing -----------------------------------------------------------------------------
 
-    def expand(self, node: Node, num_children: int) -> list[Node]:
+    def expand(self, node: Node, num_children: int, *, greedy: bool = False) -> list[Node]:
         """Open `num_children` children of `node`; ordinals go on from those that exist."""
         if node.state is not NodeState.KEPT:
             raise ValueError(f"{node!r} cannot be extended")
         first = len(node.children)
         children = [
-            Node((*node.lineage, first + i), node, node.end, text=node.text)
+            Node((*node.lineage, first + i), node, node.end, text=node.text, greedy=greedy)
             for i in range(num_children)
         ]
         node.children.extend(children)

@@ -15,14 +15,9 @@ from typing import Literal
 from beamwright.config import ScheduleSettings, SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import (
-    Action,
-    Complete,
     DecodeWork,
     Event,
-    Extend,
-    Finish,
     KVDemand,
-    Prune,
     StepDecoded,
     StepScored,
     Strategy,
@@ -103,42 +98,12 @@ def _last(scores: Sequence[float | None]) -> float | None:
 
 def _strategy(search: SyntheticSearch) -> Strategy:
     settings = SearchSettings(
-        search="best-of-n" if search.search == "best-of-n" else "beam",
+        search=search.search,
         n=search.num_beams,
         width=search.width,
         max_rounds=search.generate_tokens,  # every step has a token: never reached
     )
-    strategy = make_strategy(settings)
-    if search.search == "dvts":
-        return IndependentSubtrees(search.width, search.num_beams)
-    return strategy
-
-
-class IndependentSubtrees:
-    """DVTS: n / width subtrees, each of which keeps the best of its own `width` candidates."""
-
-    def __init__(self, width: int, num_beams: int) -> None:
-        self._width, self._num_beams = width, num_beams
-
-    def select(self, tree: SearchTree) -> list[Action]:
-        """See `protocols.Strategy`."""
-        if tree.rounds == 0:
-            return [Extend(tree.root, self._num_beams)]
-        families: dict[int, list[Node]] = {}
-        for node in tree.candidates():
-            families.setdefault(int(node.lineage[1]) // self._width, []).append(node)
-        actions: list[Action] = []
-        going = False
-        for candidates in families.values():
-            ended = [node for node in candidates if node.ended]
-            actions += map(Complete, ended)
-            others = [node for node in candidates if not node.ended]
-            others.sort(key=lambda node: -(node.score or 0.0))
-            if others:
-                going = True
-                actions.append(Extend(others[0], len(candidates) - len(ended)))
-                actions += map(Prune, others[1:])
-        return actions if going else [*actions, Finish()]
+    return make_strategy(settings)
 
 
 class _Chance:

@@ -1,0 +1,53 @@
+"""Diverse verifier tree search: n / width subtrees that never compete; the best child of each.
+
+search-and-learn prunes a subtree whose best child has ended to one finished path. Here each
+subtree has `width` places, and its finished paths keep theirs, so a search ends with exactly n.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from beamwright.config import SearchSettings
+from beamwright.protocols import Action, Extend, Prune
+from beamwright.search.beam import check_width
+from beamwright.search.ranking import ranked
+from beamwright.search.rounds import open_round
+from beamwright.tree import Node, SearchTree
+
+
+class DiverseTrees:
+    """Subtree s owns the root's children s * width to (s + 1) * width - 1.
+
+    Raises:
+        InputError: if n < width, or width does not divide n.
+    """
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self.settings = settings
+        check_width(settings)
+
+    def select(self, tree: SearchTree) -> list[Action]:
+        """See `protocols.Strategy`."""
+        settings = self.settings
+        if tree.rounds == 0:
+            return [Extend(tree.root, settings.n)]
+        this = open_round(tree, settings)
+        if this.over:
+            return list(this.actions)
+        places: defaultdict[int, int] = defaultdict(lambda: settings.width)
+        for node in (*tree.finished(), *(node for node in tree.candidates() if node.ended)):
+            places[self._subtree(node)] -= 1
+        subtrees: defaultdict[int, list[Node]] = defaultdict(list)
+        for node in this.going:
+            subtrees[self._subtree(node)].append(node)
+        actions = list(this.actions)
+        for number, nodes in sorted(subtrees.items()):
+            best, *rest = ranked(nodes)
+            actions += [Extend(best, places[number]), *map(Prune, rest)]
+        return actions
+
+    def _subtree(self, node: Node) -> int:
+        ordinal = node.lineage[1]
+        assert isinstance(ordinal, int)
+        return ordinal // self.settings.width

@@ -1,0 +1,55 @@
+"""Driving strategies by hand: one round of candidates, and whole searches by chance."""
+
+import random
+
+from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.tree import NodeState, StopReason
+from fakes import add_step, new_tree
+
+
+def first_round(scores, ended=()):
+    """A tree whose root has candidates with these scores; `ended` are those whose path is over."""
+    tree = new_tree()
+    nodes = tree.expand(tree.root, len(scores))
+    for i, (node, score) in enumerate(zip(nodes, scores, strict=True)):
+        stop = StopReason.EOS if i in ended else StopReason.DELIMITER
+        add_step(tree, node, f"{i}.", stop=stop)
+        node.score = score
+    tree.rounds = 1
+    return tree, nodes
+
+
+def obey(tree, actions):
+    """Apply actions as the loop does; nothing is judged twice. Returns the reason of a Finish."""
+    judged, reason = set(), None
+    for action in actions:
+        if isinstance(action, Finish):
+            tree.done, reason = True, action.reason
+            continue
+        assert action.node not in judged
+        judged.add(action.node)
+        if isinstance(action, Complete):
+            tree.finish(action.node)
+        elif isinstance(action, Prune):
+            tree.prune(action.node)
+        elif isinstance(action, Extend):
+            assert action.children > 0
+            if action.node.state is NodeState.CANDIDATE:
+                tree.keep(action.node)
+            tree.expand(action.node, action.children, greedy=action.greedy)
+    return reason
+
+
+def play(strategy, seed, ends=0.3, check=lambda tree: None):
+    """A whole search with scores and ends by chance; `check` sees the tree after each selection."""
+    rng, tree = random.Random(seed), new_tree()
+    while not tree.done:
+        reason = obey(tree, strategy.select(tree))
+        check(tree)
+        for node in tree.open_nodes():
+            stop = StopReason.EOS if rng.random() < ends else StopReason.DELIMITER
+            add_step(tree, node, rng.choice("abc"), stop=stop)
+            node.score = rng.choice([None, rng.random(), -rng.random()])
+        tree.rounds += 1
+        assert tree.rounds < 200
+    return tree, reason

@@ -1,0 +1,54 @@
+import random
+
+import pytest
+
+from beamwright.search.share import effective_size, largest_remainder, systematic, weights_of
+
+
+def test_shares_add_up_and_follow_the_weights():
+    assert largest_remainder([3.0, 1.0], 8) == [6, 2]
+    assert largest_remainder([1.0, 1.0, 1.0], 4) == [2, 1, 1], "ties go to who comes first"
+    assert largest_remainder([0.55, 0.45], 1) == [1, 0]
+    assert largest_remainder([1.0, 0.0], 3) == [3, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares_are_within_one_of_the_exact_ones(seed):
+    rng = random.Random(seed)
+    weights = [rng.random() for _ in range(rng.randint(1, 12))]
+    total = rng.randint(1, 40)
+    for shares in (
+        largest_remainder(weights, total),
+        systematic(weights, total, rng.random()),
+    ):
+        assert sum(shares) == total
+        for share, weight in zip(shares, weights, strict=True):
+            assert abs(share - total * weight / sum(weights)) < 1 + 1e-9
+
+
+def test_systematic_resampling_is_unbiased():
+    weights, total, draws = [0.1, 0.25, 0.65], 4, 2000
+    sums = [0, 0, 0]
+    for draw in range(draws):
+        for i, share in enumerate(systematic(weights, total, (draw + 0.5) / draws)):
+            sums[i] += share
+    assert [each / draws for each in sums] == pytest.approx([0.4, 1.0, 2.6], abs=1e-3)
+
+
+def test_a_weight_of_nothing_is_never_drawn():
+    assert systematic([0.0, 1.0, 0.0], 5, 0.0) == [0, 5, 0]
+    assert systematic([1.0, 0.0, 1.0], 2, 0.0) == [1, 0, 1]
+
+
+def test_weights():
+    soft = weights_of([1.0, 0.0], "softmax", 0.5)
+    assert soft[0] / soft[1] == pytest.approx(2.718281828**2)
+    assert weights_of([0.2, 0.6], "linear", 1.0) == [0.2, 0.6]
+    assert weights_of([-1.0, None], "linear", 1.0) == [1.0, 0.0], "log-probabilities weigh exp"
+    assert weights_of([None, float("nan")], "softmax", 1.0) == [1.0, 1.0]
+    assert weights_of([0.0, 0.0], "linear", 1.0) == [1.0, 1.0]
+
+
+def test_effective_size():
+    assert effective_size([1.0, 1.0, 1.0]) == pytest.approx(3)
+    assert effective_size([1.0, 0.0, 0.0]) == pytest.approx(1)

@@ -1,0 +1,72 @@
+"""The table of strategies: every row plays whole searches; knobs and their errors."""
+
+import pytest
+
+from beamwright.config import SearchSettings, Settings
+from beamwright.errors import InputError
+from beamwright.search import KNOBS, STRATEGIES, make_strategy, with_defaults
+from played import play
+
+VALUES = {"branching": "linear", "score_temperature": 0.5, "ess": 0.5, "lookahead": 2}
+
+
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_search_ends_with_exactly_n_finished_candidates(name, seed):
+    n, width = [(4, 2), (8, 4), (6, 3), (1, 1), (9, 3)][seed % 5]
+    strategy = make_strategy(SearchSettings(search=name, n=n, width=width, max_rounds=150))
+    tree, reason = play(strategy, seed)
+    assert len(tree.finished()) == n
+    assert reason is None
+    assert not tree.open_nodes()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_round_limit_is_named(name):
+    strategy = make_strategy(SearchSettings(search=name, n=4, width=2, max_rounds=3))
+    tree, reason = play(strategy, 1, ends=0.0)
+    assert reason == "4 of 4 paths reached --max-rounds"
+    assert tree.finished() == []
+    assert {node.depth for node in tree.candidates()} == {3}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_same_scores_give_the_same_tree(name):
+    settings = SearchSettings(search=name, n=8, width=2, max_rounds=50)
+    trees = [play(make_strategy(settings), 5)[0] for _ in range(2)]
+    one, two = ([(n.lineage, n.state, n.text) for n in tree.nodes()] for tree in trees)
+    assert one == two
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_a_knob_of_another_strategy_is_an_error(knob):
+    for name, row in STRATEGIES.items():
+        settings = SearchSettings(search=name, n=4, width=2, **{knob: VALUES[knob]})
+        if knob in row.knobs:
+            make_strategy(settings)
+        else:
+            flag = knob.replace("_", "-")
+            with pytest.raises(InputError, match=f"--{flag} is no knob of --search {name}"):
+                make_strategy(settings)
+
+
+def test_every_knob_belongs_to_someone_and_every_meaning_is_one_line():
+    assert {knob for row in STRATEGIES.values() for knob in row.knobs} == set(KNOBS)
+    assert all(row.meaning and "\n" not in row.meaning for row in STRATEGIES.values())
+
+
+def test_a_strategy_brings_its_own_choice_and_step_lengths():
+    assert with_defaults(Settings.build(search="majority")).search.choose == "majority"
+    assert with_defaults(Settings.build(search="weighted")).search.choose == "weighted"
+    assert with_defaults(Settings.build(search="majority", choose="best")).search.choose == "best"
+    assert with_defaults(Settings.build(search="varying")).step.step_limits == (64, 64, 64, 2048)
+    given = with_defaults(Settings.build(search="varying", step_limits="8,16"))
+    assert given.step.step_limits == (8, 16)
+    assert with_defaults(Settings.build(search="varying", step_tokens=4)).step.step_limits is None
+    assert with_defaults(Settings.build()).step.step_limits is None
+
+
+@pytest.mark.parametrize("text", ["", "4,x", "0", "4,,5"])
+def test_step_limits_must_be_numbers(text):
+    with pytest.raises(InputError, match="step_limits"):
+        Settings.build(step_limits=text)
