@@ -1,0 +1,88 @@
+"""search-and-learn's beam search, against a transcription of its loop over plain lists."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import pytest
+
+from beamwright.config import SearchSettings
+from beamwright.search.compat import SearchAndLearnBeam, padded
+from beamwright.tree import StopReason
+from fakes import add_step, new_tree
+from played import obey
+
+
+@dataclass
+class Beam:
+    """A beam of the transcription. choices: which copy of its parent it was, from the root."""
+
+    choices: tuple = ()
+    pruned: bool = False
+
+
+def chance(choices, salt):
+    digest = hashlib.sha256(f"{salt} {choices}".encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
+def transcription(n, width, rounds, ends, salt):
+    """Active beams of every round in list order, and finished ones in order of finishing."""
+    active, levels, completed = [Beam() for _ in range(n)], [], []
+    for _ in range(rounds):
+        active = [beam for beam in active if not beam.pruned]
+        if len(active) != n:
+            repeats = n // len(active) + 1
+            active = [replace(beam) for beam in (active * repeats)[:n]]
+        copies = {}
+        for beam in active:
+            copy = copies.get(beam.choices, 0)
+            copies[beam.choices] = copy + 1
+            beam.choices = (*beam.choices, copy)
+        levels.append([beam.choices for beam in active])
+        ended = [chance(beam.choices, f"end {salt}") < ends for beam in active]
+        completed += [b.choices for b, e in zip(active, ended, strict=True) if e]
+        active = [b for b, e in zip(active, ended, strict=True) if not e]
+        if not active:
+            break
+        scores = [chance(beam.choices, salt) for beam in active]
+        top = sorted(range(len(scores)), key=scores.__getitem__)[-(n // width) :]
+        for place, beam in enumerate(active):
+            beam.pruned = place not in top
+    return levels, completed
+
+
+def ours(n, width, rounds, ends, salt):
+    strategy, tree = SearchAndLearnBeam(SearchSettings(n=n, width=width, max_rounds=rounds)), None
+    tree, levels, completed = new_tree(), [], []
+    while not tree.done:
+        before = set(tree.finished())
+        obey(tree, strategy.select(tree))
+        fresh = [node.lineage[1:] for node in tree.finished() if node not in before]
+        completed += sorted(fresh, key=lambda choices: choices[::-1])
+        nodes = tree.open_nodes()
+        for node in nodes:
+            choices = node.lineage[1:]
+            end = chance(choices, f"end {salt}") < ends
+            add_step(tree, node, "x", stop=StopReason.EOS if end else StopReason.DELIMITER)
+            node.score = chance(choices, salt)
+        if nodes:
+            levels.append([node.lineage[1:] for node in nodes])
+        tree.rounds += 1
+    return levels, completed
+
+
+@pytest.mark.parametrize("ends", [0.0, 0.2, 0.6])
+@pytest.mark.parametrize(("n", "width"), [(4, 4), (8, 2), (9, 3), (16, 4), (10, 4), (3, 4)])
+def test_the_same_beams_as_search_and_learn(n, width, ends):
+    for salt in range(5):
+        theirs, finished = transcription(n, width, 6, ends, salt)
+        levels, completed = ours(n, width, 6, ends, salt)
+        assert [set(level) for level in levels] == [set(level) for level in theirs]
+        assert completed == finished
+        assert padded(completed, n) == padded(finished, n)
+
+
+def test_padding():
+    assert padded([1, 2, 3], 2) == [1, 2]
+    assert padded([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert padded([], 4) == []
