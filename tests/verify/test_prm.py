@@ -114,7 +114,8 @@ class Oracle:
             begin = len(text)
             text += step.step_text
             end = len(text)
-            text += template.step_suffix
+            if step.step_text:  # an empty step leaves no trace
+                text += template.step_suffix
         if end == begin:
             return None
         (ids,), (spans,) = self.codec.encode_with_offsets([text])

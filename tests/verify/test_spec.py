@@ -39,8 +39,19 @@ def test_a_complete_spec_is_read():
             },
             "features",
         ),
-        ({"activation": "sigmoid"}, "softmax goes with logit_pair and two_layer"),
-        ({"head": {"kind": "linear", "file": "h"}}, "softmax goes with logit_pair and two_layer"),
+        ({"activation": "sigmoid"}, "a logit_pair head goes with softmax only"),
+        (
+            {"head": {"kind": "token_mlp", "file": "h", "features": ["gap"]}},
+            "softmax goes with logit_pair, two_layer and linear heads",
+        ),
+        ({"template": {"layout": "dialogue"}}, "layout: dialogue needs a marker"),
+        ({"template": {"layout": "answer"}}, "layout: answer cannot be read at marker"),
+        ({"template": {"layout": "dialogue", "marker": "+"}, "read": "end"}, "cannot be read at"),
+        ({"template": {"layout": "answer", "prefix": "x"}, "read": "end"}, "layout: text only"),
+        ({"template": {"prefix": "x", "system": "y"}, "read": "end"}, "not with a prefix"),
+        ({"template": {"split": "\n"}, "read": "end"}, "split needs a step_suffix"),
+        ({"template": {"split": "\n", "step_suffix": "\n"}, "read": "end"}, "split needs read"),
+        ({"scores": "sometimes"}, "scores"),
         ({"aggregate": "max"}, "aggregate"),
     ],
 )
@@ -49,9 +60,14 @@ def test_an_impossible_spec_says_why(change, complaint):
         VerifierSpec.model_validate({**GOOD, **change})
 
 
-def test_a_folder_without_a_spec_names_the_file(tmp_path):
+def test_a_linear_head_may_have_two_classes():
+    spec = VerifierSpec.model_validate({**GOOD, "head": {"kind": "linear", "layers": ["score"]}})
+    assert (spec.activation, spec.head.reads_logits) == ("softmax", False)
+
+
+def test_a_folder_without_a_spec_names_the_file(generator_folder):
     with pytest.raises(InputError, match=r"no verifier\.yaml says how its scores are read"):
-        load_spec(tmp_path)
+        load_spec(generator_folder)
 
 
 @pytest.mark.parametrize(

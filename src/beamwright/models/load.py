@@ -75,7 +75,8 @@ def load_model(
         return LoadedModel(Decoder(shape, pack_weights(weights)), None, None)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
-    weights = load_weights(folder, shape, dtype, device)
+    needs_logits = role == "generator"  # a verifier may have a head of its own and no other
+    weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits)
     codec = TextCodec.load(folder, chat_template)
     return LoadedModel(Decoder(shape, pack_weights(weights)), codec, folder)
 

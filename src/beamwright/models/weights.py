@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -128,10 +128,38 @@ class _Reader:
         return Norm(shape.norm, size, shape.norm_eps, self.need(f"{name}.weight", size), bias)
 
 
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Names of all tensors in a checkpoint folder; reads no weights.
+
+    Raises:
+        InputError: for missing or unreadable files.
+    """
+    return frozenset(_Checkpoint(folder).names())
+
+
+def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Those of the named tensors that a checkpoint folder has, as they are stored.
+
+    Raises:
+        InputError: for missing or unreadable files.
+    """
+    checkpoint = _Checkpoint(folder)
+    found = {name: checkpoint.get(name) for name in names}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 def load_weights(
-    folder: Path, shape: ModelShape, dtype: torch.dtype, device: str
+    folder: Path,
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    need_lm_head: bool = True,
 ) -> DecoderWeights:
     """Read a checkpoint folder.
+
+    need_lm_head: False for a model whose logits nobody reads (a reward model with its own head);
+    the embedding stands in for an LM head that is not there.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
@@ -142,7 +170,8 @@ def load_weights(
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
     reader = _Reader(checkpoint.get, prefix, dtype, device, str(folder))
     head = _Reader(checkpoint.get, "", dtype, device, str(folder))
-    return _assemble(shape, reader, head)
+    needed = need_lm_head or "lm_head.weight" in names
+    return _assemble(shape, reader, head, need_lm_head=needed)
 
 
 def random_weights(shape: ModelShape, dtype: torch.dtype, device: str, seed: int) -> DecoderWeights:
@@ -160,12 +189,14 @@ def random_weights(shape: ModelShape, dtype: torch.dtype, device: str, seed: int
     return _assemble(shape, reader, reader)
 
 
-def _assemble(shape: ModelShape, reader: _Reader, head: _Reader) -> DecoderWeights:
+def _assemble(
+    shape: ModelShape, reader: _Reader, head: _Reader, *, need_lm_head: bool = True
+) -> DecoderWeights:
     opt = shape.architecture == "opt"
     embed = shape.embed_dim or shape.hidden
     embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
     lm_head = Linear(embedding)
-    if not shape.tied:
+    if need_lm_head and not shape.tied:
         lm_head = Linear(head.need("lm_head.weight", shape.vocab, embed))
     make_layer = _opt_layer if opt else _llama_layer
     final = "final_layer_norm" if opt else "norm"

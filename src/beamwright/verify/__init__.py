@@ -1,22 +1,35 @@
 """Verifiers: declared formats, heads, scores and their aggregation. KV of a PRM is on the tree.
 
-`make_verifier` reads `PATH | bundled | likelihood:PATH | logprob | none`.
+`resolve_verifier` reads what `--verifier` names; a family is a row in `families/`.
 """
 
 from beamwright.verify.aggregate import AGGREGATES, aggregate
-from beamwright.verify.confidence import LogprobVerifier, NoVerifier
+from beamwright.verify.confidence import (
+    DeepConfVerifier,
+    LogprobVerifier,
+    MinLogprobVerifier,
+    NoVerifier,
+)
+from beamwright.verify.detect import families, family_spec, load_spec
+from beamwright.verify.function import CallableVerifier, ScoreFunction
 from beamwright.verify.make import VerifierSource, resolve_verifier
 from beamwright.verify.prm import PrmVerifier
-from beamwright.verify.spec import VerifierSpec, load_spec
+from beamwright.verify.spec import VerifierSpec
 
 __all__ = [
     "AGGREGATES",
+    "CallableVerifier",
+    "DeepConfVerifier",
     "LogprobVerifier",
+    "MinLogprobVerifier",
     "NoVerifier",
     "PrmVerifier",
+    "ScoreFunction",
     "VerifierSource",
     "VerifierSpec",
     "aggregate",
+    "families",
+    "family_spec",
     "load_spec",
     "resolve_verifier",
 ]

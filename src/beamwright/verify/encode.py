@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from beamwright.models import TextCodec
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
+from beamwright.verify.write import PathWriter, Written
+
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -22,60 +25,82 @@ class Encoded:
 
 
 class PathEncoder:
-    """Writes paths in a verifier's format.
+    """Encodes paths in a verifier's format.
 
-    Text is encoded whole, so a step's first tokens may merge with the one before; what that
-    changes is found by comparing tokens with the parent's (`common_prefix`).
+    Text is encoded whole (`joint`), so a step's first tokens may merge with the one before, or
+    part by part; either way, what a step changes is found by comparing tokens with the parent's
+    (`common_prefix`).
+
+    Raises:
+        InputError: if the format needs a chat template and the checkpoint has none.
     """
 
     def __init__(self, spec: VerifierSpec, codec: TextCodec) -> None:
         self._spec, self._codec = spec, codec
-
-    def prefix(self, problem: str) -> str:
-        """The text before the first step."""
-        written = self._spec.template.prefix
-        if written is not None:
-            return written.replace("{problem}", problem)
-        return self._codec.decode_raw(self._codec.render(problem))
+        self._writer = PathWriter(spec, codec)
+        bos = codec.tokenizer.bos_token_id if spec.template.bos else None
+        self._first: list[int] = [] if bos is None else [bos]
 
     def encode_prefix(self, problem: str) -> list[int]:
         """Token ids of the text before the first step."""
-        return self._codec.encode(self.prefix(problem))
+        return [*self._first, *self._codec.encode(self._writer.prefix(problem))]
 
     def encode(self, problem: str, nodes: Sequence[Node]) -> list[Encoded]:
         """Encode the paths that end in these nodes."""
-        prefix, suffix = self.prefix(problem), self._spec.template.step_suffix
-        texts: list[str] = []
-        spans: list[tuple[int, int]] = []
-        for node in nodes:
-            text = prefix
-            begin = end = len(text)
-            for step in node.path()[1:]:
-                begin, end = len(text), len(text) + len(step.step_text)
-                text += step.step_text + suffix
-            texts.append(text)
-            spans.append((begin, end))
-        ids, offsets = self._codec.encode_with_offsets(texts)
-        return [
-            Encoded(list(i), self._read_at(o, *span))
-            for i, o, span in zip(ids, offsets, spans, strict=True)
-        ]
+        written = self._writer.write(problem, nodes)
+        ids, spans = self._encode_parts([path.parts for path in written])
+        found: list[Encoded] = []
+        for node, path, own_ids, own_spans in zip(nodes, written, ids, spans, strict=True):
+            wanted = self._spec.scores == "every_step" or node.ended
+            shifted = [(0, 0)] * len(self._first) + list(own_spans)
+            read_at = self._read_at(shifted, path) if wanted else []
+            found.append(Encoded([*self._first, *own_ids], read_at))
+        return found
 
-    def _read_at(self, offsets: list[tuple[int, int]], begin: int, end: int) -> list[int]:
-        """Tokens to read for the step whose text stands at [begin, end)."""
+    def _encode_parts(
+        self, paths: Sequence[Sequence[str]]
+    ) -> tuple[list[list[int]], list[list[Span]]]:
+        """Token ids and character spans of each path."""
+        if self._spec.template.joint:
+            return self._codec.encode_with_offsets(["".join(parts) for parts in paths])
+        unique = list(dict.fromkeys(part for parts in paths for part in parts))
+        coded_ids, coded_spans = self._codec.encode_with_offsets(unique)
+        coded = dict(zip(unique, zip(coded_ids, coded_spans, strict=True), strict=True))
+        all_ids: list[list[int]] = []
+        all_spans: list[list[Span]] = []
+        for parts in paths:
+            ids: list[int] = []
+            spans: list[Span] = []
+            start = 0
+            for part in parts:
+                ids.extend(coded[part][0])
+                spans.extend((start + a, start + b) for a, b in coded[part][1])
+                start += len(part)
+            all_ids.append(ids)
+            all_spans.append(spans)
+        return all_ids, all_spans
+
+    def _read_at(self, spans: list[Span], path: Written) -> list[int]:
+        """Indices of the tokens to read for the path's last step."""
+        read, (begin, end) = self._spec.read, path.step
+        if read in ("marker", "before_marker"):
+            return self._at_marks(spans, path.marks)
+        if read == "end":
+            return [len(spans) - 1] if path.complete else []
         first = 1 if self._spec.head.looks_back else 0  # nothing stands before the first token
-        spans = list(enumerate(offsets))[first:]
-        inside = [i for i, (a, b) in spans if b > begin and a < end and b > a]
-        if not inside:
-            return []
-        if self._spec.read == "every_token":
-            return inside
-        if self._spec.read == "step_end":
-            return inside[-1:]
-        template = self._spec.template
-        at = end + template.step_suffix.index(template.marker or "")
-        found = [i for i, (a, b) in enumerate(offsets) if a <= at < b][:1]
-        return found if self._spec.read == "marker" else [i - 1 for i in found]
+        numbered = list(enumerate(spans))[first:]
+        inside = [i for i, (a, b) in numbered if b > begin and a < end and b > a]
+        return inside if read == "every_token" else inside[-1:]
+
+    def _at_marks(self, spans: list[Span], marks: Sequence[Span]) -> list[int]:
+        """The token that completes each marker, or the one before the marker's first."""
+        found: list[int] = []
+        for begin, end in marks:
+            if self._spec.read == "marker":
+                found.extend([i for i, (a, b) in enumerate(spans) if a < end <= b][-1:])
+            else:
+                found.extend([i - 1 for i, (a, b) in enumerate(spans) if a <= begin < b and i][:1])
+        return found
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

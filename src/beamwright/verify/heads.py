@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel
 from beamwright.models.decoder import padded_rows
+from beamwright.models.weights import read_tensors, tensor_names
 from beamwright.verify.spec import Head, VerifierSpec
 
 
@@ -33,11 +34,13 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     Raises:
         InputError: if its tokens or its weights are not there.
     """
+    if spec.head.reads_logits:
+        _need_lm_head(spec, model)
     if spec.head.kind == "logit_pair":
         return _LogitPair(spec.head, model)
     if spec.head.kind == "token_logprob":
         return _TokenMlp(Head(kind="token_logprob", features=("logprob",)), model, [], "exp")
-    layers = _read_layers(spec.head, model)
+    layers = _read_layers(spec, model)
     if spec.head.kind == "token_mlp":
         return _TokenMlp(spec.head, model, layers, spec.activation)
     return _Stack(layers, spec.activation)
@@ -127,16 +130,46 @@ def _token_id(token: str | int | None, model: LoadedModel) -> int:
     return ids[0]
 
 
-def _read_layers(head: Head, model: LoadedModel) -> Layers:
-    file = Path(model.folder or ".") / (head.file or "")
-    if not file.is_file():
-        raise InputError(f"verifier head {file}: no such file")
-    tensors = load_file(file)
-    place = {"dtype": model.decoder.dtype, "device": model.decoder.device}
-    layers: Layers = []
-    while (weight := tensors.get(f"layers.{len(layers)}.weight")) is not None:
-        bias = tensors.get(f"layers.{len(layers)}.bias")
-        layers.append((weight.to(**place), None if bias is None else bias.to(**place)))
-    if not layers:
-        raise InputError(f"verifier head {file}: no tensor named layers.0.weight")
+def _need_lm_head(spec: VerifierSpec, model: LoadedModel) -> None:
+    if model.folder is None or model.decoder.shape.tied:
+        return
+    if "lm_head.weight" not in tensor_names(model.folder):
+        raise InputError(
+            f"verifier {model.folder}: a {spec.head.kind} head reads logits, and there is no "
+            "tensor named lm_head.weight"
+        )
+
+
+def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:
+    head = spec.head
+    folder = model.folder or Path(".")
+    where = folder if head.file is None else folder / head.file
+    if head.file is not None and not where.is_file():
+        raise InputError(f"verifier head {where}: no such file")
+    stored = load_file(where) if head.file is not None else read_tensors(folder, _both(head.layers))
+    dtype, device = model.decoder.dtype, model.decoder.device
+    tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
+    names = head.layers or _numbered(tensors)
+    for name in names or ("layers.0",):
+        if f"{name}.weight" not in tensors:
+            raise InputError(f"verifier head {where}: no tensor named {name}.weight")
+    layers = [(tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in names]
+    needed, found = 2 if spec.activation == "softmax" else 1, layers[-1][0].shape[0]
+    if found != needed:
+        raise InputError(
+            f"verifier head {where}: {names[-1]}.weight gives {found} values, and "
+            f"{spec.activation} needs {needed}"
+        )
     return layers
+
+
+def _both(layers: tuple[str, ...]) -> list[str]:
+    return [f"{name}.{part}" for name in layers for part in ("weight", "bias")]
+
+
+def _numbered(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """`layers.0`, `layers.1`, ... as far as they go."""
+    count = 0
+    while f"layers.{count}.weight" in tensors:
+        count += 1
+    return [f"layers.{number}" for number in range(count)]

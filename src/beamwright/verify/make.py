@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, load_model
-from beamwright.verify.confidence import LogprobVerifier, NoVerifier
-from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec, load_spec
+from beamwright.models.load import resolve_folder
+from beamwright.protocols import Verifier
+from beamwright.verify.confidence import WITHOUT_MODEL
+from beamwright.verify.detect import family_spec, load_spec
+from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
 
-_LIKELIHOOD = "likelihood:"
+_LIKELIHOOD = "likelihood"
+_FAMILY = "family"
 
 
 @dataclass(frozen=True)
@@ -19,25 +23,37 @@ class VerifierSource:
 
     spec: VerifierSpec | None
     model: LoadedModel | None
-    without_model: LogprobVerifier | NoVerifier | None
+    without_model: Verifier | None
 
 
 def resolve_verifier(settings: ModelSettings) -> VerifierSource:
-    """Read what `--verifier PATH | bundled | likelihood:PATH | logprob | none` names.
+    """Read what `--verifier` names.
+
+    `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml`, or of a family that is
+    recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
+    language model's own probabilities. `none`, `logprob`, `min-logprob`, `deepconf[:WINDOW]`: no
+    model.
 
     Raises:
-        InputError: if it is not there or has no valid spec.
+        InputError: if it is not there, or nothing says how its scores are read.
     """
     name = settings.verifier
-    if name == "none":
-        return VerifierSource(None, None, NoVerifier())
-    if name == "logprob":
-        return VerifierSource(None, None, LogprobVerifier())
-    likelihood = name.startswith(_LIKELIHOOD)
-    model = load_model(name.removeprefix(_LIKELIHOOD), settings, role="verifier")
-    if model.folder is None or model.codec is None:
+    kind, colon, rest = name.partition(":")
+    if kind in WITHOUT_MODEL:
+        return VerifierSource(None, None, WITHOUT_MODEL[kind](rest if colon else None))
+    spec: VerifierSpec | None = None
+    place = name
+    if kind == _LIKELIHOOD and colon:
+        spec, place = LIKELIHOOD_SPEC, rest
+    elif kind == _FAMILY and colon:
+        family, _, place = rest.partition(":")
+        spec = family_spec(family)
+        if not place:
+            raise InputError(f"--verifier {name}: write family:NAME:PATH")
+    if place.startswith("random:"):
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
-    spec = LIKELIHOOD_SPEC if likelihood else load_spec(model.folder)
-    return VerifierSource(spec, model, None)
+    folder = resolve_folder(place, "verifier")
+    spec = spec or load_spec(folder)
+    return VerifierSource(spec, load_model(str(folder), settings, role="verifier"), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -139,3 +140,33 @@ class PrmVerifier:
             found.append(combine(values[first : first + count]))
             first += count
         return found
+
+    @torch.inference_mode()
+    def restore(self, nodes: Sequence[Node]) -> None:
+        """Give scored nodes of a rebuilt tree their KV again; no score is read.
+
+        nodes: parents come first; all ancestors are among them. Tokens that this costs count as
+        recomputed, not as the nodes' own.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold them.
+        """
+        for _, same in groupby(nodes, key=lambda node: node.depth):
+            level = list(same)
+            usages = [node.usage.copy() for node in level]
+            self._restore_level(level)
+            for node, usage in zip(level, usages, strict=True):
+                spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
+                self.tree_model.store.counts.recomputed_tokens += spent
+                node.usage = usage
+
+    def _restore_level(self, nodes: list[Node]) -> None:
+        roots = [node for node in nodes if node.parent is None]
+        steps = [node for node in nodes if node.parent is not None]
+        self._prefill_prefixes(roots)
+        requests: list[PrefillRequest | None] = []
+        for root, mine in groupby(steps, key=lambda node: node.root):
+            below = list(mine)
+            encodings = self._encoder.encode(root.problem_text, below)
+            requests += map(self._request, below, encodings)
+        self.tree_model.prefill([request for request in requests if request is not None])

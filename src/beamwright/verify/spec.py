@@ -8,18 +8,21 @@ template:
   prefix: "{problem}\\n\\n"     # before the steps; leave it out to use the chat template
   step_suffix: " ки\\n"        # after every step
   marker: "ки"                # the part of the suffix that scores are read at
-read: marker                  # every_token | step_end | marker | before_marker
+  strip: true                 # the step without its delimiter
+read: marker                  # every_token | step_end | marker | before_marker | end
 head: {kind: logit_pair, good: "+", bad: "-"}
 activation: softmax
 combine: last                 # tokens of one step to the step's score
 aggregate: min                # steps of a path to the path's score
 ```
+
+`family: NAME` in that file starts from a row of `verify/families` and changes what it names.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -30,27 +33,54 @@ from beamwright.errors import InputError
 SPEC_FILE = "verifier.yaml"
 
 Feature = Literal["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
+STACKS = ("linear", "two_layer", "token_mlp")
 
 
 class Template(Section):
-    """How a path becomes the verifier's text. Special tokens stand as their text."""
+    """How a path becomes the verifier's text. Special tokens stand as their text.
 
+    layout: "text" writes prefix, then every step and its suffix. "dialogue" makes each step a
+    user's turn (the first after the problem and a blank) that the assistant answers with `marker`;
+    "answer" makes the whole answer one turn of the assistant. Both need a chat template.
+    """
+
+    layout: Literal["text", "dialogue", "answer"] = "text"
+    bos: bool = Field(False, description="the tokenizer's bos, where it has one, goes first")
     prefix: str | None = Field(None, description="None: the checkpoint's chat template")
+    system: str | None = Field(None, description="system message of the chat template")
     step_suffix: str = ""
     marker: str | None = None
+    strip: bool = Field(False, description="steps without newlines before, and blanks behind")
+    split: str | None = Field(None, min_length=1, description="cut steps here; each piece is read")
+    joint: bool = Field(True, description="tokens may span a step's end; False: encoded apart")
+
+    @model_validator(mode="after")
+    def _fits_the_layout(self) -> Template:
+        if self.layout != "text" and (self.prefix or self.step_suffix or self.split):
+            raise ValueError("prefix, step_suffix and split go with layout: text only")
+        if self.prefix is not None and self.system is not None:
+            raise ValueError("a system message goes with the chat template, not with a prefix")
+        if self.layout == "dialogue" and not self.marker:
+            raise ValueError("layout: dialogue needs a marker, the assistant's answer")
+        if self.split is not None and not self.step_suffix:
+            raise ValueError("split needs a step_suffix, which stands for what was cut")
+        return self
 
 
 class Head(Section):
     """What turns hidden states into values.
 
-    logit_pair: two rows of the LM head (tokens `good` and `bad`). linear: one row. two_layer:
-    Linear-ReLU-Linear to two classes. token_mlp: Linear-GELU-...-Linear over features of each
-    token and its predecessor. token_logprob: the token's own log-probability.
-    file: safetensors with `layers.N.weight` and `layers.N.bias`.
+    logit_pair: two rows of the LM head (tokens `good` and `bad`). linear: one row, or two for
+    softmax. two_layer: Linear-ReLU-Linear to two classes. token_mlp: Linear-GELU-...-Linear over
+    features of each token and its predecessor. token_logprob: the token's own log-probability.
+    layers: names of the linear layers, `NAME.weight` and, where there is one, `NAME.bias`.
+    file: safetensors that hold them (by default as `layers.0`, `layers.1`, ...); without it they
+    are in the checkpoint itself.
     """
 
     kind: Literal["logit_pair", "linear", "two_layer", "token_mlp", "token_logprob"]
     file: str | None = None
+    layers: tuple[str, ...] = ()
     features: tuple[Feature, ...] = ()
     good: str | int | None = None
     bad: str | int | None = None
@@ -59,8 +89,8 @@ class Head(Section):
     def _complete(self) -> Head:
         if self.kind == "logit_pair" and (self.good is None or self.bad is None):
             raise ValueError("a logit_pair head needs 'good' and 'bad'")
-        if self.kind in ("linear", "two_layer", "token_mlp") and self.file is None:
-            raise ValueError(f"a {self.kind} head needs 'file'")
+        if self.kind in STACKS and self.file is None and not self.layers:
+            raise ValueError(f"a {self.kind} head needs 'file' or 'layers'")
         if self.kind == "token_mlp" and not self.features:
             raise ValueError("a token_mlp head needs 'features'")
         return self
@@ -70,27 +100,44 @@ class Head(Section):
         """True if a token's value needs the hidden state before it."""
         return self.kind in ("token_mlp", "token_logprob")
 
+    @property
+    def reads_logits(self) -> bool:
+        """True if it needs the LM head."""
+        from_features = {"logprob", "entropy", "gap"} & set(self.features)
+        return self.kind in ("logit_pair", "token_logprob") or bool(from_features)
+
 
 class VerifierSpec(Section):
-    """One verifier format. See the module's docstring."""
+    """One verifier format. See the module's docstring.
+
+    read: "end" is the last token of the whole text. scores: "ended_paths" leaves every step but
+    a path's last one without a score (a model that judges finished answers).
+    """
 
     name: str
     template: Template = Template()
-    read: Literal["every_token", "step_end", "marker", "before_marker"]
+    read: Literal["every_token", "step_end", "marker", "before_marker", "end"]
     head: Head
     activation: Literal["sigmoid", "softmax", "exp", "identity"]
+    scores: Literal["every_step", "ended_paths"] = "every_step"
     combine: Literal["last", "min", "prod", "mean"] = "last"
     aggregate: Literal["last", "min", "prod", "mean"] = "last"
 
     @model_validator(mode="after")
-    def _marker_is_there(self) -> VerifierSpec:
-        marker = self.template.marker
-        if self.read in ("marker", "before_marker") and (
-            marker is None or marker not in self.template.step_suffix
-        ):
+    def _parts_fit(self) -> VerifierSpec:
+        template, layout = self.template, self.template.layout
+        at_marker = self.read in ("marker", "before_marker")
+        if layout == "text" and at_marker and (template.marker or "\0") not in template.step_suffix:
             raise ValueError(f"read: {self.read} needs a template.marker inside step_suffix")
-        if (self.activation == "softmax") != (self.head.kind in ("logit_pair", "two_layer")):
-            raise ValueError("softmax goes with logit_pair and two_layer heads, and only with them")
+        if (layout == "dialogue" and not at_marker) or (layout == "answer" and self.read != "end"):
+            raise ValueError(f"layout: {layout} cannot be read at {self.read}")
+        if template.split is not None and not at_marker:
+            raise ValueError("split needs read: marker or before_marker")
+        two_classes = ("logit_pair", "two_layer")
+        if self.activation == "softmax" and self.head.kind not in (*two_classes, "linear"):
+            raise ValueError("softmax goes with logit_pair, two_layer and linear heads only")
+        if self.activation != "softmax" and self.head.kind in two_classes:
+            raise ValueError(f"a {self.head.kind} head goes with softmax only")
         return self
 
 
@@ -104,20 +151,32 @@ LIKELIHOOD_SPEC = VerifierSpec(
 )
 
 
-def load_spec(folder: Path) -> VerifierSpec:
-    """The spec in a checkpoint folder.
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
 
     Raises:
-        InputError: if there is none, or it is not valid.
+        InputError: if it is not YAML, or not a mapping.
     """
-    file = folder / SPEC_FILE
-    if not file.is_file():
-        raise InputError(f"verifier {folder}: no {SPEC_FILE} says how its scores are read")
     try:
-        return VerifierSpec.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"verifier {file}: not YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"verifier {file}: spec: a mapping is expected")
+    return found
+
+
+def parse_spec(written: dict[str, Any], where: str) -> VerifierSpec:
+    """The spec that a mapping says.
+
+    where: what an error names.
+
+    Raises:
+        InputError: if it is not valid.
+    """
+    try:
+        return VerifierSpec.model_validate(written)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "spec"
-        raise InputError(f"verifier {file}: {where}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"])) or "spec"
+        raise InputError(f"verifier {where}: {place}: {first['msg']}") from error

@@ -1,0 +1,56 @@
+"""A verifier that is the user's own Python function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from beamwright.errors import InputError
+from beamwright.tree import Node
+
+ScoreFunction = Callable[[str, list[str]], float | None]
+"""From the problem's text and the texts of a path's steps to the score of the last one."""
+
+
+class CallableVerifier:
+    """Scores a step by `function(problem, steps)`.
+
+    steps: the path's steps without the empty ones, delimiters included; an empty step is not
+    scored. The function may return None for no opinion. aggregate: steps to a path's score.
+    """
+
+    def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self.default_aggregate = aggregate
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """See `protocols.Verifier`.
+
+        Raises:
+            InputError: if the function raises, or returns something else than a finite number.
+        """
+        return [self._score(node) if node.step_text.strip() else None for node in nodes]
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Nothing is kept on the nodes."""
+
+    def _score(self, node: Node) -> float | None:
+        steps = [each.step_text for each in node.path()[1:] if each.step_text.strip()]
+        where = f"verifier {self._name} on problem {node.problem_id}, step {node.depth}"
+        try:
+            value: Any = self._function(node.root.problem_text, steps)
+        except Exception as error:  # whatever a user's function raises
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{where}: it raised {line}") from error
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            kind = type(value).__name__
+            raise InputError(f"{where}: it returned {kind}, not a number") from error
+        if not math.isfinite(number):
+            raise InputError(f"{where}: it returned {number}, not a finite number")
+        return number

@@ -1,0 +1,121 @@
+"""Tiny random checkpoints of every verifier family, with stand-in tokenizers.
+
+Each has its family's architecture, special tokens, chat template, and head under its published
+tensor names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from transformers import (
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
+
+import fakes
+
+SHAPE = {**fakes.SMALL, "num_key_value_heads": 2}
+
+LLAMA_3 = (
+    "{% for m in messages %}{% if loop.first %}<bos>{% endif %}"
+    "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+CHAT_ML = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA_3_TOKENS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+CHAT_ML_TOKENS = ["<|im_start|>", "<|im_end|>", "<extra_0>"]
+
+
+def _byte_level(folder: Path, tokens: list[str], template: str | None) -> int:
+    merges = [*fakes.merges_after_e(), (".", "Ċ")]  # a newline may merge with a step's end
+    wrapped = fakes.wrap(fakes.byte_level_bpe(merges))
+    wrapped.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    wrapped.chat_template = template
+    wrapped.save_pretrained(folder)
+    return len(wrapped)
+
+
+def _sentence_piece(folder: Path) -> int:
+    """Blanks are `▁`, text starts with one, and bos is added: as Mistral's tokenizer does it."""
+    letters = ["▁", *(chr(code) for code in range(33, 127)), "\n", "к", "и"]
+    merges = [("к", "и"), ("▁", "ки"), ("▁", "+"), ("▁", "-"), ("e", "▁"), ("e", "e"), ("t", "h")]
+    pieces = [*fakes.SPECIAL, *letters, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Replace("▁", " ")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", 1)]
+    )
+    wrapped = fakes.wrap(tokenizer)
+    wrapped.save_pretrained(folder)
+    return len(wrapped)
+
+
+def _add_head(folder: Path, sizes: dict[str, tuple[int, int]], keep_lm_head: bool) -> None:
+    """Put random linear layers beside the decoder's weights, under their published names."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = load_file(folder / "model.safetensors")
+    if not keep_lm_head:
+        del tensors["lm_head.weight"]
+    for name, (inputs, outputs) in sizes.items():
+        tensors[f"{name}.weight"] = torch.randn(outputs, inputs, generator=generator) / 3
+        tensors[f"{name}.bias"] = torch.randn(outputs, generator=generator) / 3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _change_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def write_math_shepherd(folder: Path) -> None:
+    num_tokens = _sentence_piece(folder)
+    config = MistralConfig(**{**SHAPE, "vocab_size": num_tokens}, sliding_window=None)
+    fakes.write_checkpoint(folder, config, seed=1, noise=0.15)
+
+
+def write_rlhflow(folder: Path) -> None:
+    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
+    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens})
+    fakes.write_checkpoint(folder, config, seed=2, noise=0.15)
+
+
+def write_skywork(folder: Path) -> None:
+    num_tokens = _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML)
+    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
+    fakes.write_checkpoint(folder, config, seed=3, noise=0.1)
+    _add_head(folder, {"v_head.summary": (32, 1)}, keep_lm_head=True)
+
+
+def write_qwen(folder: Path) -> None:
+    num_tokens = _byte_level(folder, CHAT_ML_TOKENS, CHAT_ML)
+    config = Qwen2Config(**{**SHAPE, "vocab_size": num_tokens})
+    fakes.write_checkpoint(folder, config, seed=4, noise=0.1)
+    _add_head(folder, {"score.0": (32, 32), "score.2": (32, 2)}, keep_lm_head=False)
+    remote = {"AutoConfig": "configuration_qwen2_rm.Qwen2RMConfig"}  # a file that is not there
+    _change_config(folder, architectures=["Qwen2ForProcessRewardModel"], auto_map=remote)
+
+
+def write_outcome(folder: Path) -> None:
+    num_tokens = _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
+    config = LlamaConfig(**{**SHAPE, "vocab_size": num_tokens}, num_labels=1)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(5)
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    model.save_pretrained(folder)

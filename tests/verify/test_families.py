@@ -1,0 +1,248 @@
+"""Every verifier family: golden scores, recognition, and the outcomes that are no score."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import prm_goldens as goldens
+from beamwright.errors import InputError
+from beamwright.tree import StopReason
+from beamwright.verify import families, family_spec, load_spec
+from beamwright.verify.encode import common_prefix
+from fakes import grow, new_tree
+from prm_goldens import GOLDENS, PROBLEM, verifier_of
+
+EVERY_STEP = [name for name in GOLDENS if name != "outcome"]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    """What `--verifier` is given for each family's tiny checkpoint."""
+    return {name: goldens.write_golden(name, tmp_path_factory.mktemp("prm")) for name in GOLDENS}
+
+
+@pytest.fixture
+def copied(options, tmp_path):
+    """Copy a family's checkpoint into a folder of any name, and change it."""
+
+    def copy(family, name="anything"):
+        return shutil.copytree(folder_of(options[family]), tmp_path / name)
+
+    return copy
+
+
+def folder_of(option):
+    return option.rpartition(":")[2]
+
+
+def recipe_score(family, option, steps):
+    with torch.inference_mode():
+        return GOLDENS[family].recipe(Path(folder_of(option)))(PROBLEM, steps)[-1]
+
+
+# --- golden scores ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", GOLDENS)
+def test_scores_equal_the_published_recipe(family, tmp_path):
+    pairs = goldens.compare(family, tmp_path)
+    for own, golden in pairs:
+        assert own == pytest.approx(golden, abs=1e-4)
+    assert len({round(own, 4) for own, _ in pairs}) > len(pairs) * 2 / 3, "steps must differ"
+    assert len(pairs) == (6 if family == "outcome" else 21)
+
+
+def test_the_largest_difference_is_reported():
+    assert 0.0 <= goldens.max_difference("qwen2.5-math-prm") < 1e-4
+
+
+def test_every_row_has_a_golden():
+    assert set(families()) == set(GOLDENS)
+
+
+@pytest.mark.parametrize("family", EVERY_STEP)
+def test_a_round_computes_only_its_own_tokens(options, family):
+    verifier, tree = verifier_of(options[family]), new_tree(text=PROBLEM)
+    (parent,) = grow(tree, tree.root, ["We see 12 eels.\n\n"])
+    verifier.score([parent])
+    tree.keep(parent)
+    children = grow(tree, parent, ["So she\n\n", "12 - 3\n\n"])
+    verifier.score(children)
+    held = parent.handles["verifier"].token_ids
+    for child in children:
+        own = child.handles["verifier"].token_ids
+        assert common_prefix(held, own) >= len(held) - 1, "what follows a step is kept"
+        assert child.usage["verifier_prefilled"] == len(own) - common_prefix(held, own)
+
+
+# --- what has no score -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", EVERY_STEP)
+def test_a_step_of_newlines_has_no_score_and_leaves_no_trace(options, family):
+    verifier, tree = verifier_of(options[family]), new_tree(text=PROBLEM)
+    first, blank = grow(tree, tree.root, ["We see.\n\n", "\n\n"])
+    assert verifier.score([first, blank])[1] is None
+    tree.keep(first)
+    (empty,) = grow(tree, first, ["\n\n"])
+    assert verifier.score([empty]) == [None]
+    tree.keep(empty)
+    (last,) = grow(tree, empty, ["So 12."], StopReason.EOS)
+    golden = recipe_score(family, options[family], ["We see.", "So 12."])
+    assert verifier.score([last]) == [pytest.approx(golden, abs=1e-4)]
+    tree.keep(blank)
+    (after,) = grow(tree, blank, ["So 12."], StopReason.EOS)
+    golden = recipe_score(family, options[family], ["So 12."])
+    assert verifier.score([after]) == [pytest.approx(golden, abs=1e-4)]
+
+
+@pytest.mark.parametrize("family", GOLDENS)
+def test_a_step_beyond_the_context_has_no_score(options, family):
+    verifier, tree = verifier_of(options[family], context=160), new_tree(text="1+1")
+    short, long = grow(tree, tree.root, ["see", "x" * 160], StopReason.EOS)
+    scores = verifier.score([short, long])
+    assert scores[0] is not None
+    assert scores[1] is None
+
+
+def test_an_outcome_model_scores_ended_paths_only(options):
+    verifier, tree = verifier_of(options["outcome"]), new_tree(text=PROBLEM)
+    (step,) = grow(tree, tree.root, ["We see 12.\n\n"])
+    assert verifier.score([step]) == [None]
+    tree.keep(step)
+    done, empty = grow(tree, step, ["So 12.", ""], StopReason.EOS)
+    expected = [
+        recipe_score("outcome", options["outcome"], steps)
+        for steps in (["We see 12.", "So 12."], ["We see 12."])
+    ]
+    assert verifier.score([done, empty]) == pytest.approx(expected, abs=1e-4)
+    (nothing,) = grow(tree, tree.root, ["\n"], StopReason.EOS)
+    assert verifier.score([nothing]) == [None]
+
+
+def test_an_outcome_model_may_score_every_prefix(copied):
+    folder = copied("outcome")
+    (folder / "verifier.yaml").write_text("family: outcome\nscores: every_step\n")
+    verifier, tree = verifier_of(str(folder)), new_tree(text=PROBLEM)
+    (step,) = grow(tree, tree.root, ["We see 12.\n\n"])
+    golden = recipe_score("outcome", str(folder), ["We see 12."])
+    assert verifier.score([step]) == [pytest.approx(golden, abs=1e-4)]
+    tree.keep(step)
+    assert verifier.score(grow(tree, step, ["\n\n"])) == [None]
+
+
+# --- which family ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", [n for n, g in GOLDENS.items() if g.option == "{folder}"])
+def test_a_family_is_recognised_by_its_checkpoint(options, family):
+    assert verifier_of(options[family]).spec == family_spec(family)
+
+
+def test_the_hubs_cache_names_its_folders_by_commit(copied):
+    name = "models--peiyi9979--math-shepherd-mistral-7b-prm/snapshots/0123"
+    assert load_spec(copied("math-shepherd", name)).name == "math-shepherd"
+
+
+@pytest.mark.parametrize("family", ["math-shepherd", "rlhflow"])
+def test_a_language_model_is_not_taken_for_a_verifier(copied, family):
+    with pytest.raises(InputError, match="no known family; name one: --verifier family:NAME:") as e:
+        load_spec(copied(family))
+    assert "\n" not in str(e.value)
+    for name in families():
+        assert name in str(e.value)
+
+
+def test_two_families_are_not_guessed_between(copied):
+    folder = copied("skywork-o1", "llama-3.1-PRM-Mistral-Data-and-math-shepherd")
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(InputError, match="as math-shepherd and rlhflow and skywork-o1; name one"):
+        load_spec(folder)
+
+
+def test_a_specification_in_the_folder_wins_and_a_named_family_wins_over_it(copied):
+    folder = copied("skywork-o1")
+    written = 'family: skywork-o1\naggregate: min\ntemplate: {prefix: "{problem} "}\n'
+    (folder / "verifier.yaml").write_text(written)
+    spec, row = load_spec(folder), family_spec("skywork-o1")
+    assert (spec.aggregate, spec.template.prefix) == ("min", "{problem} ")
+    assert spec.template.model_copy(update={"prefix": row.template.prefix}) == row.template
+    named = verifier_of(f"family:skywork-o1-lines:{folder}").spec
+    assert named == family_spec("skywork-o1-lines")
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("family:skyworks:{folder}", "'skyworks' is not known; there are math-shepherd, outcome"),
+        ("family:skywork-o1", "write family:NAME:PATH"),
+        ("family:outcome:{folder}", "no tensor named score.weight"),
+        ("family:skywork-o1:/nowhere", "/nowhere: no such folder"),
+    ],
+)
+def test_a_family_that_does_not_fit_is_one_line(options, option, complaint):
+    with pytest.raises(InputError, match=complaint) as caught:
+        verifier_of(option.format(folder=folder_of(options["skywork-o1"])))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_family_in_the_users_file_is_named(copied):
+    folder = copied("outcome")
+    (folder / "verifier.yaml").write_text("family: outcomes\n")
+    with pytest.raises(InputError, match="family 'outcomes' is not known"):
+        load_spec(folder)
+
+
+def test_a_row_must_say_what_it_looks_for(tmp_path):
+    row = "name: mine\nread: end\nhead: {kind: linear, layers: [score]}\nactivation: sigmoid\n"
+    (tmp_path / "mine.yaml").write_text(row + "detect: {tensor: [score.weight]}\n")
+    with pytest.raises(InputError, match=r"mine\.yaml: detect: Extra inputs"):
+        families(tmp_path)
+    (tmp_path / "mine.yaml").write_text(row)
+    assert families(tmp_path)["mine"].detect is None
+
+
+# --- heads -----------------------------------------------------------------------------------
+
+
+def test_logits_are_not_read_where_there_is_no_lm_head(copied):
+    folder = copied("qwen2.5-math-prm")
+    with pytest.raises(InputError, match=r"reads logits, and there is no tensor named lm_head"):
+        verifier_of(f"family:math-shepherd:{folder}")
+
+
+def test_a_head_with_two_values_needs_softmax(copied):
+    folder = copied("skywork-o1")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["v_head.summary.weight"] = torch.zeros(2, 32)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match="gives 2 values, and sigmoid needs 1"):
+        verifier_of(str(folder))
+
+
+def test_head_weights_may_lie_in_a_file_of_their_own(options, copied):
+    folder = copied("skywork-o1")
+    tensors = load_file(folder / "model.safetensors")
+    head = {name: tensors.pop(name) for name in list(tensors) if name.startswith("v_head.")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(head, folder / "head.safetensors")
+    (folder / "verifier.yaml").write_text("family: skywork-o1\nhead: {file: head.safetensors}\n")
+    scores = []
+    for option in (str(folder), options["skywork-o1"]):
+        tree = new_tree(text=PROBLEM)
+        scores.append(verifier_of(option).score(grow(tree, tree.root, ["We see.\n\n"])))
+    assert scores[0] == scores[1]
+
+
+def test_a_chat_format_needs_a_chat_template(copied):
+    folder = copied("rlhflow", "Llama3.1-8B-PRM-Mistral-Data")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(InputError, match="format rlhflow: its checkpoint has no chat template"):
+        verifier_of(str(folder))
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
+    with pytest.raises(InputError, match="format rlhflow: chat template: no such role"):
+        verifier_of(str(folder)).score(grow(tree := new_tree(), tree.root, ["a"]))

@@ -1,0 +1,60 @@
+"""A verifier that is a Python function."""
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.verify import CallableVerifier
+from fakes import grow, new_tree
+
+
+def two_steps(*texts):
+    tree = new_tree(problem_id=7, text="1+1?")
+    node = tree.root
+    for text in texts:
+        (node,) = grow(tree, node, [text])
+        tree.keep(node)
+    return node
+
+
+def test_the_function_gets_the_problem_and_the_steps():
+    seen = []
+
+    def judge(problem, steps):
+        seen.append((problem, steps))
+        return len(steps) / 4
+
+    verifier = CallableVerifier(judge, aggregate="min")
+    assert verifier.score([two_steps("a\n\n", "\n\n", "b")]) == [0.5]
+    assert seen == [("1+1?", ["a\n\n", "b"])]
+    assert verifier.default_aggregate == "min"
+    verifier.release([])
+
+
+def test_an_empty_step_is_not_shown_to_the_function():
+    def judge(problem, steps):
+        raise AssertionError(steps)
+
+    assert CallableVerifier(judge).score([two_steps("a", "\n\n")]) == [None]
+
+
+def test_the_function_may_have_no_opinion():
+    assert CallableVerifier(lambda problem, steps: None).score([two_steps("a")]) == [None]
+
+
+def raises(problem, steps):
+    raise ValueError("no\nlicence")
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (raises, "verifier raises on problem 7, step 2: it raised ValueError: no licence"),
+        (lambda p, s: "good", "it returned str, not a number"),
+        (lambda p, s: float("nan"), "it returned nan, not a finite number"),
+        (lambda p: 1.0, "it raised TypeError"),
+    ],
+)
+def test_what_a_function_may_do_wrong_is_one_line(function, complaint):
+    with pytest.raises(InputError, match=complaint) as caught:
+        CallableVerifier(function).score([two_steps("a", "b")])
+    assert "\n" not in str(caught.value)
