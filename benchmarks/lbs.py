@@ -14,6 +14,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
+import torch
+
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, LbsCase, ModelCosts
 from beamwright.hardware import HardwareProfile, find_profile
@@ -216,6 +218,7 @@ def parse(doc: str) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of real runs (default: 3, quick: 1)")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 3)
+    torch.set_num_threads(1)  # the link's copiers have the other cores
     return args
 
 

@@ -12,6 +12,8 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from beamwright.cost import Layout
 from common import finish, say, table
 from lbs import LINK_BANDWIDTH, LOCALITY, PROMPT_TOKENS
@@ -102,7 +104,9 @@ def main() -> None:
     parser.add_argument("--quarter-beams", type=int, nargs="*", default=[64, 256])
     parser.add_argument("--generate", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="the copiers have the other cores")
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     quarters = [quarter(args, n, width) for n in args.quarter_beams for width in (2, 4)]
     rows = []
     for num_beams in args.beams:
