@@ -2,6 +2,9 @@ import json
 
 import pytest
 
+from beamwright.cli import engine
+from beamwright.errors import CapacityError
+
 CONTRACT = {
     "dataset",
     "problems",
@@ -72,3 +75,156 @@ def test_a_bad_line_is_named(cli, fake, dataset):
 def test_progress_in_a_terminal(cli, fake, dataset, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert "accuracy 66.7%" in cli("eval", dataset).err
+
+
+# --- several settings ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("base: {search: {width: 2}}\ngrid: {search: [beam, dvts], n: [4, 8]}\n")
+    return path
+
+
+def test_several_settings_have_a_folder_each_and_resume(cli, fake, dataset, recipe, tmp_path):
+    out = tmp_path / "out"
+    first = cli("eval", dataset, "--recipe", recipe, "--out", out, "--json").json
+    names = ["beam-n4", "beam-n8", "dvts-n4", "dvts-n8"]
+    assert first["dataset"] == str(dataset)
+    assert [each["name"] for each in first["runs"]] == names
+    for each in first["runs"]:
+        assert set(each) >= CONTRACT
+        lines = (out / each["name"] / "results.jsonl").read_text().splitlines()
+        assert len(lines) == 3
+    assert first["runs"][3]["settings"]["search"]["n"] == 8
+    assert len(fake.calls) == 12
+    fake.error = RuntimeError("no model")
+    assert cli("eval", dataset, "--recipe", recipe, "--out", out, "--json").json == first
+
+
+def test_a_table_of_several_settings(cli, fake, dataset, recipe):
+    outcome = cli("eval", dataset, "--recipe", recipe)
+    assert outcome.code == 0
+    for name in ("beam-n4", "dvts-n8"):
+        assert name in outcome.out
+    assert outcome.out.count("66.7%") >= 4
+
+
+def test_a_setting_that_fails_does_not_stop_the_others(
+    cli, fake, dataset, recipe, tmp_path, monkeypatch
+):
+    def make_solver(settings, timeline=None):
+        if settings.search.n == 8:
+            raise CapacityError("a step", 2, 1, 1)
+        return fake
+
+    monkeypatch.setattr(engine, "make_solver", make_solver)
+    outcome = cli("eval", dataset, "--recipe", recipe, "--out", tmp_path / "out", "--json")
+    assert outcome.code == 1
+    runs = {each["name"]: each for each in outcome.json["runs"]}
+    assert [name for name, each in runs.items() if "error" in each] == ["beam-n8", "dvts-n8"]
+    assert runs["dvts-n4"]["accuracy"] == 2 / 3
+    assert "setting beam-n8: " in outcome.err
+
+
+def test_damaged_results_of_one_setting_name_the_line_and_keep_the_rest(
+    cli, fake, dataset, recipe, tmp_path
+):
+    out = tmp_path / "out"
+    assert cli("eval", dataset, "--recipe", recipe, "--out", out).code == 0
+    results = out / "dvts-n4" / "results.jsonl"
+    whole = results.read_text()
+    results.write_text("{oops\n" + whole)
+    outcome = cli("eval", dataset, "--recipe", recipe, "--out", out)
+    assert outcome.code == 2
+    assert "setting dvts-n4: " in outcome.complaint
+    assert "results.jsonl, line 1: not JSON" in outcome.complaint
+    assert (out / "beam-n4" / "results.jsonl").read_text().count("\n") == 3
+    results.write_text(whole)
+    fake.calls.clear()
+    assert cli("eval", dataset, "--recipe", recipe, "--out", out).code == 0
+    assert fake.calls == []
+
+
+def test_a_broken_recipe_is_one_line(cli, fake, dataset, recipe):
+    recipe.write_text("grid:\n  n: [4\n")
+    outcome = cli("eval", dataset, "--recipe", recipe)
+    assert outcome.code == 2
+    assert "line 3" in outcome.complaint
+    assert fake.calls == []
+
+
+def test_a_plain_recipe_and_an_option_over_it(cli, fake, dataset, recipe):
+    recipe.write_text("search: {n: 8, width: 2}\n")
+    report = cli("eval", dataset, "--recipe", recipe, "--n", "4", "--json").json
+    assert report["settings"]["search"]["n"] == 4
+    assert report["settings"]["search"]["width"] == 2
+
+
+def test_search_and_learns_keys_are_listed(cli, fake, dataset, recipe):
+    recipe.write_text("approach: dvts\nn: 8\nnum_samples: 2\nsort_completed: true\n")
+    outcome = cli("eval", dataset, "--recipe", recipe, "--json")
+    assert outcome.json["problems"] == 2
+    assert outcome.json["settings"]["search"]["search"] == "dvts"
+    assert "approach: --search dvts" in outcome.err
+    assert "sort_completed: ignored" in outcome.err
+    assert cli("eval", dataset, "--recipe", recipe, "--limit", "1", "--json").json["problems"] == 1
+
+
+def test_a_recipe_may_name_the_problems(cli, fake, dataset, recipe):
+    recipe.write_text(f"dataset: {dataset}\ngrid: {{n: [4, 8]}}\n")
+    assert cli("eval", "--recipe", recipe, "--json").json["dataset"] == str(dataset)
+    recipe.write_text("dataset: nowhere.jsonl\ngrid: {n: [4, 8]}\n")
+    assert cli("eval", dataset, "--recipe", recipe, "--json").json["dataset"] == str(dataset)
+
+
+def test_somebody_must_name_the_problems(cli, fake):
+    outcome = cli("eval")
+    assert outcome.code == 2
+    assert "give DATASET" in outcome.complaint
+
+
+def test_an_unknown_key_beside_search_and_learns_is_one_line(cli, fake, dataset, recipe):
+    recipe.write_text("approach: dvts\nbeam_sizes: 8\n")
+    outcome = cli("eval", dataset, "--recipe", recipe)
+    assert outcome.code == 2
+    assert "unknown key 'beam_sizes'" in outcome.complaint
+
+
+def test_progress_names_the_setting(cli, fake, dataset, recipe, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert "dvts-n8: accuracy 66.7%" in cli("eval", dataset, "--recipe", recipe).err
+
+
+# --- pages of trees --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("--trees", "1"), ("--trees", "0", "--out", "o")])
+def test_trees_that_cannot_be(cli, fake, dataset, words):
+    outcome = cli("eval", dataset, *words)
+    assert outcome.code == 2
+    assert "--trees" in outcome.complaint
+
+
+def test_real_searches_leave_trees_and_a_report(cli, generator_folder, dataset, tmp_path):
+    recipe, out = tmp_path / "real.yaml", tmp_path / "out"
+    recipe.write_text("grid: {search: [beam, best-of-n], n: [2, 4]}\n")
+    small = (
+        *("--model", generator_folder, "--verifier", "logprob", "--width", "2"),
+        *("--step-tokens", "5", "--max-tokens", "10", "--kv-memory", "64MiB"),
+    )
+    report = cli(
+        "eval", dataset, "--recipe", recipe, "--out", out, *small, "--trees", "2", "--json"
+    ).json
+    assert all(each["per_problem"]["tokens"]["value"] > 0 for each in report["runs"])
+    assert all(each["per_problem"]["kv_device_peak_bytes"] for each in report["runs"])
+    for name in ("beam-n2", "best-of-n-n4"):
+        files = sorted((out / name / "trees").iterdir())
+        assert [file.name for file in files] == ["0000.html", "0001.html"]
+        assert "<canvas" in files[0].read_text()
+    made = cli("report", out, "--json").json
+    assert [each["name"] for each in made["runs"]] == sorted(e["name"] for e in report["runs"])
+    page = (out / "report.html").read_text()
+    assert 'href="beam-n2/trees/0001.html"' in page
+    assert len(made["png"]) == 5

@@ -1,5 +1,18 @@
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+
 from beamwright.evaluate import Record, summarise
-from beamwright.evaluate.metrics import bootstrap_interval, goodput
+from beamwright.evaluate.estimates import (
+    bootstrap_interval,
+    estimate_mean,
+    estimate_percentile,
+    estimate_ratio,
+    pass_at_k,
+)
+from beamwright.evaluate.metrics import goodput
 
 
 def record(index, correct, **changes):
@@ -47,7 +60,13 @@ def test_levels_in_numeric_order():
     records = [record(i, i == 0, level=level) for i, level in enumerate(levels)]
     by_level = summarise(records)["by_level"]
     assert list(by_level) == ["9", "10", "hard"]
-    assert by_level["10"] == {"problems": 2, "correct": 1, "accuracy": 0.5}
+    interval = bootstrap_interval(1, 2)
+    assert by_level["10"] == {
+        "problems": 2,
+        "correct": 1,
+        "accuracy": 0.5,
+        "interval": interval,
+    }
 
 
 def test_errors_are_wrong_whoever_chooses():
@@ -64,3 +83,117 @@ def test_bootstrap_interval():
     assert bootstrap_interval(50, 100) == [low, high]
     assert bootstrap_interval(7, 7) == [1.0, 1.0]
     assert bootstrap_interval(0, 0) is None
+
+
+# --- pass@k ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("right", range(6))
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(right, k):
+    subsets = list(combinations([True] * right + [False] * (5 - right), k))
+    share = sum(any(subset) for subset in subsets) / len(subsets)
+    assert pass_at_k(5, right, k) == pytest.approx(share, abs=1e-12)
+
+
+def test_pass_at_k_is_exact_at_large_n():
+    assert pass_at_k(512, 1, 256) == 0.5
+    assert pass_at_k(512, 0, 512) == 0.0
+    assert pass_at_k(512, 512, 1) == 1.0
+
+
+@pytest.mark.parametrize(("n", "right", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
+def test_pass_at_k_outside_its_range(n, right, k):
+    with pytest.raises(ValueError, match="no pass@"):
+        pass_at_k(n, right, k)
+
+
+def test_pass_at_every_power_of_two_and_n():
+    records = [record(0, True, num_correct=3, candidates=[{}] * 6)]
+    passed = summarise(records)["pass_at"]
+    assert list(passed) == ["1", "2", "4", "6"]
+    assert passed["1"]["value"] == 0.5
+    assert passed["4"]["value"] == 1.0
+
+
+def test_missing_candidates_are_wrong_ones():
+    records = [
+        record(0, True, num_correct=2, candidates=[{}] * 2),
+        record(1, False, num_correct=0, error="too long"),
+        record(2, None),
+    ]
+    passed = summarise(records, 4)["pass_at"]
+    assert list(passed) == ["1", "2", "4"]
+    assert [each["value"] for each in passed.values()] == [0.25, (5 / 6) / 2, 0.5]
+
+
+def test_records_without_a_count_have_no_pass_at():
+    assert summarise([record(0, True, candidates=[{}] * 2)])["pass_at"] == {"1": None, "2": None}
+    assert summarise([])["pass_at"] == {}
+
+
+# --- intervals -------------------------------------------------------------------------------
+
+
+def test_top1_by_every_vote_with_its_interval():
+    choices = {
+        how: {"answer": "1", "correct": how != "best"} for how in ("best", "majority", "weighted")
+    }
+    top1 = summarise([record(0, False, choices=choices), record(1, False, error="x")])["top1"]
+    assert top1["best"] == {"value": 0.0, "interval": [0.0, 0.0]}
+    assert top1["majority"] == {"value": 0.5, "interval": bootstrap_interval(1, 2)}
+
+
+def test_the_interval_of_a_mean_is_about_two_standard_errors():
+    values = np.random.default_rng(1).normal(10, 2, 400)
+    low, high = estimate_mean(values.tolist())["interval"]
+    assert low == pytest.approx(values.mean() - 1.96 * 0.1, abs=0.05)
+    assert high == pytest.approx(values.mean() + 1.96 * 0.1, abs=0.05)
+
+
+def test_estimates_repeat_themselves_and_hold_their_value():
+    values = [1.0, 2.0, 4.0, 8.0, 16.0]
+    for make in (estimate_mean, lambda v: estimate_percentile(v, 95)):
+        found = make(values)
+        assert found == make(values)
+        assert found["interval"][0] <= found["value"] <= found["interval"][1]
+    assert estimate_percentile(values, 50)["value"] == 4.0
+    assert estimate_mean([3.0]) == {"value": 3.0, "interval": [3.0, 3.0]}
+    assert estimate_ratio([(1.0, 2.0), (5.0, 2.0)])["value"] == 1.5
+    assert estimate_mean([]) is estimate_ratio([]) is None
+
+
+def test_many_problems_are_drawn_in_parts():
+    assert estimate_mean([1.0] * 3_000)["interval"] == [1.0, 1.0]
+
+
+def test_goodput_and_completion_of_candidates():
+    records = [
+        record(0, True, mean_path_tokens=100, goodput_tok_s=10.0, candidates=[{}, {}]),
+        record(1, True, mean_path_tokens=50, goodput_tok_s=50.0, candidates=[{}]),
+        record(2, False, error="too long"),
+    ]
+    summary = summarise(records)
+    assert summary["precise_goodput_tok_s"]["value"] == summary["goodput_tok_s"] == 250 / 21
+    assert summary["precise_goodput_tok_s"]["interval"] == [10.0, 50.0]
+    assert summary["completion_s"]["p50"]["value"] == 5.5
+
+
+def test_figures_per_problem():
+    records = [
+        record(
+            i,
+            True,
+            tokens={"generated": 10 * i},
+            time={"total_s": float(i)},
+            kv={"device_peak_bytes": 100 * i, "host_peak_bytes": None},
+        )
+        for i in range(1, 4)
+    ]
+    summary = summarise(records)
+    values = {k: e and e["value"] for k, e in summary["per_problem"].items()}
+    assert (values["tokens"], values["seconds"], values["kv_device_peak_bytes"]) == (20, 2.0, 200)
+    assert values["kv_host_peak_bytes"] is values["h2d_bytes"] is None
+    assert summary["latency_s"]["p50"]["value"] == 2.0
+    assert summary["latency_s"]["p95"]["value"] == pytest.approx(2.9)
+    json.dumps(summary, allow_nan=False)

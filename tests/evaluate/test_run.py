@@ -11,6 +11,7 @@ import beamwright.errors
 from beamwright.config import Settings
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError
 from beamwright.evaluate import RunOptions, load_problems, run
+from beamwright.evaluate.results import find_runs
 
 
 @pytest.fixture
@@ -187,6 +188,59 @@ def test_capacity_errors_keep_what_was_finished(problem_set, fake_solver, tmp_pa
     assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == ["id0", "id1", "id2"]
     del fake_solver.outcomes["id3"]
     assert run(problem_set, fake_solver, Settings(), options, checker)["correct"] == 5
+
+
+def test_right_candidates_are_counted_if_they_ended_by_themselves(
+    problem_set, fake_solver, make_solution, tmp_path, checker
+):
+    stops = ["eos", "eos", "path_limit", "eos"]
+    fake_solver.outcomes["id0"] = make_solution(["1", "2", "1", "1.0"], stops=stops)
+    fake_solver.outcomes["id1"] = ProblemTooLongError("too long")
+    options = RunOptions(out=tmp_path / "out")
+    report = run(problem_set, fake_solver, Settings.build(n=4), options, checker)
+    assert [line["num_correct"] for line in lines_of(tmp_path / "out")] == [2, 0, 1, 1, 1]
+    # One candidate of the four that were asked for stands for three problems.
+    assert report["pass_at"]["1"]["value"] == pytest.approx((2 / 4 + 0 + 3 * 1 / 4) / 5)
+    assert report["per_problem"]["kv_device_peak_bytes"]["value"] == 1024
+
+
+def test_nothing_is_counted_where_nobody_knows_what_is_right(
+    write_jsonl, fake_solver, tmp_path, checker
+):
+    unknown = load_problems(write_jsonl({"problem": "p"}))
+    report = run(unknown, fake_solver, Settings(), RunOptions(out=tmp_path / "out"), checker)
+    assert lines_of(tmp_path / "out")[0]["num_correct"] is None
+    assert report["pass_at"]["16"] is report["top1"]["best"] is None
+
+
+def test_results_without_later_fields_are_taken_over(problem_set, fake_solver, tmp_path, checker):
+    options = RunOptions(out=tmp_path / "out")
+    first = run(problem_set, fake_solver, Settings(), options, checker)
+    lines = [
+        {key: value for key, value in line.items() if key not in ("kv", "num_correct")}
+        for line in lines_of(tmp_path / "out")
+    ]
+    results = tmp_path / "out" / "results.jsonl"
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = run(problem_set, fake_solver, Settings(), options, checker)
+    assert len(fake_solver.asked) == 5
+    assert again["accuracy"] == first["accuracy"]
+    assert again["pass_at"]["1"] is None
+
+
+def test_finished_runs_are_found_and_not_changed(problem_set, fake_solver, tmp_path, checker):
+    for name in ("b", "a"):
+        options = RunOptions(out=tmp_path / "out" / name)
+        run(problem_set, fake_solver, Settings(), options, checker)
+    results = tmp_path / "out" / "a" / "results.jsonl"
+    results.write_bytes(results.read_bytes()[:-1])
+    found = find_runs(tmp_path / "out")
+    assert [(each.folder.name, len(each.records)) for each in found] == [("a", 4), ("b", 5)]
+    assert found[0].dataset == problem_set.name
+    assert found[0].settings == Settings().model_dump(mode="json")
+    assert not results.read_bytes().endswith(b"\n")
+    with pytest.raises(InputError, match="holds no results"):
+        find_runs(tmp_path / "nowhere")
 
 
 KILLED_SCRIPT = """

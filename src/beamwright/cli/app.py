@@ -11,6 +11,7 @@ from beamwright.cli.doctor import doctor
 from beamwright.cli.eval import evaluate
 from beamwright.cli.guard import INTERRUPTED, complain
 from beamwright.cli.plan import plan
+from beamwright.cli.report import report
 from beamwright.cli.simulate import simulate
 from beamwright.cli.solve import solve
 
@@ -27,6 +28,7 @@ def _make_app() -> typer.Typer:
     )
     app.command("solve")(solve)
     app.command("eval")(evaluate)
+    app.command("report")(report)
     app.command("plan")(plan)
     app.command("simulate")(simulate)
     app.command("doctor")(doctor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,67 +13,181 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from beamwright.cli import engine
+from beamwright.cli.eval_view import print_report, print_reports
+from beamwright.cli.guard import complain
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
-from beamwright.errors import BeamwrightError
-from beamwright.evaluate import Record, RunOptions, Solved, load_problems, run
+from beamwright.cli.views import TreePages
+from beamwright.config import Settings
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.evaluate import (
+    AnswerChecker,
+    ProblemSet,
+    Record,
+    RunOptions,
+    Solved,
+    load_problems,
+    run,
+)
+from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
 
 if TYPE_CHECKING:
     from beamwright.solver import Solver
 
 _DatasetArgument = Annotated[
-    str, typer.Argument(metavar="DATASET", help="bundled:test, bundled:dev or a JSONL file.")
+    str | None,
+    typer.Argument(
+        metavar="DATASET",
+        help="bundled:test, bundled:dev, a file or folder, or hf:ORG/NAME (default: the recipe's).",
+    ),
+]
+_RecipeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--recipe",
+        metavar="FILE",
+        help="YAML file of settings, of several (base, settings, grid), or search-and-learn's.",
+    ),
 ]
 _LimitOption = Annotated[
     int | None, typer.Option("--limit", metavar="N", help="Only the first N problems.")
 ]
 _OutOption = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Write results here, and resume from here."),
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Write results here, and resume from here; several settings take a subfolder each.",
+    ),
 ]
 _InFlightOption = Annotated[
     int | None,
     typer.Option("--in-flight", metavar="N", help="Problems solved together (default: 64 / n)."),
 ]
+_TreesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--trees",
+        metavar="K",
+        help="Write the trees of the first K problems as pages, as they are solved (with --out).",
+    ),
+]
 
 
-@with_settings()
+@dataclass(frozen=True)
+class _Work:
+    """What every setting of a run shares."""
+
+    problem_set: ProblemSet
+    out: Path | None
+    in_flight: int | None
+    num_trees: int
+    checker: AnswerChecker
+
+
+@with_settings(recipe=False)
 def evaluate(
     invocation: Invocation,
-    dataset: _DatasetArgument,
+    dataset: _DatasetArgument = None,
+    recipe_file: _RecipeOption = None,
     limit: _LimitOption = None,
     out: _OutOption = None,
     in_flight: _InFlightOption = None,
+    trees: _TreesOption = None,
 ) -> None:
     """Solve a set of problems and report the accuracy."""
-    problem_set = load_problems(dataset, limit)
-    settings = invocation.settings
+    if trees is not None and trees < 1:
+        raise InputError(f"--trees must be at least 1, got {trees}")
+    if trees is not None and out is None:
+        raise InputError("--trees needs --out DIR to write to")
+    recipe = read_recipe(recipe_file, invocation.given)
+    for note in recipe.notes:
+        typer.echo(f"{recipe_file}: {note}", err=True)
+    dataset = dataset or recipe.dataset
+    if dataset is None:
+        raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
+    problem_set = load_problems(dataset, recipe.limit if limit is None else limit)
+    with AnswerChecker() as checker:
+        in_flight = recipe.in_flight if in_flight is None else in_flight
+        work = _Work(problem_set, out, in_flight, trees or 0, checker)
+        if recipe.runs[0].name is None:
+            report = _evaluate(recipe.runs[0], work)
+            _show(report, print_report, invocation)
+        else:
+            _evaluate_all(recipe, work, invocation)
 
+
+def _evaluate_all(recipe: Recipe, work: _Work, invocation: Invocation) -> None:
+    """Every setting in turn; one that fails (memory, say) does not stop the others."""
+    reports: list[dict[str, Any]] = []
+    for each in recipe.runs:
+        try:
+            report = _evaluate(each, work)
+        except InputError as error:
+            raise InputError(f"setting {each.name}: {error}") from error
+        except BeamwrightError as error:
+            complain(f"setting {each.name}: {error}")
+            report = {"error": str(error), "settings": each.settings.model_dump(mode="json")}
+        reports.append({"name": each.name, **report})
+    whole = {"dataset": work.problem_set.name, "runs": reports}
+    _show(whole, print_reports, invocation)
+    if any("error" in report for report in reports):
+        raise typer.Exit(1)
+
+
+def _show(
+    report: dict[str, Any],
+    print_it: Callable[[dict[str, Any], Console], None],
+    invocation: Invocation,
+) -> None:
+    if invocation.as_json:
+        print_json(report)
+    else:
+        print_it(report, Console())
+
+
+def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
+    """The report of one setting, in its own folder where it has a name."""
+    out = work.out
+    if out is not None and named.name is not None:
+        out = out / named.name
+    pages = None
+    if work.num_trees and out is not None:
+        pages = TreePages(out / "trees", work.problem_set.problems[: work.num_trees])
+    with ExitStack() as stack:
+        stack.enter_context(quiet_stdout())
+        on_record = stack.enter_context(_progress(named.name))
+        solve_many = _solving(named.settings, pages, stack)
+        options = RunOptions(out, work.in_flight, on_record)
+        return run(work.problem_set, solve_many, named.settings, options, work.checker)
+
+
+def _solving(
+    settings: Settings, pages: TreePages | None, stack: ExitStack
+) -> Callable[[Sequence[tuple[str | int, str]]], Sequence[Solved | BeamwrightError]]:
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
     def solver() -> Solver:
-        return engine.make_solver(settings)
+        return stack.enter_context(engine.make_solver(settings))
 
     def solve_many(
         problems: Sequence[tuple[str | int, str]],
     ) -> Sequence[Solved | BeamwrightError]:
-        return solver().solve_many(problems)
+        if pages is None:
+            return solver().solve_many(problems)
+        outcomes = solver().solve_many(problems, on_round=pages.saw)
+        pages.write(problems, outcomes)
+        return outcomes
 
-    with quiet_stdout(), _progress() as on_record:
-        options = RunOptions(out, in_flight, on_record)
-        report = run(problem_set, solve_many, settings, options)
-    if invocation.as_json:
-        print_json(report)
-    else:
-        Console().print(_table(report))
+    return solve_many
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Record, int, int], None]]:
-    """A bar on standard error, if that is a terminal."""
+def _progress(name: str | None) -> Iterator[Callable[[Record, int, int], None]]:
+    """A bar on standard error, if that is a terminal. name: of the setting, of several."""
+    prefix = "" if name is None else f"{name}: "
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -84,42 +199,12 @@ def _progress() -> Iterator[Callable[[Record, int, int], None]]:
     )
     verdicts: list[bool] = []
     with bar:
-        task = bar.add_task("loading models", total=None)
+        task = bar.add_task(f"{prefix}loading models", total=None)
 
         def on_record(record: Record, done: int, total: int) -> None:
             if record.correct is not None:
                 verdicts.append(record.correct)
             share = f"{sum(verdicts) / len(verdicts):.1%}" if verdicts else "not judged"
-            bar.update(task, completed=done, total=total, description=f"accuracy {share}")
+            bar.update(task, completed=done, total=total, description=f"{prefix}accuracy {share}")
 
         yield on_record
-
-
-def _table(report: dict[str, Any]) -> Table:
-    table = Table(title=report["dataset"], show_header=False, title_justify="left")
-    for name, value in _rows(report):
-        table.add_row(name, value)
-    return table
-
-
-def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "problems", f"{report['problems']:,}"
-    if report["accuracy_interval"] is not None:
-        low, high = report["accuracy_interval"]
-        yield "accuracy", f"{report['accuracy']:.1%}  (95 %: {low:.1%} to {high:.1%})"
-        for how, accuracy in report["by_choice"].items():
-            yield f"  chosen by {how}", f"{accuracy:.1%}"
-    for level, group in report["by_level"].items():
-        if group["accuracy"] is not None:
-            yield f"  level {level}", f"{group['accuracy']:.1%} of {group['problems']}"
-    if report["errors"]:
-        yield "could not be attempted", str(report["errors"])
-    figures = (
-        ("mean rounds", report["mean_rounds"], "{:.1f}"),
-        ("tokens generated", report["tokens"].get("generated"), "{:,}"),
-        ("seconds", report["time"].get("total_s"), "{:,.1f}"),
-        ("goodput", report["goodput_tok_s"], "{:.1f} tok/s"),
-    )
-    for name, value, form in figures:
-        if value is not None:
-            yield name, form.format(value)

@@ -1,15 +1,18 @@
-"""Files that show a search: the timeline, the tree page, the recorded tree (`solve`)."""
+"""Files that show a search: timeline, tree page, recorded tree; for `eval`, many tree pages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beamwright.cli import engine
-from beamwright.errors import InputError
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.evaluate import Problem
 
 if TYPE_CHECKING:
+    from beamwright.protocols import RoundReport
     from beamwright.runtime.timeline import Timeline
     from beamwright.solution import Solution
     from beamwright.tree import SearchTree
@@ -50,3 +53,40 @@ class Views:
         """Write what was asked for."""
         if self._seen is not None:
             engine.write_views(self._seen, solution, self._timeline, self)
+
+
+class TreePages:
+    """Pages of some problems' trees, one file per problem, named by its place in the set."""
+
+    def __init__(self, folder: Path, problems: Sequence[Problem]) -> None:
+        self._folder = folder
+        self._files = {each.unique_id: folder / f"{each.index:04d}.html" for each in problems}
+        self._views: dict[str | int, Views] = {}
+
+    def saw(self, report: RoundReport) -> None:
+        """A round of a tree is complete."""
+        problem_id = report.tree.root.problem_id
+        file = self._files.get(str(problem_id))
+        if file is not None:
+            self._views.setdefault(problem_id, Views(tree=file)).saw(report.tree)
+
+    def write(
+        self,
+        problems: Sequence[tuple[str | int, str]],
+        outcomes: Sequence[Solution | BeamwrightError],
+    ) -> None:
+        """Write the pages of the problems that were solved, and let go of their trees.
+
+        Raises:
+            InputError: if a page cannot be written.
+        """
+        for (problem_id, _), outcome in zip(problems, outcomes, strict=True):
+            views = self._views.pop(problem_id, None)
+            if views is not None and not isinstance(outcome, BeamwrightError):
+                try:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise InputError(
+                        f"{self._folder}: cannot be made ({error.strerror})"
+                    ) from error
+                views.write(outcome)

@@ -1,26 +1,40 @@
-"""From records to the numbers of `eval --json`. Pure; knows no files and no solver."""
+"""From records to the numbers of `eval --json`. Pure; knows no files and no solver.
+
+FlashTTS section 6.1 for goodput and completion time. Nothing here is fitted to the problems: every
+choice (how a vote is counted, which k) is fixed before an answer is seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-
+from beamwright.evaluate.estimates import (
+    Estimate,
+    bootstrap_interval,
+    estimate_mean,
+    estimate_percentile,
+    estimate_ratio,
+    pass_at_k,
+)
 from beamwright.evaluate.record import Record
 from beamwright.search.choose import CHOICES
 
-_RESAMPLES = 10_000
-_BOOTSTRAP_SEED = 0
+_Value = TypeVar("_Value")
 
 
-def summarise(records: Sequence[Record]) -> dict[str, Any]:
+def summarise(records: Sequence[Record], num_candidates: int | None = None) -> dict[str, Any]:
     """Every metric over the records, in the vocabulary of `eval --json`.
 
     Accuracies are over the problems whose right answer is known (`judged`), null if there are
-    none. `tokens` and `time` are sums over problems, null where no problem has the figure.
+    none. `tokens` and `time` are sums over problems, null where no problem has the figure. An
+    estimate is an object of `value` and `interval`, the 95 % bootstrap interval over problems.
+    `latency_s` is a problem's own time, its share of the batch where several were in flight;
+    `completion_s` is from a problem's start to the end of a candidate, the mean of its candidates.
+
+    num_candidates: the n that was asked for; None takes the most that a problem has.
     """
-    verdicts = _verdicts(record.correct for record in records)
+    verdicts = _known(record.correct for record in records)
     rounds = [record.rounds for record in records if record.rounds is not None]
     return {
         "problems": len(records),
@@ -29,6 +43,8 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "accuracy": _mean(verdicts),
         "accuracy_interval": bootstrap_interval(sum(verdicts), len(verdicts)),
         "by_choice": {how: _mean(_choice_verdicts(records, how)) for how in CHOICES},
+        "top1": {how: _accuracy(_choice_verdicts(records, how)) for how in CHOICES},
+        "pass_at": _pass_at(records, num_candidates),
         "by_level": _by_level(records),
         "errors": sum(record.error is not None for record in records),
         "fewer_candidates": sum(record.reason_fewer is not None for record in records),
@@ -36,20 +52,13 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         "tokens": _sums(record.tokens for record in records),
         "time": _sums(record.time for record in records),
         "goodput_tok_s": goodput(records),
+        "precise_goodput_tok_s": estimate_ratio(_paths(records)),
+        "latency_s": _percentiles(_known(record.time.get("total_s") for record in records)),
+        "completion_s": _percentiles(
+            [s / len(r.candidates) for r in records for _, s in _paths([r])]
+        ),
+        "per_problem": _per_problem(records),
     }
-
-
-def bootstrap_interval(num_correct: int, num_problems: int) -> list[float] | None:
-    """95 % percentile bootstrap interval of the accuracy, [low, high]; fixed seed.
-
-    Resampling zeros and ones with replacement is drawing from a binomial distribution.
-    """
-    if num_problems == 0:
-        return None
-    random = np.random.default_rng(_BOOTSTRAP_SEED)
-    counts = random.binomial(num_problems, num_correct / num_problems, size=_RESAMPLES)
-    low, high = np.percentile(counts / num_problems, [2.5, 97.5])
-    return [float(low), float(high)]
 
 
 def goodput(records: Iterable[Record]) -> float | None:
@@ -59,22 +68,68 @@ def goodput(records: Iterable[Record]) -> float | None:
     it is the mean tokens over the mean seconds again, every candidate counted once, which is
     not the mean of the problems' goodputs.
     """
-    tokens = seconds = 0.0
+    paths = _paths(records)
+    seconds = sum(each for _, each in paths)
+    return sum(each for each, _ in paths) / seconds if seconds else None
+
+
+def _paths(records: Iterable[Record]) -> list[tuple[float, float]]:
+    """Tokens and seconds of each problem, summed over its final candidates."""
+    found = []
     for record in records:
-        if record.goodput_tok_s and record.mean_path_tokens is not None:
-            path_tokens = record.mean_path_tokens * len(record.candidates)
-            tokens += path_tokens
-            seconds += path_tokens / record.goodput_tok_s
-    return tokens / seconds if seconds else None
+        if record.goodput_tok_s and record.mean_path_tokens:
+            tokens = record.mean_path_tokens * len(record.candidates)
+            found.append((tokens, tokens / record.goodput_tok_s))
+    return found
 
 
-def _verdicts(values: Iterable[bool | None]) -> list[bool]:
+def _percentiles(values: Sequence[float]) -> dict[str, Estimate | None]:
+    return {f"p{share}": estimate_percentile(values, share) for share in (50, 95)}
+
+
+def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str, Estimate | None]:
+    """Per k = 1, 2, 4, ..., n: the chance that k candidates at random hold a right one.
+
+    Unbiased for independent samples. A tree's candidates share steps: there it says how many of
+    these candidates are worth returning, not what a smaller search would find. A candidate that
+    is missing, because a search ended with fewer, counts as a wrong one.
+    """
+    n = max([num_candidates or 0, *(len(record.candidates) for record in records)])
+    known = [(len(r.candidates), c) for r in records if (c := r.num_correct) is not None]
+    steps = [2**power for power in range(n.bit_length()) if 2**power < n]
+    return {
+        str(k): estimate_mean([pass_at_k(max(n, total), right, k) for total, right in known])
+        for k in [*steps, *([n] if n else [])]
+    }
+
+
+def _per_problem(records: Sequence[Record]) -> dict[str, Estimate | None]:
+    """Means over problems; a peak is the engine's while the problem was in flight."""
+    columns: dict[str, list[float | None]] = {
+        "tokens": [r.tokens.get("generated") for r in records],
+        "seconds": [r.time.get("total_s") for r in records],
+        "kv_device_peak_bytes": [r.kv.get("device_peak_bytes") for r in records],
+        "kv_host_peak_bytes": [r.kv.get("host_peak_bytes") for r in records],
+        "h2d_bytes": [r.kv.get("h2d_bytes") for r in records],
+        "d2h_bytes": [r.kv.get("d2h_bytes") for r in records],
+    }
+    return {name: estimate_mean(_known(values)) for name, values in columns.items()}
+
+
+def _known(values: Iterable[_Value | None]) -> list[_Value]:
     return [value for value in values if value is not None]
+
+
+def _accuracy(verdicts: Sequence[bool]) -> Estimate | None:
+    interval = bootstrap_interval(sum(verdicts), len(verdicts))
+    if interval is None:
+        return None
+    return {"value": sum(verdicts) / len(verdicts), "interval": interval}
 
 
 def _choice_verdicts(records: Sequence[Record], how: str) -> list[bool]:
     # A problem with an error has no candidates: wrong, whoever chooses.
-    return _verdicts(
+    return _known(
         record.choices[how]["correct"] if how in record.choices else record.correct
         for record in records
     )
@@ -88,11 +143,12 @@ def _by_level(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     summary = {}
     # Numbers in numeric order ("10" after "9"), then words.
     for level in sorted(groups, key=lambda name: (not name.isdigit(), len(name), name)):
-        verdicts = _verdicts(groups[level])
+        verdicts = _known(groups[level])
         summary[level] = {
             "problems": len(groups[level]),
             "correct": sum(verdicts),
             "accuracy": _mean(verdicts),
+            "interval": bootstrap_interval(sum(verdicts), len(verdicts)),
         }
     return summary
 

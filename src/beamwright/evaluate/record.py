@@ -14,6 +14,7 @@ from beamwright.search.answers import normalise_answer
 from beamwright.search.choose import CHOICES, choose
 
 COMPLETE_STOP = "eos"  # the only stop reason of a path that ended by itself
+_NEEDED = frozenset({"unique_id", "index", "problem", "gold", "level"})
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class Record:
 
     correct: None when the file names no answer; a problem with an `error` is wrong.
     choices: for best, majority and weighted what it would have answered, from these candidates.
-    mean_path_tokens: over the final candidates, after the prompt.
+    num_correct: candidates that ended by themselves with the right answer; None when the file
+    names no answer. kv: the solution's KV figures, in bytes. mean_path_tokens: over the final
+    candidates, after the prompt.
     """
 
     unique_id: str
@@ -39,7 +42,9 @@ class Record:
     error: str | None = None
     candidates: Sequence[Mapping[str, Any]] = ()
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    num_correct: int | None = None
     tokens: Mapping[str, int | None] = field(default_factory=dict)
+    kv: Mapping[str, int | None] = field(default_factory=dict)
     time: Mapping[str, float | None] = field(default_factory=dict)
     mean_path_tokens: float | None = None
     goodput_tok_s: float | None = None
@@ -52,7 +57,7 @@ class Record:
 
     @classmethod
     def from_line(cls, line: bytes) -> Record:
-        """The record on a line.
+        """The record on a line; a field that the line leaves out keeps its default.
 
         Raises:
             ValueError: if the line is not JSON.
@@ -60,7 +65,7 @@ class Record:
         """
         content = json.loads(line)
         known = {each.name for each in fields(cls)}
-        if not isinstance(content, dict) or set(content) != known:
+        if not isinstance(content, dict) or not _NEEDED <= set(content) <= known:
             raise InputError("not a result of this version")
         return cls(**content)
 
@@ -80,7 +85,9 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         reason_fewer=solution.get("reason_fewer"),
         candidates=candidates,
         choices=_choices(candidates, judged),
+        num_correct=_num_correct(candidates, judged),
         tokens=solution["tokens"],
+        kv=solution["kv"],
         time=solution["time"],
         mean_path_tokens=sum(lengths) / len(lengths) if lengths else None,
         goodput_tok_s=solution["goodput_tok_s"],
@@ -91,8 +98,13 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
 
 def make_error_record(problem: Problem, error: Exception) -> Record:
     """A problem that could not be attempted counts as wrong, with the reason beside it."""
-    wrong = None if problem.answer is None else False
-    return Record(**_identity(problem), correct=wrong, error=str(error))
+    known = problem.answer is not None
+    return Record(
+        **_identity(problem),
+        correct=False if known else None,
+        num_correct=0 if known else None,
+        error=str(error),
+    )
 
 
 def _identity(problem: Problem) -> dict[str, Any]:
@@ -118,6 +130,13 @@ class _Judge:
         if key not in self._known:
             self._known[key] = self._checker.is_correct(self._gold, answer)
         return self._known[key]
+
+
+def _num_correct(candidates: Sequence[Mapping[str, Any]], judged: _Judge) -> int | None:
+    if judged(None) is None:  # nobody knows what is right
+        return None
+    ended = [each["answer"] for each in candidates if each["stop"] == COMPLETE_STOP]
+    return sum(judged(answer) is True for answer in ended)
 
 
 def _choices(candidates: Sequence[Mapping[str, Any]], judged: _Judge) -> dict[str, dict[str, Any]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -99,30 +101,77 @@ class ResultsFolder:
         """Records on disk; leaves the file ending after the last whole line."""
         content = self._results.read_bytes()
         lines = content.splitlines(keepends=True)
-        records: dict[str, Record] = {}
-        end = 0
-        for number, line in enumerate(lines, start=1):
-            torn = not line.endswith(b"\n")
-            try:
-                record = Record.from_line(line)
-            except ValueError as error:
-                if number == len(lines):
-                    break
-                raise InputError(f"{self._results}, line {number}: not JSON") from error
-            except InputError as error:
-                raise InputError(f"{self._results}, line {number}: {error}") from error
-            if record.unique_id in records:
-                raise InputError(
-                    f"{self._results}, line {number}: {record.unique_id!r} appears twice"
-                )
-            if torn:  # everything but the newline arrived: write it again, whole
-                break
-            records[record.unique_id] = record
-            end += len(line)
+        records = _parse_lines(self._results, lines)
+        end = sum(len(line) for line in lines[: len(records)])
         if end < len(content):
             self._file.truncate(end)
             os.fsync(self._file.fileno())
         return records
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run's folder holds. settings: as JSON; records: in the order of the problem set."""
+
+    folder: Path
+    dataset: str
+    settings: dict[str, Any]
+    records: tuple[Record, ...]
+
+
+def find_runs(folder: Path) -> list[FinishedRun]:
+    """The runs in a folder: its own, or those of its subfolders, by name. Changes nothing.
+
+    Raises:
+        InputError: if there is none with a finished problem, or a file is damaged.
+    """
+    found = [read_run(each.parent) for each in sorted(folder.rglob("results.jsonl"))]
+    found = [run for run in found if run.records]
+    if not found:
+        raise InputError(f"{folder}: holds no results of `eval --out`")
+    return found
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """The run in a folder, finished or not. Changes nothing.
+
+    Raises:
+        InputError: one line that names the file, and the line where there is one.
+    """
+    results, path = folder / "results.jsonl", folder / "settings.json"
+    try:
+        lines = results.read_bytes().splitlines(keepends=True)
+        identity = json.loads(path.read_text(encoding="utf-8"))
+        dataset, settings = str(identity["dataset"]), dict(identity["settings"])
+        if not isinstance(settings["search"]["n"], int):
+            raise TypeError("n is no number")
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the settings of a run") from error
+    records = _parse_lines(results, lines).values()
+    ordered = sorted(records, key=lambda record: record.index)
+    return FinishedRun(folder, dataset, settings, tuple(ordered))
+
+
+def _parse_lines(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:
+    """Records of the whole lines; a torn last line, what a killed run leaves, is left out."""
+    records: dict[str, Record] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = Record.from_line(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise InputError(f"{path}, line {number}: not JSON") from error
+        except InputError as error:
+            raise InputError(f"{path}, line {number}: {error}") from error
+        if record.unique_id in records:
+            raise InputError(f"{path}, line {number}: {record.unique_id!r} appears twice")
+        if not line.endswith(b"\n"):  # everything but the newline arrived: not finished
+            break
+        records[record.unique_id] = record
+    return records
 
 
 def _write_whole(path: Path, text: str) -> None:

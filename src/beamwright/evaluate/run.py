@@ -87,7 +87,7 @@ def run(
         records = log.in_order()
     return {
         "dataset": problem_set.name,
-        **summarise(records),
+        **summarise(records, settings.search.n),
         "settings": settings.model_dump(mode="json"),
     }
 

@@ -1,0 +1,89 @@
+"""`beamwright report`: folders of `eval --out` as one page and its charts as PNG files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from beamwright.cli.guard import complain, guard
+from beamwright.cli.output import print_json
+from beamwright.errors import InputError, UnavailableError
+from beamwright.evaluate import summarise
+from beamwright.evaluate.results import FinishedRun, find_runs
+from beamwright.report.eval_page import write_eval_page
+from beamwright.report.eval_png import write_pngs
+from beamwright.report.eval_runs import EvaluatedRun
+
+_DirsArgument = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Folders of `eval --out`, or above them.")
+]
+_OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="The page (default: report.html in the first DIR)."),
+]
+_TitleOption = Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of the page.")]
+_PngOption = Annotated[bool, typer.Option("--png/--no-png", help="Also write a PNG per chart.")]
+_JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")
+]
+_DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def report(
+    folders: _DirsArgument,
+    out: _OutOption = None,
+    title: _TitleOption = "Evaluation",
+    png: _PngOption = True,
+    as_json: _JsonOption = False,
+    debug: _DebugOption = False,
+) -> None:
+    """Make one page of evaluations: accuracy against n, tokens, seconds and KV."""
+    with guard(debug):
+        for folder in folders:
+            if not folder.is_dir():
+                raise InputError(f"{folder}: no such folder")
+        page = folders[0] / "report.html" if out is None else out
+        if page.is_dir() or not page.absolute().parent.is_dir():
+            raise InputError(f"{page}: cannot be written there")
+        runs = [run for folder in folders for run in _runs_in(folder, page)]
+        charts = write_eval_page(runs, page, title)
+        pngs: list[Path] = []
+        if png:
+            try:
+                pngs = write_pngs(charts, page)
+            except UnavailableError as error:  # the page is complete without them
+                complain(str(error))
+        if as_json:
+            print_json(
+                {
+                    "page": str(page),
+                    "png": [str(file) for file in pngs],
+                    "runs": [{"name": each.name, **each.summary} for each in runs],
+                }
+            )
+        else:
+            for file in (page, *pngs):
+                typer.echo(str(file))
+
+
+def _runs_in(folder: Path, page: Path) -> Iterator[EvaluatedRun]:
+    for found in find_runs(folder):
+        inner = found.folder.relative_to(folder)
+        name = folder.resolve().name if inner == Path() else str(inner)
+        yield EvaluatedRun(
+            name=name,
+            dataset=found.dataset,
+            settings=found.settings,
+            summary=summarise(found.records, found.settings["search"]["n"]),
+            trees=tuple(_trees(found, page)),
+        )
+
+
+def _trees(run: FinishedRun, page: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted((run.folder / "trees").glob("*.html")):
+        address = Path(os.path.relpath(file.resolve(), page.resolve().parent))
+        yield (file.stem, address.as_posix())

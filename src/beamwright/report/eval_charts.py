@@ -1,0 +1,157 @@
+"""A chart of accuracies as inline SVG: lines, points and intervals. No scripts, no packages."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+
+from beamwright.report.eval_runs import Chart, Line
+
+COLOURS = (
+    "#123f5c", "#c4432b", "#4f9a94", "#dc9a3a", "#7d5fa8", "#3b76b8", "#8a7a4a", "#a33f6f",
+    "#5c8f3a",
+)  # fmt: skip
+_WIDTH, _HEIGHT = 640.0, 330.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 14.0, 12.0, 42.0
+_SPREAD = 7.0  # between neighbours at the same x
+_DASHES = ("", "6 3", "2 3")  # a second and third turn through the colours
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """From values to places; x is logarithmic, y a share within [low, high]."""
+
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+    @classmethod
+    def of(cls, chart: Chart) -> _Axes:
+        points = [point for line in chart.lines for point in line.points]
+        xs = [point.x for point in points]
+        lows = [point.y if point.low is None else point.low for point in points]
+        highs = [point.y if point.high is None else point.high for point in points]
+        margin = 1.15 if max(xs) > min(xs) else 2.0
+        y_low = max(0.0, math.floor(min(lows) * 10) / 10)
+        y_high = min(1.0, math.ceil(max(highs) * 10) / 10)
+        if y_high - y_low < 0.1:
+            y_low, y_high = max(0.0, y_high - 0.1), max(0.1, y_high)
+        return cls(min(xs) / margin, max(xs) * margin, y_low, y_high)
+
+    def x(self, value: float) -> float:
+        share = math.log(value / self.x_low) / math.log(self.x_high / self.x_low)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        share = (value - self.y_low) / (self.y_high - self.y_low)
+        return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def draw_svg(chart: Chart) -> str:
+    """The chart as an `svg` element; what a point stands for is its tooltip."""
+    axes = _Axes.of(chart)
+    spread = min(_SPREAD, 40 / len(chart.lines)) if chart.counted else 0.0
+    middle = (len(chart.lines) - 1) / 2
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img" '
+        f'aria-label="{html.escape(chart.title)}">',
+        *_grid(axes, chart),
+        *(
+            _draw_line(axes, line, (number - middle) * spread)
+            for number, line in enumerate(chart.lines)
+        ),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def swatch(style: int) -> str:
+    """The legend's sample of a line."""
+    return (
+        f'<svg viewBox="0 0 28 10" width="28" height="10" aria-hidden="true"><path d="M0 5H28" '
+        f'stroke="{_colour(style)}" stroke-width="2" stroke-dasharray="{_dash(style)}"/>'
+        f'<circle cx="14" cy="5" r="3.5" fill="{_colour(style)}"/></svg>'
+    )
+
+
+def _draw_line(axes: _Axes, line: Line, shift: float) -> str:
+    """shift: to the right, so that intervals at the same x stand side by side."""
+    colour = _colour(line.style)
+    parts = []
+    for point in line.points:
+        if point.low is not None and point.high is not None:
+            x, low, high = axes.x(point.x) + shift, axes.y(point.low), axes.y(point.high)
+            parts.append(
+                f'<path d="M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8'
+                f'M{x - 4:.1f} {high:.1f}h8" stroke="{colour}" stroke-opacity=".4"/>'
+            )
+    places = " ".join(
+        f"{axes.x(point.x) + shift:.1f},{axes.y(point.y):.1f}" for point in line.points
+    )
+    parts.append(
+        f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.8" '
+        f'stroke-dasharray="{_dash(line.style)}"/>'
+    )
+    for point in line.points:
+        tip = f"{point.label}: {point.y:.1%} at {format_number(point.x)}"
+        if point.low is not None and point.high is not None:
+            tip += f" (95 %: {point.low:.1%} to {point.high:.1%})"
+        parts.append(
+            f'<circle cx="{axes.x(point.x) + shift:.1f}" cy="{axes.y(point.y):.1f}" r="4" '
+            f'fill="{colour}"><title>{html.escape(tip)}</title></circle>'
+        )
+    return f"<g><title>{html.escape(line.name)}</title>{''.join(parts)}</g>"
+
+
+def _grid(axes: _Axes, chart: Chart) -> list[str]:
+    bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = []
+    step = 0.1 if axes.y_high - axes.y_low > 0.25 else 0.02
+    for number in range(round(axes.y_low / step), round(axes.y_high / step) + 1):
+        y, shown = axes.y(number * step), f"{number * step:.0%}"
+        parts.append(f'<path class="grid" d="M{_LEFT:.1f} {y:.1f}H{right:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 7:.1f}" y="{y + 4:.1f}" text-anchor="end">{shown}</text>')
+    for value in axis_ticks(chart):
+        x = axes.x(value)
+        parts.append(f'<path class="grid" d="M{x:.1f} {bottom:.1f}v4"/>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">'
+            f"{format_number(value)}</text>"
+        )
+    middle = (_LEFT + right) / 2
+    label = html.escape(chart.x_label)
+    parts.append(
+        f'<text x="{middle:.1f}" y="{_HEIGHT - 6:.1f}" text-anchor="middle">{label}</text>'
+    )
+    return parts
+
+
+def axis_ticks(chart: Chart) -> list[float]:
+    """Where x is labelled: at every n or k; else at 1, 2, 5 of every decade."""
+    axes = _Axes.of(chart)
+    own = sorted({point.x for line in chart.lines for point in line.points})
+    if chart.counted:
+        return own
+    first, last = math.floor(math.log10(axes.x_low)), math.ceil(math.log10(axes.x_high))
+    steps = (1, 2, 5) if last - first <= 4 else (1,)
+    values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    within = [value for value in values if axes.x_low <= value <= axes.x_high]
+    return within or [own[0]]
+
+
+def format_number(value: float) -> str:
+    """Three significant digits, with k and M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= 10 * size or (value >= size and unit == "M"):
+            return f"{value / size:.3g}{unit}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _colour(style: int) -> str:
+    return COLOURS[style % len(COLOURS)]
+
+
+def _dash(style: int) -> str:
+    return _DASHES[style // len(COLOURS) % len(_DASHES)]

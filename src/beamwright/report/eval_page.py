@@ -1,0 +1,190 @@
+"""One self-contained page that compares evaluations: charts, a table of methods, links to trees.
+
+Knows `EvaluatedRun` only; text of a user reaches the page escaped. The page holds no script and
+loads nothing from anywhere; its links lead to tree pages beside it.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from beamwright.report.eval_charts import draw_svg, format_number, swatch
+from beamwright.report.eval_runs import (
+    Chart,
+    EvaluatedRun,
+    make_charts,
+    make_pass_chart,
+    method_names,
+)
+from beamwright.report.files import write_whole
+
+_PARTS = Path(__file__).parent / "page"
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_GIB = 1024**3
+
+_COLUMNS = (
+    "method", "n", "problems", "accuracy", "best", "majority", "weighted", "pass@1", "pass@n",
+    "tokens / problem", "s / problem", "p50, s", "p95, s", "goodput, tok/s", "KV device, GiB",
+    "to device, GiB",
+)  # fmt: skip
+_NOTE = (
+    "accuracy: of the answer that the method itself chose; best, majority, weighted: Top-1 by each "
+    "vote over the same candidates. pass@k: the unbiased estimate 1 - C(n-c, k) / C(n, k). p50 and "
+    "p95: completion latency per problem. goodput: mean tokens of a final candidate over its mean "
+    "completion time. KV device: peak while a problem was in flight. Below each number its 95 % "
+    "interval. Nothing was chosen by looking at these problems."
+)
+
+
+def write_eval_page(runs: Sequence[EvaluatedRun], path: Path, title: str) -> list[Chart]:
+    """Write the page; returns its charts, in the order of the page.
+
+    Raises:
+        InputError: if the file cannot be written.
+        ValueError: if there is no run to show.
+    """
+    if not runs:
+        raise ValueError("no run to show")
+    charts = make_charts(runs)
+    passing = make_pass_chart(runs)
+    parts = {
+        "title": html.escape(title),
+        "intro": html.escape(_intro(runs)),
+        "style": (_PARTS / "eval_page.css").read_text(encoding="ascii"),
+        "legend": _legend(charts[0]) if charts else "",
+        "charts": "\n".join(_figure(chart) for chart in charts) or "<p>No answer was judged.</p>",
+        "methods": _methods(runs),
+        "methods_note": html.escape(_NOTE),
+        "more": "\n".join(
+            part for part in (_pass_section(passing), _levels(runs), _trees(runs)) if part
+        ),
+    }
+    template = (_PARTS / "eval_page.html").read_text(encoding="ascii")
+    page = _PLACEHOLDER.sub(lambda match: parts[match[1]], template)
+    write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
+    return charts if passing is None else [*charts, passing]
+
+
+def _intro(runs: Sequence[EvaluatedRun]) -> str:
+    datasets = ", ".join(dict.fromkeys(run.dataset for run in runs))
+    counts = sorted({run.summary["problems"] for run in runs})
+    problems = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    note = "" if len(counts) == 1 else " - some settings are not finished, so compare with care"
+    return f"{datasets}: {problems} problems, {len(runs)} settings{note}"
+
+
+def _figure(chart: Chart) -> str:
+    return f"<figure><figcaption>{html.escape(chart.title)}</figcaption>{draw_svg(chart)}</figure>"
+
+
+def _legend(chart: Chart) -> str:
+    return "".join(
+        f"<span>{swatch(line.style)}{html.escape(line.name)}</span>" for line in chart.lines
+    )
+
+
+def _section(name: str, title: str, body: str) -> str:
+    heading = f'<h2 id="{name}-title">{html.escape(title)}</h2>'
+    return f'<section aria-labelledby="{name}-title">{heading}{body}</section>'
+
+
+def _pass_section(chart: Chart | None) -> str:
+    if chart is None:
+        return ""
+    body = f'<div class="legend">{_legend(chart)}</div><div class="charts">{_figure(chart)}</div>'
+    return _section("pass", "Coverage", body)
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _methods(runs: Sequence[EvaluatedRun]) -> str:
+    rows = [
+        [html.escape(name), *_cells(run)]
+        for name, run in sorted(
+            zip(method_names(runs), runs, strict=True), key=lambda pair: (pair[0], pair[1].n)
+        )
+    ]
+    return _table(_COLUMNS, rows)
+
+
+def _cells(run: EvaluatedRun) -> Iterator[str]:
+    summary = run.summary
+    passed = list(summary["pass_at"].values())
+    per_problem = summary["per_problem"]
+    interval = summary["accuracy_interval"]
+    own = None
+    if interval is not None:
+        own = {"value": summary["accuracy"], "interval": interval}
+    yield str(run.n)
+    yield str(summary["problems"])
+    yield _share(own)
+    for how in ("best", "majority", "weighted"):
+        yield _share(summary["top1"][how])
+    yield _share(passed[0] if passed else None)
+    yield _share(passed[-1] if passed else None)
+    yield _number(per_problem["tokens"])
+    yield _number(per_problem["seconds"])
+    yield _number(summary["latency_s"]["p50"])
+    yield _number(summary["latency_s"]["p95"])
+    yield _number(summary["precise_goodput_tok_s"])
+    yield _number(per_problem["kv_device_peak_bytes"], _GIB)
+    yield _number(per_problem["h2d_bytes"], _GIB)
+
+
+def _share(estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return "-"
+    low, high = estimate["interval"]
+    return f"{estimate['value']:.1%}<br><small>{low:.1%} - {high:.1%}</small>"
+
+
+def _number(estimate: Mapping[str, Any] | None, unit: float = 1.0) -> str:
+    if estimate is None:
+        return "-"
+    value, low, high = (each / unit for each in (estimate["value"], *estimate["interval"]))
+    low_shown, high_shown = format_number(low), format_number(high)
+    return f"{format_number(value)}<br><small>{low_shown} - {high_shown}</small>"
+
+
+def _levels(runs: Sequence[EvaluatedRun]) -> str:
+    levels = list(dict.fromkeys(level for run in runs for level in run.summary["by_level"]))
+    if not levels:
+        return ""
+    rows = []
+    for name, run in zip(method_names(runs), runs, strict=True):
+        groups = run.summary["by_level"]
+        cells = [_level(groups.get(level)) for level in levels]
+        rows.append([html.escape(name), str(run.n), *cells])
+    table = _table(["method", "n", *(f"level {level}" for level in levels)], rows)
+    return _section("levels", "Accuracy by level", f'<div class="wide">{table}</div>')
+
+
+def _level(group: Mapping[str, Any] | None) -> str:
+    if group is None or group["interval"] is None:
+        return "-"
+    return _share({"value": group["accuracy"], "interval": group["interval"]})
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """rows: cells that are markup already."""
+    head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in columns)
+    body = "\n".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _trees(runs: Sequence[EvaluatedRun]) -> str:
+    parts = []
+    for run in runs:
+        links = " ".join(
+            f'<a href="{html.escape(quote(address))}">{html.escape(label)}</a>'
+            for label, address in run.trees
+        )
+        if links:
+            parts.append(f"<p>{html.escape(run.name)}: {links}</p>")
+    return _section("trees", "Single trees", "".join(parts)) if parts else ""

@@ -1,0 +1,115 @@
+"""`report` over folders that `eval` wrote."""
+
+import json
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def folder(cli, fake, tmp_path):
+    """Four evaluated settings, one folder each."""
+    dataset = tmp_path / "set.jsonl"
+    lines = [{"problem": "p", "answer": x, "level": i} for i, x in enumerate(("42", "41", "42"))]
+    dataset.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("grid: {search: [beam, dvts], n: [4, 16]}")
+    out = tmp_path / "out"
+    assert cli("eval", dataset, "--recipe", recipe, "--out", out).code == 0
+    return out
+
+
+def test_a_page_and_its_pngs(cli, folder):
+    outcome = cli("report", folder)
+    assert outcome.code == 0
+    names = ["report.html", *(f"report-{x}.png" for x in ("n", "tokens", "seconds", "kv", "pass"))]
+    assert outcome.out.split() == [str(folder / name) for name in names]
+    assert all((folder / name).stat().st_size for name in names)
+
+
+def test_json_holds_every_run(cli, folder):
+    made = cli("report", folder, "--no-png", "--json").json
+    assert made["png"] == []
+    assert [each["name"] for each in made["runs"]] == ["beam-n16", "beam-n4", "dvts-n16", "dvts-n4"]
+    assert made["runs"][0]["accuracy"] == 2 / 3
+    assert made["runs"][0]["pass_at"]["1"]["value"] == pytest.approx(2 / 3 / 16)
+
+
+def test_the_numbers_are_those_of_eval(cli, folder, tmp_path):
+    made = cli("report", folder / "beam-n4", "--no-png", "--json").json
+    dataset = tmp_path / "set.jsonl"
+    out = ("--out", folder / "beam-n4")
+    whole = cli("eval", dataset, *out, "--n", "4", "--search", "beam", "--json").json
+    (run,) = made["runs"]
+    assert {key: whole[key] for key in run if key != "name"} == {
+        key: value for key, value in run.items() if key != "name"
+    }
+
+
+def test_a_page_elsewhere_of_several_folders(cli, folder, tmp_path):
+    page = tmp_path / "pages" / "all.html"
+    page.parent.mkdir()
+    (folder / "dvts-n4" / "trees").mkdir()
+    (folder / "dvts-n4" / "trees" / "0000.html").write_text("a tree")
+    words = ("report", folder / "beam-n4", folder / "dvts-n4", "--out", page, "--title", "Both")
+    assert cli(*words, "--no-png").code == 0
+    text = page.read_text()
+    assert "<title>Both</title>" in text
+    assert 'href="../out/dvts-n4/trees/0000.html"' in text
+
+
+def test_without_matplotlib_the_page_is_made_and_one_line_says_so(cli, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    outcome = cli("report", folder)
+    assert outcome.code == 0
+    assert "matplotlib is missing (the extra 'plot')" in outcome.complaint
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_an_unfinished_run_is_reported_as_far_as_it_is(cli, folder):
+    results = folder / "beam-n4" / "results.jsonl"
+    torn = results.read_bytes()[:-10]
+    results.write_bytes(torn)
+    made = cli("report", folder, "--no-png", "--json").json
+    problems = {each["name"]: each["problems"] for each in made["runs"]}
+    assert problems == {"beam-n16": 3, "beam-n4": 2, "dvts-n16": 3, "dvts-n4": 3}
+    assert results.read_bytes() == torn
+    assert "not finished" in (folder / "report.html").read_text()
+
+
+def test_a_damaged_line_is_named(cli, folder):
+    results = folder / "beam-n4" / "results.jsonl"
+    results.write_text("{}\n" + results.read_text())
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "results.jsonl, line 1: not a result" in outcome.complaint
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("text", ["{oops", "[]", '{"dataset": "x", "settings": {"search": {}}}'])
+def test_damaged_settings_are_named(cli, folder, text):
+    (folder / "beam-n4" / "settings.json").write_text(text)
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "settings.json: not the settings of a run" in outcome.complaint
+
+
+def test_settings_that_are_missing(cli, folder):
+    (folder / "beam-n4" / "settings.json").unlink()
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "settings.json: cannot be read" in outcome.complaint
+
+
+def test_folders_without_results(cli, fake, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, message in [("empty", "holds no results"), ("nowhere", "no such folder")]:
+        outcome = cli("report", tmp_path / name)
+        assert outcome.code == 2
+        assert message in outcome.complaint
+
+
+def test_a_page_that_cannot_be_written(cli, folder, tmp_path):
+    outcome = cli("report", folder, "--out", tmp_path / "no" / "page.html")
+    assert outcome.code == 2
+    assert "page.html: cannot be written there" in outcome.complaint

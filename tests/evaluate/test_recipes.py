@@ -1,0 +1,137 @@
+"""Recipes of one and of several settings, and the recipes that come with the repository."""
+
+from pathlib import Path
+
+import pytest
+
+from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.evaluate.recipes import read_recipe
+
+SHIPPED = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def named(recipe):
+    return {run.name: run.settings for run in recipe.runs}
+
+
+def test_without_a_recipe_there_is_one_run_without_a_name():
+    (run,) = read_recipe(None, {"n": 8}).runs
+    assert (run.name, run.settings) == (None, Settings.build(n=8))
+
+
+def test_a_plain_recipe_is_one_run(write):
+    (run,) = read_recipe(write("search: {n: 8, search: dvts}"), {"n": 4}).runs
+    assert (run.name, run.settings) == (None, Settings.build(n=4, search="dvts"))
+
+
+def test_a_grid_is_every_combination_over_the_base(write):
+    path = write("base: {search: {width: 2}, seed: 3}\ngrid: {search: [beam, dvts], n: [4, 16]}")
+    runs = named(read_recipe(path, {}))
+    assert list(runs) == ["beam-n4", "beam-n16", "dvts-n4", "dvts-n16"]
+    assert runs["dvts-n16"] == Settings.build(search="dvts", n=16, width=2, seed=3)
+
+
+def test_named_settings_over_the_whole_grid(write):
+    path = write(
+        "base: {search: {n: 8, width: 4}}\n"
+        "settings:\n"
+        "- {name: a, width: 2}\n"
+        "- {name: b, schedule: {schedule: locality, prefetch: false}}\n"
+        "grid: {seed: [0, 1]}"
+    )
+    runs = named(read_recipe(path, {}))
+    assert list(runs) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
+    assert runs["a-seed1"] == Settings.build(n=8, width=2, seed=1)
+    assert runs["b-seed0"] == Settings.build(n=8, schedule="locality", prefetch=False)
+
+
+def test_the_command_line_goes_first_and_takes_its_axis_out(write):
+    path = write("grid: {search: [beam, dvts], n: [4, 16]}")
+    runs = named(read_recipe(path, {"n": 64}))
+    assert [(name, each.search.n) for name, each in runs.items()] == [("beam", 64), ("dvts", 64)]
+    assert list(named(read_recipe(path, {"n": 64, "search": "beam"}))) == ["run"]
+
+
+def test_the_problems_may_be_named(write):
+    assert read_recipe(write("dataset: bundled:dev\ngrid: {n: [4]}"), {}).dataset == "bundled:dev"
+    assert read_recipe(write("grid: {n: [4]}"), {}).dataset is None
+
+
+def test_a_name_is_fit_for_a_folder(write):
+    path = write("grid: {model: ['hf:org/a b', ../x], temperature: [0.5]}")
+    assert list(named(read_recipe(path, {}))) == ["hf_org_a_b-temperature0.5", "x-temperature0.5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {n: 4}", "'n' must be a list"),
+        ("grid: {n: []}", "'n' must be a list"),
+        ("grid: [n]", "'grid' must hold options"),
+        ("grid: {beams: [4]}", "grid: unknown option 'beams'"),
+        ("base: {search: {beams: 4}}", "base: unknown option 'beams'"),
+        ("base: {search: {temperature: 1}}", "base: unknown option 'temperature'"),
+        ("base: [1]\ngrid: {n: [4]}", "base: expected options"),
+        ("base: {}\nsearch: {n: 4}", "'search' beside base"),
+        ("settings: {a: {n: 4}}", "'settings' must be a list"),
+        ("settings: [{n: 4}]", "setting 1 needs a 'name'"),
+        ("settings: [{name: ../a}]", "setting 1 needs a 'name'"),
+        ("settings: [{name: a}, {name: a}]", "two settings named 'a'"),
+        ("dataset: 5\ngrid: {n: [4]}", "'dataset' must be text"),
+        ("grid: {n: [4, four]}", "setting 'nfour': search.n"),
+        ("grid: {n: [4, 6]}", "setting 'n6': "),
+        ("grid: {search: [beam, bean]}", "setting 'bean': --search 'bean'"),
+        ("search: {n: 6}", "recipe.yaml: "),
+        ("base: {n: 4\ngrid: ", "line 2"),
+        ("serach: {n: 4}", "unknown option 'serach'"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_place(write, text, message):
+    with pytest.raises(InputError) as caught:
+        read_recipe(write(text), {})
+    line = str(caught.value)
+    assert line.startswith("recipe ")
+    assert message in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "num_runs"),
+    [
+        ("bundled_methods", 27),
+        ("flashtts_fig11", 28),
+        ("flashtts_fig12", 21),
+        ("flashtts_fig13", 21),
+        ("flashtts_fig14", 3),
+        ("lbs", 270),
+        ("search_and_learn", 60),
+    ],
+)
+def test_shipped_recipes_are_valid(name, num_runs):
+    assert len(read_recipe(SHIPPED / f"{name}.yaml", {}).runs) == num_runs
+
+
+def test_every_shipped_recipe_is_tested_and_described():
+    names = {path.stem for path in SHIPPED.glob("*.yaml")}
+    (marked,) = [m for m in test_shipped_recipes_are_valid.pytestmark if m.name == "parametrize"]
+    assert names == {name for name, _ in marked.args[1]}
+    described = (SHIPPED / "README.md").read_text()
+    assert all(f"`{name}.yaml`" in described for name in names)
+
+
+def test_the_bundled_recipe_names_every_strategy():
+    from beamwright.search import STRATEGIES
+
+    runs = read_recipe(SHIPPED / "bundled_methods.yaml", {}).runs
+    assert {run.settings.search.search for run in runs} == set(STRATEGIES)
