@@ -1,7 +1,23 @@
+import csv
+import json
+import sys
+from types import SimpleNamespace
+
 import pytest
 
-from beamwright.errors import InputError
+from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate import load_problems
+
+GPQA = {
+    "Record ID": "rec1",
+    "Question": "Which is even?\n",
+    "Correct Answer": "2\n",
+    "Incorrect Answer 1": "1",
+    "Incorrect Answer 2": "3",
+    "Incorrect Answer 3": "5",
+    "Subdomain": "Numbers",
+    "answer": "ignored",
+}
 
 
 @pytest.mark.parametrize("name", ["prompt", "problem", "question", "Problem"])
@@ -15,7 +31,10 @@ def test_reads_every_question_field(write_jsonl, name):
     [
         ({"answer": "2"}, "2"),
         ({"Answer": 2}, "2"),
-        ({"answer": 27.0}, "27.0"),
+        ({"answer": 27.0}, "27"),
+        ({"answer": "27.0"}, "27"),
+        ({"answer": 27.5}, "27.5"),
+        ({"answer": float("nan"), "solution": "3"}, "3"),
         ({"reference_answer": "2"}, "2"),
         ({"extracted_groundtruth": "2"}, "2"),
         ({"canonical_solution": "2"}, "2"),
@@ -93,7 +112,9 @@ def test_an_empty_field_gives_way_to_the_next(write_jsonl):
     [
         ("nowhere.jsonl", "nowhere.jsonl: no such file"),
         ("bundled:train", "no such bundled problem set"),
-        (".", "cannot be read"),
+        ("nowhere@test", "nowhere@test: no such file"),
+        ("a\0b", "cannot be read"),
+        ("hf:MATH-500", "not of the form hf:ORG/NAME"),
     ],
 )
 def test_missing_sources(source, message):
@@ -114,3 +135,244 @@ def test_an_empty_file_and_a_binary_one(tmp_path):
 def test_a_limit_below_one_is_an_error(write_jsonl):
     with pytest.raises(InputError, match="--limit"):
         load_problems(write_jsonl({"problem": "p"}), limit=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (  # MATH-500
+            {"problem": "p", "solution": "so \\boxed{1}", "answer": "1", "subject": "Algebra"}
+            | {"level": 2, "unique_id": "test/algebra/1.json"},
+            ("p", "1", "test/algebra/1.json", "Algebra"),
+        ),
+        (  # MATH, one file a problem
+            {"problem": "p", "level": "Level 5", "type": "Algebra", "solution": "\\boxed{2}"},
+            ("p", "2", "0", "Algebra"),
+        ),
+        (  # AIME 2024, three shapes
+            {"id": 60, "problem": "p", "solution": "s", "answer": "204", "year": "2024"},
+            ("p", "204", "60", None),
+        ),
+        ({"problem": "p", "extracted_groundtruth": "033"}, ("p", "033", "0", None)),
+        (
+            {"ID": "2024-I-1", "Problem": "p", "Solution": "s", "Answer": 204},
+            ("p", "204", "2024-I-1", None),
+        ),
+        ({"question": "p", "answer": "70"}, ("p", "70", "0", None)),  # AIME 2025
+        ({"id": 0, "problem": "p", "answer": 27.0}, ("p", "27", "0", None)),  # AMC 2023
+        ({"question": "p", "answer": "a\n#### 1,080"}, ("p", "1,080", "0", None)),  # GSM8K
+    ],
+)
+def test_public_shapes(write_jsonl, fields, expected):
+    (problem,) = load_problems(write_jsonl(fields)).problems
+    found = (problem.problem, problem.answer, problem.unique_id, problem.subject)
+    assert found == expected
+
+
+def test_multiple_choice_lists_the_options_and_answers_with_a_letter(write_jsonl):
+    path = write_jsonl(*(GPQA | {"Record ID": f"rec{i}"} for i in range(40)))
+    problems = load_problems(path).problems
+    for problem in problems:
+        question, _, rest = problem.problem.partition("\n\n")
+        lines = rest.splitlines()[:4]
+        assert question == "Which is even?"
+        assert [line[:3] for line in lines] == ["A) ", "B) ", "C) ", "D) "]
+        assert sorted(line[3:] for line in lines) == ["1", "2", "3", "5"]
+        assert f"{problem.answer}) 2" in lines
+    assert {problem.answer for problem in problems} == set("ABCD")
+    assert load_problems(path).problems == problems
+    assert (problems[0].unique_id, problems[0].subject) == ("rec0", "Numbers")
+
+
+def test_the_order_of_options_depends_on_the_row_alone(write_jsonl):
+    alone = load_problems(write_jsonl(GPQA, name="alone.jsonl")).problems[0]
+    second = load_problems(write_jsonl({"problem": "p"}, GPQA)).problems[1]
+    assert (alone.problem, alone.answer) == (second.problem, second.answer)
+
+
+def test_multiple_choice_with_a_missing_option(write_jsonl):
+    path = write_jsonl({**GPQA, "Incorrect Answer 2": ""})
+    with pytest.raises(InputError, match="line 1: field 'Incorrect Answer 2' is missing or empty"):
+        load_problems(path)
+
+
+ROWS = [{"problem": 'p, "q"\nr', "answer": "1"}, {"problem": "\u00e9", "answer": "2.5"}]
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path, rows):
+    pytest.importorskip("pyarrow")
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_pylist(rows), path)
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("set.jsonl", write_lines),
+        ("set", write_lines),
+        ("lines.json", write_lines),
+        ("list.json", lambda path, rows: path.write_text(json.dumps(rows, indent=1))),
+        ("data.json", lambda path, rows: path.write_text(json.dumps({"data": rows}))),
+        ("set.csv", write_csv),
+        ("bom.csv", lambda path, rows: path.write_bytes(b"\xef\xbb\xbf" + csv_bytes(path, rows))),
+        ("SET.PARQUET", write_parquet),
+    ],
+)
+def test_every_format_holds_the_same_problems(tmp_path, name, write):
+    write(tmp_path / name, ROWS)
+    problem_set = load_problems(str(tmp_path / name))
+    found = [(problem.problem, problem.answer) for problem in problem_set.problems]
+    assert found == [(row["problem"], row["answer"]) for row in ROWS]
+    assert len(problem_set.fingerprint) == 64
+
+
+def csv_bytes(path, rows):
+    write_csv(path, rows)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", b'[\n{"problem": }]', r"a\.json, line 2: not JSON"),
+        ("a.json", b'[{"problem": "p"}, 3]', r"a\.json, row 2: not a JSON object"),
+        ("a.json", b'{"data": 3}', r"a\.json: neither a list"),
+        ("a.json", b"3", r"a\.json: neither a list"),
+        ("a.json", b"\xff", r"a\.json: not UTF-8"),
+        ("a.json", b"[]", "holds no problems"),
+        ("a.csv", b"problem,answer\n\np,1,2\n", r"a\.csv, line 3: 3 cells, the header names 2"),
+        ("a.csv", b'problem,answer\n"p"q,1\n', r"a\.csv, line 2: not CSV"),
+        ("a.csv", b"text,answer\np,1\n", r"a\.csv, line 2: no problem field"),
+        ("a.csv", b"", "holds no problems"),
+        ("a.csv", b"\xff", r"a\.csv: not UTF-8"),
+    ],
+)
+def test_bad_files_are_named_in_one_line(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_problems(str(path))
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_damaged_parquet_file(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "set.parquet"
+    path.write_bytes(b"not parquet")
+    with pytest.raises(InputError, match=r"set\.parquet: not parquet"):
+        load_problems(str(path))
+    write_parquet(path, [{"problem": "p"}, {"problem": ""}])
+    with pytest.raises(InputError, match=r"set.parquet, row 2: the problem is empty"):
+        load_problems(str(path))
+
+
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = tmp_path / "set.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(UnavailableError, match=r"set.parquet: needs pyarrow.*beamwright\[hub\]"):
+        load_problems(str(path))
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    write_lines(tmp_path / "b" / "2.jsonl", [{"problem": "b2"}])
+    write_lines(tmp_path / "b" / "1.json", [{"problem": "b1"}])
+    write_csv(tmp_path / "a.csv", [{"problem": "a"}])
+    write_lines(tmp_path / ".hidden" / "c.jsonl", [{"problem": "c"}])
+    (tmp_path / "README.md").write_text("about")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    first = load_problems(str(tmp_path))
+    assert [problem.problem for problem in first.problems] == ["a", "b1", "b2"]
+    assert [problem.unique_id for problem in first.problems] == ["0", "1", "2"]
+    write_lines(tmp_path / "b" / "2.jsonl", [{"problem": "other"}])
+    assert load_problems(str(tmp_path)).fingerprint != first.fingerprint
+
+
+def test_a_folder_with_splits_wants_one_of_them(tmp_path):
+    write_lines(tmp_path / "test-00000.jsonl", [{"problem": "t"}])
+    write_lines(tmp_path / "train-00000.jsonl", [{"problem": "u"}])
+    with pytest.raises(InputError, match=r"several splits \(test, train\); write .*@SPLIT"):
+        load_problems(str(tmp_path))
+    (problem,) = load_problems(f"{tmp_path}@test").problems
+    assert problem.problem == "t"
+    with pytest.raises(InputError, match="no such split"):
+        load_problems(f"{tmp_path}@dev")
+
+
+def test_a_folder_without_problem_files(tmp_path):
+    with pytest.raises(InputError, match="holds no problem files"):
+        load_problems(str(tmp_path))
+
+
+class NotFoundError(FileNotFoundError):
+    pass
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """The package `datasets` with two sets; every other name is out of reach."""
+    tables = {
+        ("org/one", None): {"train": [{"problem": "p", "answer": 1}]},
+        ("org/two", "main"): {"test": [{"problem": "t"}], "train": [{"problem": "u"}]},
+        ("org/three", None): {"a": [], "b": []},
+    }
+
+    def load_dataset(name, config, split):
+        if name == "org/missing":
+            raise NotFoundError("Dataset 'org/missing' doesn't exist on the Hub.\nmore")
+        if name == "org/odd":
+            raise ValueError("BuilderConfig 'x' not found.")
+        if (name, config) not in tables:
+            raise ConnectionError("Couldn't reach the Hub\nmore")
+        table = tables[name, config]
+        return table if split is None else table[split]
+
+    exceptions = SimpleNamespace(DatasetNotFoundError=NotFoundError)
+    package = SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions)
+    monkeypatch.setitem(sys.modules, "datasets", package)
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [("hf:org/one", "p"), ("hf:org/two/main", "t"), ("hf:org/two/main@train", "u")],
+)
+def test_hub_names_configurations_and_splits(hub, source, problem):
+    (found,) = load_problems(source).problems
+    assert found.problem == problem
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        ("hf:org/three", InputError, "choose a split with @: a, b"),
+        ("hf:org/missing", InputError, "doesn't exist on the Hub$"),
+        ("hf:org/odd", InputError, "BuilderConfig 'x' not found$"),
+        ("hf:org/far", UnavailableError, r"cannot be reached \(Couldn't reach the Hub\)"),
+    ],
+)
+def test_what_the_hub_lacks_is_said_in_one_line(hub, source, error, message):
+    with pytest.raises(error, match=message) as caught:
+        load_problems(source)
+    assert str(caught.value).startswith(f"{source}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_name_without_the_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UnavailableError, match=r"hf:org/one: needs datasets.*beamwright\[hub\]"):
+        load_problems("hf:org/one")

@@ -1,6 +1,8 @@
+from fractions import Fraction
+
 import pytest
 
-from beamwright.search.answers import extract_answer, normalise_answer
+from beamwright.search.answers import extract_answer, normalise_answer, read_number, split_unit
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,22 @@ from beamwright.search.answers import extract_answer, normalise_answer
         ("The answer is 3.5. Done", "3.5"),
         ("the final answer is: $x+1$.\nMore", "x+1"),
         ("The answer is 3. No, the answer is 4", "4"),
+        (r"\boxed{\text{D}}", r"\text{D}"),
+        (r"\boxed{\frac{1}{\sqrt{2}}} or \fbox{\{1\}}", r"\{1\}"),
+        ("The answer is (B).", "B"),
+        ("The answer is (B) 12 cm, not (C).", "B"),
+        ("the correct option is C) because", "C"),
+        ("The answer is **C**.", "C"),
+        ("**Answer:** D", "D"),
+        ("Answer: C", "C"),
+        ("Final answer: 12", "12"),
+        ("The answer is **3.5**.", "3.5"),
+        ("The answer is A + B", "A + B"),
+        ("The answer is (A + B)/2", "(A + B)/2"),
+        ("Only one is left.\n\n**(B)**\n", "B"),
+        ("Only one is left: (B) or (C)", None),
+        ("(B)\n\nis not it", None),
+        ("Answer: C\n\nor rather \\boxed{D}", "D"),
         ("nothing here", None),
         ("The answer is", None),
         ("", None),
@@ -53,6 +71,19 @@ def test_extracts_the_last_stated_answer(text, answer):
         (r"x \leftarrow y", r"x\leftarrowy"),
         (r"\text{two   apples}", "two apples"),
         ("(C)", "C"),
+        (r"\text{(C)}", "C"),
+        (r"2\,500", "2500"),
+        ("12 345", "12345"),
+        ("1 2", r"1\ 2"),
+        ("1 1/2", r"1\frac{1}{2}"),
+        ("1 and 1/2", r"1\frac{1}{2}"),
+        (r"\frac12", r"\frac{1}{2}"),
+        (r"\cfrac{1}{2}", r"\frac{1}{2}"),
+        ("30\u00b0", r"30^\circ"),
+        (r"30^{\circ}", r"30^\circ"),
+        ("2{:}45", "2:45"),
+        (r"\lbrace 1 \rbrace", r"\{1\}"),
+        (r"\begin{matrix}1 \\ 2\end{matrix}", r"\begin{matrix}1\\2\end{matrix}"),
         ("", ""),
         (".", ""),
     ],
@@ -62,7 +93,17 @@ def test_normalises_layout(raw, normal):
 
 
 def test_normalising_twice_changes_nothing():
-    for raw in ["27.0", "$1,000$", r"\text{a b}", "(C)", "- 3", r"\frac{1}{2}", "..."]:
+    for raw in [
+        "27.0",
+        "$1,000$",
+        r"\text{a b}",
+        "(C)",
+        "- 3",
+        r"\frac{1}{2}",
+        "...",
+        "1 2",
+        "1 1/2",
+    ]:
         once = normalise_answer(raw)
         assert normalise_answer(once) == once
 
@@ -71,3 +112,61 @@ def test_digits_of_long_numbers_are_kept():
     digits = "123456789" * 12
     assert normalise_answer(digits) == digits
     assert normalise_answer(digits) != normalise_answer(digits + "0")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("27", Fraction(27)),
+        ("-0.25", Fraction(-1, 4)),
+        ("-3/4", Fraction(-3, 4)),
+        (r"-\frac{3}{4}", Fraction(-3, 4)),
+        (r"\frac{3}{-4}", Fraction(-3, 4)),
+        (r"2\frac{1}{2}", Fraction(5, 2)),
+        (r"-2\frac{1}{2}", Fraction(-5, 2)),
+        (r"1.5\times10^{-3}", Fraction(3, 2000)),
+        (r"3\cdot10^8", Fraction(3 * 10**8)),
+        ("1e3", Fraction(1000)),
+        (r"0.1\overline{6}", Fraction(1, 6)),
+        (r"-.\overline{3}", Fraction(-1, 3)),
+        ("1e999999999", None),
+        ("9" * 401, None),
+        (r"\frac{1}{0}", None),
+        ("x", None),
+        ("", None),
+        ("1,2", None),
+        (r"1\ 2", None),
+    ],
+)
+def test_reads_numbers_exactly(text, value):
+    assert read_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "dimension", "factor"),
+    [
+        (r"5\text{ cm}", "5", (("length", 1),), Fraction(1, 100)),
+        (r"25\ \text{cm}^{2}", "25", (("length", 2),), Fraction(1, 10**4)),
+        ("5 square feet.", "5", (("length", 2),), Fraction("0.3048") ** 2),
+        (r"x\,\mathrm{m/s}^2", "x", (("length", 1), ("time", -2)), Fraction(1)),
+        ("10 km per hour", "10", (("length", 1), ("time", -1)), Fraction(5, 18)),
+        ("60 mph", "60", (("length", 1), ("time", -1)), Fraction("0.44704")),
+        (r"\$5.00", "5.00", (("money", 1),), Fraction(1)),
+        (r"-\$5", "-5", (("money", 1),), Fraction(1)),
+        (r"90^{\circ}", "90", (("angle", 1),), Fraction(1)),
+    ],
+)
+def test_splits_a_known_unit_off(text, value, dimension, factor):
+    found, unit = split_unit(text)
+    assert (found, unit.dimension, unit.factor) == (value, dimension, factor)
+
+
+@pytest.mark.parametrize("text", ["5m", "x in", r"x_\text{min}", r"3\text{ apples}", "m", "$5$ x"])
+def test_what_is_not_a_unit_stays(text):
+    assert split_unit(text) == (text, None)
+
+
+def test_boxes_that_never_close_are_read_in_one_pass():
+    assert extract_answer(r"\boxed{" * 20_000 + "5") is None
+    assert extract_answer(r"\boxed{" * 20_000 + "5}") == "5"
+    assert extract_answer(r"} \boxed{a \} b} {") == r"a \} b"

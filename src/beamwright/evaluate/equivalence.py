@@ -1,38 +1,54 @@
 """Do two answers mean the same? Quick text rules first, then `math-verify` under a deadline.
 
-The mathematics runs in a process of its own that is killed when it hangs: only the answer that
-hung is lost, marked as such, and the next one gets a fresh process.
+The mathematics runs in a few processes that are killed when they hang: only the answer that
+hung or crashed is lost, marked as such, and the next one gets a fresh process.
+
+Conventions: an answer may leave out the unit that the problem fixes (`5` for `5 cm`), but not
+name another one; `15%` is `0.15`, and `15` where a percentage is asked; an interval may be written
+as an inequality; the order of a list of solutions is free, that of a tuple is not.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from decimal import Decimal, InvalidOperation
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from beamwright.errors import UnavailableError
-from beamwright.search.answers import normalise_answer
+from beamwright.errors import InputError, UnavailableError
+from beamwright.search.answers import normalise_answer, read_number, split_unit
 
 Verdict = Literal["equal", "different", "timeout", "crash"]
 
 _WORKER = (sys.executable, "-P", str(Path(__file__).with_name("worker.py")))
 _WORDS = re.compile(r"[A-Za-z ]{4,}")  # read as mathematics, east = e*a*s*t = seat
+_OPTION = re.compile(r"\(?([A-J])[).:]+\s*\S.*", re.DOTALL)  # "(B) 12 cm"
+_IN_BASE = re.compile(r"(\d[\dA-F]*)_\{?(\d+)\}?")  # x_1 is a variable
+_LISTED_SET = re.compile(r"\\\{[^|:]*,[^|:]*\\\}")
+_TUPLE = re.compile(r"[(\[].*,.*[)\]]")
 _LONGEST = 4096  # characters; longer answers are runaway text, not mathematics
 
 
 class AnswerChecker:
-    """Compares answers; owns at most one worker process. A context manager.
+    """Compares answers; owns at most `num_workers` processes. A context manager.
 
-    deadline_s: most seconds for one comparison. start_s: most seconds for the worker to start.
-    command: the worker's command line (tests put a misbehaving one here).
+    Threads may share one: as many comparisons as there are workers run at once, the others
+    wait. A single thread keeps to one process; none starts before it is needed.
+
+    deadline_s: most seconds for one comparison. start_s: most seconds for a worker to start.
+    command: a worker's command line (tests put a misbehaving one here).
+
+    Raises:
+        InputError: if `num_workers` is below 1.
     """
 
     def __init__(
@@ -40,11 +56,18 @@ class AnswerChecker:
         deadline_s: float = 10.0,
         start_s: float = 120.0,
         command: Sequence[str] = _WORKER,
+        num_workers: int = 2,
     ) -> None:
+        if num_workers < 1:
+            raise InputError(f"num_workers must be at least 1, got {num_workers}")
         self._deadline_s = deadline_s
         self._start_s = start_s
         self._command = tuple(command)
-        self._worker: _Worker | None = None
+        self._num_workers = num_workers
+        # The last process used is the next one used: idle places stay empty.
+        self._places: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(num_workers):
+            self._places.put(None)
         self._known: dict[tuple[str, str], Verdict] = {}
 
     def __enter__(self) -> Self:
@@ -59,10 +82,12 @@ class AnswerChecker:
         self.close()
 
     def close(self) -> None:
-        """End the worker process, if there is one. The checker can still be used."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        """End the worker processes, once their comparisons are done. It can still be used."""
+        workers = [self._places.get() for _ in range(self._num_workers)]
+        for worker in workers:
+            if worker is not None:
+                worker.kill()
+            self._places.put(None)
 
     def is_correct(self, gold: str | None, answer: str | None) -> bool | None:
         """Whether `answer` means `gold`; None when nobody knows what is right."""
@@ -71,30 +96,50 @@ class AnswerChecker:
         return answer is not None and self.compare(gold, answer) == "equal"
 
     def compare(self, gold: str, answer: str) -> Verdict:
-        """The verdict on one pair; asked again, the same pair costs nothing.
+        """The verdict on one pair; asked again, the same pair costs nothing. Thread-safe.
 
         Raises:
-            UnavailableError: if the worker process cannot be started at all.
+            UnavailableError: if a worker process cannot be started at all.
         """
-        quick = _compare_text(gold, answer)
-        if quick is not None:
-            return quick
-        if (gold, answer) not in self._known:
-            self._known[gold, answer] = self._ask(gold, answer)
-        return self._known[gold, answer]
+        decided = _decide(gold, answer)
+        if isinstance(decided, str):
+            return decided
+        if decided not in self._known:
+            self._known[decided] = self._ask(*decided)
+        return self._known[decided]
+
+    def check_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """The verdicts on (gold, answer) pairs, in their order, on all workers at once.
+
+        Raises:
+            UnavailableError: if a worker process cannot be started at all.
+        """
+        with ThreadPoolExecutor(self._num_workers) as threads:
+            return list(threads.map(lambda pair: self.compare(*pair), pairs))
 
     def _ask(self, gold: str, answer: str) -> Verdict:
-        if self._worker is None:
-            self._worker = _Worker(self._command)
-            if self._worker.read(self._start_s) is None:
-                self.close()
-                raise UnavailableError("the answer checker's process (math-verify) does not start")
-        reply = self._worker.ask({"gold": gold, "answer": answer}, self._deadline_s)
-        if reply is not None:
-            return "equal" if reply["equal"] else "different"
-        verdict: Verdict = "timeout" if self._worker.timed_out else "crash"
-        self.close()
-        return verdict
+        worker = self._places.get()
+        keep: _Worker | None = None
+        try:
+            worker = worker or self._start()
+            question = {"gold": gold, "answer": answer, "deadline_s": self._deadline_s}
+            reply = worker.ask(question, self._deadline_s)
+            if reply is not None and "equal" in reply:
+                keep = worker
+                return "equal" if reply["equal"] else "different"
+            return "timeout" if worker.timed_out else "crash"
+        finally:
+            # Whatever ended the wait, a process that still owes a reply is never asked again.
+            if worker is not None and keep is None:
+                worker.kill()
+            self._places.put(keep)
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self._command)
+        if worker.read(self._start_s) is None:
+            worker.kill()
+            raise UnavailableError("the answer checker's process (math-verify) does not start")
+        return worker
 
 
 class _Worker:
@@ -111,7 +156,7 @@ class _Worker:
             encoding="utf-8",
         )
 
-    def ask(self, question: dict[str, str], deadline_s: float) -> dict[str, Any] | None:
+    def ask(self, question: dict[str, Any], deadline_s: float) -> dict[str, Any] | None:
         """The reply, or None if the process hung (and was killed) or died."""
         assert self._process.stdin is not None
         try:
@@ -155,24 +200,42 @@ class _Worker:
                     pipe.close()
 
 
-def _compare_text(gold: str, answer: str) -> Verdict | None:
-    """The verdict where spelling or plain numbers decide it; None where mathematics must."""
-    left, right = normalise_answer(gold), normalise_answer(answer)
-    if left == right and left:
-        return "equal"
-    if not left or not right or len(gold) > _LONGEST or len(answer) > _LONGEST:
-        return "different"
+def _decide(gold: str, answer: str) -> Verdict | tuple[str, str]:
+    """The verdict where text and plain numbers decide it, else the pair for mathematics."""
+    if max(len(gold), len(answer)) > _LONGEST:
+        return _verdict(normalise_answer(gold) == normalise_answer(answer))
+    gold_value, gold_unit = split_unit(gold)
+    value, unit = split_unit(answer)
+    scale = Fraction(1)
+    if gold_unit is not None and unit is not None:
+        if gold_unit.dimension != unit.dimension:
+            return "different"
+        scale = gold_unit.factor / unit.factor
+    left, right = normalise_answer(gold_value), normalise_answer(value)
+    left_number, right_number = read_number(left), read_number(right)
+    if left_number is not None and right_number is not None:
+        return _verdict(left_number * scale == right_number)
+    if scale != 1:
+        return f"({gold_value})\\cdot\\frac{{{scale.numerator}}}{{{scale.denominator}}}", value
+    return _decide_text(left, right) or (gold_value, value)
+
+
+def _decide_text(left: str, right: str) -> Verdict | None:
+    """The verdict on two normalised answers without units, or None."""
+    if left == right or not left or not right:
+        return _verdict(left == right != "")
+    if re.fullmatch("[A-J]", left) and (option := _OPTION.fullmatch(right)):
+        return _verdict(option[1] == left)
     if _WORDS.fullmatch(left) and _WORDS.fullmatch(right):
-        return "equal" if left.casefold() == right.casefold() else "different"
-    numbers = [_decimal(text) for text in (left, right)]
-    if None not in numbers:
-        return "equal" if numbers[0] == numbers[1] else "different"
+        return _verdict(left.casefold() == right.casefold())
+    left_base, right_base = _IN_BASE.fullmatch(left), _IN_BASE.fullmatch(right)
+    if left_base and right_base:
+        return _verdict(left_base.groups() == right_base.groups())
+    for one, other in ((left, right), (right, left)):
+        if _LISTED_SET.fullmatch(one) and _TUPLE.fullmatch(other):
+            return "different"
     return None
 
 
-def _decimal(text: str) -> Decimal | None:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return None
-    return number if number.is_finite() else None
+def _verdict(equal: bool) -> Verdict:
+    return "equal" if equal else "different"
