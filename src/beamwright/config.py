@@ -59,11 +59,44 @@ def _numbers_or_none(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else value
 
 
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
+
+    Raises:
+        InputError: if the text is not a duration, or is not positive.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        seconds = float(text)
+    else:
+        match = _DURATION.match(str(text))
+        if match is None or match[2].lower() not in _SECONDS:
+            raise InputError(f"{text!r} is not a duration: write 30s, 2m or 1h")
+        seconds = float(match[1]) * _SECONDS[match[2].lower()]
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"a duration must be positive, not {text!r}")
+    return seconds
+
+
+def _duration_or_none(value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
 StepLimit = Annotated[int, Field(ge=1)]
 StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
 Size = Annotated[int | None, BeforeValidator(_size_or_none)]
 Rate = Annotated[int | None, BeforeValidator(_rate_or_none)]
 """Bytes per second, such as `16GB/s`."""
+Duration = Annotated[float | None, BeforeValidator(_duration_or_none)]
+"""Seconds, such as `30s`, `2m` or `1h`."""
 
 
 class Section(BaseModel):
@@ -124,6 +157,15 @@ class SearchSettings(Section):
     seed: int = Field(0, ge=0)
 
 
+class StopSettings(Section):
+    """What ends a search early, with the best so far. The tree up to there is the same."""
+
+    deadline: Duration = None
+    token_budget: int | None = Field(None, ge=1, description="generated tokens")
+    stop_votes: bool = False
+    stop_score: float | None = Field(None, allow_inf_nan=False)
+
+
 class MemorySettings(Section):
     """One memory number, and its parts where a user wants to name them."""
 
@@ -153,6 +195,7 @@ class Settings(Section):
     sampling: SamplingSettings = SamplingSettings()
     step: StepSettings = StepSettings()
     search: SearchSettings = SearchSettings()
+    stop: StopSettings = StopSettings()
     memory: MemorySettings = MemorySettings()
     schedule: ScheduleSettings = ScheduleSettings()
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from beamwright.config import Settings
 from beamwright.cost import dm_lower_bound_bytes
-from beamwright.runtime.accounting import Accounting
+from beamwright.errors import BeamwrightError, Interrupted
+from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
@@ -120,31 +120,21 @@ class Solution:
         return found
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What is common to the trees that were in flight together."""
-
-    settings: Settings
-    accounting: Accounting
-    total_s: float
-    total_generated: int
-    device_budget_bytes: int
-    device_peak_bytes: int
-    generator_budget_bytes: int
-    kv_bytes_per_token: int
-    exact: bool
-    schedule: str
-    attention: str
-    host_peak_bytes: int | None = None
-    h2d_bytes: int = 0
-    d2h_bytes: int = 0
-    scratch_peak_bytes: int = 0
-    recomputed_tokens: int = 0
-
-
 def final_nodes(tree: SearchTree) -> list[Node]:
-    """Final candidates in lineage order: finished ones, then those cut off by the round limit."""
-    return tree.finished() + tree.candidates()
+    """Final candidates in lineage order: finished ones, then those cut off by a limit.
+
+    Where a deadline struck in the middle of a round, paths that did not get their turn end a
+    step earlier.
+    """
+    waiting = [
+        node
+        for node in tree.nodes()
+        if node.parent is not None
+        and node.state is NodeState.KEPT
+        and node.children
+        and all(child.state is NodeState.OPEN for child in node.children)
+    ]
+    return [*tree.finished(), *tree.candidates(), *waiting]
 
 
 def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
@@ -152,6 +142,16 @@ def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | 
     nodes = run.tree.finished()
     run.tree.reason_fewer = reason
     return _describe(run, facts, nodes) if nodes else None
+
+
+def with_partial(
+    error: BeamwrightError | KeyboardInterrupt, runs: Sequence[TreeRun], facts: RunFacts
+) -> BeamwrightError | Interrupted:
+    """The error to raise for one that stopped a search, with what was finished before it."""
+    stopped = error if isinstance(error, BeamwrightError) else Interrupted()
+    if len(runs) == 1:
+        stopped.partial = describe_finished(runs[0], facts, str(error) or "interrupted")
+    return stopped
 
 
 def describe(run: TreeRun, facts: RunFacts) -> Solution:

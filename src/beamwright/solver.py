@@ -8,34 +8,32 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from beamwright.attention import make_attention
 from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.config import Settings
-from beamwright.errors import (
-    BeamwrightError,
-    CapacityError,
-    InputError,
-    Interrupted,
-    ProblemTooLongError,
-)
+from beamwright.errors import BeamwrightError, CapacityError, InputError
 from beamwright.kv import ByteBudget
 from beamwright.memory import ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.protocols import AttentionBackend, RoundCallback, SchedulePolicy, Verifier
+from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
+from beamwright.runtime.facts import RunFacts
+from beamwright.runtime.limits import StopRule, num_generated
+from beamwright.runtime.prompts import Prompts
+from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, with_defaults
-from beamwright.solution import RunFacts, Solution, describe, describe_finished
+from beamwright.solution import Solution, describe, with_partial
 from beamwright.tiers import HostTier, Traffic, chosen_schedule, stalled_s
 from beamwright.tree import SearchTree
 from beamwright.verify import PrmVerifier, aggregate, resolve_verifier
-
-_SYNTHETIC_SEED = 20_26
 
 
 class Solver:
@@ -68,19 +66,20 @@ class Solver:
                 f"--verifier {model.verifier}: --model {model.model} has no tokenizer, so its "
                 "steps have no text to score; use --verifier logprob or none"
             )
-        plan = plan_memory(
+        self._plan = plan = plan_memory(
             self.settings.memory,
             _sizes(self._generator),
             _sizes(source.model) if source.model is not None else None,
             self.settings.search.n,
         )
-        self._plan = plan
         schedule = chosen_schedule(self.settings, _sizes(self._generator), plan.generator_kv_bytes)
         self.schedule: SchedulePolicy = make_schedule(
             self.settings.schedule.model_copy(update={"schedule": schedule})
         )
         self.timeline = timeline or NullTimeline()
-        self._tier = self._host_tier()
+        self._tier = (
+            None if schedule == "in-gpu" else HostTier.of(self.settings, plan, self.timeline)
+        )
         backend = make_attention(model.attention)
         self.generator = self._generator_model(backend)
         self._tree_models = [self.generator]
@@ -103,6 +102,9 @@ class Solver:
             reuse=self.settings.schedule.reuse,
             prefetch=self.settings.schedule.prefetch,
         )
+        dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
+        self._decisive = tree_settings(self.settings, dtype)
+        self._prompts = Prompts(self._generator, model)
         self.exact = all(batches_are_exact(m.decoder, backend) for m in self._tree_models)
 
     def close(self) -> None:
@@ -115,11 +117,6 @@ class Solver:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _host_tier(self) -> HostTier | None:
-        if self.schedule.name == "in-gpu":
-            return None
-        return HostTier.of(self.settings, self._plan, self.timeline)
 
     def _generator_model(self, backend: AttentionBackend) -> TreeModel:
         decoder, device_bytes = self._generator.decoder, self._plan.generator_kv_bytes
@@ -139,18 +136,51 @@ class Solver:
     # --- solving -----------------------------------------------------------------------------
 
     def solve(
-        self, problem: str, *, problem_id: str | int = 0, on_round: RoundCallback | None = None
+        self,
+        problem: str,
+        *,
+        problem_id: str | int = 0,
+        on_round: RoundCallback | None = None,
+        checkpoint: Path | None = None,
     ) -> Solution:
         """Solve one problem.
 
         problem_id: part of the random stream's key, so equal ids and seeds give equal trees.
+        checkpoint: file that holds the tree after every round, for `resume`.
 
         Raises:
-            InputError: if the problem is empty or too long; CapacityError: if KV runs out;
-            LinkError: if the link fails; Interrupted: on Ctrl-C. Finished candidates are in the
-            error's `partial`.
+            InputError: if the problem is empty or too long, or the checkpoint cannot be written;
+            CapacityError: if KV runs out; LinkError: if the link fails; Interrupted: on Ctrl-C.
+            Finished candidates are in the error's `partial`.
         """
-        return self._run([self._tree(problem_id, problem)], on_round)[0]
+        tree = self._prompts.tree(problem_id, problem)
+        return self._run([self._begin(tree)], on_round, checkpoint)[0]
+
+    def resume(
+        self,
+        file: Path,
+        *,
+        problem: str | None = None,
+        on_round: RoundCallback | None = None,
+        checkpoint: Path | None = None,
+    ) -> Solution:
+        """Go on with a search from its checkpoint, to the tree that it would have grown anyway.
+
+        Required with `dtype="float64"`; elsewhere KV that is computed again may flip a token in a
+        million (DESIGN, "Sameness", layer 2). Bytes and peaks are those of this process.
+        problem: what the checkpoint has to be of. checkpoint: where to save further rounds.
+
+        Raises:
+            InputError: if the file is no whole checkpoint, or of other settings or another
+            problem; otherwise as `solve`.
+        """
+        saved = read_checkpoint(file)
+        saved.check_settings(file, self._decisive)
+        self._prompts.check(saved.tree, file, problem)
+        run, accounting = saved.progress()
+        run.rule = StopRule(self.settings.stop, self.settings.search.n)
+        run.restore = partial(restore_kv, self.generator, self.verifier)
+        return self._run([run], on_round, checkpoint, accounting)[0]
 
     def solve_many(
         self,
@@ -168,15 +198,16 @@ class Solver:
         good: list[int] = []
         for place, pair in enumerate(problems):
             try:
-                self._tree(*pair)
+                self._prompts.tree(*pair)
                 good.append(place)
             except InputError as error:
                 found[place] = error
 
         def attempt(places: Sequence[int]) -> None:
             try:
-                trees = [self._tree(*problems[place]) for place in places]
-                found.update(zip(places, self._run(trees, on_round), strict=True))
+                trees = [self._prompts.tree(*problems[place]) for place in places]
+                runs = [self._begin(tree) for tree in trees]
+                found.update(zip(places, self._run(runs, on_round), strict=True))
             except CapacityError as error:
                 found.update(dict.fromkeys(places, error))
                 if len(places) > 1:
@@ -187,25 +218,37 @@ class Solver:
         return [found[place] for place in range(len(problems))]
 
     def synthetic(
-        self, num_prompt_tokens: int, *, on_round: RoundCallback | None = None
+        self,
+        num_prompt_tokens: int,
+        *,
+        on_round: RoundCallback | None = None,
+        checkpoint: Path | None = None,
     ) -> Solution:
         """Search from a prompt of random token ids (benchmarks of random shapes).
 
         Raises:
             ProblemTooLongError: if the prompt fills the context.
         """
-        import torch  # noqa: PLC0415
-
-        generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
-        vocab = self._generator.decoder.shape.vocab
-        ids = torch.randint(vocab, (num_prompt_tokens,), generator=generator).tolist()
-        self._check_length(len(ids))
-        return self._run([SearchTree(0, tuple(ids), "")], on_round)[0]
+        run = self._begin(self._prompts.synthetic(num_prompt_tokens))
+        return self._run([run], on_round, checkpoint)[0]
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _run(self, trees: Sequence[SearchTree], on_round: RoundCallback | None) -> list[Solution]:
-        accounting = Accounting()
+    def _begin(self, tree: SearchTree) -> TreeRun:
+        return TreeRun(tree, rule=StopRule(self.settings.stop, self.settings.search.n))
+
+    def _run(
+        self,
+        runs: Sequence[TreeRun],
+        on_round: RoundCallback | None,
+        checkpoint: Path | None = None,
+        accounting: Accounting | None = None,
+    ) -> list[Solution]:
+        """Run these trees to their end.
+
+        checkpoint: of a tree that runs alone. accounting: what earlier processes measured of it.
+        """
+        accounting = accounting or Accounting()
         for model in self._tree_models:
             model.reset_peaks()
         before = Traffic.now(self._tier, self._tree_models)
@@ -220,75 +263,37 @@ class Solver:
         loop = SearchLoop(
             executor, self.schedule, self.strategy, partial(aggregate, how=how), accounting
         )
+        if checkpoint is not None:
+            runs[0].save = CheckpointWriter(checkpoint, self._decisive, accounting)
         start = time.perf_counter()
-        runs = [TreeRun(tree) for tree in trees]
 
         def facts() -> RunFacts:
-            return self._facts(accounting, time.perf_counter() - start, trees, before)
+            after = Traffic.now(self._tier, self._tree_models)
+            return RunFacts.of(
+                self._tree_models,
+                has_host=self._tier is not None,
+                device_budget_bytes=self._plan.kv_bytes,
+                generator_budget_bytes=self._plan.generator_kv_bytes,
+                h2d_bytes=after.h2d_bytes - before.h2d_bytes,
+                d2h_bytes=after.d2h_bytes - before.d2h_bytes,
+                settings=self.settings,
+                accounting=accounting,
+                total_s=time.perf_counter() - start + sum(run.elapsed_s for run in runs),
+                total_generated=sum(num_generated(run.tree) for run in runs),
+                exact=self.exact,
+                schedule=self.schedule.name,
+            )
 
         try:
             loop.run(runs, on_round)
         except (BeamwrightError, KeyboardInterrupt) as error:
-            stopped = error if isinstance(error, BeamwrightError) else Interrupted()
-            reason = str(error) or "interrupted"
-            if len(runs) == 1:
-                stopped.partial = describe_finished(runs[0], facts(), reason)
+            stopped = with_partial(error, runs, facts())
             self.close()  # a copier that died starts afresh with the next problem
             if stopped is error:
                 raise
             raise stopped from error
         found = facts()
         return [describe(run, found) for run in runs]
-
-    def _facts(
-        self,
-        accounting: Accounting,
-        total_s: float,
-        trees: Sequence[SearchTree],
-        before: Traffic,
-    ) -> RunFacts:
-        models = self._tree_models
-        after = Traffic.now(self._tier, models)
-        return RunFacts(
-            settings=self.settings,
-            accounting=accounting,
-            total_s=total_s,
-            total_generated=sum(
-                len(node.token_ids) for tree in trees for node in tree.nodes() if node.parent
-            ),
-            device_budget_bytes=self._plan.kv_bytes,
-            device_peak_bytes=sum(model.device_peak_bytes for model in models),
-            host_peak_bytes=sum(m.host_peak_bytes for m in models) if self._tier else None,
-            h2d_bytes=after.h2d_bytes - before.h2d_bytes,
-            d2h_bytes=after.d2h_bytes - before.d2h_bytes,
-            scratch_peak_bytes=sum(model.store.scratch.peak_bytes for model in models),
-            recomputed_tokens=sum(model.store.counts.recomputed_tokens for model in models),
-            generator_budget_bytes=self._plan.generator_kv_bytes,
-            kv_bytes_per_token=self.generator.store.pool.layout.bytes_per_token,
-            exact=self.exact,
-            schedule=self.schedule.name,
-            attention=self.generator.backend.name,
-        )
-
-    def _tree(self, problem_id: str | int, problem: str) -> SearchTree:
-        """A tree with the rendered prompt; space around a problem belongs to neither model."""
-        codec, problem = self._generator.codec, problem.strip()
-        if not problem:
-            raise InputError("the problem is empty")
-        if codec is None:
-            raise InputError(
-                f"--model {self.settings.model.model} has no tokenizer: use --prompt-tokens N"
-            )
-        ids = codec.render(problem, self.settings.model.system_prompt)
-        self._check_length(len(ids))
-        return SearchTree(problem_id, tuple(ids), problem)
-
-    def _check_length(self, num_tokens: int) -> None:
-        context = self._generator.decoder.shape.context
-        if num_tokens >= context:
-            raise ProblemTooLongError(
-                f"the problem is {num_tokens} tokens long, the model's context is {context}"
-            )
 
 
 def _sizes(model: LoadedModel) -> ModelBytes:

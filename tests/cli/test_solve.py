@@ -5,6 +5,8 @@ import sys
 import pytest
 
 from beamwright.cli.solve import accounting
+from beamwright.errors import Interrupted
+from beamwright.runtime.decode import StepDecoder
 
 
 def test_json_is_one_object_and_nothing_else(cli, fake):
@@ -85,3 +87,101 @@ def test_a_problem_file_that_is_not_text(cli, fake, tmp_path):
     file = tmp_path / "problem.txt"
     file.write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8" in cli("solve", "--problem-file", file).complaint
+
+
+# --- checkpoints and stops, with a small real engine -----------------------------------------
+
+
+@pytest.fixture
+def tiny(generator_folder, verifier_folder):
+    return (
+        *("--model", generator_folder, "--verifier", verifier_folder, "--dtype", "float64"),
+        *("--n", 8, "--delimiter", "e", "--max-step-tokens", 12, "--max-tokens", 40),
+        *("--max-rounds", 5, "--temperature", 1, "--kv-memory", "64MiB"),
+    )
+
+
+def test_a_search_is_stopped_and_resumed(cli, tiny, tmp_path):
+    file = tmp_path / "search.json"
+    whole = cli("solve", "6*7?", *tiny, "--json").json
+    options = ("--checkpoint", file, "--token-budget", 40, "--json")
+    stopped = cli("solve", "6*7?", *tiny, *options).json
+    assert set(stopped) == set(whole)
+    assert stopped["rounds"] < whole["rounds"]
+    assert stopped["reason_fewer"].endswith("unfinished when --token-budget 40 was spent")
+    assert len(stopped["candidates"]) == 8
+    for problem in ([], ["6*7?"]):
+        found = cli("solve", *problem, *tiny, "--resume", file, "--json").json
+        assert found["tree_hash"] == whole["tree_hash"]
+        assert found["tokens"] == whole["tokens"]
+
+
+def test_the_reason_is_told(cli, tiny):
+    err = cli("solve", "6*7?", *tiny, "--deadline", "0.001s").err
+    assert "of 8 paths were unfinished when --deadline 0.001s had passed\n" in err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_prints_the_best_so_far_and_keeps_the_checkpoint(
+    cli, tiny, tmp_path, monkeypatch, as_json
+):
+    """Interrupted in the decoding of the last round but one."""
+    file, rounds, real = tmp_path / "search.json", [0], StepDecoder.decode
+    whole = cli("solve", "6*7?", *tiny, "--json").json
+    assert whole["rounds"] >= 4
+
+    def decode(self, work):
+        rounds[0] += 1
+        if rounds[0] == whole["rounds"]:
+            raise KeyboardInterrupt
+        return real(self, work)
+
+    monkeypatch.setattr(StepDecoder, "decode", decode)
+    words = ("--json",) if as_json else ()
+    outcome = cli("solve", "6*7?", *tiny, "--checkpoint", file, *words)
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == "beamwright: interrupted"
+    if as_json:
+        assert outcome.json["reason_fewer"] == "interrupted"
+        assert 0 < len(outcome.json["candidates"]) < 8
+        assert outcome.json["text"] or outcome.json["candidates"][0]["tokens"]
+    else:
+        assert "rounds |" in outcome.err
+    monkeypatch.undo()
+    again = cli("solve", *tiny, "--resume", file, "--json").json
+    assert again["tree_hash"] == whole["tree_hash"]
+
+
+def test_ctrl_c_before_anything_is_finished(cli, fake):
+    fake.error = Interrupted()
+    outcome = cli("solve", "p", "--json")
+    assert (outcome.code, outcome.out) == (130, "")
+    assert outcome.err.splitlines()[-1] == "beamwright: interrupted"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--resume", "nowhere.json"], "--resume nowhere.json: no such file"),
+        (["p", "--checkpoint", "no/where.json"], "--checkpoint no/where.json: cannot be written"),
+        (["--prompt-tokens", 8, "--resume", __file__], "--prompt-tokens does not go with --resume"),
+        (["p", "--deadline", "soon"], "'soon' is not a duration: write 30s, 2m or 1h"),
+        (["p", "--token-budget", 0], "--token-budget"),
+    ],
+)
+def test_bad_checkpoints_and_stops(cli, fake, words, message):
+    outcome = cli("solve", *words)
+    assert outcome.code == 2
+    assert message in outcome.complaint
+    assert fake.calls == []
+
+
+def test_a_foreign_or_mismatched_checkpoint_is_one_line(cli, tiny, tmp_path):
+    file = tmp_path / "search.json"
+    options = ("--checkpoint", file, "--token-budget", 1)
+    assert cli("solve", "6*7?", *tiny, *options).code == 0
+    outcome = cli("solve", *tiny, "--resume", file, "--seed", 4)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{file}: was saved with --seed 0, not 4" in outcome.complaint
+    file.write_text("{}")
+    assert "not a checkpoint" in cli("solve", *tiny, "--resume", file).complaint

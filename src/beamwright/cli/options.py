@@ -26,11 +26,12 @@ _PANELS = {
     "sampling": "Sampling",
     "step": "Steps",
     "search": "Search",
+    "stop": "Stopping early, with the best so far",
     "memory": "Memory",
     "schedule": "Schedule (never changes the tree)",
 }
 
-_AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...")  # parsed by the settings
+_AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the settings
 
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
@@ -64,6 +65,10 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "ess": ("SHARE", "particles: resample at or below this effective share (default: always)."),
     "lookahead": ("STEPS", "lookahead: steps of a rollout (default: 1)."),
     "seed": (None, "Seed of every random draw."),
+    "deadline": ("DURATION", "Stop this long after the search starts or is resumed: 30s, 2m, 1h."),
+    "token_budget": ("TOKENS", "Stop once this many tokens are generated."),
+    "stop_votes": (None, "Stop once no answer can overtake the most frequent one."),
+    "stop_score": ("SCORE", "Stop once a finished candidate scores at least this."),
     "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
     "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
     "host_memory": ("SIZE", "Most KV kept in host memory (default: half of it)."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from beamwright.errors import BeamwrightError, InputError, Interrupted
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
     from beamwright.solution import Solution
+    from beamwright.solver import Solver
 
 _ProblemArgument = Annotated[
     str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads standard input.")
@@ -52,6 +54,46 @@ _RecordOption = Annotated[
     typer.Option("--record-tree", metavar="FILE", help="Write the tree's shape for `simulate`."),
 ]
 
+_CheckpointOption = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", metavar="FILE", help="Save the search here after every round."),
+]
+_ResumeOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume", metavar="FILE", help="Go on from a checkpoint; it is kept up to date."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What to solve: a problem, a synthetic prompt, or what a checkpoint holds."""
+
+    problem: str | None
+    prompt_tokens: int | None
+    checkpoint: Path | None
+    resume: Path | None
+
+    @property
+    def title(self) -> str:
+        if self.problem is not None:
+            return self.problem
+        return "(resumed)" if self.resume else f"({self.prompt_tokens} synthetic tokens)"
+
+    def solve(self, solver: Solver, on_round: RoundCallback) -> Solution:
+        """Raises what the solver raises."""
+        if self.resume is not None:
+            file = self.checkpoint or self.resume
+            return solver.resume(
+                self.resume, problem=self.problem, on_round=on_round, checkpoint=file
+            )
+        saving: dict[str, Any] = {} if self.checkpoint is None else {"checkpoint": self.checkpoint}
+        if self.problem is not None:
+            return solver.solve(self.problem, on_round=on_round, **saving)
+        assert self.prompt_tokens is not None
+        return solver.synthetic(self.prompt_tokens, on_round=on_round, **saving)
+
 
 @with_settings()
 def solve(
@@ -63,24 +105,35 @@ def solve(
     trace: _TraceOption = None,
     tree: _TreeOption = None,
     record_tree: _RecordOption = None,
+    checkpoint: _CheckpointOption = None,
+    resume: _ResumeOption = None,
 ) -> None:
     """Solve one problem by verifier-guided tree search."""
-    text = _problem_text(problem, problem_file, prompt_tokens)
+    _check_files(checkpoint, resume)
+    given = [each for each in (problem, problem_file, prompt_tokens) if each is not None]
+    if resume is not None and prompt_tokens is not None:
+        raise InputError("--prompt-tokens does not go with --resume: the checkpoint has the prompt")
+    text = None
+    if given or resume is None:
+        text = _problem_text(problem, problem_file, prompt_tokens)
+    task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:
         console = Console()
-        with LiveTree(console, text or f"({prompt_tokens} synthetic tokens)") as shown:
-            solution, stopped = _run(invocation, text, prompt_tokens, shown.show, views)
+        with LiveTree(console, task.title) as shown:
+            solution, stopped = _run(invocation, task, shown.show, views)
         if solution is not None:
             _print_solution(console, solution)
     else:
         with quiet_stdout():
             show = _line_per_round if progress else None
-            solution, stopped = _run(invocation, text, prompt_tokens, show, views)
+            solution, stopped = _run(invocation, task, show, views)
         if solution is not None:
             _print_plain(solution, invocation.as_json)
+            if stopped is None and solution.reason_fewer and not invocation.as_json:
+                complain(solution.reason_fewer)
     if stopped is not None:
         raise stopped
 
@@ -99,8 +152,7 @@ def _print_plain(solution: Solution, as_json: bool) -> None:
 
 def _run(
     invocation: Invocation,
-    text: str | None,
-    prompt_tokens: int | None,
+    task: _Task,
     on_round: RoundCallback | None,
     views: Views,
 ) -> tuple[Solution | None, BaseException | None]:
@@ -115,15 +167,21 @@ def _run(
         stopped: BeamwrightError | Interrupted | None = None
         solution: Solution | None = None
         try:
-            if text is not None:
-                solution = solver.solve(text, on_round=seen)
-            else:
-                assert prompt_tokens is not None
-                solution = solver.synthetic(prompt_tokens, on_round=seen)
+            solution = task.solve(solver, seen)
         except (BeamwrightError, Interrupted) as error:
             stopped, solution = error, error.partial
     views.write(solution)
     return solution, stopped
+
+
+def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
+    """Find out before the models are loaded that a file is not there."""
+    if resume is not None and not resume.is_file():
+        raise InputError(f"--resume {resume}: no such file")
+    if checkpoint is not None and (
+        checkpoint.is_dir() or not checkpoint.absolute().parent.is_dir()
+    ):
+        raise InputError(f"--checkpoint {checkpoint}: cannot be written there")
 
 
 def _problem_text(

@@ -27,6 +27,7 @@ from beamwright.protocols import (
     VerifyWork,
 )
 from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.limits import StopRule
 from beamwright.tree import Node, NodeState, SearchTree
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
@@ -36,15 +37,34 @@ Aggregate = Callable[[Sequence[float | None]], float | None]
 class TreeRun:
     """One tree in flight, and what is measured of it.
 
-    finished_s: seconds from admission to the end of scoring, per final candidate.
+    elapsed_s: seconds that earlier processes spent on a tree that is resumed.
+    started_s: when this process started with it, on the loop's clock; None until then.
+    finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
     round_tokens: distinct path tokens that each round's beams extend (their KV is needed).
+    rule: what may stop the search early.
+    save: called when a round is scored and nothing is decided about it yet.
+    restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
+    cut: True if the deadline has passed in the middle of a round.
     """
 
     tree: SearchTree
-    started_s: float = field(default_factory=time.perf_counter)
+    elapsed_s: float = 0.0
+    started_s: float | None = None
     ended_s: float = 0.0
     finished_s: dict[Node, float] = field(default_factory=dict)
     round_tokens: list[int] = field(default_factory=list)
+    rule: StopRule | None = None
+    save: Callable[[TreeRun, float], None] | None = None
+    restore: Callable[[Sequence[Node]], None] | None = None
+    cut: bool = False
+
+    def here_s(self, now: float) -> float:
+        """Seconds that this process has spent on the tree."""
+        return 0.0 if self.started_s is None else now - self.started_s
+
+    def total_s(self, now: float) -> float:
+        """Seconds that all processes have spent on the tree."""
+        return self.elapsed_s + self.here_s(now)
 
 
 class SearchLoop:
@@ -57,9 +77,10 @@ class SearchLoop:
         strategy: Strategy,
         aggregate: Aggregate,
         accounting: Accounting,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._executor, self._schedule, self._strategy = executor, schedule, strategy
-        self._aggregate, self._accounting = aggregate, accounting
+        self._aggregate, self._accounting, self._clock = aggregate, accounting, clock
 
     def run(self, runs: Sequence[TreeRun], on_round: RoundCallback | None = None) -> None:
         """Grow every tree to its end.
@@ -69,16 +90,31 @@ class SearchLoop:
         """
         try:
             for run in runs:
-                self._apply(run, on_round)
+                self._start(run, on_round)
             while going := [run for run in runs if not run.tree.done]:
                 self._round(going)
                 for run in going:
                     run.tree.rounds += 1
+                    self._save(run)
                     self._apply(run, on_round)
         finally:
             for run in runs:
                 run.tree.done = True
                 self._executor.release(run.tree.release_dead())
+
+    def _start(self, run: TreeRun, on_round: RoundCallback | None) -> None:
+        """Decide what a tree begins, or goes on, with; a resumed one gets the KV for it."""
+        run.started_s = self._clock()
+        if run.tree.rounds == 0:
+            self._save(run)
+        self._apply(run, on_round)
+        if run.restore is not None and not run.tree.done and run.tree.rounds > 0:
+            run.restore([node for node in run.tree.held if node.state is not NodeState.OPEN])
+
+    def _save(self, run: TreeRun) -> None:
+        # Half a round depends on when the deadline struck, and is no place to resume from.
+        if run.save is not None and not run.cut:
+            run.save(run, run.total_s(self._clock()))
 
     def _round(self, runs: Sequence[TreeRun]) -> None:
         """One round of every tree: decode all open nodes group by group, then score them."""
@@ -93,9 +129,35 @@ class SearchLoop:
                 later = plan.groups[place + 1 :]
                 grouped = len(plan.groups) > 1
                 self._executor.submit(DecodeWork(group, later, plan.write_back, grouped))
+                if self._cut_off(runs):
+                    break
             self._commit(runs)
-        self._executor.submit(VerifyWork(beams))
+        decoded = tuple(node for node in beams if node.state is NodeState.CANDIDATE)
+        self._executor.submit(VerifyWork(decoded))
         self._commit(runs)
+
+    def _cut_off(self, runs: Sequence[TreeRun]) -> bool:
+        """Between two groups: see if a deadline has passed; True if a tree was cut off.
+
+        A tree without any candidate goes on: there is always something to return.
+        """
+        watched = [run for run in runs if run.rule is not None and run.rule.watches_clock]
+        if not watched:
+            return False
+        self._commit(runs)
+        now = self._clock()
+        late = [
+            run
+            for run in watched
+            if not run.cut
+            and run.rule is not None
+            and run.rule.out_of_time(run.here_s(now))
+            and run.tree.open_nodes()
+            and (run.tree.candidates() or run.tree.finished())
+        ]
+        for run in late:
+            run.cut = True
+        return bool(late)
 
     def _commit(self, runs: Sequence[TreeRun]) -> None:
         """Write events into the trees."""
@@ -115,22 +177,32 @@ class SearchLoop:
         tree = run.tree
         candidates = tuple(tree.candidates())
         with self._accounting.phase("schedule"):
-            actions = self._strategy.select(tree)
+            actions = self._decide(run)
         for action in actions:
             _obey(tree, action)
-        now = time.perf_counter()
+        total_s = run.total_s(self._clock())
         for node in candidates:
             if node.state is NodeState.FINISHED:
-                run.finished_s[node] = now - run.started_s
+                run.finished_s[node] = total_s
         if tree.done:
-            run.ended_s = now - run.started_s
+            run.ended_s = total_s
         self._executor.release(tree.release_dead())
         if on_round is not None and tree.rounds > 0:
-            on_round(_report(run, candidates, now))
+            on_round(_report(run, candidates, total_s))
+
+    def _decide(self, run: TreeRun) -> list[Action]:
+        """The strategy's actions, or the end of the search if something stops it."""
+        tree, rule, elapsed_s = run.tree, run.rule, run.here_s(self._clock())
+        actions = [] if run.cut else self._strategy.select(tree)
+        ends = any(isinstance(action, Finish) for action in actions)
+        if rule is None or ends or tree.rounds == 0:
+            return actions
+        why = rule.why(tree, elapsed_s)
+        return actions if why is None else rule.ending(tree, why)
 
 
 def _open_nodes(runs: Sequence[TreeRun]) -> tuple[Node, ...]:
-    return tuple(node for run in runs for node in run.tree.open_nodes())
+    return tuple(node for run in runs if not run.cut for node in run.tree.open_nodes())
 
 
 def _obey(tree: SearchTree, action: Action) -> None:
@@ -154,7 +226,7 @@ def _distinct_tokens(beams: Sequence[Node]) -> int:
     return sum(len(node.token_ids) for node in nodes)
 
 
-def _report(run: TreeRun, candidates: tuple[Node, ...], now: float) -> RoundReport:
+def _report(run: TreeRun, candidates: tuple[Node, ...], elapsed_s: float) -> RoundReport:
     def in_state(state: NodeState) -> tuple[Node, ...]:
         return tuple(node for node in candidates if node.state is state)
 
@@ -165,5 +237,5 @@ def _report(run: TreeRun, candidates: tuple[Node, ...], now: float) -> RoundRepo
         survivors=in_state(NodeState.KEPT),
         pruned=in_state(NodeState.PRUNED),
         finished=in_state(NodeState.FINISHED),
-        elapsed_s=now - run.started_s,
+        elapsed_s=elapsed_s,
     )

@@ -1,0 +1,76 @@
+"""From a problem to the root of its tree: the chat template, once, and the length of the prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError, ProblemTooLongError
+from beamwright.models import LoadedModel
+from beamwright.tree import SearchTree
+
+_SYNTHETIC_SEED = 20_26
+
+
+class Prompts:
+    """Makes the trees of one generator."""
+
+    def __init__(self, model: LoadedModel, settings: ModelSettings) -> None:
+        self._codec, self._shape = model.codec, model.decoder.shape
+        self._settings = settings
+
+    def tree(self, problem_id: str | int, problem: str) -> SearchTree:
+        """A tree with the rendered prompt; space around a problem belongs to neither model.
+
+        Raises:
+            InputError: if the problem is empty or too long, or the model has no tokenizer.
+        """
+        problem = problem.strip()
+        if not problem:
+            raise InputError("the problem is empty")
+        if self._codec is None:
+            raise InputError(
+                f"--model {self._settings.model} has no tokenizer: use --prompt-tokens N"
+            )
+        ids = self._codec.render(problem, self._settings.system_prompt)
+        self._check_length(len(ids))
+        return SearchTree(problem_id, tuple(ids), problem)
+
+    def synthetic(self, num_tokens: int) -> SearchTree:
+        """A tree whose prompt is random token ids, the same ones every time.
+
+        Raises:
+            ProblemTooLongError: if the prompt fills the context.
+        """
+        generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
+        ids = torch.randint(self._shape.vocab, (num_tokens,), generator=generator).tolist()
+        self._check_length(len(ids))
+        return SearchTree(0, tuple(ids), "")
+
+    def check(self, tree: SearchTree, file: Path, problem: str | None) -> None:
+        """See if a tree that was saved in `file` has the prompt that it would have today.
+
+        problem: what it has to be of; None for whatever it is of.
+
+        Raises:
+            InputError: if it has not.
+        """
+        root = tree.root
+        if problem is not None and problem.strip() != root.problem_text:
+            raise InputError(f"{file}: was saved with another problem")
+        again = (
+            self.tree(root.problem_id, root.problem_text)
+            if root.problem_text
+            else self.synthetic(len(root.token_ids))
+        )
+        if again.root.token_ids != root.token_ids:
+            raise InputError(f"{file}: was saved with another tokenizer or chat template")
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens >= self._shape.context:
+            raise ProblemTooLongError(
+                f"the problem is {num_tokens} tokens long, "
+                f"the model's context is {self._shape.context}"
+            )

@@ -1,0 +1,203 @@
+"""The checkpoint's file: all of a tree comes back; damage and foreign files are told apart."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.report.checkpoint import (
+    VERSION,
+    Checkpoint,
+    CheckpointWriter,
+    read_checkpoint,
+    tree_settings,
+    write_checkpoint,
+)
+from beamwright.runtime import Accounting, TreeRun
+from beamwright.tree import StopReason, tree_hash
+from fakes import add_step, grow, new_tree
+
+
+def small_tree():
+    """Every state but open, a greedy node, odd numbers, and text that does not simply go on."""
+    tree = new_tree("p-1", text='é "quoted"\n')
+    first, second, third = grow(tree, tree.root, ["a \ufffd", "b", "c"])
+    first.score, second.score, third.score = 0.1 + 0.2, math.nan, None
+    first.step_score = -math.inf
+    first.usage.update(generator_prefilled=3, overrun=1)
+    tree.root.usage.update(verifier_prefilled=7)
+    tree.keep(first)
+    tree.prune(second)
+    (rollout,) = tree.expand(first, 1, greedy=True)
+    tree.commit(rollout, (5, 6), (-0.1, -1 / 3), StopReason.STEP_LIMIT, "a 한\ud800")
+    tree.keep(rollout)
+    add_step(tree, *tree.expand(rollout, 1), "!", stop=StopReason.EOS)
+    add_step(tree, *tree.expand(first, 1), "?")
+    tree.finish(rollout.children[0])
+    tree.rounds = 3
+    return tree
+
+
+def checkpoint(tree, **changes):
+    values = {
+        "settings": {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]},
+        "tree": tree,
+        "elapsed_s": 1.5,
+        "phases_s": {"decode": 1.25},
+        "num_groups": 4,
+        "round_tokens": (3, 9),
+        "finished_s": {tree.finished()[0]: 1.1} if tree.finished() else {},
+        **changes,
+    }
+    return Checkpoint(**values)
+
+
+def described(tree):
+    return [
+        (n.lineage, n.state, n.stop, n.token_ids, n.logprobs, n.text, n.start, n.greedy, n.usage,
+         repr(n.score), repr(n.step_score))
+        for n in tree.nodes()
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path):
+    found = tmp_path / "search.json"
+    write_checkpoint(found, checkpoint(small_tree()))
+    return found
+
+
+def test_everything_comes_back(file):
+    tree, found = small_tree(), read_checkpoint(file)
+    assert described(found.tree) == described(tree)
+    assert tree_hash(found.tree) == tree_hash(tree)
+    assert found.tree.root.problem_text == tree.root.problem_text
+    assert (found.tree.rounds, found.tree.done, found.tree.reason_fewer) == (3, False, None)
+    assert (found.elapsed_s, found.phases_s, found.num_groups) == (1.5, {"decode": 1.25}, 4)
+    assert found.settings == {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]}
+    assert {n.lineage: s for n, s in found.finished_s.items()} == {("p-1", 0, 0, 0): 1.1}
+    run, accounting = found.progress()
+    assert (run.round_tokens, run.elapsed_s, accounting.num_groups) == ([3, 9], 1.5, 4)
+    assert accounting.seconds["decode"] == 1.25
+
+
+def test_whose_kv_is_needed_comes_back(file):
+    """What dies at once in the tree that was read is what died before in the one that was saved."""
+    tree, found = small_tree(), read_checkpoint(file).tree
+    tree.release_dead()
+    found.release_dead()
+    assert {n.lineage for n in found.held} == {n.lineage for n in tree.held}
+    assert [n.lineage for n in found.candidates()] == [n.lineage for n in tree.candidates()]
+    assert [n.lineage for n in found.expand(found.root, 1)] == [("p-1", 3)]
+
+
+def test_the_file_is_json_in_ascii_and_is_replaced_as_a_whole(file):
+    content = json.loads(file.read_text(encoding="ascii"), parse_constant=lambda name: 1 / 0)
+    assert (content["format"], content["version"]) == ("beamwright checkpoint", VERSION)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_checkpoint(file, checkpoint(small_tree(), elapsed_s=math.nan))
+    assert file.read_bytes() == before
+    write_checkpoint(file, checkpoint(new_tree()))
+    assert [n.lineage for n in read_checkpoint(file).tree.nodes()] == [(0,)]
+    assert [path.name for path in file.parent.iterdir()] == ["search.json"]
+
+
+def test_what_a_killed_writer_leaves_is_no_hindrance(file):
+    file.with_name("search.json.partial").write_text("half a che")
+    assert read_checkpoint(file).tree.rounds == 3
+    write_checkpoint(file, checkpoint(new_tree()))
+    assert read_checkpoint(file).tree.rounds == 0
+
+
+def test_a_writer_saves_what_its_run_has_reached(tmp_path):
+    accounting = Accounting()
+    accounting.num_groups = 2
+    run = TreeRun(small_tree(), round_tokens=[8])
+    CheckpointWriter(tmp_path / "a.json", {"seed": 3}, accounting)(run, 9.0)
+    found = read_checkpoint(tmp_path / "a.json")
+    assert (found.settings, found.elapsed_s, found.num_groups) == ({"seed": 3}, 9.0, 2)
+    assert found.round_tokens == (8,)
+
+
+# --- damage ----------------------------------------------------------------------------------
+
+
+def message(file):
+    with pytest.raises(InputError) as caught:
+        read_checkpoint(file)
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+    return str(caught.value)
+
+
+def test_any_change_of_a_byte_is_found(file):
+    """A byte that reads as something else, at many places: never another tree."""
+    whole = file.read_bytes()
+    for place in range(0, len(whole) - 1, 7):
+        other = b"7" if whole[place : place + 1] != b"7" else b"8"
+        file.write_bytes(whole[:place] + other + whole[place + 1 :])
+        assert "checkpoint" in message(file)
+
+
+def test_a_torn_file_is_found_wherever_it_ends(file):
+    whole = file.read_bytes()
+    for end in range(0, len(whole) - 2, 11):
+        file.write_bytes(whole[:end])
+        assert "not a checkpoint, or a damaged one" in message(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"\xff\xfe\x00", "not a checkpoint"),
+        (b"[1, 2]", "not a checkpoint"),
+        (b'{"version": 1, "nodes": []}', "not a checkpoint"),
+        (b'{"format": "beamwright checkpoint", "version": 2}', "version 2; this program reads"),
+        (b'{"format": "beamwright checkpoint", "version": 1}', "damaged (KeyError: 'search')"),
+    ],
+)
+def test_foreign_files(tmp_path, content, complaint):
+    (tmp_path / "other").write_bytes(content)
+    assert complaint in message(tmp_path / "other")
+
+
+def test_files_that_are_not_there(tmp_path):
+    assert "No such file" in message(tmp_path / "nowhere")
+    assert "cannot be read" in message(tmp_path)
+    with pytest.raises(InputError, match="cannot be written"):
+        write_checkpoint(tmp_path / "no" / "where", checkpoint(new_tree()))
+
+
+# --- settings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "complaint"),
+    [
+        ({"n": 8, "seed": 0}, {"n": 8, "seed": 1, "top_k": 5}, "--seed 0, not 1"),
+        ({"n": 8}, {"n": 8, "top_k": 5}, "--top-k unset, not 5"),
+        ({"n": 8, "gone": "x"}, {"n": 8}, "--gone 'x', not unset"),
+    ],
+)
+def test_the_first_difference_is_named(saved, wanted, complaint):
+    found = checkpoint(new_tree(), settings=saved)
+    with pytest.raises(InputError) as caught:
+        found.check_settings(Path("f.json"), wanted)
+    assert str(caught.value) == f"f.json: was saved with {complaint}"
+    found.check_settings(Path("f.json"), dict(saved))
+
+
+def test_what_decides_the_tree_is_every_setting_but_where_and_when_it_is_computed():
+    base = tree_settings(Settings(), "float32")
+    assert base["dtype"] == "float32"
+    same = {"schedule": "in-gpu", "memory": "1GiB", "deadline": 3, "device": "cuda"}
+    same |= {"attention": "dense", "choose": "majority", "stop_votes": True}
+    assert tree_settings(Settings.build(**same), "float32") == base
+    for change in ({"seed": 1}, {"model": "x"}, {"top_p": 0.5}, {"step_limits": "1,2"}, {"n": 8}):
+        assert tree_settings(Settings.build(**change), "float32") != base
+    limited = tree_settings(Settings.build(step_limits="1,2"), "float32")
+    assert json.loads(json.dumps(limited)) == limited, "as it comes back from the file"
