@@ -150,6 +150,7 @@ class SearchSettings(Section):
     filter_duplicates: bool = False
     aggregate: Literal["last", "min", "prod", "mean"] | None = None
     choose: Literal["best", "majority", "weighted"] | None = None
+    compat: Literal["search-and-learn"] | None = None
     branching: Literal["softmax", "linear"] | None = None
     score_temperature: float | None = Field(None, gt=0.0)
     ess: float | None = Field(None, ge=0.0, le=1.0)

@@ -13,6 +13,7 @@ from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
+from beamwright.search.compat import final_candidates
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
 ROUND_LIMIT = "round_limit"
@@ -156,7 +157,10 @@ def with_partial(
 
 def describe(run: TreeRun, facts: RunFacts) -> Solution:
     """The solution of one finished tree."""
-    return _describe(run, facts, final_nodes(run.tree))
+    nodes, search = final_nodes(run.tree), facts.settings.search
+    if search.compat is not None:
+        nodes = final_candidates(run.tree.finished(), search.n) or nodes
+    return _describe(run, facts, nodes)
 
 
 def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from beamwright.config import SearchSettings
-from beamwright.search.compat import SearchAndLearnBeam, padded
+from beamwright.errors import InputError
+from beamwright.search import make_strategy
+from beamwright.search.compat import SearchAndLearnBeam, final_candidates, padded
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 from played import obey
@@ -68,7 +70,7 @@ def ours(n, width, rounds, ends, salt):
         if nodes:
             levels.append([node.lineage[1:] for node in nodes])
         tree.rounds += 1
-    return levels, completed
+    return tree, levels, completed
 
 
 @pytest.mark.parametrize("ends", [0.0, 0.2, 0.6])
@@ -76,13 +78,28 @@ def ours(n, width, rounds, ends, salt):
 def test_the_same_beams_as_search_and_learn(n, width, ends):
     for salt in range(5):
         theirs, finished = transcription(n, width, 6, ends, salt)
-        levels, completed = ours(n, width, 6, ends, salt)
+        tree, levels, completed = ours(n, width, 6, ends, salt)
         assert [set(level) for level in levels] == [set(level) for level in theirs]
         assert completed == finished
-        assert padded(completed, n) == padded(finished, n)
+        assert [node.lineage[1:] for node in final_candidates(tree.finished(), n)] == padded(
+            finished, n
+        )
 
 
 def test_padding():
     assert padded([1, 2, 3], 2) == [1, 2]
     assert padded([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
     assert padded([], 4) == []
+
+
+def test_it_is_an_option_of_beam_search():
+    settings = SearchSettings(search="beam", n=3, width=4, compat="search-and-learn")
+    assert isinstance(make_strategy(settings), SearchAndLearnBeam)
+    with pytest.raises(InputError, match="goes with --search beam"):
+        make_strategy(SearchSettings(search="dvts", compat="search-and-learn"))
+
+
+def test_a_search_returns_n_candidates_as_there(make_solver):
+    solution = make_solver(n=8, width=2, compat="search-and-learn", max_rounds=30).solve("1+1?")
+    assert len(solution.candidates) == 8
+    assert {candidate.stop for candidate in solution.candidates} != {"round_limit"}

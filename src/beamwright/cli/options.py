@@ -36,7 +36,7 @@ _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the setting
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
     "model": ("MODEL", "Generator: PATH, bundled, hf:ORG/NAME or random:SHAPE."),
-    "verifier": ("MODEL", "What scores steps: PATH, bundled, logprob or none."),
+    "verifier": ("MODEL", "What scores steps: PATH, bundled, family:NAME:PATH, logprob, none, ..."),
     "system_prompt": (None, "System message of the chat template."),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
@@ -60,6 +60,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "filter_duplicates": (None, "Keep one of several candidates with the same text."),
     "aggregate": (None, "From step scores to a path's score (default: the verifier's)."),
     "choose": (None, "How the final answer is chosen (default: the strategy's own)."),
+    "compat": (None, "beam: another project's rules of selection, replication and padding."),
     "branching": (None, "dynamic: children by softmax of the score, or in linear proportion."),
     "score_temperature": (None, "dynamic, particles: temperature of the softmax over scores."),
     "ess": ("SHARE", "particles: resample at or below this effective share (default: always)."),

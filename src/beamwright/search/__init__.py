@@ -14,6 +14,7 @@ from beamwright.protocols import Strategy
 from beamwright.search.beam import BeamSearch
 from beamwright.search.best_of_n import BestOfN
 from beamwright.search.choose import Choice
+from beamwright.search.compat import SearchAndLearnBeam
 from beamwright.search.dvts import DiverseTrees
 from beamwright.search.dynamic import DynamicBranching
 from beamwright.search.lookahead import Lookahead
@@ -84,6 +85,10 @@ def make_strategy(settings: SearchSettings) -> Strategy:
     for knob in KNOBS:
         if getattr(settings, knob) is not None and knob not in row.knobs:
             raise InputError(f"--{knob.replace('_', '-')} is no knob of --search {settings.search}")
+    if settings.compat is not None:
+        if settings.search != "beam":
+            raise InputError(f"--compat {settings.compat} goes with --search beam")
+        return SearchAndLearnBeam(settings)
     return row.make(settings)
 
 
@@ -118,6 +123,7 @@ __all__ = [
     "DynamicBranching",
     "Lookahead",
     "ParticleFilter",
+    "SearchAndLearnBeam",
     "StrategyRow",
     "make_strategy",
     "strategy_row",

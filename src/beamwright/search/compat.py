@@ -76,6 +76,14 @@ def in_list_order(nodes: Sequence[Node]) -> list[Node]:
     return sorted(nodes, key=key)
 
 
+def final_candidates(finished: Sequence[Node], n: int) -> list[Node]:
+    """n finished paths in the order of finishing: by round, then by place in the list."""
+    by_round: list[Node] = []
+    for depth in sorted({node.depth for node in finished}):
+        by_round += in_list_order([node for node in finished if node.depth == depth])
+    return padded(by_round, n)
+
+
 def padded(finished: Sequence[T], n: int) -> list[T]:
     """The first n; fewer are repeated in turn until there are n."""
     if not finished:
