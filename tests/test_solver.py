@@ -266,3 +266,23 @@ def test_space_around_a_problem_changes_nothing(with_prm):
     spaced = solver.solve("\n 3+4=\n\n")
     assert spaced.tree_hash == plain.tree_hash
     assert [c.score for c in spaced.candidates] == [c.score for c in plain.candidates]
+
+
+def test_a_function_can_be_the_verifier(make_solver):
+    """A path's score is the number of its characters that are not blank."""
+
+    def count(text):
+        return len("".join(text.split())) / 1000
+
+    seen = []
+
+    def length(problem, steps):
+        seen.append((problem, len(steps)))
+        return count("".join(steps))
+
+    solution = make_solver(verifier=length, n=8, width=4, max_rounds=3).solve("1+1?")
+    assert {problem for problem, _ in seen} == {"1+1?"}
+    assert {steps for _, steps in seen} == {1, 2, 3}
+    scored = [each for each in solution.candidates if each.score is not None]
+    assert len(scored) > 1
+    assert all(each.score == count(each.text) for each in scored)

@@ -14,6 +14,7 @@ from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
+from beamwright.search.lookahead import rolled_from
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
 ROUND_LIMIT = "round_limit"
@@ -127,15 +128,18 @@ def final_nodes(tree: SearchTree) -> list[Node]:
     Where a deadline struck in the middle of a round, paths that did not get their turn end a
     step earlier.
     """
-    waiting = [
-        node
-        for node in tree.nodes()
-        if node.parent is not None
-        and node.state is NodeState.KEPT
-        and node.children
-        and all(child.state is NodeState.OPEN for child in node.children)
-    ]
-    return [*tree.finished(), *tree.candidates(), *waiting]
+    waiting = [rolled_from(node) for node in tree.nodes() if _waits(node)]
+    return [*tree.finished(), *tree.candidates(), *dict.fromkeys(waiting)]
+
+
+def _waits(node: Node) -> bool:
+    """True for a survivor whose children are all open still, or that was rolled out in vain."""
+    if node.parent is None or node.state is not NodeState.KEPT or not node.children:
+        return False
+    own = [child for child in node.children if not child.greedy]
+    if own:
+        return all(child.state is NodeState.OPEN for child in own)
+    return all(child.state in (NodeState.OPEN, NodeState.PRUNED) for child in node.children)
 
 
 def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
@@ -145,13 +149,21 @@ def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | 
     return _describe(run, facts, nodes) if nodes else None
 
 
+def describe_best(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
+    """The same for a search that its user has stopped; unfinished paths where none is finished."""
+    found = describe_finished(run, facts, reason)
+    nodes = final_nodes(run.tree)
+    return found or (_describe(run, facts, nodes) if nodes else None)
+
+
 def with_partial(
     error: BeamwrightError | KeyboardInterrupt, runs: Sequence[TreeRun], facts: RunFacts
 ) -> BeamwrightError | Interrupted:
     """The error to raise for one that stopped a search, with what was finished before it."""
     stopped = error if isinstance(error, BeamwrightError) else Interrupted()
     if len(runs) == 1:
-        stopped.partial = describe_finished(runs[0], facts, str(error) or "interrupted")
+        describe = describe_best if isinstance(stopped, Interrupted) else describe_finished
+        stopped.partial = describe(runs[0], facts, str(error) or "interrupted")
     return stopped
 
 

@@ -33,7 +33,7 @@ from beamwright.search import make_strategy, with_defaults
 from beamwright.solution import Solution, describe, with_partial
 from beamwright.tiers import HostTier, Traffic, chosen_schedule, stalled_s
 from beamwright.tree import SearchTree
-from beamwright.verify import PrmVerifier, aggregate, resolve_verifier
+from beamwright.verify import CallableVerifier, PrmVerifier, aggregate, resolve_verifier
 
 
 class Solver:
@@ -56,6 +56,9 @@ class Solver:
     ) -> None:
         if settings is not None and options:
             raise InputError("give Solver either settings or options, not both")
+        function = options.pop("verifier") if callable(options.get("verifier")) else None
+        if function is not None:
+            options["verifier"] = "none"
         self.settings = with_defaults(settings or Settings.build(**options))
         self.strategy = make_strategy(self.settings.search)
         model = self.settings.model
@@ -93,6 +96,8 @@ class Solver:
         else:
             assert source.without_model is not None
             self.verifier = source.without_model
+        if function is not None:
+            self.verifier = CallableVerifier(function)
         self._decoder = StepDecoder(
             self.generator,
             self._generator.codec,
@@ -178,7 +183,7 @@ class Solver:
         saved.check_settings(file, self._decisive)
         self._prompts.check(saved.tree, file, problem)
         run, accounting = saved.progress()
-        run.rule = StopRule(self.settings.stop, self.settings.search.n)
+        run.rule = self._stop_rule()
         run.restore = partial(restore_kv, self.generator, self.verifier)
         return self._run([run], on_round, checkpoint, accounting)[0]
 
@@ -217,6 +222,10 @@ class Solver:
         attempt(good)
         return [found[place] for place in range(len(problems))]
 
+    def _stop_rule(self) -> StopRule:
+        search = self.settings.search
+        return StopRule(self.settings.stop, search.n, filter_duplicates=search.filter_duplicates)
+
     def synthetic(
         self,
         num_prompt_tokens: int,
@@ -235,7 +244,7 @@ class Solver:
     # --- inside ------------------------------------------------------------------------------
 
     def _begin(self, tree: SearchTree) -> TreeRun:
-        return TreeRun(tree, rule=StopRule(self.settings.stop, self.settings.search.n))
+        return TreeRun(tree, rule=self._stop_rule())
 
     def _run(
         self,

@@ -45,6 +45,7 @@ def test_a_beam_search_file_becomes_settings(tmp_path):
     assert run.name is None
     assert run.settings == Settings.build(
         search="beam",
+        compat="search-and-learn",
         n=16,
         width=8,
         max_rounds=10,

@@ -167,3 +167,24 @@ def test_a_failing_stream_is_a_link_error():
 
     with pytest.raises(LinkError, match=r"h2d stream failed.*illegal address"):
         StreamLink(Broken()).submit(Direction.H2D, "load", [])
+
+
+def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else():
+    class Dying(EagerStreams):
+        def copy(self, direction, pieces, after):
+            return Dead()
+
+    class Dead:
+        def query(self):
+            raise RuntimeError("device lost")
+
+        synchronize = query
+
+    link = StreamLink(Dying())
+    waited, other = (link.submit(Direction.D2H, "store", []) for _ in range(2))
+    with pytest.raises(LinkError, match="d2h stream failed: device lost"):
+        link.wait([waited])
+    assert other.finished, "nobody waits for it for ever"
+    link.cancel([waited, other])
+    link.close()
+    link.close()

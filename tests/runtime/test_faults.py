@@ -53,6 +53,8 @@ def check_partial(error, finished):
         assert isinstance(error.partial, Solution)
         assert len(error.partial.candidates) == finished
         assert error.partial.reason_fewer
+    elif isinstance(error, Interrupted) and error.partial is not None:
+        assert {each.stop for each in error.partial.candidates} == {"round_limit"}
     else:
         assert error.partial is None
 

@@ -31,7 +31,10 @@ def test_the_end_of_the_rollout_decides_and_not_the_candidate():
     obey(tree, strategy.select(tree))
     ends = write(tree, [0.1, 0.2, 0.3, 0.4])
     actions = strategy.select(tree)
-    assert actions == [*map(Prune, ends), Extend(nodes[3], 2), Extend(nodes[2], 2)]
+    dropped = [step for end in ends for step in (end, end.parent)]
+    losers = [Prune(nodes[1]), Prune(nodes[0])]
+    chosen = [Extend(nodes[3], 2), Extend(nodes[2], 2)]
+    assert actions == [*map(Prune, dropped), *chosen, *losers]
     obey(tree, actions)
     children = tree.open_nodes()
     assert [node.parent for node in children] == [nodes[2]] * 2 + [nodes[3]] * 2
@@ -48,7 +51,8 @@ def test_a_rollout_that_ends_early_waits_for_the_others():
     obey(tree, strategy.select(tree))
     (last,) = write(tree, [0.5])
     actions = strategy.select(tree)
-    assert actions == [Prune(first[0]), Prune(last), Extend(nodes[0], 1), Extend(nodes[1], 1)]
+    dropped = [Prune(first[0]), Prune(last), Prune(first[1])]
+    assert actions == [*dropped, Extend(nodes[0], 1), Extend(nodes[1], 1)]
 
 
 def test_candidates_whose_path_has_ended_are_set_aside_and_not_rolled_out():

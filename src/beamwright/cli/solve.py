@@ -119,6 +119,10 @@ def solve(
     task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
+    if record_tree is not None and invocation.settings.search.search == "lookahead":
+        raise InputError(
+            "--record-tree does not go with --search lookahead: rollouts have no round"
+        )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:
         console = Console()

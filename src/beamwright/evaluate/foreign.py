@@ -133,6 +133,7 @@ class _Translator:
         for key, option in _TREE_ONLY.items():
             self._set(key, option, self._values[key])
         if approach == "beam_search":
+            self._set("approach", "compat", "search-and-learn")
             self._set("filter_duplicates", "filter_duplicates", self._values["filter_duplicates"])
         elif "filter_duplicates" in self._content:
             self._ignore("filter_duplicates", "dvts does not use it")

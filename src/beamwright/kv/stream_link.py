@@ -47,11 +47,15 @@ class Arrival:
     marker: Marker
     not_before_s: float = 0.0
     settled: bool = False
+    error: RuntimeError | None = None
 
     def is_set(self) -> bool:
-        """True once the bytes are there."""
-        done = self.marker.query() and time.perf_counter() >= self.not_before_s
-        self.settled = self.settled or done
+        """True once the bytes are there, or never will be."""
+        if not self.settled:
+            try:
+                self.settled = self.marker.query() and time.perf_counter() >= self.not_before_s
+            except RuntimeError as error:
+                self.settled, self.error = True, error
         return self.settled
 
     def set(self) -> None:
@@ -61,7 +65,13 @@ class Arrival:
     def wait(self, timeout: float | None = None) -> bool:
         """Block the host until the bytes are there."""
         del timeout
-        self.marker.synchronize()
+        if self.settled:
+            return True
+        try:
+            self.marker.synchronize()
+        except RuntimeError as error:
+            self.settled, self.error = True, error
+            return True
         left = self.not_before_s - time.perf_counter()
         if left > 0:
             time.sleep(left)
@@ -104,6 +114,9 @@ class StreamLink:
         start = time.perf_counter()
         for transfer in transfers:
             self._settle(transfer)
+            if isinstance(transfer.moved, Arrival) and transfer.moved.error is not None:
+                cause = transfer.moved.error
+                raise LinkError(f"the {transfer.direction} stream failed: {cause}") from cause
         self._note_finished()
         return time.perf_counter() - start
 
@@ -121,11 +134,7 @@ class StreamLink:
         self._note_finished()
 
     def _settle(self, transfer: Transfer) -> None:
-        try:
-            transfer.moved.wait()
-        except RuntimeError as error:
-            transfer.moved.set()
-            raise LinkError(f"the {transfer.direction} stream failed: {error}") from error
+        transfer.moved.wait()
         if transfer.state is TransferState.RUNNING:
             transfer.state = TransferState.DONE
 

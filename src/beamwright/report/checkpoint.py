@@ -243,6 +243,9 @@ def _parse(body: Mapping[str, Any]) -> Checkpoint:
         by_lineage[lineage] = node
         if content["finished_s"] is not None:
             finished_s[node] = content["finished_s"]
+    pruned = [by_lineage[tuple(c["lineage"])] for c in body["nodes"] if c["state"] == "pruned"]
+    for node in reversed(pruned):  # children first
+        tree.prune(node)
     return Checkpoint(
         settings=body["settings"],
         tree=tree,
@@ -263,12 +266,10 @@ def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any]) -> Node:
     node.step_score, node.score = _float(content["step_score"]), _float(content["score"])
     node.usage = Counter(content["usage"])
     match NodeState(content["state"]):
-        case NodeState.KEPT:
-            tree.keep(node)
+        case NodeState.KEPT | NodeState.PRUNED:
+            tree.keep(node)  # what is pruned may have had children
         case NodeState.FINISHED:
             tree.finish(node)
-        case NodeState.PRUNED:
-            tree.prune(node)
         case NodeState.OPEN:
             raise ValueError(f"{node!r} was not decoded")
     return node

@@ -10,16 +10,22 @@ from collections import Counter
 from collections.abc import Iterable
 
 from beamwright.config import StopSettings
-from beamwright.protocols import Action, Complete, Finish
+from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search.answers import extract_answer, normalise_answer
+from beamwright.search.lookahead import rollout
+from beamwright.search.ranking import duplicates
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
 
 class StopRule:
-    """The stops of one search. n: how many candidates it is to end with."""
+    """The stops of one search.
 
-    def __init__(self, settings: StopSettings, n: int) -> None:
+    n: how many candidates it is to end with. filter_duplicates: equal texts count once.
+    """
+
+    def __init__(self, settings: StopSettings, n: int, *, filter_duplicates: bool = False) -> None:
         self._settings, self._n = settings, n
+        self._filter_duplicates = filter_duplicates
 
     @property
     def watches_clock(self) -> bool:
@@ -33,9 +39,13 @@ class StopRule:
     def why(self, tree: SearchTree, elapsed_s: float) -> str | None:
         """What stops this tree, whose candidates are scored; None to go on.
 
-        elapsed_s: seconds since the search started, or was resumed.
+        elapsed_s: seconds since the search started, or was resumed. Rollouts of a lookahead are
+        no candidates, and are ended first.
         """
-        settings, ended = self._settings, _ended(tree)
+        if any(node.greedy for node in tree.candidates()):
+            return None
+        settings, candidates = self._settings, self._candidates(tree)
+        ended = [*tree.finished(), *(node for node in candidates if node.ended)]
         if settings.stop_score is not None and reaches(ended, settings.stop_score):
             return f"a candidate had reached --stop-score {settings.stop_score:g}"
         if settings.stop_votes and vote_is_settled(ended, self._n - len(ended)):
@@ -48,10 +58,23 @@ class StopRule:
 
     def ending(self, tree: SearchTree, why: str) -> list[Action]:
         """End the search: ended paths are complete, the rest stays as unfinished candidates."""
-        ended = [node for node in tree.candidates() if node.ended]
+        kept = self._candidates(tree)
+        ended = [node for node in kept if node.ended]
         left = max(0, self._n - len(tree.finished()) - len(ended))
         reason = f"{left} of {self._n} paths were unfinished when {why}"
-        return [*map(Complete, ended), Finish(reason)]
+        dropped = [
+            node
+            for leaf in tree.candidates()
+            if leaf not in kept
+            for node in rollout(leaf) or [leaf]
+        ]
+        return [*map(Prune, dropped), *map(Complete, ended), Finish(reason)]
+
+    def _candidates(self, tree: SearchTree) -> list[Node]:
+        """Candidates without rollouts, and without duplicates where those are dropped."""
+        found = [node for node in tree.candidates() if not node.greedy]
+        dropped = duplicates(found) if self._filter_duplicates else []
+        return [node for node in found if node not in dropped]
 
 
 def reaches(ended: Iterable[Node], score: float) -> bool:
@@ -82,7 +105,3 @@ def num_generated(tree: SearchTree) -> int:
         for node in tree.nodes()
         if node.parent is not None and node.state is not NodeState.OPEN
     )
-
-
-def _ended(tree: SearchTree) -> list[Node]:
-    return [*tree.finished(), *(node for node in tree.candidates() if node.ended)]

@@ -5,6 +5,7 @@ Knows no models, no KV, no schedules. LBS section 2.3; FlashTTS section 2; FACTS
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -110,7 +111,11 @@ def with_defaults(settings: Settings) -> Settings:
     if search.choose is None:
         search = search.model_copy(update={"choose": row.choose})
     if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:
-        step = step.model_copy(update={"step_limits": row.step_limits})
+        cap = step.max_step_tokens if "max_step_tokens" in step.model_fields_set else math.inf
+        limits = tuple(limit for limit in row.step_limits if limit < cap)
+        if len(limits) < len(row.step_limits):
+            limits = (*limits, step.max_step_tokens)
+        step = step.model_copy(update={"step_limits": limits})
     return settings.model_copy(update={"search": search, "step": step})
 
 

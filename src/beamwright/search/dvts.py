@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from beamwright.config import SearchSettings
-from beamwright.protocols import Action, Extend, Prune
+from beamwright.protocols import Action, Complete, Extend, Prune
 from beamwright.search.beam import check_width
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import open_round
@@ -36,7 +36,8 @@ class DiverseTrees:
         if this.over:
             return list(this.actions)
         places: defaultdict[int, int] = defaultdict(lambda: settings.width)
-        for node in (*tree.finished(), *(node for node in tree.candidates() if node.ended)):
+        fresh = [action.node for action in this.actions if isinstance(action, Complete)]
+        for node in (*tree.finished(), *fresh):
             places[self._subtree(node)] -= 1
         subtrees: defaultdict[int, list[Node]] = defaultdict(list)
         for node in this.going:

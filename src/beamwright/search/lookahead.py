@@ -46,8 +46,13 @@ class Lookahead:
             return [Extend(leaf, 1, greedy=True) for leaf in rolling]
         best = [rolled_from(leaf) for leaf in ranked(leaves)]
         slots = self.settings.n - len(tree.finished())
-        chosen = extend_best(best, slots, self.settings.width)
-        return [*map(Prune, leaves), *(a for a in chosen if isinstance(a, Extend))]
+        rollouts = [node for leaf in leaves for node in rollout(leaf)]
+        return [*map(Prune, rollouts), *extend_best(best, slots, self.settings.width)]
+
+
+def rollout(leaf: Node) -> list[Node]:
+    """The steps of a rollout, the last one first; empty if the leaf is no rollout."""
+    return [node for node in reversed(leaf.path()) if node.greedy]
 
 
 def rolled_from(leaf: Node) -> Node:

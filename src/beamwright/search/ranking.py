@@ -21,11 +21,15 @@ def ranked(nodes: Iterable[Node]) -> list[Node]:
 
 
 def duplicates(nodes: Iterable[Node]) -> list[Node]:
-    """Nodes whose path has the same text as an earlier one's (in the order given)."""
-    seen: set[str] = set()
+    """Nodes whose path has the same text as an earlier one's (in the order given).
+
+    Without a tokenizer there is no text, and tokens count.
+    """
+    seen: set[str | tuple[int, ...]] = set()
     found: list[Node] = []
     for node in nodes:
-        if node.text in seen:
+        key = node.text or tuple(node.path_token_ids())
+        if key in seen:
             found.append(node)
-        seen.add(node.text)
+        seen.add(key)
     return found

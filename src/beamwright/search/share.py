@@ -19,13 +19,15 @@ def weights_of(
     itself; scores below zero are log-probabilities, and weigh exp(score). A missing score weighs
     nothing; if nothing weighs anything, all weigh the same.
     """
-    known = [score for score in scores if score is not None and not math.isnan(score)]
+    # Scores within 1e-6 are equal (DESIGN): their last bits must not decide who gets a child.
+    scores = [None if s is None or math.isnan(s) else round(s, 6) for s in scores]
+    known = [score for score in scores if score is not None]
     if not known:
         return [1.0] * len(scores)
     largest = max(known)
 
     def weight(score: float | None) -> float:
-        if score is None or math.isnan(score):
+        if score is None:
             return 0.0
         if branching == "softmax":
             return math.exp((score - largest) / temperature)

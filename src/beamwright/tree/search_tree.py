@@ -70,8 +70,11 @@ class SearchTree:
         node.state = NodeState.FINISHED
 
     def prune(self, node: Node) -> None:
-        """Drop a candidate."""
-        self._expect_candidate(node)
+        """Drop a candidate, or a kept node of which nothing is left."""
+        if node.state is not NodeState.KEPT or any(
+            child.state is not NodeState.PRUNED for child in node.children
+        ):
+            self._expect_candidate(node)
         node.state = NodeState.PRUNED
 
     def _expect_candidate(self, node: Node) -> None:
