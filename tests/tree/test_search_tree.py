@@ -187,3 +187,17 @@ def test_leaves_are_released_before_their_ancestors(tree):
     tree.done = True
     order = tree.release_dead()
     assert all(order.index(n) < order.index(n.parent) for n in order if n.parent)
+
+
+def test_a_kept_node_of_which_nothing_is_left_can_be_pruned():
+    tree = new_tree()
+    (node,) = grow(tree, tree.root, ["a"])
+    tree.keep(node)
+    one, two = grow(tree, node, ["b", "c"])
+    tree.prune(one)
+    with pytest.raises(ValueError, match="is not a candidate"):
+        tree.prune(node)
+    tree.prune(two)
+    tree.prune(node)
+    assert node.state is NodeState.PRUNED
+    assert tree.release_dead() == [two, one, node, tree.root]

@@ -235,9 +235,10 @@ def _parse(body: Mapping[str, Any]) -> Checkpoint:
     tree.rounds, tree.root.usage = body["rounds"], Counter(body["root_usage"])
     finished_s: dict[Node, float] = {}
     by_lineage: dict[tuple[int, ...], Node] = {(): tree.root}
+    parents = {tuple(content["lineage"][:-1]) for content in body["nodes"]}
     for content in body["nodes"]:
         lineage = tuple(content["lineage"])
-        node = _add(tree, by_lineage[lineage[:-1]], content)
+        node = _add(tree, by_lineage[lineage[:-1]], content, has_children=lineage in parents)
         if node.lineage[1:] != lineage:
             raise ValueError(f"node {lineage} is out of order")
         by_lineage[lineage] = node
@@ -257,8 +258,8 @@ def _parse(body: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any]) -> Node:
-    """A decoded step, in the state in which it was saved."""
+def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_children: bool) -> Node:
+    """A decoded step, in the state in which it was saved; pruned ones are not pruned yet."""
     (node,) = tree.expand(parent, 1, greedy=content["greedy"])
     text = parent.text[: content["shared_text"]] + content["text"]
     logprobs = tuple(float(value) for value in content["logprobs"])
@@ -266,8 +267,10 @@ def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any]) -> Node:
     node.step_score, node.score = _float(content["step_score"]), _float(content["score"])
     node.usage = Counter(content["usage"])
     match NodeState(content["state"]):
-        case NodeState.KEPT | NodeState.PRUNED:
-            tree.keep(node)  # what is pruned may have had children
+        case NodeState.KEPT:
+            tree.keep(node)
+        case NodeState.PRUNED if has_children:
+            tree.keep(node)  # for the time being
         case NodeState.FINISHED:
             tree.finish(node)
         case NodeState.OPEN:

@@ -71,9 +71,8 @@ class SearchTree:
 
     def prune(self, node: Node) -> None:
         """Drop a candidate, or a kept node of which nothing is left."""
-        if node.state is not NodeState.KEPT or any(
-            child.state is not NodeState.PRUNED for child in node.children
-        ):
+        states = {child.state for child in node.children}
+        if node.state is not NodeState.KEPT or states != {NodeState.PRUNED}:
             self._expect_candidate(node)
         node.state = NodeState.PRUNED
 
