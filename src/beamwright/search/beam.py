@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Extend, Prune
+from beamwright.protocols import Action
 from beamwright.search.ranking import ranked
-from beamwright.search.rounds import open_round
+from beamwright.search.rounds import give_children, open_round
+from beamwright.search.share import even_shares
 from beamwright.tree import Node, SearchTree
 
 
@@ -25,10 +26,8 @@ class BeamSearch:
 
     def select(self, tree: SearchTree) -> list[Action]:
         """See `protocols.Strategy`."""
-        if tree.rounds == 0:
-            return [Extend(tree.root, self.settings.n)]
         this = open_round(tree, self.settings)
-        if this.over:
+        if this.decided:
             return list(this.actions)
         return [*this.actions, *extend_best(ranked(this.going), this.slots, self.settings.width)]
 
@@ -44,9 +43,5 @@ def check_width(settings: SearchSettings) -> None:
 def extend_best(best_first: Sequence[Node], slots: int, width: int) -> list[Action]:
     """Share `slots` children among the best ceil(slots / width); the best get one more."""
     num_survivors = min(len(best_first), -(-slots // width))
-    share, extra = divmod(slots, num_survivors)
-    survivors = best_first[:num_survivors]
-    return [
-        *(Extend(node, share + (i < extra)) for i, node in enumerate(survivors)),
-        *map(Prune, best_first[num_survivors:]),
-    ]
+    shares = even_shares(slots, num_survivors) + [0] * (len(best_first) - num_survivors)
+    return give_children(best_first, shares)

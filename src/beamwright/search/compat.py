@@ -14,6 +14,8 @@ from typing import TypeVar
 from beamwright.config import SearchSettings
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.search.ranking import duplicates
+from beamwright.search.rounds import give_children
+from beamwright.search.share import even_shares
 from beamwright.tree import Node, SearchTree
 
 T = TypeVar("T")
@@ -51,8 +53,7 @@ class SearchAndLearnBeam:
         survivors = top_indices([node.score for node in active], self.num_survivors)
         kept = [node for place, node in enumerate(active) if place in survivors]
         actions += [Prune(node) for place, node in enumerate(active) if place not in survivors]
-        share, extra = divmod(settings.n, len(kept))
-        return [*actions, *(Extend(n, share + (i < extra)) for i, n in enumerate(kept))]
+        return [*actions, *give_children(kept, even_shares(settings.n, len(kept)))]
 
 
 def top_indices(scores: Sequence[float | None], count: int) -> set[int]:

@@ -30,10 +30,8 @@ class DiverseTrees:
     def select(self, tree: SearchTree) -> list[Action]:
         """See `protocols.Strategy`."""
         settings = self.settings
-        if tree.rounds == 0:
-            return [Extend(tree.root, settings.n)]
         this = open_round(tree, settings)
-        if this.over:
+        if this.decided:
             return list(this.actions)
         places: defaultdict[int, int] = defaultdict(lambda: settings.width)
         fresh = [action.node for action in this.actions if isinstance(action, Complete)]

@@ -8,9 +8,9 @@ REBASE rounds each on its own and can give out more or fewer.
 from __future__ import annotations
 
 from beamwright.config import SearchSettings
-from beamwright.protocols import Action, Extend, Prune
+from beamwright.protocols import Action
 from beamwright.search.ranking import ranked
-from beamwright.search.rounds import open_round
+from beamwright.search.rounds import give_children, open_round
 from beamwright.search.share import largest_remainder, weights_of
 from beamwright.tree import SearchTree
 
@@ -26,10 +26,8 @@ class DynamicBranching:
     def select(self, tree: SearchTree) -> list[Action]:
         """See `protocols.Strategy`."""
         settings = self.settings
-        if tree.rounds == 0:
-            return [Extend(tree.root, settings.n)]
         this = open_round(tree, settings)
-        if this.over:
+        if this.decided:
             return list(this.actions)
         best_first = ranked(this.going)
         weights = weights_of(
@@ -38,10 +36,4 @@ class DynamicBranching:
             settings.score_temperature or TEMPERATURE,
         )
         shares = largest_remainder(weights, this.slots)
-        return [
-            *this.actions,
-            *(
-                Extend(node, share) if share else Prune(node)
-                for node, share in zip(best_first, shares, strict=True)
-            ),
-        ]
+        return [*this.actions, *give_children(best_first, shares)]

@@ -31,14 +31,12 @@ class Lookahead:
 
     def select(self, tree: SearchTree) -> list[Action]:
         """See `protocols.Strategy`."""
-        if tree.rounds == 0:
-            return [Extend(tree.root, self.settings.n)]
         leaves = tree.candidates()
         rolled = max((leaf.depth - rolled_from(leaf).depth for leaf in leaves), default=0)
         if rolled == 0:
             level = max((leaf.depth for leaf in leaves), default=0)
             this = open_round(tree, self.settings, level)
-            if this.over:
+            if this.decided:
                 return list(this.actions)
             return [*this.actions, *(Extend(node, 1, greedy=True) for node in this.going)]
         rolling = [leaf for leaf in leaves if not leaf.ended]

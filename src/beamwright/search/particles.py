@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 
 from beamwright.config import SearchSettings
-from beamwright.protocols import Action, Extend, Prune
-from beamwright.search.rounds import open_round
+from beamwright.protocols import Action
+from beamwright.search.rounds import give_children, open_round
 from beamwright.search.share import effective_size, systematic, weights_of
 from beamwright.tree import SearchTree
 
@@ -28,10 +28,8 @@ class ParticleFilter:
     def select(self, tree: SearchTree) -> list[Action]:
         """See `protocols.Strategy`."""
         settings = self.settings
-        if tree.rounds == 0:
-            return [Extend(tree.root, settings.n)]
         this = open_round(tree, settings)
-        if this.over:
+        if this.decided:
             return list(this.actions)
         temperature = settings.score_temperature or TEMPERATURE
         weights = weights_of([node.score for node in this.going], "softmax", temperature)
@@ -41,13 +39,7 @@ class ParticleFilter:
             shares = systematic(weights, this.slots, self._offset(tree))
         else:
             shares = [1] * len(weights)
-        return [
-            *this.actions,
-            *(
-                Extend(node, share) if share else Prune(node)
-                for node, share in zip(this.going, shares, strict=True)
-            ),
-        ]
+        return [*this.actions, *give_children(this.going, shares)]
 
     def _offset(self, tree: SearchTree) -> float:
         """A uniform draw of its own for every seed, problem and round."""

@@ -6,10 +6,11 @@ with exactly n candidates (DESIGN). search-and-learn replicates to n and oversho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamwright.config import SearchSettings
-from beamwright.protocols import Action, Complete, Finish, Prune
+from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.search.ranking import duplicates
 from beamwright.tree import Node, SearchTree
 
@@ -19,20 +20,23 @@ class Round:
     """A round's candidates.
 
     going: those that can go on, in lineage order. slots: children to give out among them.
-    actions: what is decided already, the end of the search included. over: it has ended.
+    actions: what is decided already. decided: that is all; the search begins, or has ended.
     """
 
     going: tuple[Node, ...]
     slots: int
     actions: tuple[Action, ...]
-    over: bool
+    decided: bool
 
 
 def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = None) -> Round:
-    """Set finished candidates aside, drop duplicates if asked to, and see if the search is over.
+    """Begin with n paths; later set finished candidates aside, drop duplicates if asked to, and
+    see if the search is over.
 
     level: steps of the candidates, where that is not the number of rounds.
     """
+    if tree.rounds == 0:
+        return Round((), settings.n, (Extend(tree.root, settings.n),), decided=True)
     candidates = tree.candidates()
     dropped = duplicates(candidates) if settings.filter_duplicates else []
     ended = [node for node in candidates if node.ended and node not in dropped]
@@ -46,5 +50,13 @@ def open_round(tree: SearchTree, settings: SearchSettings, level: int | None = N
     elif (tree.rounds if level is None else level) >= settings.max_rounds:
         ending = [Finish(f"{slots} of {settings.n} paths reached --max-rounds")]
     else:
-        return Round(going, slots, tuple(actions), over=False)
-    return Round(going, slots, (*actions, *ending), over=True)
+        return Round(going, slots, tuple(actions), decided=False)
+    return Round(going, slots, (*actions, *ending), decided=True)
+
+
+def give_children(nodes: Sequence[Node], shares: Sequence[int]) -> list[Action]:
+    """So many children for each; who gets none is pruned."""
+    return [
+        Extend(node, share) if share else Prune(node)
+        for node, share in zip(nodes, shares, strict=True)
+    ]

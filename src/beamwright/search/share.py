@@ -37,6 +37,12 @@ def weights_of(
     return found if sum(found) > 0 else [1.0] * len(scores)
 
 
+def even_shares(total: int, count: int) -> list[int]:
+    """Whole shares of `total` for so many, as even as can be; the first get one more."""
+    share, extra = divmod(total, count)
+    return [share + (place < extra) for place in range(count)]
+
+
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     """Whole shares of `total` in proportion to the weights; they add up to it.
 
