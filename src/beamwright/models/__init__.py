@@ -4,10 +4,11 @@ Knows no search strategy and no verifier format.
 """
 
 from beamwright.models.load import LoadedModel, inspect_model, load_model
+from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.tree_model import HomeOptions, PrefillRequest, TreeModel
+from beamwright.models.tree_model import HomeOptions, TreeModel
 
 __all__ = [
     "DecodeSession",

@@ -9,7 +9,8 @@ from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart
 from beamwright.models.load import LoadedModel, load_model
-from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.prefill import PrefillRequest
+from beamwright.models.tree_model import TreeModel
 
 _TOKENS = 48
 _CHUNK = 7

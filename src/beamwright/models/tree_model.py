@@ -6,9 +6,8 @@ attention's partial sums are cut, and results must not depend on the schedule (D
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,28 +23,17 @@ from beamwright.kv import (
     Segment,
     SegmentStore,
     Source,
-    copies_needed,
 )
 from beamwright.kv.movement import ResidenceLog
 from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.prefill import (
+    PREFILL_CHUNK_TOKENS,
+    PrefillRequest,
+    prefill_in_batches,
+    recompute_levels,
+)
 from beamwright.models.session import DecodeSession, visible_path
 from beamwright.protocols import AttentionBackend, AttentionView
-
-PREFILL_CHUNK_TOKENS = 256
-_BATCH_PADDED_TOKENS = 4096
-
-
-@dataclass
-class PrefillRequest:
-    """Tokens to append to `segment`, which stands behind `path`.
-
-    start: position of the first token.
-    """
-
-    path: Path
-    segment: Segment
-    token_ids: Sequence[int]
-    start: int
 
 
 @dataclass(frozen=True)
@@ -138,67 +126,24 @@ class TreeModel:
             CapacityError: if the KV budget cannot hold the new segments.
         """
         found: list[list[torch.Tensor]] = [[] for _ in requests]
-        offset = 0
-        longest = max((len(request.token_ids) for request in requests), default=0)
-        while offset < longest:
-            for batch in self._batches(requests, offset):
-                chunks = [
-                    requests[i].token_ids[offset : offset + self._chunk_tokens] for i in batch
-                ]
-                mine = [requests[i] for i in batch]
-                with self.store.lease(self._needs(mine)) as lease:
-                    lease.add({request.segment: 1 for request in mine})
-                    hidden = self._prefill_batch(mine, chunks, offset)
-                for i, chunk, states in zip(batch, chunks, hidden, strict=True):
-                    _remember(requests[i], chunk)
-                    found[i].append(states)
-            offset += self._chunk_tokens
-        if self.store.outgrown:
-            self.store.write_back(request.segment for request in requests)
+
+        def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
+            mine = [requests[i] for i in batch]
+            hidden = self._prefill_batch(mine, chunks, offset)
+            for i, chunk, states in zip(batch, chunks, hidden, strict=True):
+                _remember(requests[i], chunk)
+                found[i].append(states)
+
+        prefill_in_batches(self.store, requests, self._chunk_tokens, forward)
         return [torch.cat(states) if len(states) > 1 else states[0] for states in found]
-
-    def _batches(self, requests: Sequence[PrefillRequest], offset: int) -> Iterator[list[int]]:
-        """Requests that still have tokens at `offset`, longest first, in bounded batches."""
-        length = {
-            i: min(len(request.token_ids) - offset, self._chunk_tokens)
-            for i, request in enumerate(requests)
-            if len(request.token_ids) > offset
-        }
-        order = sorted(length, key=lambda i: -length[i])
-        while order:
-            rows = max(1, _BATCH_PADDED_TOKENS // padded_rows(length[order[0]]))
-            batch = order[:rows]
-            while len(batch) > 1 and not self._fits([requests[i] for i in batch], length, batch):
-                batch = batch[: len(batch) // 2]
-            yield batch
-            order = order[len(batch) :]
-
-    def _fits(self, mine: list[PrefillRequest], length: dict[int, int], batch: list[int]) -> bool:
-        """Whether a batch's paths and fresh tokens can be on the device together."""
-        if not self.store.evicts:
-            return True
-        grown = {r.segment: r.segment.length + length[i] for r, i in zip(mine, batch, strict=True)}
-        return self.store.fits(self._needs(mine), grown)
-
-    def _needs(self, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:
-        paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
-        return copies_needed(paths, per_beam=self.backend.copies_per_beam)
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
         """Compute the KV of evicted segments again, level by level."""
-        known = [(segment, segment.source) for segment in lost]
-        requests = [
-            PrefillRequest(source.path, segment, source.token_ids, source.start)
-            for segment, source in known
-            if source is not None
-        ]
-        if len(requests) != len(lost):
-            raise AssertionError("a lost segment does not know its tokens")
+        levels = recompute_levels(lost)
         for segment in lost:
             segment.source = None
-        requests.sort(key=lambda request: len(request.path))
-        for _, level in groupby(requests, key=lambda request: len(request.path)):
-            self.prefill(list(level))
+        for level in levels:
+            self.prefill(level)
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int

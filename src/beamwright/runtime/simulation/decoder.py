@@ -13,7 +13,7 @@ from itertools import groupby
 
 from beamwright.errors import CapacityError
 from beamwright.kv import Lease, Path, PathPart, Segment, Source
-from beamwright.models.tree_model import PrefillRequest
+from beamwright.models.prefill import PrefillRequest
 from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
 from beamwright.runtime.demand import DemandBuilder
 from beamwright.runtime.expect import StepLengths

@@ -1,23 +1,23 @@
 """Simulated KV: residency without tensors, and prefills that only take time.
 
-`Prefill` goes step by step as `models.TreeModel.prefill` does: the order of leases decides what is
-evicted, so bytes on the link are equal only if every lease is the same.
+`Prefill` leases what `models.TreeModel.prefill` leases, by the same code (`models.prefill`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
-from beamwright.kv import BlockLedger, HomeTier, Residency, Segment, copies_needed
-from beamwright.models.decoder import padded_rows
-from beamwright.models.session import visible_path
-from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest
+from beamwright.kv import BlockLedger, HomeTier, Residency, Segment
+from beamwright.models.prefill import (
+    PREFILL_CHUNK_TOKENS,
+    PrefillRequest,
+    prefill_in_batches,
+    prefill_needs,
+    recompute_levels,
+)
 from beamwright.runtime.simulation.clock import VirtualClock
 from beamwright.runtime.simulation.costs import DeviceCosts
 from beamwright.runtime.timeline import Timeline
-
-_BATCH_PADDED_TOKENS = 4096  # as in `models.TreeModel`
 
 
 class SimulatedResidency(Residency):
@@ -68,69 +68,25 @@ class Prefill:
         Raises:
             CapacityError: if the KV budget cannot hold the new segments.
         """
-        residency = self._residency
-        offset = 0
-        longest = max((len(request.token_ids) for request in requests), default=0)
-        while offset < longest:
-            for batch in self._batches(requests, offset):
-                mine = [requests[i] for i in batch]
-                with residency.lease(self._needs(mine)) as lease:
-                    lease.add({request.segment: 1 for request in mine})
-                    self._forward(mine, [_chunk_length(r, offset) for r in mine])
-            offset += PREFILL_CHUNK_TOKENS
-        if residency.outgrown:
-            residency.write_back(request.segment for request in requests)
+
+        def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
+            del offset
+            self._forward([requests[i] for i in batch], [len(chunk) for chunk in chunks])
+
+        prefill_in_batches(self._residency, requests, PREFILL_CHUNK_TOKENS, forward)
 
     def _forward(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> None:
         num_tokens, seen = sum(lengths), 0
         for request, length in zip(requests, lengths, strict=True):
             before = sum(part.visible for part in request.path) + request.segment.length
             seen += length * before + length * (length + 1) // 2
-        read = sum(segment.length for segment in self._needs(requests)) + num_tokens
+        read = (
+            sum(segment.length for segment in prefill_needs(self._residency, requests)) + num_tokens
+        )
         self._clock.advance(self._costs.prefill(num_tokens, read, seen))
         self._residency.append([request.segment for request in requests], lengths)
 
-    def _batches(self, requests: Sequence[PrefillRequest], offset: int) -> Iterator[list[int]]:
-        """Requests that still have tokens at `offset`, longest first, in bounded batches."""
-        length = {
-            i: _chunk_length(request, offset)
-            for i, request in enumerate(requests)
-            if len(request.token_ids) > offset
-        }
-        order = sorted(length, key=lambda i: -length[i])
-        while order:
-            rows = max(1, _BATCH_PADDED_TOKENS // padded_rows(length[order[0]]))
-            batch = order[:rows]
-            while len(batch) > 1 and not self._fits([requests[i] for i in batch], length, batch):
-                batch = batch[: len(batch) // 2]
-            yield batch
-            order = order[len(batch) :]
-
-    def _fits(
-        self, mine: Sequence[PrefillRequest], length: dict[int, int], batch: Sequence[int]
-    ) -> bool:
-        if not self._residency.evicts:
-            return True
-        grown = {r.segment: r.segment.length + length[i] for r, i in zip(mine, batch, strict=True)}
-        return self._residency.fits(self._needs(mine), grown)
-
-    def _needs(self, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:
-        paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
-        return copies_needed(paths, per_beam=self._residency.copies_per_beam)
-
     def _recompute(self, lost: Sequence[Segment]) -> None:
         """Compute the KV of evicted segments again, level by level."""
-        requests = [
-            PrefillRequest(source.path, segment, source.token_ids, source.start)
-            for segment in lost
-            if (source := segment.source) is not None
-        ]
-        if len(requests) != len(lost):
-            raise AssertionError("a lost segment does not know its tokens")
-        requests.sort(key=lambda request: len(request.path))
-        for _, level in groupby(requests, key=lambda request: len(request.path)):
-            self.run(list(level))
-
-
-def _chunk_length(request: PrefillRequest, offset: int) -> int:
-    return min(len(request.token_ids) - offset, PREFILL_CHUNK_TOKENS)
+        for level in recompute_levels(lost):
+            self.run(level)
