@@ -1,0 +1,100 @@
+"""Prefill as a sequence of leased batches: which requests go together, what they hold meanwhile.
+
+Knows residency, no tensors: the model and the simulator run this very code, since the order of
+leases decides what is evicted, and bytes on the link are equal only if every lease is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from beamwright.kv import Path, Residency, Segment, copies_needed
+from beamwright.models.decoder import padded_rows
+from beamwright.models.session import visible_path
+
+PREFILL_CHUNK_TOKENS = 256
+_BATCH_PADDED_TOKENS = 4096
+
+
+@dataclass
+class PrefillRequest:
+    """Tokens to append to `segment`, which stands behind `path`.
+
+    start: position of the first token.
+    """
+
+    path: Path
+    segment: Segment
+    token_ids: Sequence[int]
+    start: int
+
+
+# Numbers of the requests, their next tokens, and how many came before those.
+Forward = Callable[[list[int], list[Sequence[int]], int], None]
+
+
+def prefill_in_batches(
+    residency: Residency, requests: Sequence[PrefillRequest], chunk_tokens: int, forward: Forward
+) -> None:
+    """Call `forward` for every batch of chunks, with all that it reads and writes held.
+
+    Raises:
+        CapacityError: if the KV budget cannot hold the new segments.
+    """
+    longest = max((len(request.token_ids) for request in requests), default=0)
+    for offset in range(0, longest, chunk_tokens):
+        for batch in _batches(residency, requests, offset, chunk_tokens):
+            mine = [requests[i] for i in batch]
+            with residency.lease(prefill_needs(residency, mine)) as lease:
+                lease.add({request.segment: 1 for request in mine})
+                forward(batch, [r.token_ids[offset : offset + chunk_tokens] for r in mine], offset)
+    if residency.outgrown:
+        residency.write_back(request.segment for request in requests)
+
+
+def prefill_needs(residency: Residency, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:
+    """Device copies of each segment that these requests read."""
+    paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
+    return copies_needed(paths, per_beam=residency.copies_per_beam)
+
+
+def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
+    """Requests that compute the KV of evicted segments again, level by level."""
+    requests = [
+        PrefillRequest(source.path, segment, source.token_ids, source.start)
+        for segment in lost
+        if (source := segment.source) is not None
+    ]
+    if len(requests) != len(lost):
+        raise AssertionError("a lost segment does not know its tokens")
+    requests.sort(key=lambda request: len(request.path))
+    return [list(level) for _, level in groupby(requests, key=lambda request: len(request.path))]
+
+
+def _batches(
+    residency: Residency, requests: Sequence[PrefillRequest], offset: int, chunk_tokens: int
+) -> Iterator[list[int]]:
+    """Requests that still have tokens at `offset`, longest first, in bounded batches."""
+    length = {
+        i: min(len(request.token_ids) - offset, chunk_tokens)
+        for i, request in enumerate(requests)
+        if len(request.token_ids) > offset
+    }
+
+    def fits(batch: list[int]) -> bool:
+        if not residency.evicts:
+            return True
+        mine = [requests[i] for i in batch]
+        grown = {requests[i].segment: requests[i].segment.length + length[i] for i in batch}
+        return residency.fits(prefill_needs(residency, mine), grown)
+
+    order = sorted(length, key=lambda i: -length[i])
+    while order:
+        rows = max(1, _BATCH_PADDED_TOKENS // padded_rows(length[order[0]]))
+        batch = order[:rows]
+        while len(batch) > 1 and not fits(batch):
+            batch = batch[: len(batch) // 2]
+        yield batch
+        order = order[len(batch) :]
