@@ -3,6 +3,10 @@
 from beamwright import Solver
 
 PROBLEM = "Ann has 12 apples. She eats 3."
+CHAT = (
+    "{% for m in messages %}{% if m.role == 'user' %}<bos>{{ m.content }} a:"
+    "{% else %}{{ m.content }}<eos>{% endif %}{% endfor %}"
+)
 
 
 def tiny_solver(folder, **changes):

@@ -2,7 +2,7 @@
 
 import random
 
-from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
 from beamwright.tree import NodeState, StopReason
 from fakes import add_step, new_tree
 
@@ -37,6 +37,9 @@ def obey(tree, actions):
             if action.node.state is NodeState.CANDIDATE:
                 tree.keep(action.node)
             tree.expand(action.node, action.children, greedy=action.greedy)
+        elif isinstance(action, Ask):
+            tree.keep(action.node)
+            tree.expand(tree.ask(action.node, action.turn, (5, 5)), 1)
     return reason
 
 
@@ -49,7 +52,8 @@ def play(strategy, seed, ends=0.3, check=lambda tree: None):
         for node in tree.open_nodes():
             stop = StopReason.EOS if rng.random() < ends else StopReason.DELIMITER
             add_step(tree, node, rng.choice("abc"), stop=stop)
-            node.score = rng.choice([None, rng.random(), -rng.random()])
+            if node.answers:
+                node.score = rng.choice([None, rng.random(), -rng.random()])
         tree.rounds += 1
         assert tree.rounds < 200
     return tree, reason

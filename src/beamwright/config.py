@@ -155,6 +155,9 @@ class SearchSettings(Section):
     score_temperature: float | None = Field(None, gt=0.0)
     ess: float | None = Field(None, ge=0.0, le=1.0)
     lookahead: int | None = Field(None, ge=1)
+    revisions: int | None = Field(None, ge=1)
+    critique_prompt: str | None = Field(None, min_length=1)
+    revision_prompt: str | None = Field(None, min_length=1)
     seed: int = Field(0, ge=0)
 
 

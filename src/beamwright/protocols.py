@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from beamwright.tree import Node, SearchTree, StopReason
+    from beamwright.tree import Node, SearchTree, StopReason, Turn
 
 Ticket = int
 
@@ -108,6 +108,17 @@ class Extend:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Answer an ended reply with a turn of the user's, and begin the next reply with one step.
+
+    Where the turn does not fit the model's context, the node is a final candidate instead.
+    """
+
+    node: Node
+    turn: Turn
+
+
+@dataclass(frozen=True)
 class Prune:
     """Drop `node` from the search."""
 
@@ -128,13 +139,20 @@ class Finish:
     reason: str | None = None
 
 
-Action = Extend | Prune | Complete | Finish
+Action = Extend | Ask | Prune | Complete | Finish
 
 
 class Strategy(Protocol):
     """Policy: given a tree whose round is complete, what to extend, prune or finish."""
 
     def select(self, tree: SearchTree) -> list[Action]: ...
+
+
+@runtime_checkable
+class AsksAgain(Protocol):
+    """A strategy that answers ended replies with these turns."""
+
+    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
 from beamwright.search.lookahead import rolled_from
+from beamwright.search.revise import best_answer
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
 ROUND_LIMIT = "round_limit"
@@ -126,10 +127,11 @@ def final_nodes(tree: SearchTree) -> list[Node]:
     """Final candidates in lineage order: finished ones, then those cut off by a limit.
 
     Where a deadline struck in the middle of a round, paths that did not get their turn end a
-    step earlier.
+    step earlier. Of a path that was asked again, its best answer stands.
     """
     waiting = [rolled_from(node) for node in tree.nodes() if _waits(node)]
-    return [*tree.finished(), *tree.candidates(), *dict.fromkeys(waiting)]
+    leaves = [*tree.finished(), *tree.candidates(), *dict.fromkeys(waiting)]
+    return [best_answer(leaf) for leaf in leaves]
 
 
 def _waits(node: Node) -> bool:
@@ -178,7 +180,11 @@ def describe(run: TreeRun, facts: RunFacts) -> Solution:
 def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
     tree = run.tree
     candidates = tuple(_candidate(node) for node in nodes)
-    decoded = [n for n in tree.nodes() if n.parent is not None and n.state is not NodeState.OPEN]
+    decoded = [
+        node
+        for node in tree.nodes()
+        if node.parent is not None and node.turn is None and node.state is not NodeState.OPEN
+    ]
     chosen = choose(
         [c.answer for c in candidates],
         [c.score for c in candidates],
@@ -230,7 +236,8 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
 
 
 def _candidate(node: Node) -> Candidate:
-    stop = str(node.stop) if node.state is NodeState.FINISHED else ROUND_LIMIT
+    asked_again = any(child.turn is not None for child in node.children)
+    stop = str(node.stop) if node.state is NodeState.FINISHED or asked_again else ROUND_LIMIT
     return Candidate(extract_answer(node.text), node.text, node.score, stop, node.num_path_tokens)
 
 

@@ -110,6 +110,7 @@ class Solver:
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
         self._decisive = tree_settings(self.settings, dtype)
         self._prompts = Prompts(self._generator, model)
+        self._prompts.check_turns(self.strategy)
         self.exact = all(batches_are_exact(m.decoder, backend) for m in self._tree_models)
 
     def close(self) -> None:
@@ -270,7 +271,12 @@ class Solver:
         )
         how = self.settings.search.aggregate or self.verifier.default_aggregate
         loop = SearchLoop(
-            executor, self.schedule, self.strategy, partial(aggregate, how=how), accounting
+            executor,
+            self.schedule,
+            self.strategy,
+            partial(aggregate, how=how),
+            accounting,
+            render_turn=self._prompts.turn,
         )
         if checkpoint is not None:
             runs[0].save = CheckpointWriter(checkpoint, self._decisive, accounting)

@@ -15,8 +15,9 @@ import pytest
 import beamwright
 from beamwright.errors import CapacityError, InputError, Interrupted
 from beamwright.report.checkpoint import read_checkpoint
-from engines import PROBLEM, assert_nothing_allocated, check_conservation
+from engines import CHAT, PROBLEM, assert_nothing_allocated, check_conservation
 
+SHORT = {"max_tokens": 30, "critique_prompt": "e", "revision_prompt": "a"}
 SMALL = {"dtype": "float64", "n": 8, "max_rounds": 5, "host_memory": "4MiB"}
 
 
@@ -72,6 +73,7 @@ SEARCHES = {
     "lookahead": {"search": "lookahead", "max_rounds": 3},
     "particles": {"search": "particles"},
     "best-of-n": {"search": "best-of-n", "max_rounds": 9},
+    "revise": {"search": "revise", "max_rounds": 12, "chat_template": CHAT, **SHORT},
     "fixed steps": {"step_tokens": 1, "max_tokens": 4, "ignore_eos": True},
 }
 

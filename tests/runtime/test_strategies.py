@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.search import STRATEGIES
-from engines import grow
+from engines import CHAT, grow
 from fakes import Grouping
 
 FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 12, "max_tokens": 30}
@@ -14,6 +14,8 @@ def test_trees_do_not_depend_on_grouping_or_tiers(make_solver, name):
     options = {**FAST, "search": name}
     if name == "varying":
         options["step_limits"] = "3,6,20"
+    if name == "revise":
+        options.update(chat_template=CHAT, critique_prompt="be", max_tokens=10, max_rounds=20)
     solver = make_solver(**options)
     expected, tree = grow(solver)
     assert len(expected.candidates) == FAST["n"]

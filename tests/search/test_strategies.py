@@ -7,7 +7,15 @@ from beamwright.errors import InputError
 from beamwright.search import KNOBS, STRATEGIES, make_strategy, with_defaults
 from played import play
 
-VALUES = {"branching": "linear", "score_temperature": 0.5, "ess": 0.5, "lookahead": 2}
+VALUES = {
+    "branching": "linear",
+    "score_temperature": 0.5,
+    "ess": 0.5,
+    "lookahead": 2,
+    "revisions": 2,
+    "critique_prompt": "Where is it wrong?",
+    "revision_prompt": "Again.",
+}
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -119,9 +119,10 @@ def solve(
     task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
-    if record_tree is not None and invocation.settings.search.search == "lookahead":
+    if record_tree is not None and invocation.settings.search.search in ("lookahead", "revise"):
         raise InputError(
-            "--record-tree does not go with --search lookahead: rollouts have no round"
+            f"--record-tree does not go with --search {invocation.settings.search.search}: "
+            "a node's depth is not its round there"
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:

@@ -13,6 +13,7 @@ from typing import Any
 
 from beamwright.errors import InputError
 
+_REPLY = "\ue000"  # stands for a reply: a private character that no template touches
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -60,13 +61,34 @@ class TextCodec:
         messages = [{"role": "user", "content": problem}]
         if system_prompt is not None:
             messages.insert(0, {"role": "system", "content": system_prompt})
+        return self.encode(self._chat(messages))
+
+    def render_turn(self, text: str) -> list[int]:
+        """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.
+
+        Raises:
+            InputError: if there is no chat template, or it does not show a reply as it is.
+        """
+        if self.tokenizer.chat_template is None:
+            raise InputError("asking a model again needs a chat template (--chat-template)")
+        messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": _REPLY},
+            {"role": "user", "content": text},
+        ]
+        _, found, after = self._chat(messages).rpartition(_REPLY)
+        if not found:
+            raise InputError("chat template: it leaves out what the assistant has said")
+        return self.encode(after)
+
+    def _chat(self, messages: list[dict[str, str]]) -> str:
         try:
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=False
             )
         except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
             raise InputError(f"chat template: {' '.join(str(error).split())}") from error
-        return self.encode(text)
+        return text
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""

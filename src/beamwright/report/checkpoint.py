@@ -15,14 +15,14 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.runtime import Accounting, TreeRun
-from beamwright.tree import Node, NodeState, SearchTree, StopReason
+from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
 VERSION = 1
@@ -173,6 +173,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
         "score": _number(node.score),
         "usage": node.usage,
         "greedy": node.greedy,
+        "turn": None if node.turn is None else asdict(node.turn),
         "finished_s": finished_s,
     }
 
@@ -260,6 +261,10 @@ def _parse(body: Mapping[str, Any]) -> Checkpoint:
 
 def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_children: bool) -> Node:
     """A decoded step, in the state in which it was saved; pruned ones are not pruned yet."""
+    if content["turn"] is not None:
+        asked = tree.ask(parent, Turn(**content["turn"]), tuple(content["token_ids"]))
+        asked.usage = Counter(content["usage"])
+        return asked
     (node,) = tree.expand(parent, 1, greedy=content["greedy"])
     text = parent.text[: content["shared_text"]] + content["text"]
     logprobs = tuple(float(value) for value in content["logprobs"])

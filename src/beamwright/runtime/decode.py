@@ -8,39 +8,31 @@ found is parked and goes on in a later group, with the same random stream and th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
 from beamwright.config import SamplingSettings, StepSettings
 from beamwright.errors import CapacityError
-from beamwright.kv import Lease, Path, PathPart, Segment, Source, copies_needed
-from beamwright.models import PrefillRequest, TextCodec, TreeModel
+from beamwright.kv import PathPart, Segment, Source, copies_needed
+from beamwright.models import TextCodec, TreeModel
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
 from beamwright.runtime.batch import Batch, Row, worth_compacting
+from beamwright.runtime.chains import (
+    OWNER,
+    Chains,
+    GeneratorState,
+    last_hidden,
+    path_to,
+    segment_name,
+    segment_of,
+)
 from beamwright.runtime.demand import DemandBuilder
 from beamwright.runtime.expect import StepLengths
 from beamwright.runtime.sampling import Sampler
 from beamwright.runtime.stops import DelimiterTable, StopDetector, row_limit
 from beamwright.tree import Node
-
-OWNER = "generator"
-
-
-@dataclass
-class GeneratorState:
-    """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
-
-    The last token of a step is forwarded when the node is extended, so `hidden` is None until
-    then and the segment is one token short of the node.
-    parked: the step so far, of a node that ran out of room.
-    """
-
-    segment: Segment
-    hidden: torch.Tensor | None = None
-    parked: Row | None = None
 
 
 class StepDecoder:
@@ -58,6 +50,7 @@ class StepDecoder:
         prefetch: bool = True,
     ) -> None:
         self.model = model
+        self._chains = Chains(model)
         self._reuse, self._prefetch = reuse, prefetch
         self._codec, self._step, self._seed = codec, step, seed
         device, vocab = model.decoder.device, model.decoder.shape.vocab
@@ -68,7 +61,7 @@ class StepDecoder:
         if codec is not None and step.step_tokens is None:
             self._table = DelimiterTable(step.delimiter.encode(), codec.token_bytes(), device)
         self._lengths = StepLengths(step, model.decoder.shape.context)
-        self._demand = DemandBuilder(model.store, _segment_of, self._lengths.expected)
+        self._demand = DemandBuilder(model.store, segment_of, self._lengths.expected)
 
     def demand(self, beams: Sequence[Node]) -> KVDemand | None:
         """See `protocols.Executor`."""
@@ -108,7 +101,7 @@ class StepDecoder:
         store = self.model.store
         beams = [row.node for row in rows]
         with store.lease(self._needs(beams)) as lease:
-            parents = self._complete_parents(beams, lease)
+            parents = self._chains.complete(beams, lease)
             if work.write_back:
                 store.write_back(parents)
                 store.write_back(store.dirty())
@@ -116,7 +109,7 @@ class StepDecoder:
             if self._prefetch and work.upcoming:
                 store.prefetch(self._needs(work.upcoming[0]))
             session = self.model.open_session(
-                [self._path(row.node.parent) for row in rows],
+                [path_to(row.node.parent) for row in rows],
                 [row.segment for row in rows],
                 lease=lease,
                 write_back=work.write_back,
@@ -151,7 +144,7 @@ class StepDecoder:
         if rows[0].tokens:  # parked before: the last token is drawn, but not forwarded
             tokens = batch.token(-1)
         else:
-            hidden = torch.cat([self._hidden(row.node.parent) for row in batch.rows])
+            hidden = torch.cat([last_hidden(row.node.parent) for row in batch.rows])
         while True:
             if hidden is not None:
                 tokens, logprobs = self._sampler.sample(
@@ -200,64 +193,14 @@ class StepDecoder:
             if reason.ends_path:  # never extended, so nobody will read its KV
                 self.model.store.clear(row.segment)
 
-    # --- parents -----------------------------------------------------------------------------
-
-    def _complete_parents(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
-        """Forward what a parent still owes: a root's prompt, or a step's last token.
-
-        Returns the segments that have grown; those that were empty join the lease.
-        """
-        parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
-        owing = [node for node in parents if not self._has_hidden(node)]
-        for node in parents:
-            node.usage["generator_reused"] += node.end
-        requests: list[PrefillRequest] = []
-        for node in owing:
-            if node.parent is None:
-                node.handles[OWNER] = GeneratorState(self.model.store.create(_name(node)))
-                node.usage["generator_prefilled"] += len(node.token_ids)
-                tokens: Sequence[int] = node.token_ids
-            else:
-                tokens = node.token_ids[-1:]
-            node.usage["generator_reused"] -= len(tokens)
-            path, segment = self._path(node.parent), self._state(node).segment
-            requests.append(PrefillRequest(path, segment, tokens, node.end - len(tokens)))
-        lease.add({request.segment: 1 for request in requests if not request.segment.length})
-        for node, hidden in zip(owing, self.model.prefill(requests), strict=True):
-            # A copy: the last row must not keep a whole prompt's states alive.
-            self._state(node).hidden = hidden[-1:].clone()
-        return [request.segment for request in requests]
-
-    def _has_hidden(self, node: Node) -> bool:
-        state = node.handles.get(OWNER)
-        return state is not None and state.hidden is not None
-
-    def _state(self, node: Node | None) -> GeneratorState:
-        if node is None:
-            raise AssertionError("a root has no parent state")
-        state: GeneratorState = node.handles[OWNER]
-        return state
-
-    def _hidden(self, node: Node | None) -> torch.Tensor:
-        hidden = self._state(node).hidden
-        if hidden is None:
-            raise AssertionError(f"{node!r} is not complete")
-        return hidden
-
-    def _path(self, node: Node | None) -> Path:
-        if node is None:
-            return ()
-        states = (node.handles.get(OWNER) for node in node.path())
-        return tuple(
-            PathPart(state.segment, state.segment.length) for state in states if state is not None
-        )
+    # --- what is needed ----------------------------------------------------------------------
 
     def _needs(self, beams: Iterable[Node]) -> dict[Segment, int]:
         """Device copies of each segment that a group reads, parked steps included."""
         paths = []
         for node in beams:
-            path = self._path(node.parent)
-            own = _segment_of(node)
+            path = path_to(node.parent)
+            own = segment_of(node)
             paths.append(path if own is None else (*path, PathPart(own, own.length)))
         return copies_needed(paths, per_beam=self.model.backend.copies_per_beam)
 
@@ -270,12 +213,12 @@ class StepDecoder:
             assert state.parked is not None
             row: Row = state.parked
             return row
-        return Row(node, self.model.store.create(_name(node)))
+        return Row(node, self.model.store.create(segment_name(node)))
 
     def _finished(self, row: Row) -> StepDecoded | StepParked:
         node, stored = row.node, row.segment.length
         assert node.parent is not None
-        source = Source(self._path(node.parent), tuple(row.tokens[:stored]), node.start)
+        source = Source(path_to(node.parent), tuple(row.tokens[:stored]), node.start)
         row.segment.source = source
         if row.stop is None:
             node.handles[OWNER] = GeneratorState(row.segment, parked=row)
@@ -283,8 +226,8 @@ class StepDecoder:
         node.handles[OWNER] = GeneratorState(row.segment)
         text = ""
         if self._codec is not None:
-            prompt = len(node.root.token_ids)
-            text = self._codec.decode(node.parent.path_token_ids()[prompt:] + row.tokens)
+            begin = node.replies_to.end
+            text = self._codec.decode(node.parent.path_token_ids()[begin:] + row.tokens)
         return StepDecoded(node, tuple(row.tokens), tuple(row.logprobs), row.stop, text)
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -293,15 +236,6 @@ class StepDecoder:
             state = node.handles.pop(OWNER, None)
             if state is not None:
                 self.model.store.free(state.segment)
-
-
-def _segment_of(node: Node) -> Segment | None:
-    state = node.handles.get(OWNER)
-    return None if state is None else state.segment
-
-
-def _name(node: Node) -> str:
-    return ".".join(map(str, node.lineage))
 
 
 __all__ = ["OWNER", "GeneratorState", "StepDecoder"]

@@ -45,7 +45,7 @@ class StopRule:
         if any(node.greedy for node in tree.candidates()):
             return None
         settings, candidates = self._settings, self._candidates(tree)
-        ended = [*tree.finished(), *(node for node in candidates if node.ended)]
+        ended = [n for n in (*tree.finished(), *candidates) if n.ended and n.answers]
         if settings.stop_score is not None and reaches(ended, settings.stop_score):
             return f"a candidate had reached --stop-score {settings.stop_score:g}"
         if settings.stop_votes and vote_is_settled(ended, self._n - len(ended)):
@@ -103,5 +103,5 @@ def num_generated(tree: SearchTree) -> int:
     return sum(
         len(node.token_ids)
         for node in tree.nodes()
-        if node.parent is not None and node.state is not NodeState.OPEN
+        if node.parent is not None and node.turn is None and node.state is not NodeState.OPEN
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from beamwright.protocols import (
     Action,
+    Ask,
     Complete,
     DecodeWork,
     Executor,
@@ -28,9 +29,11 @@ from beamwright.protocols import (
 )
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.limits import StopRule
-from beamwright.tree import Node, NodeState, SearchTree
+from beamwright.tree import Node, NodeState, SearchTree, Turn
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
+# Token ids of a turn behind an ended reply; None where it does not fit the context.
+RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
 
 
 @dataclass
@@ -68,7 +71,10 @@ class TreeRun:
 
 
 class SearchLoop:
-    """Runs trees to their end with one strategy, one schedule, one executor."""
+    """Runs trees to their end with one strategy, one schedule, one executor.
+
+    render_turn: for strategies that ask again; others need none.
+    """
 
     def __init__(
         self,
@@ -78,9 +84,11 @@ class SearchLoop:
         aggregate: Aggregate,
         accounting: Accounting,
         clock: Callable[[], float] = time.perf_counter,
+        render_turn: RenderTurn = lambda node, turn: None,
     ) -> None:
         self._executor, self._schedule, self._strategy = executor, schedule, strategy
         self._aggregate, self._accounting, self._clock = aggregate, accounting, clock
+        self._render_turn = render_turn
 
     def run(self, runs: Sequence[TreeRun], on_round: RoundCallback | None = None) -> None:
         """Grow every tree to its end.
@@ -132,7 +140,7 @@ class SearchLoop:
                 if self._cut_off(runs):
                     break
             self._commit(runs)
-        decoded = tuple(node for node in beams if node.state is NodeState.CANDIDATE)
+        decoded = tuple(n for n in beams if n.state is NodeState.CANDIDATE and n.answers)
         self._executor.submit(VerifyWork(decoded))
         self._commit(runs)
 
@@ -170,7 +178,7 @@ class SearchLoop:
                 )
             elif isinstance(event, StepScored):
                 node.step_score = event.score
-                node.score = self._aggregate([step.step_score for step in node.path()[1:]])
+                node.score = self._aggregate([step.step_score for step in node.reply()])
 
     def _apply(self, run: TreeRun, on_round: RoundCallback | None) -> None:
         """Let the strategy decide, obey, free what nobody needs, tell the caller."""
@@ -179,7 +187,7 @@ class SearchLoop:
         with self._accounting.phase("schedule"):
             actions = self._decide(run)
         for action in actions:
-            _obey(tree, action)
+            self._obey(tree, action)
         total_s = run.total_s(self._clock())
         for node in candidates:
             if node.state is NodeState.FINISHED:
@@ -189,6 +197,27 @@ class SearchLoop:
         self._executor.release(tree.release_dead())
         if on_round is not None and tree.rounds > 0:
             on_round(_report(run, candidates, total_s))
+
+    def _obey(self, tree: SearchTree, action: Action) -> None:
+        match action:
+            case Extend(node, children, greedy):
+                if node.state is NodeState.CANDIDATE:
+                    tree.keep(node)
+                tree.expand(node, children, greedy=greedy)
+            case Ask(node, turn):
+                token_ids = self._render_turn(node, turn)
+                if token_ids is None:
+                    tree.finish(node)
+                else:
+                    tree.keep(node)
+                    tree.expand(tree.ask(node, turn, token_ids), 1)
+            case Prune(node):
+                tree.prune(node)
+            case Complete(node):
+                tree.finish(node)
+            case Finish(reason):
+                tree.done = True
+                tree.reason_fewer = reason
 
     def _decide(self, run: TreeRun) -> list[Action]:
         """The strategy's actions, or the end of the search if something stops it."""
@@ -203,21 +232,6 @@ class SearchLoop:
 
 def _open_nodes(runs: Sequence[TreeRun]) -> tuple[Node, ...]:
     return tuple(node for run in runs if not run.cut for node in run.tree.open_nodes())
-
-
-def _obey(tree: SearchTree, action: Action) -> None:
-    match action:
-        case Extend(node, children, greedy):
-            if node.state is NodeState.CANDIDATE:
-                tree.keep(node)
-            tree.expand(node, children, greedy=greedy)
-        case Prune(node):
-            tree.prune(node)
-        case Complete(node):
-            tree.finish(node)
-        case Finish(reason):
-            tree.done = True
-            tree.reason_fewer = reason
 
 
 def _distinct_tokens(beams: Sequence[Node]) -> int:

@@ -9,7 +9,8 @@ import torch
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.models import LoadedModel
-from beamwright.tree import SearchTree
+from beamwright.protocols import AsksAgain, Strategy
+from beamwright.tree import Node, SearchTree, Turn
 
 _SYNTHETIC_SEED = 20_26
 
@@ -37,6 +38,28 @@ class Prompts:
         ids = self._codec.render(problem, self._settings.system_prompt)
         self._check_length(len(ids))
         return SearchTree(problem_id, tuple(ids), problem)
+
+    def check_turns(self, strategy: Strategy) -> None:
+        """See that what a strategy will ask can be asked, before anything is decoded.
+
+        Raises:
+            InputError: if the model has no tokenizer or no chat template.
+        """
+        for turn in strategy.turns if isinstance(strategy, AsksAgain) else ():
+            self._turn_ids(turn)
+
+    def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:
+        """Token ids of a turn behind a reply that has ended; None if the context cannot hold it."""
+        ids = self._turn_ids(turn)
+        if ids and node.token_ids and ids[0] == node.token_ids[-1]:
+            ids = ids[1:]  # the reply ended with this very token
+        fits = node.end + len(ids) < self._shape.context
+        return tuple(ids) if fits and ids else None
+
+    def _turn_ids(self, turn: Turn) -> list[int]:
+        if self._codec is None:
+            raise InputError(f"--model {self._settings.model} has no tokenizer: it cannot be asked")
+        return self._codec.render_turn(turn.text)
 
     def synthetic(self, num_tokens: int) -> SearchTree:
         """A tree whose prompt is random token ids, the same ones every time.

@@ -6,16 +6,15 @@ last bits, so the tree goes on exactly as before in float64 only (DESIGN, "Samen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import torch
 
-from beamwright.kv import Path, PathPart
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
-from beamwright.runtime.decode import OWNER, GeneratorState
+from beamwright.runtime.chains import OWNER, GeneratorState, path_to, segment_name
 from beamwright.tree import Node, NodeState
 
 
@@ -49,12 +48,11 @@ def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
     requests: list[PrefillRequest] = []
     owners: list[Node] = []
     for node in nodes:
-        state = GeneratorState(model.store.create(".".join(map(str, node.lineage))))
+        state = GeneratorState(model.store.create(segment_name(node)))
         node.handles[OWNER] = state  # before anything can fail, so that it is released
-        # The last token of a step is forwarded when the step is first extended.
-        tokens = node.token_ids if _extended(node) else node.token_ids[:-1]
+        tokens = _stored(node)
         if tokens:
-            requests.append(PrefillRequest(_path(node), state.segment, tokens, node.start))
+            requests.append(PrefillRequest(path_to(node.parent), state.segment, tokens, node.start))
             owners.append(node)
     for node, hidden in zip(owners, model.prefill(requests), strict=True):
         if _extended(node):
@@ -62,16 +60,16 @@ def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
     model.store.counts.recomputed_tokens += sum(len(each.token_ids) for each in requests)
 
 
+def _stored(node: Node) -> tuple[int, ...]:
+    """The tokens that have KV: the last one gets it when the step is first extended, and a turn,
+    or what a reply ended with, when the next reply begins."""
+    if _extended(node):
+        return node.token_ids
+    return () if node.ended or node.turn is not None else node.token_ids[:-1]
+
+
 def _extended(node: Node) -> bool:
-    return any(child.state is not NodeState.OPEN for child in node.children)
-
-
-def _path(node: Node) -> Path:
-    """The segments above a node."""
-    return tuple(_parts(node.path()[:-1]))
-
-
-def _parts(nodes: Iterable[Node]) -> Iterator[PathPart]:
-    for node in nodes:
-        segment = node.handles[OWNER].segment
-        yield PathPart(segment, segment.length)
+    return any(
+        child.state is not NodeState.OPEN if child.turn is None else _extended(child)
+        for child in node.children
+    )

@@ -60,14 +60,14 @@ def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
     """The nearest of a node's limits; where two coincide, the one that ends the path."""
     limits = [RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)]
     if settings.max_tokens is not None:
-        done = node.start - len(node.root.token_ids)
+        done = node.start - node.replies_to.end
         limits.append(RowLimit(settings.max_tokens - done, StopReason.PATH_LIMIT))
     if settings.step_tokens is not None:
         limits.append(RowLimit(settings.step_tokens, StopReason.STEP_LENGTH))
     else:
         most = settings.max_step_tokens
         if settings.step_limits is not None:
-            most = settings.step_limits[min(node.depth, len(settings.step_limits)) - 1]
+            most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
         limits.append(RowLimit(most, StopReason.STEP_LIMIT))
     return min(limits, key=lambda limit: limit.tokens)
 

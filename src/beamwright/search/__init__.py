@@ -20,8 +20,12 @@ from beamwright.search.dvts import DiverseTrees
 from beamwright.search.dynamic import DynamicBranching
 from beamwright.search.lookahead import Lookahead
 from beamwright.search.particles import ParticleFilter
+from beamwright.search.revise import SequentialRevision
 
-KNOBS = ("branching", "score_temperature", "ess", "lookahead")
+KNOBS = (
+    "branching", "score_temperature", "ess", "lookahead",
+    "revisions", "critique_prompt", "revision_prompt",
+)  # fmt: skip
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 
 
@@ -71,6 +75,10 @@ STRATEGIES: dict[str, StrategyRow] = {
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
         knobs=("score_temperature", "ess"),
+    ),
+    "revise": StrategyRow(
+        SequentialRevision, "n paths, each a draft, its critique and a new answer, in turn",
+        knobs=("revisions", "critique_prompt", "revision_prompt"),
     ),
 }  # fmt: skip
 
@@ -129,6 +137,7 @@ __all__ = [
     "Lookahead",
     "ParticleFilter",
     "SearchAndLearnBeam",
+    "SequentialRevision",
     "StrategyRow",
     "make_strategy",
     "strategy_row",

@@ -36,19 +36,31 @@ class NodeState(StrEnum):
     PRUNED = "pruned"
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What the user is made to say once a reply has ended.
+
+    answers: the reply to it is an answer to the problem; otherwise it is about one (a review).
+    """
+
+    text: str
+    answers: bool
+
+
 @dataclass(eq=False)
 class Node:
-    """A step in the tree.
+    """A step in the tree, or a turn between two replies.
 
     lineage: problem id, then child ordinals from the root.
     start: position of the first token in the path (the prompt counts).
-    text: text of the whole path after the prompt, this step included.
+    text: text of the whole reply, this step included: what follows the prompt, or the last turn.
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "generator_prefilled", "generator_reused",
         "verifier_prefilled", "verifier_reused".
     problem_text: the problem as the verifier reads it (root only).
     greedy: its tokens are the likeliest, not drawn (a rollout).
+    turn: of a node whose tokens are given, not generated: what they ask for.
     """
 
     lineage: Lineage
@@ -66,6 +78,7 @@ class Node:
     usage: Counter[str] = field(default_factory=Counter)
     problem_text: str = ""
     greedy: bool = False
+    turn: Turn | None = None
 
     @property
     def end(self) -> int:
@@ -107,14 +120,35 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    def reply(self) -> list[Node]:
+        """Steps of the path's last reply, this one included: those after the prompt or a turn."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None and node.turn is None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    @property
+    def replies_to(self) -> Node:
+        """The node that this step's reply follows: the root, or a turn."""
+        reply = self.reply()
+        return self if not reply or reply[0].parent is None else reply[0].parent
+
+    @property
+    def answers(self) -> bool:
+        """True if the path's last reply is to answer the problem."""
+        turn = self.replies_to.turn
+        return turn is None or turn.answers
+
     def path_token_ids(self) -> list[int]:
         """All token ids from the prompt's first to this step's last."""
         return [token for node in self.path() for token in node.token_ids]
 
     @property
     def num_path_tokens(self) -> int:
-        """Tokens after the prompt."""
-        return self.end - len(self.root.token_ids)
+        """Tokens after the prompt; those of turns are left out."""
+        return sum(len(node.token_ids) for node in self.path()[1:] if node.turn is None)
 
     def __repr__(self) -> str:
         return f"Node({'.'.join(map(str, self.lineage))}, {self.state}, {len(self.token_ids)} tok)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from beamwright.tree.node import Node, NodeState, StopReason
+from beamwright.tree.node import Node, NodeState, StopReason, Turn
 
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
@@ -44,6 +44,15 @@ class SearchTree:
         self._held.update(children)
         self._leaves.extend(children)
         return children
+
+    def ask(self, node: Node, turn: Turn, token_ids: tuple[int, ...]) -> Node:
+        """Let a turn follow `node`, a kept one whose reply has ended; it can be extended at once.
+
+        token_ids: from the end of the reply to where the next one begins.
+        """
+        (asked,) = self.expand(node, 1)
+        asked.state, asked.turn, asked.token_ids, asked.text = NodeState.KEPT, turn, token_ids, ""
+        return asked
 
     def commit(
         self,

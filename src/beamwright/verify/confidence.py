@@ -68,7 +68,7 @@ class DeepConfVerifier:
         """Nothing is kept on the nodes."""
 
     def _lowest(self, node: Node) -> float:
-        logprobs = [value for each in node.path() for value in each.logprobs]
+        logprobs = [value for each in node.reply() for value in each.logprobs]
         window = min(self.window, len(logprobs))
         sums = list(accumulate(logprobs, initial=0.0))
         groups = zip(sums, sums[window:], strict=False)

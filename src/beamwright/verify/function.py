@@ -37,7 +37,7 @@ class CallableVerifier:
         """Nothing is kept on the nodes."""
 
     def _score(self, node: Node) -> float | None:
-        steps = [each.step_text for each in node.path()[1:] if each.step_text.strip()]
+        steps = [each.step_text for each in node.reply() if each.step_text.strip()]
         where = f"verifier {self._name} on problem {node.problem_id}, step {node.depth}"
         try:
             value: Any = self._function(node.root.problem_text, steps)

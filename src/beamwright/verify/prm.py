@@ -97,9 +97,7 @@ class PrmVerifier:
 
     def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
         """What must be computed for this node; its handle is in place afterwards."""
-        parent = node.parent.handles[OWNER] if node.parent is not None else None
-        if parent is None:
-            raise AssertionError(f"{node!r}: its parent was not scored")
+        parent = _before(node).handles[OWNER]
         shared = common_prefix(parent.token_ids, encoded.token_ids)
         start = max(0, min(shared, len(encoded.token_ids) - 1) - self._look_back)
         path = truncate_path(parent.path, start)
@@ -151,7 +149,8 @@ class PrmVerifier:
         Raises:
             CapacityError: if the verifier's KV budget cannot hold them.
         """
-        for _, same in groupby(nodes, key=lambda node: node.depth):
+        scored = (node for node in nodes if node.turn is None and node.answers)
+        for _, same in groupby(scored, key=lambda node: node.depth):
             level = list(same)
             usages = [node.usage.copy() for node in level]
             self._restore_level(level)
@@ -170,3 +169,10 @@ class PrmVerifier:
             encodings = self._encoder.encode(root.problem_text, below)
             requests += map(self._request, below, encodings)
         self.tree_model.prefill([request for request in requests if request is not None])
+
+
+def _before(node: Node) -> Node:
+    """The node before a step as a verifier sees it: every reply begins behind the problem."""
+    if node.parent is None:
+        raise AssertionError(f"{node!r} is no step")
+    return node.root if node.parent.turn is not None else node.parent

@@ -67,7 +67,7 @@ class PathWriter:
         parts, length = [prefix], len(prefix)
         step: Span = (length, length)
         marks: list[Span] = []
-        for each in node.path()[1:]:
+        for each in node.reply():
             step, marks = (length, length), []
             for piece in self._pieces(each.step_text):
                 step = (step[0], length + len(piece))
@@ -78,7 +78,7 @@ class PathWriter:
         return Written(tuple(parts), step, tuple(marks), self._ends(node))
 
     def _write_dialogue(self, problem: str, node: Node) -> Written:
-        steps = [self._own(each.step_text) for each in node.path()[1:]]
+        steps = [self._own(each.step_text) for each in node.reply()]
         if not any(steps):
             return Written((self.prefix(problem),), (0, 0))
         text = self._dialogue(problem, [step for step in steps if step])
@@ -88,14 +88,14 @@ class PathWriter:
         return Written((text,), (0, 0), marks)
 
     def _write_answer(self, problem: str, node: Node) -> Written:
-        answer = self._own("".join(each.step_text for each in node.path()[1:]))
+        answer = self._own("".join(each.step_text for each in node.reply()))
         return Written((self._answer(problem, answer),), (0, 0), (), self._ends(node))
 
     def _ends(self, node: Node) -> bool:
         """True if the end of this path's text is its score."""
         if self._spec.scores == "ended_paths":
             # The last step may be empty where the one before it was the answer.
-            return any(self._own(each.step_text) for each in node.path()[1:])
+            return any(self._own(each.step_text) for each in node.reply())
         return bool(self._own(node.step_text))
 
     def _own(self, text: str) -> str:

@@ -1,0 +1,123 @@
+"""The generator's KV of whole paths: a segment per node, and what is still owed before a step.
+
+Knows which tokens of a path have KV; no random draws, no stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from beamwright.kv import Lease, Path, PathPart, Segment
+from beamwright.models import PrefillRequest, TreeModel
+from beamwright.runtime.batch import Row
+from beamwright.tree import Node
+
+OWNER = "generator"
+
+
+@dataclass
+class GeneratorState:
+    """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
+
+    The last token of a step is forwarded when the node is extended, so `hidden` is None until
+    then and the segment is one token short of the node.
+    parked: the step so far, of a node that ran out of room.
+    """
+
+    segment: Segment
+    hidden: torch.Tensor | None = None
+    parked: Row | None = None
+
+
+class Chains:
+    """Completes the paths that lead to open nodes."""
+
+    def __init__(self, model: TreeModel) -> None:
+        self._model = model
+
+    def complete(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
+        """Forward what the beams' paths still owe: prompts and turns, and a step's last token.
+
+        A reply's last step was cleared when it ended; behind a turn it is computed again.
+        Returns the segments that have grown; those that were empty join the lease.
+
+        Raises:
+            CapacityError: if the KV budget cannot hold them.
+        """
+        parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
+        for node in parents:
+            node.usage["generator_reused"] += node.end
+        grown: list[Segment] = []
+        for level in _owing(parents):
+            requests = [self._owed(node) for node in level]
+            lease.add({request.segment: 1 for request in requests if not request.segment.length})
+            for node, hidden in zip(level, self._model.prefill(requests), strict=True):
+                # A copy: the last row must not keep a whole prompt's states alive.
+                node.handles[OWNER].hidden = hidden[-1:].clone()
+            grown += [request.segment for request in requests]
+        return grown
+
+    def _owed(self, node: Node) -> PrefillRequest:
+        """What a node lacks; it has a segment afterwards."""
+        if OWNER not in node.handles:
+            node.handles[OWNER] = GeneratorState(self._model.store.create(segment_name(node)))
+        segment: Segment = node.handles[OWNER].segment
+        tokens = node.token_ids[segment.length :]
+        if len(tokens) > 1 or node.parent is None:
+            node.usage["generator_prefilled"] += len(tokens)
+        node.usage["generator_reused"] -= len(tokens)
+        return PrefillRequest(path_to(node.parent), segment, tokens, node.end - len(tokens))
+
+
+def _owing(parents: Iterable[Node]) -> list[list[Node]]:
+    """Nodes on the way to these that are not complete; those behind others in later lists."""
+    levels: list[list[Node]] = []
+    known: dict[Node, int] = {}
+    for parent in parents:
+        chain: list[Node] = []
+        node: Node | None = parent
+        while node is not None and node not in known and not _is_complete(node):
+            chain.append(node)
+            node = node.parent
+        first = known[node] + 1 if node is not None and node in known else 0
+        for level, each in enumerate(reversed(chain), start=first):
+            known[each] = level
+            if level == len(levels):
+                levels.append([])
+            levels[level].append(each)
+    return levels
+
+
+def _is_complete(node: Node) -> bool:
+    state = node.handles.get(OWNER)
+    return state is not None and state.hidden is not None
+
+
+def last_hidden(node: Node | None) -> torch.Tensor:
+    """The hidden state that a node's children begin with; the node is complete."""
+    if node is None or not _is_complete(node):
+        raise AssertionError(f"{node!r} is not complete")
+    hidden: torch.Tensor = node.handles[OWNER].hidden
+    return hidden
+
+
+def path_to(node: Node | None) -> Path:
+    """The segments from the root to a node, itself included, as far as they hold anything."""
+    if node is None:
+        return ()
+    segments = (segment_of(each) for each in node.path())
+    return tuple(PathPart(s, s.length) for s in segments if s is not None and s.length)
+
+
+def segment_of(node: Node) -> Segment | None:
+    """A node's segment; None where nothing is stored yet."""
+    state: GeneratorState | None = node.handles.get(OWNER)
+    return None if state is None else state.segment
+
+
+def segment_name(node: Node) -> str:
+    """What a node's segment is called in timelines."""
+    return ".".join(map(str, node.lineage))

@@ -1,0 +1,123 @@
+"""Asking again: what the model reads behind a turn, what is scored, what is kept."""
+
+import pytest
+import torch
+
+from beamwright.errors import InputError
+from engines import CHAT, grow
+from fakes import Grouping
+
+TALK = {
+    "search": "revise",
+    "chat_template": CHAT,
+    "n": 4,
+    "max_tokens": 10,
+    "max_rounds": 30,
+    "critique_prompt": "be a cab",
+    "revision_prompt": "dab",
+}
+
+
+def test_tokens_behind_a_turn_are_what_the_whole_conversation_makes_likely(make_solver):
+    """The log-probabilities of every reply are those of one pass over the path, as it is."""
+    solver = make_solver(**TALK, dtype="float64")
+    _, tree = grow(solver)
+    again = [node for node in tree.nodes() if node.replies_to.turn is not None and not node.turn]
+    assert again
+    for node in again:
+        logprobs = whole_pass(solver, node.path_token_ids())
+        for place, (token, given) in enumerate(zip(node.token_ids, node.logprobs, strict=True)):
+            assert logprobs[node.start + place - 1, token].item() == pytest.approx(given, abs=1e-6)
+
+
+def whole_pass(solver, token_ids):
+    """Log-probabilities [tokens, vocab] by one prefill of the path, without a tree."""
+    from beamwright.models import PrefillRequest
+
+    model = solver.generator
+    segment = model.store.create()
+    with torch.inference_mode():
+        (hidden,) = model.prefill([PrefillRequest((), segment, token_ids, 0)])
+        logits = model.decoder.logits(hidden)
+    model.store.free(segment)
+    return logits.float().log_softmax(-1)
+
+
+def test_a_turn_is_rendered_by_the_chat_template_behind_the_reply(make_solver):
+    solver = make_solver(**TALK)
+    _, tree = grow(solver)
+    codec = solver._generator.codec
+    turns = [node for node in tree.nodes() if node.turn is not None]
+    assert {node.turn.answers for node in turns} == {False, True}
+    for node in turns:
+        rendered = codec.decode_raw((*node.parent.token_ids[-1:], *node.token_ids))
+        assert rendered.endswith(f"<eos><bos>{node.turn.text} a:")
+
+
+def test_critiques_are_not_scored_and_turns_are_not_generated(make_solver, verifier_folder):
+    solver = make_solver(**TALK, verifier=str(verifier_folder))
+    solution, tree = grow(solver)
+    steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
+    assert {node.answers for node in steps} == {False, True}
+    assert all(node.step_score is None for node in steps if not node.answers)
+    assert all(node.step_score is not None for node in steps if node.answers and node.step_text)
+    assert solution.tokens.generated == sum(len(node.token_ids) for node in steps)
+    assert solution.tree.nodes == len(steps)
+    given = sum(len(node.token_ids) for node in tree.nodes() if node.turn is not None)
+    assert solution.tokens.generator_prefilled >= len(tree.root.token_ids) + given
+
+
+def test_a_new_answer_is_scored_as_if_it_stood_behind_the_problem(make_solver, verifier_folder):
+    solver = make_solver(**TALK, verifier=str(verifier_folder), dtype="float64")
+    _, tree = grow(solver)
+    verifier = solver.verifier
+    for leaf in tree.finished():
+        again = type(tree)(0, tree.root.token_ids, tree.root.problem_text)
+        node = again.root
+        for step in leaf.reply():
+            (node,) = again.expand(node, 1)
+            again.commit(node, step.token_ids, step.logprobs, step.stop, step.text)
+            (score,) = verifier.score([node])
+            assert score == pytest.approx(step.step_score, abs=1e-9)
+            if step is not leaf:
+                again.keep(node)
+        verifier.release(list(again.nodes()))
+
+
+def test_a_turn_that_the_context_cannot_hold_leaves_the_draft(make_solver):
+    free = make_solver(**TALK)
+    _, tree = grow(free)
+    longest = max(node.end for node in tree.nodes() if node.replies_to is tree.root)
+    tight = make_solver(**TALK, context=longest + 2)
+    solution, tree = grow(tight)
+    assert all(node.turn is None for node in tree.nodes())
+    assert len(solution.candidates) == 4
+    assert all(
+        candidate.stop == "eos" or candidate.tokens == 10 for candidate in solution.candidates
+    )
+
+
+def test_stopped_in_the_middle_the_drafts_stand(make_solver):
+    whole, tree = grow(make_solver(**TALK))
+    asked = [node for node in tree.nodes() if node.turn is not None and not node.turn.answers]
+    solution, cut = grow(make_solver(**{**TALK, "max_rounds": max(n.depth for n in asked)}))
+    drafts = {node.parent.text for node in cut.nodes() if node.turn and not node.turn.answers}
+    assert drafts
+    assert drafts <= {candidate.text for candidate in solution.candidates}
+    assert solution.reason_fewer.endswith("reached --max-rounds")
+    assert len(whole.candidates) == len(solution.candidates) == 4
+
+
+def test_replies_do_not_depend_on_the_groups(make_solver):
+    solver = make_solver(**TALK)
+    expected, _ = grow(solver)
+    for size in (1, 3):
+        solver.schedule = Grouping(size, reverse=True)
+        assert grow(solver)[0].tree_hash == expected.tree_hash
+
+
+def test_without_a_chat_template_the_search_does_not_begin(make_solver):
+    with pytest.raises(InputError, match="needs a chat template"):
+        make_solver(search="revise")
+    with pytest.raises(InputError, match="leaves out what the assistant has said"):
+        make_solver(search="revise", chat_template="{{ messages[0].content }}")
