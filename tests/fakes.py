@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from beamwright.protocols import DecodeWork, Plan, StepDecoded, StepScored
+from beamwright.protocols import DecodeWork, Plan, ScheduleView, StepDecoded, StepScored
 from beamwright.tree import SearchTree, StopReason
 
 # --- tokenizers and checkpoints --------------------------------------------------------------
@@ -127,8 +127,8 @@ class ScriptedExecutor:
         events, self.queue = [e for work in self.queue for e in self._run(work)], []
         return events
 
-    def demand(self, beams):
-        return None
+    def view(self, beams):
+        return ScheduleView(beams)
 
     def release(self, nodes):
         self.released.extend(nodes)

@@ -6,6 +6,7 @@ BeamwrightError            exit 1   something failed; one line says what
 │   ├── UnsupportedModelError       an architecture or option the decoder does not have
 │   └── ProblemTooLongError         the prompt does not fit the model's context
 ├── CapacityError          exit 1   a KV budget (device or host) is exhausted
+├── DeviceMemoryError      exit 1   the device has no working memory for even one beam
 ├── LinkError              exit 1   a transfer between host and device failed
 └── UnavailableError       exit 1   something outside (the hub, a package) cannot be reached
 ```
@@ -73,6 +74,16 @@ class CapacityError(BeamwrightError):
             text = f"the least budget for this path and its step is {minimum_bytes:,} bytes"
             self.args = (f"{self.args[0]}; {text}",)
         return self
+
+
+class DeviceMemoryError(BeamwrightError):
+    """No memory is left on the device, beside the KV budget, for the least piece of work."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the device is out of memory: {what} "
+            "(lower --kv-memory, or give --memory more; other programs may hold some of it)"
+        )
 
 
 class LinkError(BeamwrightError):

@@ -86,8 +86,8 @@ class Executor(Protocol):
 
     def cancel(self, ticket: Ticket) -> None: ...
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
-        """What KV these open nodes need; None where all of it is always on the device."""
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """What a schedule may know of these open nodes."""
         ...
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -184,11 +184,18 @@ class KVDemand:
 class ScheduleView:
     """What a schedule may look at: the open nodes of all trees in depth-first order.
 
-    demand: their KV; None where there is one tier and nothing to decide.
+    demand: their KV; None where there is one tier and nothing to decide. max_beams: how many the
+    device has working memory for at present (LBS section 4.2, #Beam); None where it does not say.
     """
 
     beams: tuple[Node, ...]
     demand: KVDemand | None = None
+    max_beams: int | None = None
+
+    def limit(self, max_batch: int | None) -> int | None:
+        """The most beams of a group: what the user allows and what the device can."""
+        known = [limit for limit in (max_batch, self.max_beams) if limit is not None]
+        return min(known, default=None)
 
 
 @dataclass(frozen=True)

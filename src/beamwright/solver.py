@@ -18,6 +18,7 @@ from beamwright.errors import BeamwrightError, CapacityError, InputError
 from beamwright.kv import ByteBudget
 from beamwright.memory import ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
+from beamwright.models.device_memory import cap_memory
 from beamwright.protocols import AttentionBackend, RoundCallback, SchedulePolicy, Verifier
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
@@ -62,6 +63,8 @@ class Solver:
         self.settings = with_defaults(settings or Settings.build(**options))
         self.strategy = make_strategy(self.settings.search)
         model = self.settings.model
+        if self.settings.memory.memory is not None:
+            cap_memory(model.device, self.settings.memory.memory)
         self._generator = load_model(model.model, model, chat_template=model.chat_template)
         source = resolve_verifier(model)
         if source.model is not None and self._generator.codec is None:

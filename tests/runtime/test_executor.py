@@ -1,4 +1,4 @@
-from beamwright.protocols import DecodeWork, StepDecoded, StepScored, VerifyWork
+from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepScored, VerifyWork
 from beamwright.runtime import Accounting, TorchExecutor
 from beamwright.tree import StopReason
 from fakes import new_tree
@@ -11,8 +11,8 @@ class Decoder:
     def decode(self, work):
         return [StepDecoded(node, (1,), (-0.1,), StopReason.EOS, "x") for node in work.beams]
 
-    def demand(self, beams):
-        return None
+    def view(self, beams):
+        return ScheduleView(beams)
 
     def release(self, nodes):
         self.released.extend(nodes)

@@ -199,7 +199,7 @@ def test_an_exception_in_the_callback(make_solver, how, kind):
 @pytest.mark.parametrize(
     "place",
     [
-        (StepDecoder, "_complete_parents"),
+        ("beamwright.runtime.chains.Chains", "complete"),
         (StepDecoder, "_stop"),
         (StepDecoder, "_finished"),
         ("beamwright.models.session.DecodeSession", "forward"),

@@ -51,13 +51,14 @@ class SegmentStore(Residency):
                     block_ids.append(blocks[position // size])
                     offsets.append(position % size)
                 written.append(values)
-            self.extend(segment, length)
         if block_ids:
             storage = self.pool.storage
             blocks_index = torch.tensor(block_ids, device=storage.device)
             slots = torch.tensor(offsets, device=storage.device)
             values = torch.cat(written) if len(written) > 1 else written[0]
             storage[blocks_index, :, :, slots] = values.to(storage.dtype)
+        for segment, length in zip(segments, lengths, strict=True):
+            self.extend(segment, length)
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
         """[layers, 2, visible, kv_heads, head_dim] of a segment's first `visible` tokens.

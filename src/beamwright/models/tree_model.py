@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from beamwright.errors import DeviceMemoryError
 from beamwright.kv import (
     BlockPool,
     ByteBudget,
@@ -123,13 +124,20 @@ class TreeModel:
             Final hidden states [tokens, embed_dim] of each request.
 
         Raises:
-            CapacityError: if the KV budget cannot hold the new segments.
+            CapacityError: if the KV budget cannot hold the new segments; DeviceMemoryError: if the
+                device has no working memory even for one request.
         """
         found: list[list[torch.Tensor]] = [[] for _ in requests]
 
         def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
-            mine = [requests[i] for i in batch]
-            hidden = self._prefill_batch(mine, chunks, offset)
+            hidden = self._attempt([requests[i] for i in batch], chunks, offset)
+            if hidden is None:
+                half = len(batch) // 2
+                if not half:
+                    raise DeviceMemoryError(f"{len(chunks[0])} tokens cannot be prefilled")
+                forward(batch[:half], chunks[:half], offset)
+                forward(batch[half:], chunks[half:], offset)
+                return
             for i, chunk, states in zip(batch, chunks, hidden, strict=True):
                 _remember(requests[i], chunk)
                 found[i].append(states)
@@ -144,6 +152,15 @@ class TreeModel:
             segment.source = None
         for level in levels:
             self.prefill(level)
+
+    def _attempt(
+        self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
+    ) -> list[torch.Tensor] | None:
+        """None if the device's memory does not suffice; nothing has been written then."""
+        try:
+            return self._prefill_batch(requests, chunks, offset)
+        except torch.OutOfMemoryError:
+            return None
 
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int

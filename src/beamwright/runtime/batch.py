@@ -24,6 +24,11 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     stop: StopReason | None = None
 
+    def restart(self) -> None:
+        """Forget the step so far; what was decoded is lost."""
+        self.node.usage["overrun"] += len(self.tokens)
+        self.tokens, self.logprobs = [], []
+
 
 class Batch:
     """The rows of the present batch; padding repeats the first row and is never active.

@@ -13,11 +13,11 @@ from itertools import groupby
 import torch
 
 from beamwright.config import SamplingSettings, StepSettings
-from beamwright.errors import CapacityError
+from beamwright.errors import CapacityError, DeviceMemoryError
 from beamwright.kv import PathPart, Segment, Source, copies_needed
 from beamwright.models import TextCodec, TreeModel
 from beamwright.models.session import DecodeSession
-from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
+from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepParked
 from beamwright.runtime.batch import Batch, Row, worth_compacting
 from beamwright.runtime.chains import (
     OWNER,
@@ -30,6 +30,7 @@ from beamwright.runtime.chains import (
 )
 from beamwright.runtime.demand import DemandBuilder
 from beamwright.runtime.expect import StepLengths
+from beamwright.runtime.room import WorkingRoom
 from beamwright.runtime.sampling import Sampler
 from beamwright.runtime.stops import DelimiterTable, StopDetector, row_limit
 from beamwright.tree import Node
@@ -51,6 +52,7 @@ class StepDecoder:
     ) -> None:
         self.model = model
         self._chains = Chains(model)
+        self._room = WorkingRoom.of(model)
         self._reuse, self._prefetch = reuse, prefetch
         self._codec, self._step, self._seed = codec, step, seed
         device, vocab = model.decoder.device, model.decoder.shape.vocab
@@ -63,9 +65,11 @@ class StepDecoder:
         self._lengths = StepLengths(step, model.decoder.shape.context)
         self._demand = DemandBuilder(model.store, segment_of, self._lengths.expected)
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """See `protocols.Executor`."""
-        return self._demand.build(beams) if self.model.store.evicts else None
+        demand = self._demand.build(beams) if self.model.store.evicts else None
+        longest = max(map(self._lengths.expected, beams), default=1)
+        return ScheduleView(beams, demand, self._room.max_rows(longest))
 
     # --- one group ---------------------------------------------------------------------------
 
@@ -97,7 +101,33 @@ class StepDecoder:
             raise
 
     def _decode_rows(self, rows: list[Row], work: DecodeWork) -> None:
-        """Rows that have decoded equally many tokens."""
+        """Rows that have decoded equally many tokens.
+
+        Where the device has no working memory for all of them, those that have not stopped begin
+        again, half of them at a time: their random streams are their own, so the tree is the same.
+        """
+        if self._attempt(rows, work):
+            return
+        if len(rows) == 1:
+            raise DeviceMemoryError("one beam's step cannot be decoded")
+        self._room.failed(len(rows))
+        left = [row for row in rows if row.stop is None]
+        for row in left:
+            row.restart()
+            self.model.store.clear(row.segment)
+        half = -(-len(rows) // 2)
+        for first in range(0, len(left), half):
+            self._decode_rows(left[first : first + half], work)
+
+    def _attempt(self, rows: list[Row], work: DecodeWork) -> bool:
+        """False if the device's memory does not suffice; nothing is held then."""
+        try:
+            self._decode_together(rows, work)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def _decode_together(self, rows: list[Row], work: DecodeWork) -> None:
         store = self.model.store
         beams = [row.node for row in rows]
         with store.lease(self._needs(beams)) as lease:

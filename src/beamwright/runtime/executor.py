@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from beamwright.protocols import (
     DecodeWork,
     Event,
-    KVDemand,
+    ScheduleView,
     StepDecoded,
     StepParked,
     StepScored,
@@ -29,7 +29,7 @@ from beamwright.tree import Node
 class Decoder(Protocol):
     """Writes the next step of a group: with tensors, or in a simulation."""
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None: ...
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView: ...
 
     def decode(self, work: DecodeWork) -> Sequence[StepDecoded | StepParked]: ...
 
@@ -72,9 +72,9 @@ class TorchExecutor:
             events.extend(self._run(self._queue.pop(ticket)))
         return events
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """See `protocols.Executor`."""
-        return self._decoder.demand(beams)
+        return self._decoder.view(beams)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free every KV segment that these nodes own."""

@@ -21,7 +21,6 @@ from beamwright.protocols import (
     RoundCallback,
     RoundReport,
     SchedulePolicy,
-    ScheduleView,
     StepDecoded,
     StepScored,
     Strategy,
@@ -132,7 +131,7 @@ class SearchLoop:
         # Beams that were parked stay open, and are planned again.
         while going := _open_nodes(runs):
             with self._accounting.phase("schedule"):
-                plan = self._schedule.plan(ScheduleView(going, self._executor.demand(going)))
+                plan = self._schedule.plan(self._executor.view(going))
             for place, group in enumerate(plan.groups):
                 later = plan.groups[place + 1 :]
                 grouped = len(plan.groups) > 1

@@ -15,6 +15,6 @@ class InGpuSchedule:
 
     def plan(self, view: ScheduleView) -> Plan:
         """See `protocols.SchedulePolicy`."""
-        size = self.max_batch or max(1, len(view.beams))
+        size = view.limit(self.max_batch) or max(1, len(view.beams))
         beams = view.beams
         return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))

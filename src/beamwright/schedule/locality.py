@@ -41,19 +41,17 @@ class LocalitySchedule:
     def _groups(
         self, view: ScheduleView, demand: KVDemand, forest: Forest
     ) -> Sequence[Sequence[int]]:
-        settings = self.settings
+        settings, max_batch = self.settings, view.limit(self.settings.max_batch)
         num_beams = len(forest)
         fits = forest.need(0, num_beams) <= demand.capacity_bytes
-        if fits and num_beams <= (settings.max_batch or num_beams):
+        if fits and num_beams <= (max_batch or num_beams):
             return [range(num_beams)] if num_beams else []
         if settings.planner == "ranges" and settings.inter_beam:
-            return plan_ranges(
-                demand, forest, balance=settings.balance, max_batch=settings.max_batch
-            )
+            return plan_ranges(demand, forest, balance=settings.balance, max_batch=max_batch)
         sets = beam_sets(
             forest,
             balance=settings.balance,
-            max_batch=settings.max_batch,
+            max_batch=max_batch,
             arrival=None if settings.inter_beam else round_robin(view),
         )
         return [sorted(group) for group in sets]

@@ -14,7 +14,7 @@ from itertools import groupby
 from beamwright.errors import CapacityError
 from beamwright.kv import Lease, Path, PathPart, Segment, Source
 from beamwright.models.prefill import PrefillRequest
-from beamwright.protocols import DecodeWork, KVDemand, StepDecoded, StepParked
+from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepParked
 from beamwright.runtime.demand import DemandBuilder
 from beamwright.runtime.expect import StepLengths
 from beamwright.runtime.simulation.replay import Script
@@ -54,9 +54,9 @@ class SimulatedDecoder:
         self._recomputes = home is not None and home.recompute
         self._demand = DemandBuilder(machine.residency, _segment_of, lengths.expected)
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
-        """See `protocols.Executor`."""
-        return self._demand.build(beams) if self._residency.evicts else None
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """See `protocols.Executor`; working memory is not simulated."""
+        return ScheduleView(beams, self._demand.build(beams) if self._residency.evicts else None)
 
     def decode(self, work: DecodeWork) -> list[StepDecoded | StepParked]:
         """Decode the beams of a group to the end of their steps.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from beamwright.cost import Layout, ModelCosts
 from beamwright.kv import Direction, Transfer
 from beamwright.kv.budget import ByteBudget
-from beamwright.protocols import DecodeWork, KVDemand, StepDecoded
+from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded
 from beamwright.runtime.simulation.clock import VirtualClock
 from beamwright.runtime.simulation.costs import DeviceCosts
 from beamwright.runtime.simulation.link import VirtualLink
@@ -52,10 +52,9 @@ class SimulatedLayerwise:
         self._ahead: tuple[Transfer, int] | None = None
         self._forwarded: set[Node] = set()
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """See `protocols.Executor`; there is nothing to plan."""
-        del beams
-        return None
+        return ScheduleView(beams)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is held per node."""

@@ -17,7 +17,7 @@ from beamwright.errors import InputError
 from beamwright.protocols import (
     DecodeWork,
     Event,
-    KVDemand,
+    ScheduleView,
     StepDecoded,
     StepScored,
     Strategy,
@@ -121,9 +121,8 @@ class _Chance:
     def cancel(self, ticket: Ticket) -> None:
         raise AssertionError(f"nobody cancels {ticket} here")
 
-    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
-        del beams
-        return None
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        return ScheduleView(beams)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is held."""

@@ -1,0 +1,44 @@
+"""The device's memory: a cap on what this process may allocate, and what is free under it.
+
+A card with 141 GB behaves like one with 24 GB under the cap. Not measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from beamwright.errors import InputError
+
+
+def cap_memory(name: str, limit_bytes: int) -> None:
+    """Let this process allocate at most so much on a GPU; more raises OutOfMemoryError.
+
+    The driver's own context (some 0.5 GB) stands outside the allocator and is not counted.
+
+    Raises:
+        InputError: if the card has less than that.
+    """
+    device = torch.device(name)
+    if device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    if limit_bytes > total:
+        raise InputError(f"--memory {limit_bytes:,} bytes: {device} has {total:,}")
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total, device)
+
+
+def free_bytes(device: torch.device) -> Callable[[], int] | None:
+    """A function that says what can be allocated at the moment; None for a CPU."""
+    return partial(_cuda_free_bytes, device) if device.type == "cuda" else None
+
+
+def _cuda_free_bytes(device: torch.device) -> int:
+    on_card, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    used = torch.cuda.memory_allocated(device)
+    cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    # The allocator may take what is left on the card under its cap, and has idle blocks of its own.
+    return max(0, min(on_card, cap - reserved)) + reserved - used

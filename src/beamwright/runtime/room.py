@@ -1,0 +1,54 @@
+"""Working memory beside the KV budget: how many rows of a group there is room for right now.
+
+LBS section 4.2 asks for the free memory before every step and sets #Beam by it. KV has its own
+ledger; what is asked here is what else a row needs: its tail, its activations, its logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from beamwright.models import TreeModel, device_memory
+
+_LOGIT_COPIES = 5  # scores in float32, scaled, filtered, with noise, as log-probabilities
+
+
+class WorkingRoom:
+    """Rows that can be decoded together.
+
+    free_bytes: asked before every plan; None where the machine does not say (a CPU).
+    row_bytes: working bytes of a row whose step has so many tokens.
+    """
+
+    def __init__(
+        self, free_bytes: Callable[[], int] | None, row_bytes: Callable[[int], int]
+    ) -> None:
+        self._free_bytes, self._row_bytes = free_bytes, row_bytes
+        self._failed_at: int | None = None
+
+    @classmethod
+    def of(cls, model: TreeModel) -> WorkingRoom:
+        """The room beside a model's KV."""
+        shape, layout = model.decoder.shape, model.store.pool.layout
+
+        def row_bytes(step_tokens: int) -> int:
+            tail_tokens = min(
+                1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens
+            )
+            width = 4 * shape.hidden + 3 * shape.intermediate
+            # The tail doubles by copying, so the old one stands beside the new one for a moment.
+            tail = 3 * tail_tokens * layout.bytes_per_token // 2
+            return tail + _LOGIT_COPIES * 4 * shape.vocab + width * layout.dtype.itemsize
+
+        return cls(device_memory.free_bytes(model.decoder.device), row_bytes)
+
+    def max_rows(self, step_tokens: int) -> int | None:
+        """Rows with steps of this length that there is room for, at least one; None if unknown."""
+        limits = [] if self._failed_at is None else [max(1, self._failed_at // 2)]
+        if self._free_bytes is not None:
+            limits.append(max(1, self._free_bytes() // self._row_bytes(step_tokens)))
+        return min(limits, default=None)
+
+    def failed(self, num_rows: int) -> None:
+        """So many rows were too many."""
+        self._failed_at = min(num_rows, self._failed_at or num_rows)
