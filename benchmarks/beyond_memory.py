@@ -32,7 +32,9 @@ IMAGINARY_BYTES = 400 * GIB
 COLUMNS = ("width", "step", "kv_gib", "peak_gib", "time_s", "stall_s", "groups", "ideal_s", "ratio")
 
 
-def run(args: argparse.Namespace, tree: StepTree, schedule: str, step: int, kv_bytes: int) -> Any:
+def run(
+    args: argparse.Namespace, tree: StepTree, schedule: ScheduleSettings, step: int, kv_bytes: int
+) -> Any:
     shape = shape_from_text(args.model)
     model = ModelCosts.of(shape, 2)
     return simulate(
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace, tree: StepTree, schedule: str, step: int, kv_b
             model,
             RooflineCosts.of(model, find_profile(args.gpu), Layout.TREE),
             kv_bytes,
-            ScheduleSettings.model_validate({"schedule": schedule}),
+            schedule,
             StepSettings(step_tokens=step, max_step_tokens=step, max_tokens=GENERATE_TOKENS),
         )
     )
@@ -54,8 +56,9 @@ def compare(args: argparse.Namespace, width: int, step: int) -> dict[str, Any]:
     kv_bytes = gpu.device_memory_bytes - weights - ModelBytes(shape, 2).activations(args.n)
     search = SyntheticSearch(args.n, width, PROMPT_TOKENS, GENERATE_TOKENS, step)
     tree = grow_tree(search)
-    ideal = run(args, tree, "in-gpu", step, IMAGINARY_BYTES)
-    real = run(args, tree, "locality", step, kv_bytes)
+    ideal = run(args, tree, ScheduleSettings(schedule="in-gpu"), step, IMAGINARY_BYTES)
+    schedule = ScheduleSettings(schedule="locality", max_batch=args.max_batch)
+    real = run(args, tree, schedule, step, kv_bytes)
     return {
         "width": width,
         "step": step,
@@ -78,6 +81,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=512)
     parser.add_argument("--width", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--step", type=int, nargs="+", default=[32, 64, 128])
+    parser.add_argument("--max-batch", type=int, help="most beams of a group (default: no limit)")
     args = parser.parse_args()
     rows = []
     for width, step in product(args.width, args.step):

@@ -51,7 +51,9 @@ class Bench:
                 self.model,
                 self.costs,
                 kv_bytes,
-                ScheduleSettings.model_validate({"schedule": schedule}),
+                ScheduleSettings.model_validate(
+                    {"schedule": schedule, "max_batch": self.args.max_batch}
+                ),
                 StepSettings(step_tokens=step, max_step_tokens=step, max_tokens=self.args.generate),
             )
         )
@@ -96,6 +98,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--generate", type=int, default=1920)
     parser.add_argument("--step", type=int, default=32)
+    parser.add_argument("--max-batch", type=int, help="most beams of a group (default: no limit)")
     args = parser.parse_args()
     rows = []
     for search, survival, n, width in product(

@@ -72,6 +72,34 @@ def test_a_bad_line_is_named(cli, fake, dataset):
     assert "set.jsonl, line 2: not JSON" in outcome.complaint
 
 
+def test_what_was_finished_outlives_a_file_that_is_broken_for_a_while(cli, fake, dataset, tmp_path):
+    out, whole = tmp_path / "out", dataset.read_text()
+    assert cli("eval", dataset, "--out", out, "--limit", "2").code == 0
+    finished = (out / "results.jsonl").read_bytes()
+    for line, message in [("{oops", "line 4: not JSON"), ('{"problem": "p"}', "line 4: no answer")]:
+        dataset.write_text(f"{whole}{line}\n")
+        outcome = cli("eval", dataset, "--out", out)
+        assert outcome.code == 2
+        assert message in outcome.complaint
+        assert (out / "results.jsonl").read_bytes() == finished
+    dataset.write_text(whole)
+    fake.calls.clear()
+    assert cli("eval", dataset, "--out", out, "--json").json["problems"] == 3
+    assert len(fake.calls) == 1
+    assert (out / "results.jsonl").read_bytes().startswith(finished)
+
+
+def test_levels_are_shown_and_a_float_is_its_whole_number(cli, fake, dataset):
+    lines = [
+        {"problem": "p", "answer": x, "level": i} for i, x in ((5, 42.0), (1, "42.0"), (5, 41))
+    ]
+    dataset.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    outcome = cli("eval", dataset)
+    rows = [" ".join(line.split("\u2502")[1:3]).split() for line in outcome.out.splitlines()]
+    assert ["level", "1", "100.0%", "of", "1"] in rows
+    assert ["level", "5", "50.0%", "of", "2"] in rows
+
+
 def test_progress_in_a_terminal(cli, fake, dataset, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert "accuracy 66.7%" in cli("eval", dataset).err

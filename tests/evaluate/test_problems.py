@@ -87,6 +87,7 @@ def test_limit_keeps_the_first_and_the_fingerprint(write_jsonl):
     ("line", "message"),
     [
         ("{oops", "line 2: not JSON"),
+        ('{"problem": "p', r"line 2: not JSON \(Unterminated string, column 13\)"),
         ("[1]", "line 2: not a JSON object"),
         ('{"text": "p"}', "line 2: no problem field"),
         ('{"problem": "  "}', "line 2: the problem is empty"),
@@ -100,6 +101,14 @@ def test_bad_lines_are_named_in_one_line(write_jsonl, line, message):
         load_problems(path)
     assert path in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_hole_among_the_answers_is_named(write_jsonl):
+    answered = {"problem": "p", "answer": "1"}
+    path = write_jsonl(answered, {"problem": "p", "solution": "a long\nproof"}, {"problem": "p"})
+    with pytest.raises(InputError, match="line 2: no answer, though others have one") as caught:
+        load_problems(path, limit=1)
+    assert path in str(caught.value)
 
 
 def test_an_empty_field_gives_way_to_the_next(write_jsonl):
@@ -186,7 +195,7 @@ def test_multiple_choice_lists_the_options_and_answers_with_a_letter(write_jsonl
 
 def test_the_order_of_options_depends_on_the_row_alone(write_jsonl):
     alone = load_problems(write_jsonl(GPQA, name="alone.jsonl")).problems[0]
-    second = load_problems(write_jsonl({"problem": "p"}, GPQA)).problems[1]
+    second = load_problems(write_jsonl({"problem": "p", "answer": "1"}, GPQA)).problems[1]
     assert (alone.problem, alone.answer) == (second.problem, second.answer)
 
 

@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import pytest
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.report.eval_charts import draw_svg, format_number
+from beamwright.report.eval_charts import COLOURS, draw_svg, format_number
 from beamwright.report.eval_page import write_eval_page
 from beamwright.report.eval_png import write_pngs
-from beamwright.report.eval_runs import EvaluatedRun, make_charts, method_names
+from beamwright.report.eval_runs import EvaluatedRun, TreeLink, make_charts, method_names
 
 HOSTILE = '</title><script>alert(1)</script> & "{{style}}" \u2028 \ud800'
 
@@ -90,22 +90,60 @@ def test_nothing_is_loaded_from_anywhere_and_nothing_runs(write_page):
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def trees_run():
-    return run_of("dvts", trees=[("0003", "dvts n4/trees/0003.html")])
+def trees_run(*links):
+    links = links or (TreeLink("How many?", 3, "dvts n4/trees/0003.html", "42", True),)
+    return run_of("dvts", trees=links)
+
+
+def links_of(page):
+    return [attributes["href"] for tag, attributes in page.elements if tag == "a"]
 
 
 def test_links_to_trees_are_relative_addresses(write_page):
     page = write_page(run_of(), trees_run())
-    assert [a["href"] for tag, a in page.elements if tag == "a"] == ["dvts%20n4/trees/0003.html"]
+    assert links_of(page) == ["dvts%20n4/trees/0003.html"]
+    assert "4. How many?" in page.words
     assert "Single trees" not in write_page(run_of()).source
 
 
+def test_a_tree_stands_in_the_row_of_its_problem_and_the_column_of_its_run(write_page):
+    wrong, none = (
+        TreeLink("p", 0, "a/0.html", "41", False),
+        TreeLink("q", 9, "b/9.html", None, None),
+    )
+    page = write_page(run_of(name="one", trees=[wrong]), run_of("dvts", name="two", trees=[none]))
+    words = page.words[page.words.index("Single trees") :]
+    assert [word for word in words if word.strip()] == [
+        *("Single trees", "problem", "one", "two"),
+        *("1. p", "\u2717 ", "41", "-", "10. q", "-", "no answer"),
+    ]
+
+
+def test_shared_settings_are_listed(write_page):
+    page = write_page(run_of(), run_of(n=16, delimiter="\n\n", top_k=None))
+    listed = [tag for tag, _ in page.elements if tag in ("dt", "dd")]
+    assert len(listed) == 4
+    assert "Settings that all of them share" in page.words
+    assert {"model", "bundled", "search", "beam"} <= set(page.words)
+    assert repr("\n\n") in write_page(run_of(delimiter="\n\n")).words
+
+
+def test_every_method_has_a_colour_on_light_and_on_dark(write_page):
+    runs = [run_of(model=f"m{number}") for number in range(len(COLOURS) + 1)]
+    source = write_page(*runs).source
+    used = set(re.findall(r'<g class="(m\d)">', source))
+    assert used == {f"m{number}" for number in range(len(COLOURS))}
+    for name in used:
+        assert len(re.findall(rf"\.{name} {{ --method: #\w{{6}}; }}", source)) == 2
+
+
 def test_hostile_names_are_text(write_page):
-    run = run_of(name=HOSTILE, dataset=HOSTILE, trees=[(HOSTILE, "javascript:alert(1)")])
+    link = TreeLink(HOSTILE, 0, "javascript:alert(1)", HOSTILE, False)
+    run = run_of(name=HOSTILE, dataset=HOSTILE, chat_template=HOSTILE, trees=[link])
     page = write_page(run, run_of(n=16, dataset="other"), title=HOSTILE)
     assert "script" not in page.tags
     assert "<script>" in "".join(page.words)
-    assert [a["href"] for tag, a in page.elements if tag == "a"] == ["javascript%3Aalert%281%29"]
+    assert links_of(page) == ["javascript%3Aalert%281%29"]
 
 
 def test_every_run_has_its_row_and_its_points(write_page):
@@ -183,7 +221,7 @@ def test_points_stay_inside_the_frame(accuracy):
     places = re.findall(r'<circle cx="([\d.-]+)" cy="([\d.-]+)"', svg)
     assert len(places) == 3
     for x, y in places:
-        assert 46 <= float(x) <= 626
+        assert 52 <= float(x) <= 626
         assert 11 <= float(y) <= 289
     xs = [float(x) for x, _ in places]
     assert xs == sorted(xs)

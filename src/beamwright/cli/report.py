@@ -11,12 +11,13 @@ import typer
 
 from beamwright.cli.guard import complain, guard
 from beamwright.cli.output import print_json
+from beamwright.cli.views import tree_page
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate import summarise
 from beamwright.evaluate.results import FinishedRun, find_runs
 from beamwright.report.eval_page import write_eval_page
 from beamwright.report.eval_png import write_pngs
-from beamwright.report.eval_runs import EvaluatedRun
+from beamwright.report.eval_runs import EvaluatedRun, TreeLink
 
 _DirsArgument = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Folders of `eval --out`, or above them.")
@@ -83,7 +84,9 @@ def _runs_in(folder: Path, page: Path) -> Iterator[EvaluatedRun]:
         )
 
 
-def _trees(run: FinishedRun, page: Path) -> Iterator[tuple[str, str]]:
-    for file in sorted((run.folder / "trees").glob("*.html")):
-        address = Path(os.path.relpath(file.resolve(), page.resolve().parent))
-        yield (file.stem, address.as_posix())
+def _trees(run: FinishedRun, page: Path) -> Iterator[TreeLink]:
+    for record in run.records:
+        file = tree_page(run.folder / "trees", record.index)
+        if file.is_file():
+            address = Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
+            yield TreeLink(record.problem, record.index, address, record.answer, record.correct)

@@ -55,12 +55,17 @@ class Views:
             engine.write_views(self._seen, solution, self._timeline, self)
 
 
+def tree_page(folder: Path, index: int) -> Path:
+    """The page of a problem's tree, by the problem's place in its set."""
+    return folder / f"{index:04d}.html"
+
+
 class TreePages:
     """Pages of some problems' trees, one file per problem, named by its place in the set."""
 
     def __init__(self, folder: Path, problems: Sequence[Problem]) -> None:
         self._folder = folder
-        self._files = {each.unique_id: folder / f"{each.index:04d}.html" for each in problems}
+        self._files = {each.unique_id: tree_page(folder, each.index) for each in problems}
         self._views: dict[str | int, Views] = {}
 
     def saw(self, report: RoundReport) -> None:

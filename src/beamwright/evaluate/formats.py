@@ -254,7 +254,9 @@ def _load_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        reason = type(error).__name__
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"{error.msg.removesuffix(' starting at')}, column {error.colno}"
         raise InputError(f"{where}: not JSON ({reason})") from error
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 
 from beamwright.errors import InputError
-from beamwright.evaluate.fields import Problem, read_problem
+from beamwright.evaluate.fields import ANSWER_FIELDS, SOLUTION_FIELDS, Problem, read_problem
 from beamwright.evaluate.formats import Rows, read_content, read_hub, read_path
 
 __all__ = ["BUNDLED", "Problem", "ProblemSet", "load_problems"]
@@ -36,7 +36,7 @@ def load_problems(source: str, limit: int | None = None) -> ProblemSet:
 
     `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them
     (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`, `hf:ORG/NAME/CONFIG@SPLIT` of the
-    hub.
+    hub. Either every problem has an answer, or none has.
 
     Raises:
         InputError: one line that names the file, and the line or row where there is one.
@@ -48,6 +48,7 @@ def load_problems(source: str, limit: int | None = None) -> ProblemSet:
     problems = [read_problem(row.fields, row.where, index) for index, row in enumerate(rows.rows)]
     if not problems:
         raise InputError(f"{source}: holds no problems")
+    _check_answers(rows, problems)
     unique = _with_unique_ids(problems)
     return ProblemSet(source, tuple(unique[:limit]), rows.fingerprint)
 
@@ -66,6 +67,15 @@ def _read(source: str) -> Rows:
         return read_content(file.read_bytes(), source)
     except OSError as error:
         raise InputError(f"{source}: missing from this installation") from error
+
+
+def _check_answers(rows: Rows, problems: list[Problem]) -> None:
+    """A hole among the answers is a damaged file: an accuracy would silently leave it out."""
+    missing = [problem.index for problem in problems if problem.answer is None]
+    if 0 < len(missing) < len(problems):
+        fields = ", ".join((*ANSWER_FIELDS, *SOLUTION_FIELDS))
+        where = rows.rows[missing[0]].where
+        raise InputError(f"{where}: no answer, though others have one (looked for {fields})")
 
 
 def _with_unique_ids(problems: list[Problem]) -> list[Problem]:

@@ -12,8 +12,12 @@ COLOURS = (
     "#123f5c", "#c4432b", "#4f9a94", "#dc9a3a", "#7d5fa8", "#3b76b8", "#8a7a4a", "#a33f6f",
     "#5c8f3a",
 )  # fmt: skip
-_WIDTH, _HEIGHT = 640.0, 330.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 14.0, 12.0, 42.0
+_ON_DARK = (
+    "#8fc4e8", "#f0775f", "#63b5ad", "#e0a44c", "#a98be0", "#5f9be6", "#c2b07a", "#dd7fae",
+    "#8fc46a",
+)  # fmt: skip
+_WIDTH, _HEIGHT = 640.0, 338.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 14.0, 12.0, 50.0
 _SPREAD = 7.0  # between neighbours at the same x
 _DASHES = ("", "6 3", "2 3")  # a second and third turn through the colours
 
@@ -67,42 +71,50 @@ def draw_svg(chart: Chart) -> str:
     return "\n".join(parts)
 
 
+def colour_rules() -> str:
+    """Style rules that give `--method` to the classes of lines, on light and on dark."""
+    light, dark = (
+        "\n".join(f"  .m{number} {{ --method: {each}; }}" for number, each in enumerate(colours))
+        for colours in (COLOURS, _ON_DARK)
+    )
+    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+
+
 def swatch(style: int) -> str:
     """The legend's sample of a line."""
     return (
-        f'<svg viewBox="0 0 28 10" width="28" height="10" aria-hidden="true"><path d="M0 5H28" '
-        f'stroke="{_colour(style)}" stroke-width="2" stroke-dasharray="{_dash(style)}"/>'
-        f'<circle cx="14" cy="5" r="3.5" fill="{_colour(style)}"/></svg>'
+        f'<svg class="{_class(style)}" viewBox="0 0 28 10" width="28" height="10" '
+        f'aria-hidden="true"><path class="line" d="M0 5H28" stroke-dasharray="{_dash(style)}"/>'
+        '<circle cx="14" cy="5" r="4"/></svg>'
     )
 
 
 def _draw_line(axes: _Axes, line: Line, shift: float) -> str:
     """shift: to the right, so that intervals at the same x stand side by side."""
-    colour = _colour(line.style)
     parts = []
     for point in line.points:
         if point.low is not None and point.high is not None:
             x, low, high = axes.x(point.x) + shift, axes.y(point.low), axes.y(point.high)
             parts.append(
-                f'<path d="M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8'
-                f'M{x - 4:.1f} {high:.1f}h8" stroke="{colour}" stroke-opacity=".4"/>'
+                f'<path class="interval" d="M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8'
+                f'M{x - 4:.1f} {high:.1f}h8"/>'
             )
     places = " ".join(
         f"{axes.x(point.x) + shift:.1f},{axes.y(point.y):.1f}" for point in line.points
     )
     parts.append(
-        f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="1.8" '
-        f'stroke-dasharray="{_dash(line.style)}"/>'
+        f'<polyline class="line" points="{places}" stroke-dasharray="{_dash(line.style)}"/>'
     )
     for point in line.points:
         tip = f"{point.label}: {point.y:.1%} at {format_number(point.x)}"
         if point.low is not None and point.high is not None:
             tip += f" (95 %: {point.low:.1%} to {point.high:.1%})"
         parts.append(
-            f'<circle cx="{axes.x(point.x) + shift:.1f}" cy="{axes.y(point.y):.1f}" r="4" '
-            f'fill="{colour}"><title>{html.escape(tip)}</title></circle>'
+            f'<circle cx="{axes.x(point.x) + shift:.1f}" cy="{axes.y(point.y):.1f}" r="4.5">'
+            f"<title>{html.escape(tip)}</title></circle>"
         )
-    return f"<g><title>{html.escape(line.name)}</title>{''.join(parts)}</g>"
+    name = f"<title>{html.escape(line.name)}</title>"
+    return f'<g class="{_class(line.style)}">{name}{"".join(parts)}</g>'
 
 
 def _grid(axes: _Axes, chart: Chart) -> list[str]:
@@ -149,8 +161,8 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _colour(style: int) -> str:
-    return COLOURS[style % len(COLOURS)]
+def _class(style: int) -> str:
+    return f"m{style % len(COLOURS)}"
 
 
 def _dash(style: int) -> str:

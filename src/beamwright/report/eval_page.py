@@ -7,37 +7,37 @@ loads nothing from anywhere; its links lead to tree pages beside it.
 from __future__ import annotations
 
 import html
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from beamwright.report.eval_charts import draw_svg, format_number, swatch
+from beamwright.report.eval_charts import colour_rules, draw_svg, format_number, swatch
 from beamwright.report.eval_runs import (
     Chart,
     EvaluatedRun,
+    TreeLink,
+    common_settings,
     make_charts,
     make_pass_chart,
     method_names,
 )
-from beamwright.report.files import write_whole
+from beamwright.report.page_file import write_page
 
-_PARTS = Path(__file__).parent / "page"
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 _GIB = 1024**3
 
 _COLUMNS = (
     "method", "n", "problems", "accuracy", "best", "majority", "weighted", "pass@1", "pass@n",
-    "tokens / problem", "s / problem", "p50, s", "p95, s", "goodput, tok/s", "KV device, GiB",
-    "to device, GiB",
+    "tokens", "seconds", "p50, s", "p95, s", "goodput, tok/s", "KV, GiB", "loaded, GiB",
 )  # fmt: skip
 _NOTE = (
     "accuracy: of the answer that the method itself chose; best, majority, weighted: Top-1 by each "
-    "vote over the same candidates. pass@k: the unbiased estimate 1 - C(n-c, k) / C(n, k). p50 and "
-    "p95: completion latency per problem. goodput: mean tokens of a final candidate over its mean "
-    "completion time. KV device: peak while a problem was in flight. Below each number its 95 % "
-    "interval. Nothing was chosen by looking at these problems."
+    "vote over the same candidates. pass@k: the unbiased estimate 1 - C(n-c, k) / C(n, k), where c "
+    "of the n candidates are right and ended by themselves. p50 and p95: completion latency. "
+    "goodput: mean tokens of a final candidate over its mean completion time. tokens, seconds, KV "
+    "(peak on the device while the problem was in flight) and loaded (host to device): per "
+    "problem. Below each number its 95 % interval. Nothing was chosen by looking at these problems."
 )
 
 
@@ -55,7 +55,7 @@ def write_eval_page(runs: Sequence[EvaluatedRun], path: Path, title: str) -> lis
     parts = {
         "title": html.escape(title),
         "intro": html.escape(_intro(runs)),
-        "style": (_PARTS / "eval_page.css").read_text(encoding="ascii"),
+        "common": _common(runs),
         "legend": _legend(charts[0]) if charts else "",
         "charts": "\n".join(_figure(chart) for chart in charts) or "<p>No answer was judged.</p>",
         "methods": _methods(runs),
@@ -64,9 +64,7 @@ def write_eval_page(runs: Sequence[EvaluatedRun], path: Path, title: str) -> lis
             part for part in (_pass_section(passing), _levels(runs), _trees(runs)) if part
         ),
     }
-    template = (_PARTS / "eval_page.html").read_text(encoding="ascii")
-    page = _PLACEHOLDER.sub(lambda match: parts[match[1]], template)
-    write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
+    write_page(path, "eval_page", parts, colour_rules())
     return charts if passing is None else [*charts, passing]
 
 
@@ -76,6 +74,15 @@ def _intro(runs: Sequence[EvaluatedRun]) -> str:
     problems = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     note = "" if len(counts) == 1 else " - some settings are not finished, so compare with care"
     return f"{datasets}: {problems} problems, {len(runs)} settings{note}"
+
+
+def _common(runs: Sequence[EvaluatedRun]) -> str:
+    items = "".join(
+        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>"
+        for name, value in common_settings(runs).items()
+    )
+    summary = "Settings" if len(runs) == 1 else "Settings that all of them share"
+    return f"<details><summary>{summary}</summary><dl>{items}</dl></details>" if items else ""
 
 
 def _figure(chart: Chart) -> str:
@@ -104,13 +111,14 @@ def _pass_section(chart: Chart | None) -> str:
 
 
 def _methods(runs: Sequence[EvaluatedRun]) -> str:
-    rows = [
-        [html.escape(name), *_cells(run)]
-        for name, run in sorted(
-            zip(method_names(runs), runs, strict=True), key=lambda pair: (pair[0], pair[1].n)
-        )
-    ]
+    rows = [[html.escape(name), *_cells(run)] for name, run in _by_method(runs)]
     return _table(_COLUMNS, rows)
+
+
+def _by_method(runs: Sequence[EvaluatedRun]) -> list[tuple[str, EvaluatedRun]]:
+    """Runs with their methods' names, those of a method together and by n."""
+    pairs = zip(method_names(runs), runs, strict=True)
+    return sorted(pairs, key=lambda pair: (pair[0], pair[1].n))
 
 
 def _cells(run: EvaluatedRun) -> Iterator[str]:
@@ -141,7 +149,7 @@ def _share(estimate: Mapping[str, Any] | None) -> str:
     if estimate is None:
         return "-"
     low, high = estimate["interval"]
-    return f"{estimate['value']:.1%}<br><small>{low:.1%} - {high:.1%}</small>"
+    return f"{estimate['value']:.1%}<br><small>{100 * low:.1f} - {100 * high:.1f}</small>"
 
 
 def _number(estimate: Mapping[str, Any] | None, unit: float = 1.0) -> str:
@@ -157,7 +165,7 @@ def _levels(runs: Sequence[EvaluatedRun]) -> str:
     if not levels:
         return ""
     rows = []
-    for name, run in zip(method_names(runs), runs, strict=True):
+    for name, run in _by_method(runs):
         groups = run.summary["by_level"]
         cells = [_level(groups.get(level)) for level in levels]
         rows.append([html.escape(name), str(run.n), *cells])
@@ -171,7 +179,7 @@ def _level(group: Mapping[str, Any] | None) -> str:
     return _share({"value": group["accuracy"], "interval": group["interval"]})
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """rows: cells that are markup already."""
     head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in columns)
     body = "\n".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
@@ -179,12 +187,30 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _trees(runs: Sequence[EvaluatedRun]) -> str:
-    parts = []
-    for run in runs:
-        links = " ".join(
-            f'<a href="{html.escape(quote(address))}">{html.escape(label)}</a>'
-            for label, address in run.trees
-        )
-        if links:
-            parts.append(f"<p>{html.escape(run.name)}: {links}</p>")
-    return _section("trees", "Single trees", "".join(parts)) if parts else ""
+    """A row per problem and a column per run; a cell is the answer, and leads to the tree."""
+    shown = [run for _, run in _by_method(runs) if run.trees]
+    if not shown:
+        return ""
+    cells = [{(link.index, link.problem): _link(link) for link in run.trees} for run in shown]
+    links = sorted((link for run in shown for link in run.trees), key=attrgetter("index"))
+    problems = dict.fromkeys((link.index, link.problem) for link in links)
+    rows = (
+        [_problem(*problem), *(each.get(problem, "-") for each in cells)] for problem in problems
+    )
+    table = _table(["problem", *(run.name for run in shown)], rows)
+    return _section("trees", "Single trees", f'<div class="wide">{table}</div>')
+
+
+def _problem(index: int, text: str) -> str:
+    return f"{index + 1}. {html.escape(_shortened(text, 120))}"
+
+
+def _link(link: TreeLink) -> str:
+    mark = {True: "\u2713 ", False: "\u2717 ", None: ""}[link.correct]
+    answer = "no answer" if link.answer is None else _shortened(link.answer, 24)
+    return f'{mark}<a href="{html.escape(quote(link.address))}">{html.escape(answer)}</a>'
+
+
+def _shortened(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else line[: length - 1] + "\u2026"

@@ -31,9 +31,10 @@ def write_pngs(charts: Sequence[Chart], page: Path) -> list[Path]:
         raise UnavailableError("no PNGs: matplotlib is missing (the extra 'plot')") from error
     files = []
     for chart in charts:
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
         _draw(figure.add_subplot(), chart)
+        figure.legend(loc="outside right upper", fontsize=8)  # beside the lines, never over them
         file = page.with_name(f"{page.stem}-{chart.name}.png")
         try:
             figure.savefig(file, dpi=_DPI)
@@ -67,7 +68,7 @@ def _draw(axes: Axes, chart: Chart) -> None:
     axes.set_xticks(ticks, [format_number(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel(chart.x_label)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.set_ylabel("pass@k" if chart.name == "pass" else "accuracy")
     axes.set_title(chart.title, fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)

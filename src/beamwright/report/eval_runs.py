@@ -14,18 +14,25 @@ _GIB = 1024**3
 
 
 @dataclass(frozen=True)
-class EvaluatedRun:
-    """One evaluated setting.
+class TreeLink:
+    """The page of one problem's tree. address: relative to the report. correct: None unjudged."""
 
-    summary: of `evaluate.summarise`. settings: as JSON. trees: pages of single trees, as
-    (label, address relative to the report).
-    """
+    problem: str
+    index: int
+    address: str
+    answer: str | None
+    correct: bool | None
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """One evaluated setting. summary: of `evaluate.summarise`. settings: as JSON."""
 
     name: str
     dataset: str
     settings: Mapping[str, Any]
     summary: Mapping[str, Any]
-    trees: tuple[tuple[str, str], ...] = ()
+    trees: tuple[TreeLink, ...] = ()
 
     @property
     def n(self) -> int:
@@ -72,7 +79,7 @@ _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
     ("n", "Accuracy against n", "candidates, n", None, 1.0),
     ("tokens", "Accuracy against tokens", "tokens generated per problem", "tokens", 1.0),
     ("seconds", "Accuracy against time", "seconds per problem", "seconds", 1.0),
-    ("kv", "Accuracy against KV memory", "GiB of KV on the device at its peak",
+    ("kv", "Accuracy against KV memory", "GiB of KV on the device, peak of all problems in flight",
      "kv_device_peak_bytes", _GIB),
 )  # fmt: skip
 
@@ -92,6 +99,16 @@ def method_names(runs: Sequence[EvaluatedRun]) -> list[str]:
         ]
         names.append(", ".join([str(each["search.search"]), *parts]))
     return names
+
+
+def common_settings(runs: Sequence[EvaluatedRun]) -> dict[str, str]:
+    """What all runs have in common, by name; settings that are not set are left out."""
+    flat = [dict(_leaves(run.settings)) for run in runs]
+    return {
+        key.rpartition(".")[2].replace("_", "-"): repr(value) if "\n" in str(value) else str(value)
+        for key, value in flat[0].items()
+        if value is not None and all(each.get(key) == value for each in flat)
+    }
 
 
 def make_charts(runs: Sequence[EvaluatedRun]) -> list[Chart]:

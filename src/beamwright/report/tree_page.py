@@ -9,22 +9,19 @@ from __future__ import annotations
 import html
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.report.files import write_whole
+from beamwright.report.page_file import page_part, write_page
 from beamwright.search.answers import extract_answer
 from beamwright.tree import Node, SearchTree
 
 if TYPE_CHECKING:
     from beamwright.runtime.timeline import Timeline
 
-_PARTS = Path(__file__).parent / "page"
 _SCRIPTS = ("common.js", "tree.js", "rounds.js", "timeline.js", "page.js")
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True)
@@ -54,17 +51,10 @@ def write_tree_page(trees: Sequence[ShownTree], timeline: Timeline, path: Path, 
         "title": html.escape(title),
         "problem": html.escape(first["problem"]),
         "answer": html.escape(first["answer"] or ""),
-        "style": _part("page.css"),
-        "script": "\n".join(_part(name) for name in _SCRIPTS),
+        "script": "\n".join(page_part(name) for name in _SCRIPTS),
         "data": _embedded(data),
     }
-    page = _PLACEHOLDER.sub(lambda match: parts[match[1]], _part("page.html"))
-    # ASCII throughout: a model's text may hold what UTF-8 cannot.
-    write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
-
-
-def _part(name: str) -> str:
-    return (_PARTS / name).read_text(encoding="ascii")
+    write_page(path, "tree_page", parts)
 
 
 def _embedded(data: Any) -> str:
@@ -115,14 +105,14 @@ def _finite(score: float | None) -> float | None:
 
 
 def _timeline_data(timeline: Timeline) -> dict[str, Any]:
-    """Seconds from the first thing that happened.
+    """Seconds from the first thing that happened; loading the models went before it.
 
     residences: per segment, `[from, to, place]` of every stay, in the order of time.
     """
     spans, residences = timeline.spans, timeline.residences
-    times = [timeline.started_s, *(span.start_s for span in spans)]
-    origin_s = min(times)
-    end_s = max([*times, *(s.end_s for s in spans), *(r.time_s for r in residences)])
+    times = [*(span.start_s for span in spans), *(r.time_s for r in residences)]
+    origin_s = min(times, default=timeline.started_s)
+    end_s = max([*times, *(span.end_s for span in spans)], default=origin_s)
     stays: dict[str, list[tuple[float, str]]] = {}
     for residence in residences:
         stays.setdefault(residence.segment, []).append(

@@ -20,8 +20,8 @@ class RoundsPanel {
   }
 
   // --- places ----------------------------------------------------------------------------------
-  column(width, depth) { return 40 + ((depth - 0.5) * (width - 48)) / Math.max(1, this.tree.depth); }
-  columnWidth(width) { return (width - 48) / Math.max(1, this.tree.depth); }
+  column(width, depth) { return 52 + ((depth - 0.5) * (width - 60)) / Math.max(1, this.tree.depth); }
+  columnWidth(width) { return (width - 60) / Math.max(1, this.tree.depth); }
   scoreY(height, score) { return height - 26 - this.tree.share(score) * (height - 40); }
   // Dots of a round stand beside each other by a fixed shake, so that equal scores stay apart.
   scoreX(width, node) { return this.column(width, node.depth) + (((node.i * 0.618) % 1) - 0.5) * Math.min(this.columnWidth(width) * 0.6, 26); }
@@ -39,13 +39,13 @@ class RoundsPanel {
     context.font = "11px system-ui, sans-serif";
     context.fillStyle = colour("soft");
     context.textAlign = "right";
-    context.fillText(high, 32, 18);
-    if (low !== high) context.fillText(low, 32, height - 22);
+    context.fillText(high, 44, 18);
+    if (low !== high) context.fillText(low, 44, height - 22);
     context.textAlign = "center";
     const every = Math.ceil(30 / this.columnWidth(width));
     for (let depth = 1; depth <= this.tree.depth; depth += every) context.fillText(String(depth), this.column(width, depth), height - 5);
     context.fillStyle = colour("line");
-    context.fillRect(40, height - 20.5, width - 48, 1);
+    context.fillRect(52, height - 20.5, width - 60, 1);
   }
   nothing(context, text) {
     context.font = "13px system-ui, sans-serif";
@@ -85,7 +85,7 @@ class RoundsPanel {
       }
     });
     context.textAlign = "left";
-    let x = 46;
+    let x = 58;
     for (const [word, name] of [["finished", "score-2"], ["kept", "score-1"], ["pruned", "faint"]]) {
       context.fillStyle = colour(name);
       context.fillRect(x, 1, 8, 8);

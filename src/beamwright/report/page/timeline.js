@@ -16,7 +16,7 @@ class TimePanel {
     this.moved = Object.keys(timeline.residences).length > 0;
     this.rows = [];
     element("time-empty").hidden = this.moved;
-    element("time-empty").textContent = `Everything stayed on the device: no segment was moved to the host or back.${this.tracks.length ? "" : " No times were recorded either."}`;
+    element("time-empty").textContent = this.tracks.length ? "Where the KV was has not been recorded." : "Neither times nor where the KV was have been recorded.";
     for (const id of ["time-box", "time-tools"]) element(id).hidden = !this.moved && !this.tracks.length;
     this.view = new Viewport(element("time"), (...args) => this.draw(...args), {
       margin: { left: GUTTER, right: 12, top: this.top, bottom: 8 },

@@ -1,0 +1,32 @@
+"""A page from its parts in `page/`: one file that loads nothing from anywhere. Knows no content."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from beamwright.report.files import write_whole
+
+_PARTS = Path(__file__).parent / "page"
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+
+
+def page_part(name: str) -> str:
+    """The text of a file in `page/`."""
+    return (_PARTS / name).read_text(encoding="ascii")
+
+
+def write_page(path: Path, name: str, parts: Mapping[str, str], styles: str = "") -> None:
+    """Write the page `name` with its placeholders filled in.
+
+    parts: markup, so text of a user is escaped already. styles: rules before the page's own.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    style = page_part("base.css") + styles + page_part(f"{name}.css")
+    filled = {**parts, "style": style}
+    page = _PLACEHOLDER.sub(lambda match: filled[match[1]], page_part(f"{name}.html"))
+    # ASCII throughout: a model's text may hold what UTF-8 cannot.
+    write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
