@@ -1,4 +1,4 @@
-"""Verifiers: declared formats, heads, scores and their aggregation. KV of a PRM is on the tree.
+"""Verifiers: declared formats, heads, judges, scores and their aggregation. KV is on the tree.
 
 `resolve_verifier` reads what `--verifier` names; a family is a row in `families/`.
 """
