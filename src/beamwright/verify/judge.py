@@ -227,7 +227,8 @@ class JudgeVerifier:
                 raise AssertionError("a critique has blocks for all of its tokens")
             if padded_rows(len(going)) < session.num_rows:
                 kept = session.keep_rows(going)
-                present = [present[i] if i in set(going) else None for i in kept]
+                # The rows that go on come first; others only fill the batch.
+                present = [present[i] for i in going] + [None] * (len(kept) - len(going))
                 index = torch.tensor(kept, device=decoder.device)
                 tokens, positions = tokens[index], positions[index]
             hidden = session.forward(tokens, positions)
