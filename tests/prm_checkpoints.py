@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every verifier family, with stand-in tokenizers.
 
 Each has its family's architecture, special tokens, chat template, and head under its published
-tensor names.
+tensor names. And a judge whose weights are set by hand, so that it does write a score.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import (
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
@@ -118,4 +120,61 @@ def write_outcome(folder: Path) -> None:
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.1)
+    model.save_pretrained(folder)
+
+
+# --- judges ----------------------------------------------------------------------------------
+
+FAULT = "~"  # what the judge with a hand-made mind looks for
+
+
+def write_random_judge(folder: Path, template: str, ends: list[int]) -> None:
+    """A random chat model. ends: ids that end its turn, so that critiques differ in length."""
+    tokens = LLAMA_3_TOKENS if template == LLAMA_3 else CHAT_ML_TOKENS
+    num_tokens = _byte_level(folder, tokens, template)
+    options = {**SHAPE, "vocab_size": num_tokens, "eos_token_id": ends}
+    fakes.write_checkpoint(folder, LlamaConfig(**options), seed=6, noise=0.2)
+
+
+def write_made_judge(folder: Path) -> None:
+    """A model that answers "Score: 3/10" where the prompt holds a `FAULT`, else "Score: 7/10".
+
+    Its next token follows from the last one; only the digit also depends on what attention, which
+    is uniform, has seen.
+    """
+    _byte_level(folder, LLAMA_3_TOKENS, LLAMA_3)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    vocab = len(tokenizer)
+    flag = vocab + vocab % 2  # the hidden unit that says that there is a fault
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=flag + 2,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    answer = tokenizer.convert_tokens_to_ids([*"Score:", "Ġ", *"7/10", "<|eot_id|>"])
+    blank, good = tokenizer.convert_tokens_to_ids(["Ġ", "7"])
+    fault, bad = tokenizer.convert_tokens_to_ids([FAULT, "3"])
+    with torch.random.fork_rng(), torch.no_grad():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():
+            parameter.fill_(1.0 if "norm" in name else 0.0)
+        layer = model.model.layers[0].self_attn
+        model.model.embed_tokens.weight.fill_diagonal_(1.0)
+        layer.v_proj.weight[0, fault] = 1.0
+        layer.o_proj.weight[flag, 0] = 160.0
+        head = model.lm_head.weight
+        head[answer[0]] = 100.0
+        for last, token in zip([*answer, bad], [*answer[1:], answer[0], answer[8]], strict=True):
+            head[:, last] = 0.0
+            head[token, last] = 100.0
+        head[:, flag] = 0.0
+        head[bad, [blank, flag]] = torch.tensor([99.0, 0.5])
+        assert answer[7] == good
     model.save_pretrained(folder)

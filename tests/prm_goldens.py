@@ -234,10 +234,10 @@ def compare(family: str, parent: Path, num_rounds: int = 4) -> list[tuple[float,
     return pairs
 
 
-def max_difference(family: str) -> float:
-    """The largest difference between a family's scores on a tree and its published recipe."""
+def differences(family: str) -> list[float]:
+    """How far a family's scores on a tree are from its published recipe, score by score."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        return max(abs(own - golden) for own, golden in compare(family, Path(folder)))
+        return [abs(own - golden) for own, golden in compare(family, Path(folder))]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ SOLVE_KEYS = {
     "tokens": {
         *("generated", "kept", "overrun", "speculated", "speculated_kept"),
         *("generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused"),
+        "verifier_generated",
     },
     "kv": {
         *("device_budget_bytes", "device_peak_bytes", "host_peak_bytes", "h2d_bytes", "d2h_bytes"),

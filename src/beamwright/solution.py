@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,13 +23,17 @@ ROUND_LIMIT = "round_limit"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A final candidate; tokens are counted after the prompt."""
+    """A final candidate; tokens are counted after the prompt.
+
+    notes: what the verifier wrote about it last, by kind; empty where it writes nothing.
+    """
 
     answer: str | None
     text: str
     score: float | None
     stop: str
     tokens: int
+    notes: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class TokenCounts:
     generator_reused: int
     verifier_prefilled: int
     verifier_reused: int
+    verifier_generated: int
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ class Solution:
         del found["problem_id"], found["problem"]
         for candidate in found["candidates"]:
             del candidate["text"]
+            if not candidate["notes"]:
+                del candidate["notes"]
         return found
 
 
@@ -238,7 +245,14 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
 def _candidate(node: Node) -> Candidate:
     asked_again = any(child.turn is not None for child in node.children)
     stop = str(node.stop) if node.state is NodeState.FINISHED or asked_again else ROUND_LIMIT
-    return Candidate(extract_answer(node.text), node.text, node.score, stop, node.num_path_tokens)
+    return Candidate(
+        answer=extract_answer(node.text),
+        text=node.text,
+        score=node.score,
+        stop=stop,
+        tokens=node.num_path_tokens,
+        notes=next((step.notes for step in reversed(node.reply()) if step.notes), {}),
+    )
 
 
 def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
@@ -255,6 +269,7 @@ def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
         generator_reused=usage["generator_reused"],
         verifier_prefilled=usage["verifier_prefilled"],
         verifier_reused=usage["verifier_reused"],
+        verifier_generated=usage["verifier_generated"],
     )
 
 

@@ -34,7 +34,7 @@ from beamwright.search import make_strategy, with_defaults
 from beamwright.solution import Solution, describe, with_partial
 from beamwright.tiers import HostTier, Traffic, chosen_schedule, stalled_s
 from beamwright.tree import SearchTree
-from beamwright.verify import CallableVerifier, PrmVerifier, aggregate, resolve_verifier
+from beamwright.verify import CallableVerifier, aggregate, resolve_verifier
 
 
 class Solver:
@@ -89,13 +89,13 @@ class Solver:
         backend = make_attention(model.attention)
         self.generator = self._generator_model(backend)
         self._tree_models = [self.generator]
-        if source.spec is not None and source.model is not None:
+        if source.model is not None:
             home = None
             if self._tier is not None:
                 home = self._tier.options(self._tier.verifier_bytes)
             scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
             self._tree_models.append(scorer)
-            self.verifier: Verifier = PrmVerifier(source.spec, source.model, scorer)
+            self.verifier: Verifier = source.on(scorer)
         else:
             assert source.without_model is not None
             self.verifier = source.without_model

@@ -36,7 +36,10 @@ _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the setting
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
     "model": ("MODEL", "Generator: PATH, bundled, hf:ORG/NAME or random:SHAPE."),
-    "verifier": ("MODEL", "What scores steps: PATH, bundled, family:NAME:PATH, logprob, none, ..."),
+    "verifier": (
+        "MODEL",
+        "What scores steps: PATH, bundled, family:NAME:PATH, judge:PATH, logprob, none, ...",
+    ),
     "system_prompt": (None, "System message of the chat template."),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),

@@ -136,8 +136,9 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
 
     patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.model", "*.jinja", "*.txt"]
+    patterns += ["verifier.yaml", "judge.yaml"]
     try:
-        return Path(snapshot_download(name, allow_patterns=[*patterns, "verifier.yaml"]))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds, network and not-found alike
         line = " ".join(str(error).split())[:160]
         raise UnavailableError(

@@ -172,6 +172,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
         "step_score": _number(node.step_score),
         "score": _number(node.score),
         "usage": node.usage,
+        "notes": node.notes,
         "greedy": node.greedy,
         "turn": None if node.turn is None else asdict(node.turn),
         "finished_s": finished_s,
@@ -271,6 +272,7 @@ def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_chil
     tree.commit(node, tuple(content["token_ids"]), logprobs, StopReason(content["stop"]), text)
     node.step_score, node.score = _float(content["step_score"]), _float(content["score"])
     node.usage = Counter(content["usage"])
+    node.notes = dict(content.get("notes", {}))  # files need not have them
     match NodeState(content["state"]):
         case NodeState.KEPT:
             tree.keep(node)

@@ -57,7 +57,9 @@ class Node:
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "generator_prefilled", "generator_reused",
-        "verifier_prefilled", "verifier_reused".
+        "verifier_prefilled", "verifier_reused", "verifier_generated"; and "judge_unparsed",
+        critiques without a score.
+    notes: what was written about this step, by kind ("critique").
     problem_text: the problem as the verifier reads it (root only).
     greedy: its tokens are the likeliest, not drawn (a rollout).
     turn: of a node whose tokens are given, not generated: what they ask for.
@@ -76,6 +78,7 @@ class Node:
     children: list[Node] = field(default_factory=list)
     handles: dict[str, Any] = field(default_factory=dict)
     usage: Counter[str] = field(default_factory=Counter)
+    notes: dict[str, str] = field(default_factory=dict)
     problem_text: str = ""
     greedy: bool = False
     turn: Turn | None = None

@@ -1,4 +1,4 @@
-"""Verifiers: declared formats, heads, scores and their aggregation. KV of a PRM is on the tree.
+"""Verifiers: declared formats, heads, judges, scores and their aggregation. KV is on the tree.
 
 `resolve_verifier` reads what `--verifier` names; a family is a row in `families/`.
 """
@@ -12,6 +12,8 @@ from beamwright.verify.confidence import (
 )
 from beamwright.verify.detect import families, family_spec, load_spec
 from beamwright.verify.function import CallableVerifier, ScoreFunction
+from beamwright.verify.judge import JudgeVerifier
+from beamwright.verify.judge_prompt import JudgeSpec, load_judge
 from beamwright.verify.make import VerifierSource, resolve_verifier
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import VerifierSpec
@@ -20,6 +22,8 @@ __all__ = [
     "AGGREGATES",
     "CallableVerifier",
     "DeepConfVerifier",
+    "JudgeSpec",
+    "JudgeVerifier",
     "LogprobVerifier",
     "MinLogprobVerifier",
     "NoVerifier",
@@ -30,6 +34,7 @@ __all__ = [
     "aggregate",
     "families",
     "family_spec",
+    "load_judge",
     "load_spec",
     "resolve_verifier",
 ]

@@ -6,24 +6,45 @@ from dataclasses import dataclass
 
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel, load_model
+from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.load import resolve_folder
 from beamwright.protocols import Verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.detect import family_spec, load_spec
+from beamwright.verify.judge import JudgeVerifier
+from beamwright.verify.judge_prompt import JudgeSpec, load_judge
+from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
 
 _LIKELIHOOD = "likelihood"
 _FAMILY = "family"
+_JUDGE = "judge"
 
 
 @dataclass(frozen=True)
 class VerifierSource:
-    """A spec and its model; both None where `without_model` scores by itself."""
+    """A spec and its model; both None where `without_model` scores by itself.
 
-    spec: VerifierSpec | None
+    name: how the option names it.
+    """
+
+    spec: VerifierSpec | JudgeSpec | None
     model: LoadedModel | None
     without_model: Verifier | None
+    name: str = ""
+
+    def on(self, tree_model: TreeModel) -> Verifier:
+        """The verifier over its model's KV.
+
+        Raises:
+            InputError: if the checkpoint lacks what the spec needs.
+            ValueError: if the source has no model.
+        """
+        if self.model is None or self.spec is None:
+            raise ValueError("this verifier has no model")
+        if isinstance(self.spec, JudgeSpec):
+            return JudgeVerifier(self.spec, self.model, tree_model, self.name)
+        return PrmVerifier(self.spec, self.model, tree_model)
 
 
 def resolve_verifier(settings: ModelSettings) -> VerifierSource:
@@ -31,8 +52,8 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
 
     `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml`, or of a family that is
     recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
-    language model's own probabilities. `none`, `logprob`, `min-logprob`, `deepconf[:WINDOW]`: no
-    model.
+    language model's own probabilities. `judge:PATH`: what a chat model writes. `none`, `logprob`,
+    `min-logprob`, `deepconf[:WINDOW]`: no model.
 
     Raises:
         InputError: if it is not there, or nothing says how its scores are read.
@@ -50,10 +71,18 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         spec = family_spec(family)
         if not place:
             raise InputError(f"--verifier {name}: write family:NAME:PATH")
+    elif kind == _JUDGE and colon:
+        place = rest
+        if not place:
+            raise InputError(f"--verifier {name}: write judge:PATH or judge:hf:ORG/NAME")
     if place.startswith("random:"):
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
     folder = resolve_folder(place, "verifier")
+    if kind == _JUDGE and colon:
+        judge = load_judge(folder)
+        # It writes, so its LM head is needed, as a generator's is.
+        return VerifierSource(judge, load_model(str(folder), settings), None, name)
     spec = spec or load_spec(folder)
-    return VerifierSource(spec, load_model(str(folder), settings, role="verifier"), None)
+    return VerifierSource(spec, load_model(str(folder), settings, role="verifier"), None, name)

@@ -1,35 +1,21 @@
 """PrmVerifier: a process reward model whose KV stays on the tree.
 
-A node's encoding shares the longest common token prefix with its parent's; only the rest is
-prefilled, and belongs to the node. search-and-learn re-encodes every path in every round (FACTS 3).
+What a node's encoding shares with its parent's is not computed again (`path_kv`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from beamwright.kv import Path, PathPart, Segment, truncate_path
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel
 from beamwright.tree import Node
 from beamwright.verify.aggregate import AGGREGATES
-from beamwright.verify.encode import Encoded, PathEncoder, common_prefix
+from beamwright.verify.encode import Encoded, PathEncoder
 from beamwright.verify.heads import make_head
+from beamwright.verify.path_kv import PathKV, by_root
 from beamwright.verify.spec import VerifierSpec
-
-OWNER = "verifier"
-
-
-@dataclass
-class VerifierState:
-    """What a node holds: its path's tokens, its own segment, and the path through the tree."""
-
-    token_ids: list[int]
-    segment: Segment
-    path: Path
 
 
 class PrmVerifier:
@@ -42,6 +28,7 @@ class PrmVerifier:
         self.default_aggregate: str = spec.aggregate
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
+        self._kv = PathKV(tree_model, self._encoder.encode_prefix)
         self._head = make_head(spec, model)
         # A head that looks back needs the hidden state before the first new token.
         self._look_back = 1 if spec.head.looks_back else 0
@@ -54,12 +41,10 @@ class PrmVerifier:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
         scores: dict[Node, float | None] = dict.fromkeys(nodes)
-        by_root: dict[Node, list[Node]] = {}
-        for node in nodes:
-            by_root.setdefault(node.root, []).append(node)
+        trees = by_root(nodes)
         work: list[tuple[Node, Encoded, PrefillRequest]] = []
-        self._prefill_prefixes(list(by_root))
-        for root, mine in by_root.items():
+        self._kv.begin(list(trees))
+        for root, mine in trees.items():
             encodings = self._encoder.encode(root.problem_text, mine)
             for node, encoded in zip(mine, encodings, strict=True):
                 request = self._request(node, encoded)
@@ -72,47 +57,23 @@ class PrmVerifier:
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
-        for node in nodes:
-            state = node.handles.pop(OWNER, None)
-            if state is not None:
-                self.tree_model.store.free(state.segment)
+        self._kv.release(nodes)
 
-    def _prefill_prefixes(self, roots: list[Node]) -> None:
-        """Give every root the KV of its problem's prefix, once."""
-        new = [root for root in roots if OWNER not in root.handles]
-        requests = []
-        for root in new:
-            token_ids = self._encoder.encode_prefix(root.problem_text)
-            if len(token_ids) > self.tree_model.decoder.shape.context:
-                token_ids = []  # no path of this problem fits: none will be scored
-            segment = self.tree_model.store.create()
-            root.handles[OWNER] = VerifierState(token_ids, segment, ())
-            if token_ids:
-                requests.append(PrefillRequest((), segment, token_ids, 0))
-        self.tree_model.prefill(requests)
-        for root in new:
-            state = root.handles[OWNER]
-            root.usage["verifier_prefilled"] += state.segment.length
-            state.path = (PathPart(state.segment, state.segment.length),)
+    def restore(self, nodes: Sequence[Node]) -> None:
+        """See `PathKV.restore`."""
+        self._kv.restore(nodes, self._requests)
+
+    def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
+        return map(self._request, nodes, self._encoder.encode(root.problem_text, nodes))
 
     def _request(self, node: Node, encoded: Encoded) -> PrefillRequest | None:
         """What must be computed for this node; its handle is in place afterwards."""
-        parent = _before(node).handles[OWNER]
-        shared = common_prefix(parent.token_ids, encoded.token_ids)
-        start = max(0, min(shared, len(encoded.token_ids) - 1) - self._look_back)
-        path = truncate_path(parent.path, start)
-        segment = self.tree_model.store.create()
-        state = VerifierState(encoded.token_ids, segment, path)
-        node.handles[OWNER] = state
-        fits = len(encoded.token_ids) <= self.tree_model.decoder.shape.context
-        if not encoded.read_at or not fits:
-            # Nothing to read: the node stands where its parent does.
-            state.token_ids, state.path = parent.token_ids, parent.path
+        token_ids = encoded.token_ids
+        if not encoded.read_at or len(token_ids) > self.tree_model.decoder.shape.context:
+            self._kv.stand_still(node)
             return None
-        node.usage["verifier_prefilled"] += len(encoded.token_ids) - start
-        node.usage["verifier_reused"] += start
-        state.path = (*path, PathPart(segment, len(encoded.token_ids) - start))
-        return PrefillRequest(path, segment, encoded.token_ids[start:], start)
+        shared = min(self._kv.num_shared(node, token_ids), len(token_ids) - 1)
+        return self._kv.extend(node, token_ids, max(0, shared - self._look_back))
 
     def _read(
         self, work: list[tuple[Encoded, PrefillRequest]], hidden: list[torch.Tensor]
@@ -138,41 +99,3 @@ class PrmVerifier:
             found.append(combine(values[first : first + count]))
             first += count
         return found
-
-    @torch.inference_mode()
-    def restore(self, nodes: Sequence[Node]) -> None:
-        """Give scored nodes of a rebuilt tree their KV again; no score is read.
-
-        nodes: parents come first; all ancestors are among them. Tokens that this costs count as
-        recomputed, not as the nodes' own.
-
-        Raises:
-            CapacityError: if the verifier's KV budget cannot hold them.
-        """
-        scored = (node for node in nodes if node.turn is None and node.answers)
-        for _, same in groupby(scored, key=lambda node: node.depth):
-            level = list(same)
-            usages = [node.usage.copy() for node in level]
-            self._restore_level(level)
-            for node, usage in zip(level, usages, strict=True):
-                spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
-                self.tree_model.store.counts.recomputed_tokens += spent
-                node.usage = usage
-
-    def _restore_level(self, nodes: list[Node]) -> None:
-        roots = [node for node in nodes if node.parent is None]
-        steps = [node for node in nodes if node.parent is not None]
-        self._prefill_prefixes(roots)
-        requests: list[PrefillRequest | None] = []
-        for root, mine in groupby(steps, key=lambda node: node.root):
-            below = list(mine)
-            encodings = self._encoder.encode(root.problem_text, below)
-            requests += map(self._request, below, encodings)
-        self.tree_model.prefill([request for request in requests if request is not None])
-
-
-def _before(node: Node) -> Node:
-    """The node before a step as a verifier sees it: every reply begins behind the problem."""
-    if node.parent is None:
-        raise AssertionError(f"{node!r} is no step")
-    return node.root if node.parent.turn is not None else node.parent

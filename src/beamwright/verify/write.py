@@ -123,9 +123,28 @@ class PathWriter:
     def _render(self, turns: list[dict[str, str]]) -> str:
         if self._template.system is not None:
             turns = [{"role": "system", "content": self._template.system}, *turns]
-        try:
-            text: str = self._codec.tokenizer.apply_chat_template(turns, tokenize=False)
-        except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
-            line = " ".join(str(error).split())
-            raise InputError(f"verifier format {self._spec.name}: chat template: {line}") from error
-        return text
+        return render_chat(self._codec, turns, f"verifier format {self._spec.name}")
+
+
+def render_chat(
+    codec: TextCodec,
+    turns: Sequence[dict[str, str]],
+    name: str,
+    *,
+    add_generation_prompt: bool = False,
+) -> str:
+    """A conversation as text, special tokens included.
+
+    name: what an error names.
+
+    Raises:
+        InputError: if the chat template fails.
+    """
+    try:
+        text: str = codec.tokenizer.apply_chat_template(
+            list(turns), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
+        line = " ".join(str(error).split())
+        raise InputError(f"{name}: chat template: {line}") from error
+    return text

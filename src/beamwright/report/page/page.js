@@ -45,6 +45,7 @@ function showDetails(tree, i, onSelect) {
     ["this step alone", node.step_score === null || node.step_score === node.score ? null : shownScore(node.step_score)],
     ["tokens", `${count(node.tokens)}, at positions ${count(node.start)} to ${count(node.start + node.tokens)}`],
     ["children", node.children.length ? count(node.children.length) : null],
+    ...Object.entries(node.notes),
   ].filter(([, value]) => value !== null);
   const list = make("dl", {}, ...facts.flatMap(([word, value]) => [make("dt", {}, word), make("dd", {}, value)]));
   const ramp = scoreColours();

@@ -1,0 +1,255 @@
+"""JudgeVerifier: a chat model writes a critique of a path; the score is read from what it wrote.
+
+The prompt up to the last step is prefilled once, on the tree (`path_kv`). What follows it and the
+critique stand in segments that live as long as the batch does. What is asked is data
+(`judge_prompt`). Critiques are greedy, so they depend on neither batch nor budget.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import torch
+
+from beamwright.errors import CapacityError
+from beamwright.kv import Path, PathPart, Segment, copies_needed
+from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
+from beamwright.models.decoder import padded_rows
+from beamwright.models.session import DecodeSession
+from beamwright.tree import Node
+from beamwright.verify.judge_prompt import Asked, JudgePrompts, JudgeSpec
+from beamwright.verify.path_kv import OWNER, PathKV, by_root
+
+CRITIQUE = "critique"
+
+
+@dataclass
+class _Row:
+    """A critique under way. path: KV of the prompt's tokens up to `asked.num_kept`.
+
+    limit: most tokens that it may have. ended: the judge has ended its turn.
+    """
+
+    node: Node
+    asked: Asked
+    path: Path
+    limit: int
+    token_ids: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def question(self) -> list[int]:
+        """Tokens behind the last step: what is asked about it."""
+        return self.asked.token_ids[self.asked.num_kept :]
+
+    @property
+    def stopped(self) -> bool:
+        """True if no further token is written."""
+        return self.ended or len(self.token_ids) >= self.limit
+
+
+class JudgeVerifier:
+    """Scores steps by what a chat model writes about them; the text is in `node.notes`.
+
+    Raises:
+        InputError: if the checkpoint has no usable chat template.
+    """
+
+    def __init__(
+        self, spec: JudgeSpec, model: LoadedModel, tree_model: TreeModel, name: str = "judge"
+    ) -> None:
+        if model.codec is None:
+            raise ValueError("a judge needs a tokenizer")
+        self.spec = spec
+        self.default_aggregate: str = spec.aggregate
+        self.tree_model = tree_model
+        self._codec: TextCodec = model.codec
+        self._prompts = JudgePrompts(spec, model.codec, name)
+        self._kv = PathKV(tree_model, self._prompts.encode_prefix)
+        # Rows of the LM head beyond the tokenizer's have no text.
+        self._num_tokens = min(tree_model.decoder.shape.vocab, model.codec.vocab_size)
+
+    @torch.inference_mode()
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """A score per step.
+
+        None for an empty step, one beyond the judge's context, and for a critique that is cut off
+        or states no score in range; the last is counted as "judge_unparsed" in `node.usage`.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold the new tokens and one critique.
+        """
+        trees = by_root(nodes)
+        self._kv.begin(list(trees))
+        rows: list[_Row] = []
+        requests: list[PrefillRequest | None] = []
+        for root, mine in trees.items():
+            prompts = self._prompts.encode(root.problem_text, mine)
+            for node, asked in zip(mine, prompts, strict=True):
+                requests.append(self._request(node, asked))
+                if asked is not None and self._fits_context(asked):
+                    rows.append(self._row(node, asked))
+        self.tree_model.prefill([request for request in requests if request is not None])
+        for batch in self._batches(rows):
+            self._write(batch)
+        scores = {row.node: self._read(row) for row in rows}
+        return [scores.get(node) for node in nodes]
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free the segments of these nodes."""
+        self._kv.release(nodes)
+
+    def restore(self, nodes: Sequence[Node]) -> None:
+        """See `PathKV.restore`. No critique is written again."""
+        self._kv.restore(nodes, self._requests)
+
+    # --- paths -------------------------------------------------------------------------------
+
+    def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
+        return map(self._request, nodes, self._prompts.encode(root.problem_text, nodes))
+
+    def _request(self, node: Node, asked: Asked | None) -> PrefillRequest | None:
+        """What must be computed for this node's path; its handle is in place afterwards."""
+        if asked is None or not self._fits_context(asked):
+            self._kv.stand_still(node)
+            return None
+        token_ids = asked.token_ids[: asked.num_kept]
+        return self._kv.extend(node, token_ids, self._kv.num_shared(node, token_ids))
+
+    def _fits_context(self, asked: Asked) -> bool:
+        """True if there is room for a token of critique."""
+        return len(asked.token_ids) < self.tree_model.decoder.shape.context
+
+    def _row(self, node: Node, asked: Asked) -> _Row:
+        room = self.tree_model.decoder.shape.context - len(asked.token_ids)
+        return _Row(node, asked, node.handles[OWNER].path, min(self.spec.max_tokens, room))
+
+    def _read(self, row: _Row) -> float | None:
+        text = self._codec.decode(row.token_ids).strip()
+        score = self.spec.read_score(text) if row.ended else None
+        row.node.notes[CRITIQUE] = text
+        row.node.usage["verifier_prefilled"] += len(row.question)
+        row.node.usage["verifier_generated"] += len(row.token_ids)
+        if score is None:
+            row.node.usage["judge_unparsed"] += 1
+        return score
+
+    # --- critiques ---------------------------------------------------------------------------
+
+    def _batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
+        """As many rows at a time as the budget holds with critiques of full length, one at least.
+
+        A single row that does not fit takes block by block: its critique may be short.
+        """
+        while rows:
+            sizes = range(2, len(rows) + 1)
+            too_many = bisect_left(sizes, 1, key=lambda n: int(not self._fits_budget(rows[:n])))
+            batch, rows = rows[: too_many + 1], rows[too_many + 1 :]
+            yield batch
+
+    def _fits_budget(self, rows: Sequence[_Row]) -> bool:
+        store, needs = self.tree_model.store, self._needs(rows)
+        grown = {Segment(): n for row in rows for n in (len(row.question), row.limit)}
+        if store.evicts:
+            return store.fits(needs, grown)
+        num_blocks = sum(store.device.blocks_for(n) for n in grown.values())
+        for segment, copies in needs.items():
+            missing = max(0, copies - len(segment.copies))
+            num_blocks += missing * store.device.blocks_for(segment.length)
+        return num_blocks <= store.device.num_free
+
+    def _needs(self, rows: Sequence[_Row]) -> dict[Segment, int]:
+        """Device copies of each segment that these rows' paths read."""
+        per_beam = self.tree_model.backend.copies_per_beam
+        return copies_needed((row.path for row in rows), per_beam=per_beam)
+
+    def _write(self, rows: list[_Row]) -> None:
+        """Write the critiques of a batch."""
+        store = self.tree_model.store
+        with (
+            self._segments(len(rows)) as questions,
+            self._segments(len(rows)) as answers,
+            store.lease(self._needs(rows)) as lease,
+        ):
+            lease.add(dict.fromkeys(questions, 1))
+            requests = [
+                PrefillRequest(row.path, segment, row.question, row.asked.num_kept)
+                for row, segment in zip(rows, questions, strict=True)
+            ]
+            hidden = self.tree_model.prefill(requests)
+            self._reserve(rows, answers)
+            paths = [(*r.path, PathPart(r.segment, r.segment.length)) for r in requests]
+            session = self.tree_model.open_session(paths, answers, lease=lease)
+            try:
+                self._decode(rows, session, torch.cat([states[-1:] for states in hidden]))
+            finally:
+                session.close()
+
+    @contextmanager
+    def _segments(self, count: int) -> Iterator[list[Segment]]:
+        """Segments that are freed at the end, whatever happens."""
+        store = self.tree_model.store
+        made: list[Segment] = []
+        try:
+            for _ in range(count):
+                made.append(store.create())
+            yield made
+        finally:
+            for segment in made:
+                store.free(segment)
+
+    def _reserve(self, rows: Sequence[_Row], answers: Sequence[Segment]) -> None:
+        """Take the blocks that the critiques may fill, so that no row runs out of them."""
+        wanted = {segment: row.limit for row, segment in zip(rows, answers, strict=True)}
+        if len(rows) > 1:
+            self.tree_model.store.reserve(wanted)
+            return
+        with suppress(CapacityError):
+            self.tree_model.store.reserve(wanted)
+
+    def _decode(self, rows: list[_Row], session: DecodeSession, hidden: torch.Tensor) -> None:
+        """Token by token until every row has stopped. hidden: [rows, embed_dim]."""
+        decoder = self.tree_model.decoder
+        spare = session.num_rows - len(rows)
+        hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
+        present: list[_Row | None] = [*rows, *([None] * spare)]  # None pads the batch
+        starts = [len((row or rows[0]).asked.token_ids) for row in present]
+        positions = torch.tensor(starts, device=decoder.device)
+        while True:
+            tokens = decoder.logits(hidden)[:, : self._num_tokens].argmax(-1)
+            going = self._append(present, tokens.tolist(), session)
+            if not going:
+                return
+            if session.make_room(going):
+                raise AssertionError("a critique has blocks for all of its tokens")
+            if padded_rows(len(going)) < session.num_rows:
+                kept = session.keep_rows(going)
+                # The rows that go on come first; others only fill the batch.
+                present = [present[i] for i in going] + [None] * (len(kept) - len(going))
+                index = torch.tensor(kept, device=decoder.device)
+                tokens, positions = tokens[index], positions[index]
+            hidden = session.forward(tokens, positions)
+            # Rows that have stopped stay inside the context; what they decode is dropped.
+            positions.add_(1).clamp_(max=decoder.shape.context - 1)
+
+    def _append(
+        self, present: Sequence[_Row | None], tokens: Sequence[int], session: DecodeSession
+    ) -> list[int]:
+        """Add a token to every row that goes on; returns those that still do."""
+        going: list[int] = []
+        done: list[int] = []
+        for index, (row, token) in enumerate(zip(present, tokens, strict=True)):
+            if row is None:
+                continue
+            if row.stopped:
+                row.node.usage["overrun"] += 1
+                continue
+            row.token_ids.append(token)
+            row.ended = token in self._prompts.end_ids
+            (done if row.stopped else going).append(index)
+        if done:
+            session.drop(done)
+        return going

@@ -1,0 +1,143 @@
+"""PathKV: KV of whole paths on the tree, in the verifier's own tokens.
+
+A node's encoding shares the longest common token prefix with its parent's; only the rest is
+prefilled, and belongs to the node. Knows tokens and segments; what is read from them is the
+verifier's business. search-and-learn re-encodes every path in every round (FACTS 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from beamwright.kv import Path, PathPart, Segment, truncate_path
+from beamwright.models import PrefillRequest, TreeModel
+from beamwright.tree import Node
+from beamwright.verify.encode import common_prefix
+
+OWNER = "verifier"
+
+Extend = Callable[[Node, Sequence[Node]], Iterable[PrefillRequest | None]]
+"""From a root and nodes below it to what must be computed for each; handles are put in place."""
+
+
+@dataclass
+class VerifierState:
+    """What a node holds: its path's tokens, its own segment, and the path through the tree."""
+
+    token_ids: list[int]
+    segment: Segment
+    path: Path
+
+
+class PathKV:
+    """Owns the `verifier` handles of one model's nodes.
+
+    encode_prefix: from a problem's text to the token ids before the first step.
+    """
+
+    def __init__(self, model: TreeModel, encode_prefix: Callable[[str], list[int]]) -> None:
+        self.model = model
+        self._encode_prefix = encode_prefix
+
+    def begin(self, roots: Sequence[Node]) -> None:
+        """Give every root the KV of its problem's prefix, once.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold it.
+        """
+        new = [root for root in roots if OWNER not in root.handles]
+        requests = []
+        for root in new:
+            token_ids = self._encode_prefix(root.problem_text)
+            if len(token_ids) > self.model.decoder.shape.context:
+                token_ids = []  # no path of this problem fits: none will be scored
+            segment = self.model.store.create()
+            root.handles[OWNER] = VerifierState(token_ids, segment, ())
+            if token_ids:
+                requests.append(PrefillRequest((), segment, token_ids, 0))
+        self.model.prefill(requests)
+        for root in new:
+            state = root.handles[OWNER]
+            root.usage["verifier_prefilled"] += state.segment.length
+            state.path = (PathPart(state.segment, state.segment.length),)
+
+    def num_shared(self, node: Node, token_ids: Sequence[int]) -> int:
+        """Tokens that this encoding of a node begins with and its parent's does, too."""
+        return common_prefix(self._parent(node).token_ids, token_ids)
+
+    def extend(self, node: Node, token_ids: list[int], start: int) -> PrefillRequest | None:
+        """Put a node's handle in place; returns what must be prefilled, None for nothing.
+
+        start: tokens that are read from the parent's KV, at most `num_shared`.
+        """
+        parent = self._parent(node)
+        path = truncate_path(parent.path, start)
+        segment = self.model.store.create()
+        new = len(token_ids) - start
+        node.handles[OWNER] = VerifierState(token_ids, segment, (*path, PathPart(segment, new)))
+        node.usage["verifier_prefilled"] += new
+        node.usage["verifier_reused"] += start
+        return PrefillRequest(path, segment, token_ids[start:], start) if new else None
+
+    def stand_still(self, node: Node) -> None:
+        """There is nothing to read: the node stands where its parent does."""
+        parent = self._parent(node)
+        segment = self.model.store.create()
+        node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path)
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free the segments of these nodes."""
+        for node in nodes:
+            state = node.handles.pop(OWNER, None)
+            if state is not None:
+                self.model.store.free(state.segment)
+
+    @torch.inference_mode()
+    def restore(self, nodes: Sequence[Node], extend: Extend) -> None:
+        """Give scored nodes of a rebuilt tree their KV again; no score is read.
+
+        nodes: parents come first; all ancestors are among them. Tokens that this costs count as
+        recomputed, not as the nodes' own.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold them.
+        """
+        scored = (node for node in nodes if node.turn is None and node.answers)
+        for _, same in groupby(scored, key=lambda node: node.depth):
+            level = list(same)
+            usages = [node.usage.copy() for node in level]
+            self._restore_level(level, extend)
+            for node, usage in zip(level, usages, strict=True):
+                spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
+                self.model.store.counts.recomputed_tokens += spent
+                node.usage = usage
+
+    def _restore_level(self, nodes: list[Node], extend: Extend) -> None:
+        self.begin([node for node in nodes if node.parent is None])
+        steps = [node for node in nodes if node.parent is not None]
+        requests: list[PrefillRequest | None] = []
+        for root, mine in groupby(steps, key=lambda node: node.root):
+            requests += extend(root, list(mine))
+        self.model.prefill([request for request in requests if request is not None])
+
+    def _parent(self, node: Node) -> VerifierState:
+        if node.parent is None:
+            raise AssertionError("a root has no parent's encoding")
+        # Every reply begins behind the problem: turns and earlier replies are not read.
+        before = node.parent if node.parent.turn is None else node.root
+        state: VerifierState | None = before.handles.get(OWNER)
+        if state is None:
+            raise AssertionError(f"{node!r}: its parent was not scored")
+        return state
+
+
+def by_root(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Nodes of each tree, under the tree's root."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.root, []).append(node)
+    return found

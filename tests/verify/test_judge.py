@@ -1,0 +1,478 @@
+"""Judges: critiques and scores against plain `transformers`, on any budget, and what fails."""
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import prm_checkpoints as checkpoints
+from beamwright.attention import make_attention
+from beamwright.config import ModelSettings
+from beamwright.errors import CapacityError, InputError
+from beamwright.models import TreeModel
+from beamwright.models.session import DecodeSession
+from beamwright.tree import StopReason
+from beamwright.verify import load_judge, resolve_verifier
+from beamwright.verify.encode import common_prefix
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow
+from fakes import grow as add_steps
+from fakes import new_tree
+from prm_checkpoints import CHAT_ML, FAULT, LLAMA_3
+
+ENDS = {LLAMA_3: [2, 7, 114], CHAT_ML: [2, 35, 114]}
+SHORT = (
+    'prompt: "Q: {problem}\\nA:\\n{steps}\\nWell?"\nstep: "{number}. {step}\\n"\nmax_tokens: 20\n'
+)
+WORDS = ["the sea is wide.", "12+3=15", "a - b", "she\n  sees", "x" * 30, "We\nthe", FAULT, "eel."]
+
+
+def write_random(folder, template):
+    checkpoints.write_random_judge(folder, template, ENDS[template])
+    (folder / "judge.yaml").write_text(SHORT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def random_judge(tmp_path_factory):
+    """A folder of a random chat model with a short `judge.yaml`."""
+    return write_random(tmp_path_factory.mktemp("judge"), LLAMA_3)
+
+
+@pytest.fixture(scope="module")
+def made_judge(tmp_path_factory):
+    """A folder of a chat model that finds steps with a `FAULT` worse; packaged prompt."""
+    folder = tmp_path_factory.mktemp("judge")
+    checkpoints.write_made_judge(folder)
+    return folder
+
+
+@cache
+def source_of(folder, **settings):
+    return resolve_verifier(ModelSettings(verifier=f"judge:{folder}", **settings))
+
+
+def judge_of(folder, attention="tree", budget=2**23, changes=None, **settings):
+    """A judge; `changes` to what its folder's `judge.yaml` says."""
+    source = source_of(folder, **settings)
+    spec = source.spec.model_copy(update=changes or {})
+    model = TreeModel(source.model.decoder, make_attention(attention), budget)
+    return replace(source, spec=spec).on(model)
+
+
+def random_tree(seed=0, num_rounds=3, problem_id=0):
+    """Yield the candidates of every round; between rounds some survive."""
+    rng, tree = random.Random(seed), new_tree(problem_id, text=PROBLEM)
+    survivors = [tree.root]
+    for number in range(num_rounds):
+        stop = StopReason.EOS if number == num_rounds - 1 else StopReason.DELIMITER
+        candidates = []
+        for node in survivors:
+            texts = [" ".join(rng.choices(WORDS, k=rng.randint(1, 3))) + "\n\n" for _ in range(3)]
+            candidates += add_steps(tree, node, texts, stop)
+        yield tree, candidates
+        survivors = rng.sample(candidates, 2)
+        for node in candidates:
+            (tree.keep if node in survivors else tree.prune)(node)
+
+
+def facts(nodes):
+    counts = ("verifier_prefilled", "verifier_reused", "verifier_generated", "judge_unparsed")
+    return [(node.notes, [node.usage[name] for name in counts]) for node in nodes]
+
+
+def assert_only_paths(judge, tree):
+    """Only nodes own segments, and they hold paths, no questions and no critiques."""
+    store = judge.tree_model.store
+    store.check()
+    states = [node.handles["verifier"] for node in tree.nodes() if "verifier" in node.handles]
+    assert store.num_segments == len(states)
+    assert sum(s.segment.length for s in states) == sum(s.length for s in store._segments)
+
+
+# --- the oracle ------------------------------------------------------------------------------
+
+
+class Oracle:
+    """The whole conversation through `transformers`, greedily."""
+
+    def __init__(self, folder, ends):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        self.spec, self.ends = load_judge(folder), ends
+
+    def prompt(self, node):
+        steps = [each.step_text.strip("\n").rstrip() for each in node.path()[1:]]
+        written = [
+            self.spec.step.replace("{number}", str(number)).replace("{step}", step)
+            for number, step in enumerate(steps, start=1)
+        ]
+        text = self.spec.prompt.replace("{problem}", node.root.problem_text)
+        turns = [{"role": "user", "content": text.replace("{steps}", "".join(written))}]
+        return self.tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+
+    def __call__(self, node):
+        """The prompt's length, the critique's tokens, its text and its score."""
+        prompt = self.prompt(node)
+        with torch.inference_mode():
+            found = self.model.generate(
+                **prompt,
+                do_sample=False,
+                max_new_tokens=self.spec.max_tokens,
+                eos_token_id=self.ends,
+                pad_token_id=0,
+            )
+        length = prompt["input_ids"].shape[1]
+        tokens = found[0, length:].tolist()
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        score = self.spec.read_score(text) if tokens[-1] in self.ends else None
+        return length, tokens, text, score
+
+
+@pytest.mark.parametrize(
+    ("template", "attention"),
+    [(LLAMA_3, "tree"), (LLAMA_3, "dense"), (LLAMA_3, "reference"), (CHAT_ML, "tree")],
+    ids=["tree", "dense", "reference", "chat-ml"],
+)
+def test_critiques_equal_those_of_plain_transformers(tmp_path, template, attention):
+    folder = write_random(tmp_path, template)
+    judge = judge_of(folder, attention, dtype="float64")
+    oracle = Oracle(folder, sorted(judge._prompts.end_ids))
+    lengths, texts = set(), set()
+    for tree, candidates in random_tree():
+        scores = judge.score(candidates)
+        for node, score in zip(candidates, scores, strict=True):
+            length, tokens, text, expected = oracle(node)
+            assert node.notes == {"critique": text}
+            assert node.usage["verifier_generated"] == len(tokens)
+            assert node.usage["verifier_prefilled"] + node.usage["verifier_reused"] == length
+            assert score == expected
+            assert node.usage["judge_unparsed"] == (score is None)
+            lengths.add(len(tokens))
+            texts.add(text)
+        assert_only_paths(judge, tree)
+        judge.release(tree.release_dead())
+    assert len(lengths) > 3, "some critiques end early"
+    assert len(texts) > 6, "critiques depend on the path"
+
+
+def test_a_judge_that_does_write_scores(made_judge):
+    judge, seen = judge_of(made_judge), set()
+    oracle = Oracle(made_judge, sorted(judge._prompts.end_ids))
+    for tree, candidates in random_tree(1):
+        for node, score in zip(candidates, judge.score(candidates), strict=True):
+            assert score == (0.3 if FAULT in node.text else 0.7)
+            assert score == oracle(node)[3]
+            assert node.usage["judge_unparsed"] == 0
+            assert node.notes["critique"] == f"Score: {10 * score:.0f}/10"
+            seen.add(score)
+        judge.release(tree.release_dead())
+    assert seen == {0.3, 0.7}
+
+
+def test_the_turn_ends_where_the_chat_template_ends_it(made_judge):
+    tokenizer = AutoTokenizer.from_pretrained(made_judge)
+    ids = {2, tokenizer.convert_tokens_to_ids("<|eot_id|>")}
+    assert judge_of(made_judge)._prompts.end_ids == ids
+
+
+# --- batches and budgets ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense", "reference"])
+def test_scores_do_not_depend_on_the_batch(random_judge, attention):
+    whole, apart, backwards = (judge_of(random_judge, attention) for _ in range(3))
+    trees = [random_tree(2, num_rounds=2) for _ in range(3)]
+    others = random_tree(3, num_rounds=2, problem_id=1)
+    for (_, a), (_, b), (_, c), (_, other) in zip(*trees, others, strict=True):
+        expected = whole.score(a)
+        assert [apart.score([node])[0] for node in b] == expected
+        assert backwards.score([*other, *c[::-1]])[len(other) :][::-1] == expected
+        assert facts(a) == facts(b) == facts(c)
+
+
+def sessions(monkeypatch):
+    """(model, rows) of every decode session from here on."""
+    found, real = [], DecodeSession.__init__
+
+    def init(self, model, paths, segments, lease, *, write_back):
+        found.append((model, len(paths)))
+        real(self, model, paths, segments, lease, write_back=write_back)
+
+    monkeypatch.setattr(DecodeSession, "__init__", init)
+    return found
+
+
+def test_a_budget_for_few_critiques_gives_the_same(random_judge, monkeypatch):
+    roomy = judge_of(random_judge)
+    ((_, a),) = random_tree(4, num_rounds=1)
+    expected = roomy.score(a)
+    bytes_per_block = roomy.tree_model.store.device.bytes_per_block
+    used = roomy.tree_model.budget.used_bytes
+    batches, found = {}, sessions(monkeypatch)
+    for blocks in (0, 5, 6, 8, 10, 14, 18):
+        judge = judge_of(random_judge, budget=used + blocks * bytes_per_block)
+        ((tree, b),) = random_tree(4, num_rounds=1)
+        found.clear()
+        try:
+            assert judge.score(b) == expected
+            assert facts(b) == facts(a)
+            batches[blocks] = tuple(rows for _, rows in found)
+        except CapacityError:
+            batches[blocks] = None
+        assert_only_paths(judge, tree)
+    assert {None, (1, 1, 1), (2, 1), (3,)} <= set(batches.values())
+
+
+class Stopped(Exception):
+    """Raised in the middle of a critique."""
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped, CapacityError])
+@pytest.mark.parametrize("place", ["forward", "drop", "make_room", "keep_rows"])
+def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkeypatch, kind, place):
+    judge = judge_of(random_judge)
+    ((tree, nodes),) = random_tree(5, num_rounds=1)
+    nodes += add_steps(tree, tree.root, [f"{i} eels" for i in range(9)])
+
+    def fail(*args, **named):
+        raise CapacityError("a test", 1, 0, 0) if kind is CapacityError else kind
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeSession, place, fail)
+        with pytest.raises(kind):
+            judge.score(nodes)
+    assert_only_paths(judge, tree)
+    assert judge.tree_model.store.scratch.used_bytes == 0
+    judge.release([node for node in tree.nodes() if node.handles])
+    assert judge.tree_model.budget.used_bytes == 0
+
+
+# --- KV on the tree --------------------------------------------------------------------------
+
+
+def test_a_round_computes_its_own_step_and_the_question(random_judge):
+    judge, tree = judge_of(random_judge), new_tree(text=PROBLEM)
+    (parent,) = add_steps(tree, tree.root, ["We see 12 eels.\n\n"])
+    judge.score([parent])
+    tree.keep(parent)
+    child, empty = add_steps(tree, parent, ["So she\n\n", "\n\n"])
+    assert judge.score([child, empty])[1] is None
+    held = parent.handles["verifier"].token_ids
+    own = child.handles["verifier"].token_ids
+    shared = common_prefix(held, own)
+    assert shared >= len(held) - 1, "what follows a step may merge with its end"
+    assert child.handles["verifier"].segment.length == len(own) - shared
+    assert child.usage["verifier_reused"] == shared
+    assert not empty.notes
+    assert not empty.usage, "an empty step costs nothing"
+    tree.keep(empty)
+    (last,) = add_steps(tree, empty, ["So she\n\n"])
+    judge.score([last])
+    assert last.notes == child.notes, "an empty step leaves no trace"
+
+
+def test_restored_nodes_go_on_as_before(random_judge):
+    judge, again = judge_of(random_judge), judge_of(random_judge)
+    one, two = list(random_tree(6, num_rounds=2)), list(random_tree(6, num_rounds=2))
+    for _, candidates in one:
+        judge.score(candidates)
+    again.restore([two[0][0].root, *two[0][1]])
+    assert again.score(two[1][1]) == judge.score(one[1][1])
+    assert two[1][1][0].notes == one[1][1][0].notes
+    assert not two[0][1][0].notes, "nothing is judged again"
+    assert again.tree_model.store.counts.recomputed_tokens > 0
+    assert not two[0][1][0].usage
+
+
+def test_ended_paths_only(made_judge):
+    judge = judge_of(made_judge, changes={"scores": "ended_paths"})
+    tree = new_tree(text=PROBLEM)
+    (step,) = add_steps(tree, tree.root, ["We see 12.\n\n"])
+    assert judge.score([step]) == [None]
+    assert not step.usage
+    tree.keep(step)
+    assert judge.score(add_steps(tree, step, ["So 12.", ""], StopReason.EOS)) == [0.7, 0.7]
+
+
+# --- what has no score -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("It holds.\n\nScore: 7/10", 0.7),
+        ("score : 7.5 / 10.", 0.75),
+        ("SCORE=10/10", 1.0),
+        ("Final score: 0/10", 0.0),
+        ("Score: +4/10", 0.4),
+        ("**Score:** 8/10", 0.8),
+        ("**Score: 8/10**", 0.8),
+        ("Score: `8/10`", 0.8),
+        ("Score: $\\boxed{6/10}$", 0.6),
+        ("Score: \\boxed{6}/10", 0.6),
+        ("Score: \\boxed{6/10", None),  # not balanced
+        ("Score: 2/10, no, wait.\nScore: 9/10", 0.9),
+        ("Score: 9/10. Perhaps Score: 9", 0.9),
+        ("Score: 9/10\nScore: 11/10", None),  # the last one counts
+        ("Score: -1/10", None),
+        ("Score: 7/100", None),
+        ("Score: 7/10.5", None),
+        ("Score: 7/5", None),
+        ("Score: 1e9/10", None),
+        ("Score: nan/10", None),
+        ("Score: N/10", None),
+        ("Score: 7 out of 10", None),
+        ("Underscore: 7/10", None),
+        (f"Score: {'9' * 400}/10", None),
+        ("7/10", None),
+        ("", None),
+    ],
+)
+def test_how_a_score_is_read(made_judge, text, score):
+    assert load_judge(made_judge).read_score(text) == score
+
+
+def test_a_critique_that_is_cut_off_has_no_score(made_judge):
+    """Eleven tokens state the score, the twelfth ends the turn."""
+    judge, tree = judge_of(made_judge, changes={"max_tokens": 11}), new_tree(text=PROBLEM)
+    (node,) = add_steps(tree, tree.root, ["We see."])
+    assert judge.score([node]) == [None]
+    assert node.notes == {"critique": "Score: 7/10"}
+    assert (node.usage["judge_unparsed"], node.usage["verifier_generated"]) == (1, 11)
+
+
+def test_the_context_cuts_critiques_off_and_hides_paths(made_judge):
+    tree = new_tree(text=PROBLEM)
+    (node,) = add_steps(tree, tree.root, ["We see."])
+    judge_of(made_judge).score([node])
+    length = node.usage["verifier_prefilled"] + node.usage["verifier_reused"]
+    for room, expected in [(12, 0.7), (11, None), (1, None), (0, None), (-200, None)]:
+        judge, tree = judge_of(made_judge, context=length + room), new_tree(text=PROBLEM)
+        short, long = add_steps(tree, tree.root, ["We see.", "We see" + "!" * 20])
+        assert judge.score([short, long]) == [expected, None]
+        assert short.usage["verifier_generated"] == max(0, room)
+        assert not long.notes
+        assert_only_paths(judge, tree)
+        tree.keep(long)
+        assert judge.score(add_steps(tree, long, ["!"])) == [None]
+
+
+# --- what is wrong ---------------------------------------------------------------------------
+
+
+def test_a_judge_needs_a_chat_template(generator_folder):
+    with pytest.raises(InputError, match=f"judge:{generator_folder}: a judge needs a chat templ"):
+        judge_of(generator_folder)
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{{ raise_exception('no such\nrole') }}", "chat template: no such role"),
+        ("hello", "leaves the user's turn out"),
+    ],
+)
+def test_a_chat_template_that_fails_is_named(tmp_path, template, complaint):
+    checkpoints.write_random_judge(tmp_path, LLAMA_3, [2])
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(InputError, match=complaint) as caught:
+        judge_of(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ("prompt: '{steps} {problem}'", "prompt: .*{problem} and then {steps}, once each"),
+        ("step: x", "step: .*{step} once"),
+        ("pattern: 'Score [0-9]'", "pattern: .*0 groups"),
+        ("pattern: '('", "pattern: .*not a regular expression"),
+        ("max_tokens: 0", "max_tokens: Input should be greater"),
+        ("out_of: .inf", "out_of: "),
+        ("promt: x", "promt: Extra inputs"),
+        ("- a", "spec: a mapping is expected"),
+    ],
+)
+def test_a_wrong_judge_file_is_one_line(tmp_path, written, complaint):
+    (tmp_path / "judge.yaml").write_text(written)
+    with pytest.raises(InputError, match=rf"judge\.yaml: {complaint}") as caught:
+        load_judge(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        ("judge:", "write judge:PATH"),
+        ("judge:/nowhere", "no such folder"),
+        ("judge:random:opt-125m", "needs a tokenizer"),
+    ],
+)
+def test_an_option_that_means_nothing_is_one_line(option, complaint):
+    with pytest.raises(InputError, match=complaint):
+        resolve_verifier(ModelSettings(verifier=option))
+
+
+# --- whole searches --------------------------------------------------------------------------
+
+SEARCH = {"n": 8, "width": 4, "max_rounds": 2, "temperature": 1.3}
+
+
+def test_a_search_with_a_judge(make_solver, made_judge):
+    solution, tree = grow(make_solver(verifier=f"judge:{made_judge}", **SEARCH))
+    scored = [node for node in tree.nodes() if node.notes]
+    assert {node.step_score for node in scored} == {0.3, 0.7}
+    assert all(node.step_score == (0.3 if FAULT in node.text else 0.7) for node in scored)
+    assert solution.tokens.verifier_generated == 12 * len(scored)
+    for candidate in solution.to_json()["candidates"]:
+        assert candidate["notes"]["critique"].startswith("Score: ")
+    assert solution.score == max(c.score for c in solution.candidates)
+
+
+def test_a_search_on_two_tiers_is_the_same(make_solver, random_judge, monkeypatch):
+    options = {"verifier": f"judge:{random_judge}", "dtype": "float64", **SEARCH}
+    roomy = make_solver(**options)
+    expected, tree = grow(roomy)
+    assert expected.score is None, "it never states a score"
+    assert sum(node.usage["judge_unparsed"] for node in tree.nodes()) > 8
+    peak = roomy._tree_models[1].budget.peak_bytes
+    rows = sessions(monkeypatch)
+    # The two models' KV is of one size, so each gets half.
+    tight = {"schedule": "locality", "kv_memory": peak, "host_memory": "8MiB"}
+    with make_solver(**options, **tight) as solver:
+        found, other = grow(solver)
+        judge = solver._tree_models[1]
+        assert judge.host_peak_bytes > 0
+    assert found.tree_hash == expected.tree_hash
+    assert facts(other.nodes()) == facts(tree.nodes())
+    assert sum(model is judge for model, _ in rows) > other.rounds, "in several batches a round"
+
+
+def test_a_search_is_resumed_with_its_critiques(make_solver, made_judge, tmp_path):
+    options = {"verifier": f"judge:{made_judge}", "dtype": "float64", **SEARCH}
+    file, kept, trees = tmp_path / "search.json", tmp_path / "kept.json", []
+
+    def keep(report):
+        if not trees:
+            kept.write_bytes(file.read_bytes())
+        trees.append(report.tree)
+
+    with make_solver(**options) as solver:
+        expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
+        again = []
+
+        def look(report):
+            if again:  # the round that was saved has its KV after this call only
+                check_conservation(solver, [report.tree])
+            again.append(report.tree)
+
+        found = solver.resume(kept, on_round=look)
+        assert_nothing_allocated(solver)
+    assert found.tree_hash == expected.tree_hash
+    assert facts(again[-1].nodes()) == facts(trees[-1].nodes())
+    assert found.candidates == expected.candidates
