@@ -36,7 +36,10 @@ _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the setting
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
     "model": ("MODEL", "Generator: PATH, bundled, hf:ORG/NAME or random:SHAPE."),
-    "verifier": ("MODEL", "What scores steps: PATH, bundled, family:NAME:PATH, logprob, none, ..."),
+    "verifier": (
+        "MODEL",
+        "What scores steps: PATH, bundled, family:NAME:PATH, logprob, entropy, deepconf, none, ...",
+    ),
     "system_prompt": (None, "System message of the chat template."),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
@@ -65,6 +68,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "score_temperature": (None, "dynamic, particles: temperature of the softmax over scores."),
     "ess": ("SHARE", "particles: resample at or below this effective share (default: always)."),
     "lookahead": ("STEPS", "lookahead: steps of a rollout (default: 1)."),
+    "warmup": ("PATHS", "deepconf: paths that set the bar (default: n / 4, at most 16)."),
+    "keep": ("SHARE", "deepconf: share of the warm-up at or above the bar (default: 0.9)."),
     "seed": (None, "Seed of every random draw."),
     "deadline": ("DURATION", "Stop this long after the search starts or is resumed: 30s, 2m, 1h."),
     "token_budget": ("TOKENS", "Stop once this many tokens are generated."),

@@ -16,12 +16,13 @@ from beamwright.search.beam import BeamSearch
 from beamwright.search.best_of_n import BestOfN
 from beamwright.search.choose import Choice
 from beamwright.search.compat import SearchAndLearnBeam
+from beamwright.search.deepconf import OnlineDeepConf
 from beamwright.search.dvts import DiverseTrees
 from beamwright.search.dynamic import DynamicBranching
 from beamwright.search.lookahead import Lookahead
 from beamwright.search.particles import ParticleFilter
 
-KNOBS = ("branching", "score_temperature", "ess", "lookahead")
+KNOBS = ("branching", "score_temperature", "ess", "lookahead", "warmup", "keep")
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 
 
@@ -71,6 +72,10 @@ STRATEGIES: dict[str, StrategyRow] = {
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
         knobs=("score_temperature", "ess"),
+    ),
+    "deepconf": StrategyRow(
+        OnlineDeepConf, "best-of-n whose paths are pruned below the confidence of the first ones",
+        knobs=("warmup", "keep"), choose="weighted",
     ),
 }  # fmt: skip
 
@@ -127,6 +132,7 @@ __all__ = [
     "DiverseTrees",
     "DynamicBranching",
     "Lookahead",
+    "OnlineDeepConf",
     "ParticleFilter",
     "SearchAndLearnBeam",
     "StrategyRow",
