@@ -44,8 +44,7 @@ class OnlineDeepConf:
             return [Extend(tree.root, self.warmup)]
         warming = len(tree.root.children) <= self.warmup
         bar = -math.inf if warming else self._bar(tree)
-        # Warm-up paths that were cut off stay candidates to the end.
-        waiting = [node for node in tree.candidates() if warming or not self._sets_bar(node)]
+        waiting = tree.candidates()  # paths that were cut off stay among them to the end
         dropped = _below(waiting, bar)
         left = [node for node in waiting if node not in dropped]
         ended = [node for node in left if node.ended]
@@ -61,11 +60,6 @@ class OnlineDeepConf:
         if warming and self.warmup < self.n:
             return [*actions, Extend(tree.root, self.n - self.warmup)]
         return [*actions, Finish(self._why_fewer(tree, dropped, bar))]
-
-    def _sets_bar(self, node: Node) -> bool:
-        ordinal = node.lineage[1]
-        assert isinstance(ordinal, int)
-        return ordinal < self.warmup
 
     def _bar(self, tree: SearchTree) -> float:
         """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored."""
