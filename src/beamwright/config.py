@@ -158,6 +158,8 @@ class SearchSettings(Section):
     revisions: int | None = Field(None, ge=1)
     critique_prompt: str | None = Field(None, min_length=1)
     revision_prompt: str | None = Field(None, min_length=1)
+    warmup: int | None = Field(None, ge=1)
+    keep: float | None = Field(None, gt=0.0, le=1.0)
     seed: int = Field(0, ge=0)
 
 

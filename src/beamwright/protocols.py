@@ -6,7 +6,7 @@ Work goes down to an executor, events come back up; policies get views and retur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -50,6 +50,7 @@ class StepDecoded:
 
     token_ids: the step's tokens, the one that completed the stop included.
     logprobs: log-probability of each token under the model's untempered distribution.
+    stats: what was asked for (`ReadsTokenStats`) of the distribution of each token, by name.
     """
 
     node: Node
@@ -57,6 +58,7 @@ class StepDecoded:
     logprobs: tuple[float, ...]
     stop: StopReason
     text: str
+    stats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,16 @@ class Verifier(Protocol):
     def score(self, nodes: Sequence[Node]) -> list[float | None]: ...
 
     def release(self, nodes: Sequence[Node]) -> None: ...
+
+
+@runtime_checkable
+class ReadsTokenStats(Protocol):
+    """A verifier or strategy that reads `node.stats`; what nobody reads is never computed.
+
+    token_stats: names of statistics of each token's distribution (`runtime.sampling.TOKEN_STATS`).
+    """
+
+    token_stats: frozenset[str]
 
 
 # --- attention -------------------------------------------------------------------------------

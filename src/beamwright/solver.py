@@ -27,6 +27,7 @@ from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.limits import StopRule, num_generated
 from beamwright.runtime.prompts import Prompts
 from beamwright.runtime.resume import restore_kv
+from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.schedule import make_schedule
@@ -109,6 +110,7 @@ class Solver:
             self.settings.search.seed,
             reuse=self.settings.schedule.reuse,
             prefetch=self.settings.schedule.prefetch,
+            token_stats=stats_read_by(self.verifier, self.strategy),
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
         self._decisive = tree_settings(self.settings, dtype)

@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -76,3 +77,13 @@ def test_the_live_view_on_any_terminal(reports, encoding):
     out = stream.buffer.getvalue().decode(encoding)
     assert "What is 6*7?" in out
     assert "step 6.0" in out
+
+
+def test_scores_beyond_1_fill_their_bars_relative_to_the_largest(reports):
+    *_, last = reports(num_rounds=1)
+    for node, score in zip(last.tree.root.children, [16.0, 8.0, 4.0, math.inf], strict=True):
+        node.score = score
+    lines = render(draw_tree(last.tree)).splitlines()
+    full = [line.count("\u2501") for line in lines]
+    assert full[0] > full[1] > full[2] > 0
+    assert (full[1] * 2, full[3]) == (full[0], full[0])

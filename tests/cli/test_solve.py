@@ -89,6 +89,13 @@ def test_a_problem_file_that_is_not_text(cli, fake, tmp_path):
     assert "not UTF-8" in cli("solve", "--problem-file", file).complaint
 
 
+@pytest.mark.parametrize("search", ["lookahead", "deepconf"])
+def test_a_search_whose_rounds_are_no_depths_is_not_recorded(cli, fake, tmp_path, search):
+    outcome = cli("solve", "p", "--search", search, "--record-tree", tmp_path / "t.json")
+    assert outcome.code == 2
+    assert f"--record-tree does not go with --search {search}: " in outcome.complaint
+
+
 # --- checkpoints and stops, with a small real engine -----------------------------------------
 
 

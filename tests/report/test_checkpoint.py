@@ -32,7 +32,8 @@ def small_tree():
     tree.keep(first)
     tree.prune(second)
     (rollout,) = tree.expand(first, 1, greedy=True)
-    tree.commit(rollout, (5, 6), (-0.1, -1 / 3), StopReason.STEP_LIMIT, "a 한\ud800")
+    stats = {"entropy": (1 / 3, 0.0), "confidence": (math.inf, 3.5)}
+    tree.commit(rollout, (5, 6), (-0.1, -1 / 3), StopReason.STEP_LIMIT, "a 한\ud800", stats)
     tree.keep(rollout)
     add_step(tree, *tree.expand(rollout, 1), "!", stop=StopReason.EOS)
     add_step(tree, *tree.expand(first, 1), "?")
@@ -58,7 +59,7 @@ def checkpoint(tree, **changes):
 def described(tree):
     return [
         (n.lineage, n.state, n.stop, n.token_ids, n.logprobs, n.text, n.start, n.greedy, n.usage,
-         repr(n.score), repr(n.step_score))
+         repr(n.score), repr(n.step_score), n.stats)
         for n in tree.nodes()
     ]  # fmt: skip
 
@@ -156,8 +157,8 @@ def test_a_torn_file_is_found_wherever_it_ends(file):
         (b"\xff\xfe\x00", "not a checkpoint"),
         (b"[1, 2]", "not a checkpoint"),
         (b'{"version": 1, "nodes": []}', "not a checkpoint"),
-        (b'{"format": "beamwright checkpoint", "version": 2}', "version 2; this program reads"),
-        (b'{"format": "beamwright checkpoint", "version": 1}', "damaged (KeyError: 'search')"),
+        (b'{"format": "beamwright checkpoint", "version": 1}', "version 1; this program reads"),
+        (b'{"format": "beamwright checkpoint", "version": 2}', "damaged (KeyError: 'search')"),
     ],
 )
 def test_foreign_files(tmp_path, content, complaint):

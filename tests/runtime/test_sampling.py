@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from beamwright.runtime.sampling import (
     lineage_key,
     spread_tokens,
     stack_keys,
+    stats_read_by,
 )
 
 CPU = torch.device("cpu")
@@ -217,3 +220,70 @@ def test_rows_of_the_head_without_a_token_are_never_drawn():
     )
     assert int(tokens.max()) < 12
     assert torch.allclose(logprobs, torch.tensor(1 / 12).log())
+
+
+# --- statistics of the distribution ----------------------------------------------------------
+
+
+def stats_of(logits, num_tokens=None, names=("entropy", "confidence")):
+    found = num_tokens or logits.shape[-1]
+    return Sampler(SamplingSettings(), found, CPU, names).stats(logits)
+
+
+def plain_stats(row, num_likeliest=20):
+    """Entropy and DeepConf's token confidence of one row of logits, term by term."""
+    probs = row.double().softmax(0).tolist()
+    likeliest = sorted(probs, reverse=True)[:num_likeliest]
+    entropy = -sum(p * math.log(p) for p in probs if p > 0)
+    return entropy, -sum(map(math.log, likeliest)) / len(likeliest)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 20, 21, 300])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 12.0])
+def test_statistics_are_those_of_the_whole_untempered_distribution(num_tokens, scale):
+    generator = torch.Generator().manual_seed(num_tokens)
+    logits = torch.randn(7, num_tokens, generator=generator) * scale
+    found = stats_of(logits)
+    pairs = [*zip(found["entropy"], found["confidence"], strict=True)]
+    assert len(pairs) == 7
+    for row, pair in zip(logits, pairs, strict=True):
+        assert pair == pytest.approx(plain_stats(row), rel=1e-5, abs=1e-5)
+    assert min(found["confidence"]) >= math.log(min(20, num_tokens)) - 1e-5
+    sampling = SamplingSettings(temperature=0.3, top_k=1)
+    assert Sampler(sampling, num_tokens, CPU, ["entropy"]).stats(logits) == {
+        "entropy": found["entropy"]
+    }
+
+
+def test_statistics_see_drawable_tokens_only():
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(2))
+    assert stats_of(logits, num_tokens=25) == stats_of(logits[:, :25])
+    impossible = torch.cat([logits, torch.full((5, 3), float("-inf"))], dim=1)
+    assert stats_of(impossible)["entropy"] == pytest.approx(stats_of(logits)["entropy"])
+
+
+def test_a_rows_statistics_do_not_depend_on_the_batch():
+    logits = torch.randn(32, 513, generator=torch.Generator().manual_seed(3)) * 4
+    whole = stats_of(logits)
+    for size in (1, 8, 24):
+        parts = [stats_of(part) for part in logits.split(size)]
+        assert {n: [v for part in parts for v in part[n]] for n in whole} == whole
+
+
+def test_only_what_is_asked_for_is_computed():
+    assert stats_of(torch.zeros(2, 9), names=()) == {}
+    assert [*stats_of(torch.zeros(2, 9), names=["entropy"])] == ["entropy"]
+    with pytest.raises(KeyError):
+        stats_of(torch.zeros(2, 9), names=["surprise"])
+
+
+def test_verifiers_and_strategies_say_what_they_read():
+    class Reads:
+        token_stats = frozenset({"entropy"})
+
+    class ReadsMore:
+        token_stats = frozenset({"confidence", "entropy"})
+
+    assert stats_read_by(object()) == frozenset()
+    assert stats_read_by(object(), Reads()) == {"entropy"}
+    assert stats_read_by(Reads(), ReadsMore()) == {"confidence", "entropy"}

@@ -18,7 +18,8 @@ def test_trees_do_not_depend_on_grouping_or_tiers(make_solver, name):
         options.update(chat_template=CHAT, critique_prompt="be", max_tokens=10, max_rounds=20)
     solver = make_solver(**options)
     expected, tree = grow(solver)
-    assert len(expected.candidates) == FAST["n"]
+    if name != "deepconf":  # whose paths are given up for good
+        assert len(expected.candidates) == FAST["n"]
     solver.schedule = Grouping(3, reverse=True)
     assert grow(solver)[0].tree_hash == expected.tree_hash
     least = max(node.end // 16 + 2 * node.depth for node in tree.nodes()) + 4

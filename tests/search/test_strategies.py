@@ -15,11 +15,14 @@ VALUES = {
     "revisions": 2,
     "critique_prompt": "Where is it wrong?",
     "revision_prompt": "Again.",
+    "warmup": 2,
+    "keep": 0.5,
 }
+FILLING = [name for name in STRATEGIES if name != "deepconf"]  # that gives paths up for good
 
 
 @pytest.mark.parametrize("seed", range(15))
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", FILLING)
 def test_every_search_ends_with_exactly_n_finished_candidates(name, seed):
     n, width = [(4, 2), (8, 4), (6, 3), (1, 1), (9, 3)][seed % 5]
     strategy = make_strategy(SearchSettings(search=name, n=n, width=width, max_rounds=150))
@@ -29,7 +32,7 @@ def test_every_search_ends_with_exactly_n_finished_candidates(name, seed):
     assert not tree.open_nodes()
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", FILLING)
 def test_the_round_limit_is_named(name):
     strategy = make_strategy(SearchSettings(search=name, n=4, width=2, max_rounds=3))
     tree, reason = play(strategy, 1, ends=0.0)

@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 
@@ -6,12 +7,14 @@ from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.verify import (
     DeepConfVerifier,
+    EntropyVerifier,
     LogprobVerifier,
     MinLogprobVerifier,
     NoVerifier,
     aggregate,
     resolve_verifier,
 )
+from beamwright.verify.confidence import bottom_groups, group_confidences, lowest_group, tail
 from fakes import add_step, new_tree
 
 
@@ -63,24 +66,74 @@ def test_min_logprob_is_the_least_likely_token():
     assert MinLogprobVerifier.default_aggregate == "min"
 
 
-def test_deepconf_is_the_lowest_window_of_the_path_so_far():
-    nodes = path_of((0.5, 0.25), (1.0, 1.0), (0.0625, 1.0), ())
-    scores = DeepConfVerifier(window=2).score(nodes)
-    # Windows may span two steps: (0.25, 1.0) is no lower than (0.5, 0.25), (1.0, 0.0625) is.
-    assert scores[:3] == pytest.approx([0.125**0.5, 0.125**0.5, 0.25])
+def stats_path(name, *steps):
+    """A path whose steps' tokens have these statistics; returns its nodes."""
+    nodes = path_of(*((1.0,) * len(values) for values in steps))
+    for node, values in zip(nodes, steps, strict=True):
+        node.stats = {name: tuple(values)} if values else {}
+    return nodes
+
+
+def test_entropy_falls_with_a_steps_mean_entropy():
+    nodes = stats_path("entropy", (0.0, 0.0), (0.5, 1.5), (math.log(4),), ())
+    scores = EntropyVerifier().score(nodes)
+    assert scores[:3] == pytest.approx([1.0, math.exp(-1.0), 0.25])
+    assert scores[3] is None
+    assert EntropyVerifier.default_aggregate == "mean"
+
+
+CONFIDENCES = ((5.0, 3.0), (6.0, 6.0), (1.0, 7.0), ())
+
+
+def test_deepconf_is_the_lowest_group_of_the_path_so_far():
+    # Groups may span two steps: (3, 6) is no lower than (5, 3), (6, 1) is.
+    scores = DeepConfVerifier(window=2).score(stats_path("confidence", *CONFIDENCES))
+    assert scores[:3] == pytest.approx([4.0, 4.0, 3.5])
     assert scores[3] is None
     assert DeepConfVerifier.default_aggregate == "last"
 
 
 def test_deepconf_takes_a_path_shorter_than_its_window_whole():
-    nodes = path_of((0.5,), (0.125,), (1.0, 1.0))
-    assert DeepConfVerifier(window=3).score(nodes) == pytest.approx([0.5, 0.25, 0.0625 ** (1 / 3)])
-    assert DeepConfVerifier(window=1).score(path_of((1.0, 1.0))) == [1.0]
+    nodes = stats_path("confidence", (4.0,), (8.0,), (3.0, 3.0))
+    for measure in (lowest_group, bottom_groups, tail):
+        scores = DeepConfVerifier(3, measure).score(nodes[:2])
+        assert scores == pytest.approx([4.0, 6.0])
+    assert DeepConfVerifier(3).score(nodes[2:]) == pytest.approx([14 / 3])
+
+
+def test_the_tail_is_the_last_window():
+    scores = DeepConfVerifier(3, tail).score(stats_path("confidence", *CONFIDENCES))
+    assert scores[:3] == pytest.approx([4.0, 5.0, 14 / 3])
+
+
+def plain_groups(confidences, window):
+    """The paper's groups, each summed on its own."""
+    starts = range(max(1, len(confidences) - window + 1))
+    groups = [confidences[start : start + window] for start in starts]
+    return [sum(group) / len(group) for group in groups]
+
+
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 36, 37, 90])
+def test_measures_against_the_papers_formulas(length):
+    rng = random.Random(length)
+    confidences = [rng.uniform(3.0, 25.0) for _ in range(length)]
+    groups = plain_groups(confidences, 7)
+    assert group_confidences(confidences, 7) == pytest.approx(groups)
+    assert lowest_group(confidences, 7) == pytest.approx(min(groups))
+    lowest = sorted(groups)[: max(1, int(0.1 * len(groups)))]
+    assert bottom_groups(confidences, 7) == pytest.approx(sum(lowest) / len(lowest))
+    last = confidences[-7:]
+    assert tail(confidences, 7) == pytest.approx(sum(last) / len(last))
 
 
 @pytest.mark.parametrize(
     ("option", "kind"),
-    [("logprob", LogprobVerifier), ("min-logprob", MinLogprobVerifier), ("none", NoVerifier)],
+    [
+        ("logprob", LogprobVerifier),
+        ("min-logprob", MinLogprobVerifier),
+        ("entropy", EntropyVerifier),
+        ("none", NoVerifier),
+    ],
 )
 def test_a_scorer_is_named(option, kind):
     assert type(resolve_verifier(ModelSettings(verifier=option)).without_model) is kind
@@ -88,9 +141,16 @@ def test_a_scorer_is_named(option, kind):
         resolve_verifier(ModelSettings(verifier=f"{option}:3"))
 
 
-def test_deepconfs_window_is_named():
-    found = [resolve_verifier(ModelSettings(verifier=f"deepconf{w}")) for w in ("", ":16")]
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    [("deepconf", lowest_group), ("deepconf-bottom", bottom_groups), ("deepconf-tail", tail)],
+)
+def test_deepconfs_window_is_named(name, measure):
+    found = [resolve_verifier(ModelSettings(verifier=f"{name}{w}")) for w in ("", ":16")]
     assert [source.without_model.window for source in found] == [128, 16]
+    assert {source.without_model.measure for source in found} == {measure}
+    with pytest.raises(InputError, match=f"--verifier {name}:0: the window"):
+        resolve_verifier(ModelSettings(verifier=f"{name}:0"))
 
 
 @pytest.mark.parametrize("window", ["0", "-1", "wide", ""])

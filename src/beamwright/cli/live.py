@@ -151,6 +151,8 @@ class _Drawing:
             if is_tip or node.state in (NodeState.FINISHED, NodeState.CANDIDATE):
                 self._alive.update(node.path())
         self._num_lines = 0
+        known = [node.score for node in decoded if node.score is not None]
+        self._most = max([1.0, *filter(math.isfinite, known)])
 
     def draw(self, show_dead: Callable[[Node], bool], first_depth: int) -> tuple[Tree, int]:
         """The tree and its number of lines; dead nodes are drawn where `show_dead`."""
@@ -188,11 +190,11 @@ class _Drawing:
         alive = node in self._alive
         finished = node.state is NodeState.FINISHED
         mark = self._marks.finished if finished else self._marks.kept if alive else ""
-        color = _score_color(node.score) if alive else "bright_black"
+        color = _score_color(node.score, self._most) if alive else "bright_black"
         label = Text(no_wrap=True, overflow="ellipsis")
         label.append(f"{mark or self._marks.pruned} ", f"bold {'green' if finished else color}")
         if node.score is not None:
-            filled = round(_share(node.score) * _BAR_CELLS)
+            filled = round(_share(node.score, self._most) * _BAR_CELLS)
             label.append(self._marks.full * filled, color)
             label.append(self._marks.empty * (_BAR_CELLS - filled), "bright_black")
             label.append(f" {node.score:.2f}  ", color)
@@ -212,13 +214,16 @@ def _decoded(node: Node) -> bool:
     return node.state is not NodeState.OPEN
 
 
-def _share(score: float) -> float:
-    """How full a bar is: a probability as it is, a log-probability exponentiated."""
-    return min(max(score if score >= 0 else math.exp(score), 0.0), 1.0)
+def _share(score: float, most: float) -> float:
+    """How full a bar is: a probability as it is, a log-probability exponentiated.
+
+    most: the largest score, which fills the bar; 1 where scores are probabilities.
+    """
+    return min(max(score / most if score >= 0 else math.exp(score), 0.0), 1.0)
 
 
-def _score_color(score: float | None) -> str:
+def _score_color(score: float | None, most: float) -> str:
     if score is None:
         return "default"
-    share = _share(score)
+    share = _share(score, most)
     return "green" if share > 0.66 else "yellow" if share > 0.33 else "red"

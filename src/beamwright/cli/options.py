@@ -38,7 +38,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "model": ("MODEL", "Generator: PATH, bundled, hf:ORG/NAME or random:SHAPE."),
     "verifier": (
         "MODEL",
-        "What scores steps: PATH, bundled, family:NAME:PATH, judge:PATH, logprob, none, ...",
+        "What scores steps: PATH, bundled, family:NAME:PATH, judge:PATH, entropy, none, ...",
     ),
     "system_prompt": (None, "System message of the chat template."),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
@@ -71,6 +71,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "revisions": (None, "revise: critiques and new answers per path (default: 1)."),
     "critique_prompt": ("TEXT", "revise: what asks for a critique."),
     "revision_prompt": ("TEXT", "revise: what asks for a new answer."),
+    "warmup": ("PATHS", "deepconf: paths that set the bar (default: n / 4, at most 16)."),
+    "keep": ("SHARE", "deepconf: share of the warm-up at or above the bar (default: 0.9)."),
     "seed": (None, "Seed of every random draw."),
     "deadline": ("DURATION", "Stop this long after the search starts or is resumed: 30s, 2m, 1h."),
     "token_budget": ("TOKENS", "Stop once this many tokens are generated."),

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from beamwright.solution import Solution
     from beamwright.solver import Solver
 
+_NOT_BY_DEPTH = {
+    "lookahead": "rollouts have no round",
+    "deepconf": "paths begin in two different rounds",
+    "revise": "turns have no round",
+}
+"""Strategies whose rounds a recorded tree, which knows depths, does not tell; and why."""
+
 _ProblemArgument = Annotated[
     str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads standard input.")
 ]
@@ -119,10 +126,10 @@ def solve(
     task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
-    if record_tree is not None and invocation.settings.search.search in ("lookahead", "revise"):
+    search = invocation.settings.search.search
+    if record_tree is not None and search in _NOT_BY_DEPTH:
         raise InputError(
-            f"--record-tree does not go with --search {invocation.settings.search.search}: "
-            "a node's depth is not its round there"
+            f"--record-tree does not go with --search {search}: {_NOT_BY_DEPTH[search]}"
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:

@@ -25,7 +25,7 @@ from beamwright.runtime import Accounting, TreeRun
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
-VERSION = 1
+VERSION = 2
 _NOT_THE_TREE = {"device", "attention", "choose"}  # of the sections that decide the tree
 
 
@@ -167,6 +167,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
         "stop": str(node.stop),
         "token_ids": node.token_ids,
         "logprobs": [_number(value) for value in node.logprobs],
+        "stats": {name: [_number(v) for v in values] for name, values in node.stats.items()},
         "shared_text": shared,
         "text": node.text[shared:],
         "step_score": _number(node.step_score),
@@ -269,7 +270,9 @@ def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_chil
     (node,) = tree.expand(parent, 1, greedy=content["greedy"])
     text = parent.text[: content["shared_text"]] + content["text"]
     logprobs = tuple(float(value) for value in content["logprobs"])
-    tree.commit(node, tuple(content["token_ids"]), logprobs, StopReason(content["stop"]), text)
+    stats = {name: tuple(map(float, values)) for name, values in content["stats"].items()}
+    stop = StopReason(content["stop"])
+    tree.commit(node, tuple(content["token_ids"]), logprobs, stop, text, stats)
     node.step_score, node.score = _float(content["step_score"]), _float(content["score"])
     node.usage = Counter(content["usage"])
     node.notes = dict(content.get("notes", {}))  # files need not have them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,18 +17,22 @@ _COMPACT_BELOW = 0.75
 
 @dataclass
 class Row:
-    """A beam's step so far. The last token of `tokens` has no KV yet."""
+    """A beam's step so far. The last token of `tokens` has no KV yet.
+
+    logprobs, stats: one value per token, as in `Node`.
+    """
 
     node: Node
     segment: Segment
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    stats: dict[str, list[float]] = field(default_factory=dict)
     stop: StopReason | None = None
 
     def restart(self) -> None:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
-        self.tokens, self.logprobs = [], []
+        self.tokens, self.logprobs, self.stats = [], [], {}
 
 
 class Batch:
@@ -53,14 +58,19 @@ class Batch:
         tokens = [row.tokens[index] for row in self.rows]
         return torch.tensor(tokens, device=self.positions.device)
 
-    def append(self, tokens: list[int], logprobs: list[float]) -> None:
-        """Add what was drawn to the rows that have not stopped."""
-        for row, active, token, logprob in zip(
-            self.rows, self.active, tokens, logprobs, strict=True
-        ):
-            if active:
-                row.tokens.append(token)
-                row.logprobs.append(logprob)
+    def append(
+        self, tokens: list[int], logprobs: list[float], stats: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Add what was drawn to the rows that have not stopped.
+
+        stats: by name, a value per row of the batch.
+        """
+        for index in self.active_rows():
+            row = self.rows[index]
+            row.tokens.append(tokens[index])
+            row.logprobs.append(logprobs[index])
+            for name, values in stats.items():
+                row.stats.setdefault(name, []).append(values[index])
 
     def stop(self, stopped: dict[int, StopReason]) -> None:
         """These rows' steps are complete."""

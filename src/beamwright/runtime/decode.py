@@ -7,7 +7,7 @@ found is parked and goes on in a later group, with the same random stream and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
 import torch
@@ -37,7 +37,10 @@ from beamwright.tree import Node
 
 
 class StepDecoder:
-    """Writes the next step of open nodes. Owns the `generator` handles."""
+    """Writes the next step of open nodes. Owns the `generator` handles.
+
+    token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
+    """
 
     def __init__(
         self,
@@ -49,6 +52,7 @@ class StepDecoder:
         *,
         reuse: bool = True,
         prefetch: bool = True,
+        token_stats: Collection[str] = (),
     ) -> None:
         self.model = model
         self._chains = Chains(model)
@@ -57,7 +61,7 @@ class StepDecoder:
         self._codec, self._step, self._seed = codec, step, seed
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
-        self._sampler = Sampler(sampling, num_tokens, device)
+        self._sampler = Sampler(sampling, num_tokens, device, token_stats)
         self._eos = codec.eos_ids if codec is not None else frozenset()
         self._table: DelimiterTable | None = None
         if codec is not None and step.step_tokens is None:
@@ -177,10 +181,11 @@ class StepDecoder:
             hidden = torch.cat([last_hidden(row.node.parent) for row in batch.rows])
         while True:
             if hidden is not None:
+                logits = decoder.logits(hidden)
                 tokens, logprobs = self._sampler.sample(
-                    decoder.logits(hidden), batch.keys, batch.positions, batch.greedy
+                    logits, batch.keys, batch.positions, batch.greedy
                 )
-                batch.append(tokens.tolist(), logprobs.tolist())
+                batch.append(tokens.tolist(), logprobs.tolist(), self._sampler.stats(logits))
                 self._stop(batch, session, stops, tokens)
             active = batch.active_rows()
             parked = session.make_room(active) if active else []
@@ -258,7 +263,8 @@ class StepDecoder:
         if self._codec is not None:
             begin = node.replies_to.end
             text = self._codec.decode(node.parent.path_token_ids()[begin:] + row.tokens)
-        return StepDecoded(node, tuple(row.tokens), tuple(row.logprobs), row.stop, text)
+        stats = {name: tuple(values) for name, values in row.stats.items()}
+        return StepDecoded(node, tuple(row.tokens), tuple(row.logprobs), row.stop, text, stats)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""

@@ -173,7 +173,7 @@ class SearchLoop:
             node = event.node
             if isinstance(event, StepDecoded):
                 trees[node.root].commit(
-                    node, event.token_ids, event.logprobs, event.stop, event.text
+                    node, event.token_ids, event.logprobs, event.stop, event.text, event.stats
                 )
             elif isinstance(event, StepScored):
                 node.step_score = event.score

@@ -7,13 +7,15 @@ removing tokens from the vocabulary never shifts the draws of the others (DESIGN
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from beamwright.config import SamplingSettings
+from beamwright.protocols import ReadsTokenStats
 from beamwright.tree.node import Lineage
 
+_LIKELIEST = 20
 _NOISE_BITS = 23  # u + 0.5 is then exact in float32, so noise is always finite
 
 
@@ -64,15 +66,55 @@ def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tens
     return uniform.log_().neg_().log_().neg_()
 
 
+def entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    """Entropy in nats [rows] of distributions [rows, tokens]; tokens of probability 0 add none."""
+    terms: torch.Tensor = torch.special.entr(logprobs.exp())
+    return terms.sum(-1)
+
+
+def confidence(logprobs: torch.Tensor) -> torch.Tensor:
+    """DeepConf's token confidence [rows] of distributions [rows, tokens].
+
+    The negative mean log-probability of the likeliest tokens, 20 as in the published code: the
+    surer the model is of one, the less likely are the others. At least the log of their number.
+    """
+    return -logprobs.topk(min(_LIKELIEST, logprobs.shape[-1]), dim=-1).values.mean(-1)
+
+
+TOKEN_STATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "entropy": entropy,
+    "confidence": confidence,
+}
+"""What can be kept of every token's distribution: from log-probabilities [rows, tokens] to [rows].
+"""
+
+
+def stats_read_by(*policies: object) -> frozenset[str]:
+    """Names of the statistics that these verifiers and strategies read."""
+    reading = (policy for policy in policies if isinstance(policy, ReadsTokenStats))
+    return frozenset[str]().union(*(policy.token_stats for policy in reading))
+
+
 class Sampler:
     """Draws one token per row.
 
     num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
+    token_stats: what `stats` computes, of `TOKEN_STATS`.
+
+    Raises:
+        KeyError: if a statistic is not in the table.
     """
 
-    def __init__(self, settings: SamplingSettings, num_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        settings: SamplingSettings,
+        num_tokens: int,
+        device: torch.device,
+        token_stats: Collection[str] = (),
+    ) -> None:
         self._settings = settings
         self._num_tokens = num_tokens
+        self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
 
     def sample(
@@ -97,6 +139,16 @@ class Sampler:
                 chosen = torch.where(greedy, logits.argmax(-1), chosen)
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
+
+    def stats(self, logits: torch.Tensor) -> dict[str, list[float]]:
+        """What was asked for of the untempered, unfiltered distribution: by name, a value per row.
+
+        logits: [rows, vocab]. Apart from `sample`, so that nobody's tokens depend on it.
+        """
+        if not self._stats:
+            return {}
+        logprobs = logits[:, : self._num_tokens].float().log_softmax(-1)
+        return {name: compute(logprobs).tolist() for name, compute in self._stats.items()}
 
     def _filter(self, scaled: torch.Tensor) -> torch.Tensor:
         """-inf for tokens that top-k, top-p or min-p leave out, in that order."""

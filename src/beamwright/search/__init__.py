@@ -16,6 +16,7 @@ from beamwright.search.beam import BeamSearch
 from beamwright.search.best_of_n import BestOfN
 from beamwright.search.choose import Choice
 from beamwright.search.compat import SearchAndLearnBeam
+from beamwright.search.deepconf import OnlineDeepConf
 from beamwright.search.dvts import DiverseTrees
 from beamwright.search.dynamic import DynamicBranching
 from beamwright.search.lookahead import Lookahead
@@ -23,7 +24,7 @@ from beamwright.search.particles import ParticleFilter
 from beamwright.search.revise import SequentialRevision
 
 KNOBS = (
-    "branching", "score_temperature", "ess", "lookahead",
+    "branching", "score_temperature", "ess", "lookahead", "warmup", "keep",
     "revisions", "critique_prompt", "revision_prompt",
 )  # fmt: skip
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
@@ -75,6 +76,10 @@ STRATEGIES: dict[str, StrategyRow] = {
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
         knobs=("score_temperature", "ess"),
+    ),
+    "deepconf": StrategyRow(
+        OnlineDeepConf, "best-of-n whose paths are pruned below the confidence of the first ones",
+        knobs=("warmup", "keep"), choose="weighted",
     ),
     "revise": StrategyRow(
         SequentialRevision, "n paths, each a draft, its critique and a new answer, in turn",
@@ -135,6 +140,7 @@ __all__ = [
     "DiverseTrees",
     "DynamicBranching",
     "Lookahead",
+    "OnlineDeepConf",
     "ParticleFilter",
     "SearchAndLearnBeam",
     "SequentialRevision",

@@ -53,6 +53,8 @@ class Node:
 
     lineage: problem id, then child ordinals from the root.
     start: position of the first token in the path (the prompt counts).
+    stats: of the distribution that each token was drawn from, one value per token, by name; only
+        what a verifier or strategy asks for (`protocols.ReadsTokenStats`).
     text: text of the whole reply, this step included: what follows the prompt, or the last turn.
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
@@ -71,6 +73,7 @@ class Node:
     state: NodeState = NodeState.OPEN
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
     text: str = ""
     stop: StopReason | None = None
     step_score: float | None = None

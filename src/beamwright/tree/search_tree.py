@@ -6,7 +6,7 @@ be extended or waits for its score; the moment that ends, `release_dead` returns
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from beamwright.tree.node import Node, NodeState, StopReason, Turn
 
@@ -61,11 +61,13 @@ class SearchTree:
         logprobs: tuple[float, ...],
         stop: StopReason,
         text: str,
+        stats: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         """Write a decoded step into its open node."""
         if node.state is not NodeState.OPEN:
             raise ValueError(f"{node!r} is not open")
         node.token_ids, node.logprobs, node.stop, node.text = token_ids, logprobs, stop, text
+        node.stats = dict(stats or {})
         node.state = NodeState.CANDIDATE
 
     def keep(self, node: Node) -> None:
@@ -79,9 +81,10 @@ class SearchTree:
         node.state = NodeState.FINISHED
 
     def prune(self, node: Node) -> None:
-        """Drop a candidate, or a kept node of which nothing is left."""
+        """Drop a candidate, a final one that loses its place, or a kept node with nothing left."""
         states = {child.state for child in node.children}
-        if node.state is not NodeState.KEPT or states != {NodeState.PRUNED}:
+        empty = node.state is NodeState.KEPT and states == {NodeState.PRUNED}
+        if not empty and node.state is not NodeState.FINISHED:
             self._expect_candidate(node)
         node.state = NodeState.PRUNED
 

@@ -6,6 +6,7 @@
 from beamwright.verify.aggregate import AGGREGATES, aggregate
 from beamwright.verify.confidence import (
     DeepConfVerifier,
+    EntropyVerifier,
     LogprobVerifier,
     MinLogprobVerifier,
     NoVerifier,
@@ -22,6 +23,7 @@ __all__ = [
     "AGGREGATES",
     "CallableVerifier",
     "DeepConfVerifier",
+    "EntropyVerifier",
     "JudgeSpec",
     "JudgeVerifier",
     "LogprobVerifier",

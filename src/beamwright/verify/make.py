@@ -53,7 +53,8 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
     `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml`, or of a family that is
     recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
     language model's own probabilities. `judge:PATH`: what a chat model writes. `none`, `logprob`,
-    `min-logprob`, `deepconf[:WINDOW]`: no model.
+    `min-logprob`, `entropy`, `deepconf[:WINDOW]`, `deepconf-bottom[:WINDOW]` and
+    `deepconf-tail[:WINDOW]`: no model.
 
     Raises:
         InputError: if it is not there, or nothing says how its scores are read.

@@ -1,0 +1,98 @@
+"""Online DeepConf: paths that lose confidence are given up (Fu et al. 2025, Algorithm 2).
+
+The first paths run to their end and set a bar for the others, which go step by step and are pruned
+at the end of the first step after which their score lies below it. The published method watches
+every token, and stops early where enough votes agree; here `--stop-votes` does that for any search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from beamwright.config import SearchSettings
+from beamwright.errors import InputError
+from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.tree import Node, NodeState, SearchTree
+
+WARMUP = 16
+KEEP = 0.9  # DeepConf-high; DeepConf-low is 0.1
+_TIE = 1e-6  # scores this close are equal (DESIGN, "Sameness")
+
+
+class OnlineDeepConf:
+    """n independent paths, the first `warmup` of which are never given up on the way.
+
+    A path's score should be what DeepConf compares, the lowest group confidence so far
+    (`--verifier deepconf`); whatever else scores paths is compared in the same way, and a path
+    without a score is never below the bar.
+
+    Raises:
+        InputError: if the warm-up has more than n paths.
+    """
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self.n, self.max_rounds = settings.n, settings.max_rounds
+        self.keep = settings.keep or KEEP
+        self.warmup = settings.warmup or min(WARMUP, max(1, settings.n // 4))
+        if self.warmup > self.n:
+            raise InputError(f"--warmup {self.warmup} is larger than --n {self.n}")
+
+    def select(self, tree: SearchTree) -> list[Action]:
+        """See `protocols.Strategy`."""
+        if tree.rounds == 0:
+            return [Extend(tree.root, self.warmup)]
+        warming = len(tree.root.children) <= self.warmup
+        bar = -math.inf if warming else self._bar(tree)
+        waiting = tree.candidates()  # paths that were cut off stay among them to the end
+        dropped = _below(waiting, bar)
+        left = [node for node in waiting if node not in dropped]
+        ended = [node for node in left if node.ended]
+        going = [node for node in left if not node.ended and node.depth < self.max_rounds]
+        if going:
+            steps: list[Action] = [Extend(node, 1) for node in going]
+            return [*map(Prune, dropped), *map(Complete, ended), *steps]
+        if warming:  # over: its own paths have to reach the bar, too, to have a vote
+            bar = self._bar(tree)
+            dropped = _below([*tree.finished(), *waiting], bar)
+            ended = [node for node in ended if node not in dropped]
+        actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
+        if warming and self.warmup < self.n:
+            return [*actions, Extend(tree.root, self.n - self.warmup)]
+        return [*actions, Finish(self._why_fewer(tree, dropped, bar))]
+
+    def _bar(self, tree: SearchTree) -> float:
+        """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored."""
+        scores = [_end(node).score for node in tree.root.children[: self.warmup]]
+        known = sorted(score for score in scores if score is not None and not math.isnan(score))
+        return percentile(known, 1 - self.keep) if known else -math.inf
+
+    def _why_fewer(self, tree: SearchTree, dropped: Sequence[Node], bar: float) -> str | None:
+        ends = [_end(node) for node in tree.root.children]
+        pruned = [end for end in ends if end.state is NodeState.PRUNED or end in dropped]
+        cut_off = [end for end in ends if not end.ended and end not in pruned]
+        reasons = []
+        if pruned:
+            reasons.append(f"{len(pruned)} of {self.n} paths fell below the warm-up's {bar:.4g}")
+        if cut_off:
+            reasons.append(f"{len(cut_off)} of {self.n} paths reached --max-rounds")
+        return " and ".join(reasons) or None
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """The value that this share of the values lies below, interpolated between two neighbours."""
+    place = share * (len(ascending) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ascending) - 1)
+    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
+
+
+def _below(nodes: Iterable[Node], bar: float) -> list[Node]:
+    return [node for node in nodes if node.score is not None and node.score < bar - _TIE]
+
+
+def _end(node: Node) -> Node:
+    """The last step of a path that never branches."""
+    while node.children:
+        (node,) = node.children
+    return node

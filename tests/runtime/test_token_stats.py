@@ -1,0 +1,197 @@
+"""What is kept of every token's distribution: it changes no token, and depends on no schedule."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import beamwright
+from beamwright import Solver
+from beamwright.config import ModelSettings
+from beamwright.models.session import DecodeSession
+from beamwright.search import make_strategy
+from beamwright.tree import NodeState
+from beamwright.verify import resolve_verifier
+from engines import PROBLEM, grow
+from fakes import Grouping
+
+BUNDLED = Path(beamwright.__file__).parent / "bundled"
+CONFIDENT = {"verifier": "deepconf:8", "n": 6, "width": 2, "max_rounds": 4}
+LONG_STEPS = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos": True}
+
+
+def written(tree):
+    return [node for node in tree.nodes() if node.parent]
+
+
+def kept(tree):
+    return [(node.lineage, node.token_ids, node.stats, node.score) for node in written(tree)]
+
+
+def test_asking_for_statistics_changes_no_token(make_solver):
+    options = {"search": "best-of-n", "n": 3, "max_rounds": 6}
+    _, plain = grow(make_solver(**options))
+    assert all(node.stats == {} for node in plain.nodes())
+    for verifier, name in (("entropy", "entropy"), ("deepconf", "confidence")):
+        _, tree = grow(make_solver(**options, verifier=verifier))
+        for node, other in zip(written(tree), written(plain), strict=True):
+            assert (node.token_ids, node.logprobs) == (other.token_ids, other.logprobs)
+            assert {key: len(values) for key, values in node.stats.items()} == {
+                name: len(node.token_ids)
+            }
+
+
+def test_statistics_are_those_of_a_plain_forward_pass(make_solver, generator_folder):
+    model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
+    solver = make_solver(**CONFIDENT, dtype="float64", temperature=0.5, top_k=9)
+    num_tokens = solver._generator.codec.vocab_size
+    for node in written(grow(solver)[1]):
+        with torch.inference_mode():
+            logits = model(torch.tensor([node.path_token_ids()])).logits[0]
+        logprobs = logits[node.start - 1 : node.end - 1, :num_tokens].log_softmax(-1)
+        expected = -logprobs.sort(descending=True).values[:, :20].sum(-1) / 20
+        assert node.stats["confidence"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def by_the_paper(logits, chosen):
+    """A path's step entropy, and DeepConf's measures with groups of 16, written out plainly."""
+    entropies, confidences = [], []
+    for row in logits:
+        probs = sorted(row.softmax(0).tolist(), reverse=True)
+        entropies.append(-sum(p * math.log(p) for p in probs))
+        confidences.append(-sum(math.log(p) for p in probs[:20]) / 20)
+    groups = [sum(confidences[i : i + 16]) / 16 for i in range(max(1, len(confidences) - 15))]
+    if len(confidences) < 16:
+        groups = [sum(confidences) / len(confidences)]
+    lowest = sorted(groups)[: max(1, int(0.1 * len(groups)))]
+    last = confidences[-16:]
+    return {
+        "entropy": math.exp(-sum(entropies[-chosen:]) / chosen),
+        "deepconf:16": min(groups),
+        "deepconf-bottom:16": sum(lowest) / len(lowest),
+        "deepconf-tail:16": sum(last) / len(last),
+    }
+
+
+@pytest.fixture(scope="module")
+def bundled_logits():
+    """A function from token ids to the bundled generator's logits after each, by `transformers`."""
+    model = AutoModelForCausalLM.from_pretrained(BUNDLED / "generator", dtype=torch.float64).eval()
+
+    def logits(token_ids):
+        with torch.inference_mode():
+            return model(torch.tensor([token_ids])).logits[0]
+
+    return logits
+
+
+@pytest.mark.parametrize(
+    "names", [["entropy"], ["deepconf:16", "deepconf-bottom:16", "deepconf-tail:16"]]
+)
+def test_scores_of_a_real_search_are_those_of_the_paper(bundled_logits, names):
+    options = {"n": 4, "width": 2, "max_rounds": 4, "delimiter": "\n", "max_tokens": 60}
+    solver = Solver(verifier=names[0], kv_memory="16MiB", **options)
+    num_tokens = solver._generator.codec.vocab_size
+    _, tree = grow(solver)
+    checked = 0
+    for node in tree.finished() + tree.candidates():
+        logits = bundled_logits(node.path_token_ids())[:, :num_tokens]
+        path = logits[len(tree.root.token_ids) - 1 : node.end - 1]
+        expected = by_the_paper(path, len(node.token_ids))
+        assert node.step_score == pytest.approx(expected[names[0]], rel=1e-4)
+        for name in names[1:]:  # these read the same statistic
+            scorer = resolve_verifier(ModelSettings(verifier=name)).without_model
+            assert scorer.score([node]) == pytest.approx([expected[name]], rel=1e-4)
+        checked += len(path) > 25
+    assert checked
+
+
+@pytest.mark.parametrize("search", ["beam", "deepconf"])
+def test_statistics_do_not_depend_on_grouping(make_solver, search):
+    solver = make_solver(**CONFIDENT, search=search)
+    expected = kept(grow(solver)[1])
+    for schedule in (Grouping(1), Grouping(4, reverse=True)):
+        solver.schedule = schedule
+        assert kept(grow(solver)[1]) == expected, "bit for bit"
+
+
+def test_a_parked_step_keeps_its_statistics(make_solver, monkeypatch):
+    parked, real = [], DecodeSession._park
+
+    def spy(self, row):
+        parked.append(row)
+        real(self, row)
+
+    monkeypatch.setattr(DecodeSession, "_park", spy)
+    options = {**CONFIDENT, **LONG_STEPS, "max_rounds": 2, "host_memory": "8MiB"}
+    base = make_solver(**options, schedule="in-gpu")
+    expected = kept(grow(base)[1])
+    assert parked == []
+    block = base.generator.store.device.bytes_per_block
+    with make_solver(**options, schedule="locality", kv_memory=15 * block) as solver:
+        assert kept(grow(solver)[1]) == expected
+    assert parked, "nothing was parked: the test does not test"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"verifier": "entropy"},
+        {"verifier": "deepconf-tail:6"},
+        {"search": "deepconf", "warmup": 2, "keep": 0.5, "max_rounds": 9},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_a_resumed_search_scores_to_the_same_values(make_solver, tmp_path, options):
+    solver = make_solver(**{**CONFIDENT, "dtype": "float64", **options})
+    file, files, trees = tmp_path / "search.json", [], []
+
+    def on_round(report):
+        files.append(shutil.copy(file, tmp_path / f"{len(files)}.json"))
+        trees.append(report.tree)
+
+    expected = solver.solve(PROBLEM, on_round=on_round, checkpoint=file)
+    assert len(files) == expected.rounds >= 3
+    for saved in files[:-1:2]:
+        found = []
+        solution = solver.resume(saved, on_round=lambda report, to=found: to.append(report.tree))
+        assert solution.tree_hash == expected.tree_hash
+        assert solution.answer == expected.answer
+        assert solution.reason_fewer == expected.reason_fewer
+        for (*same, stats, score), (*others, stats_then, score_then) in zip(
+            kept(found[-1]), kept(trees[-1]), strict=True
+        ):
+            assert same == others
+            assert score == pytest.approx(score_then, abs=1e-6)
+            assert stats.keys() == stats_then.keys()
+            for name, values in stats.items():
+                assert values == pytest.approx(stats_then[name], abs=1e-5)
+
+
+def test_online_deepconf_writes_a_part_of_best_of_n(make_solver):
+    """Its paths draw what they would have drawn anyway, up to where they are given up."""
+    options = {"verifier": "deepconf:8", "n": 12, "max_rounds": 12}
+    _, whole = grow(make_solver(**options, search="best-of-n"))
+    solver = make_solver(**options, search="deepconf", warmup=4, keep=0.25)
+    solution, tree = grow(solver)
+    assert solver.settings.search.choose == "weighted"
+    bar = make_strategy(solver.settings.search)._bar(tree)
+    by_lineage = {node.lineage: node for node in whole.nodes()}
+    ends = [node for node in written(tree) if not node.children]
+    assert len(ends) == 12
+    for node in written(tree):
+        assert node.token_ids == by_lineage[node.lineage].token_ids
+        assert node.score == by_lineage[node.lineage].score
+    pruned = {end for end in ends if end.state is NodeState.PRUNED}
+    assert pruned == {end for end in ends if end.score < bar - 1e-6}
+    assert any(not end.ended for end in pruned), "some path was given up on its way"
+    assert any(end.ended and end.lineage[1] < 4 for end in pruned), "a warm-up path lost its vote"
+    assert solution.reason_fewer == (
+        f"{len(pruned)} of 12 paths fell below the warm-up's {bar:.4g}"
+    )
+    assert len(solution.candidates) == 12 - len(pruned)
+    assert len(written(tree)) < len(written(whole))
