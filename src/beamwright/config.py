@@ -155,6 +155,8 @@ class SearchSettings(Section):
     score_temperature: float | None = Field(None, gt=0.0)
     ess: float | None = Field(None, ge=0.0, le=1.0)
     lookahead: int | None = Field(None, ge=1)
+    exploration: float | None = Field(None, ge=0.0, allow_inf_nan=False)
+    nodes: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
 

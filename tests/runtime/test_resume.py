@@ -71,6 +71,7 @@ SEARCHES = {
     "dvts": {"search": "dvts"},
     "lookahead": {"search": "lookahead", "max_rounds": 3},
     "particles": {"search": "particles"},
+    "mcts": {"search": "mcts"},
     "best-of-n": {"search": "best-of-n", "max_rounds": 9},
     "fixed steps": {"step_tokens": 1, "max_tokens": 4, "ignore_eos": True},
 }

@@ -18,6 +18,7 @@ from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import format_bytes, one_line, print_json, printable, quiet_stdout
 from beamwright.cli.views import Views
 from beamwright.errors import BeamwrightError, InputError, Interrupted
+from beamwright.search import strategy_row
 
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
@@ -119,9 +120,11 @@ def solve(
     task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
-    if record_tree is not None and invocation.settings.search.search == "lookahead":
+    strategy = strategy_row(invocation.settings.search)
+    if record_tree is not None and not strategy.by_level:
         raise InputError(
-            "--record-tree does not go with --search lookahead: rollouts have no round"
+            f"--record-tree does not go with --search {invocation.settings.search.search}: "
+            "its rounds are not the tree's levels"
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:

@@ -19,9 +19,10 @@ from beamwright.search.compat import SearchAndLearnBeam
 from beamwright.search.dvts import DiverseTrees
 from beamwright.search.dynamic import DynamicBranching
 from beamwright.search.lookahead import Lookahead
+from beamwright.search.mcts import MonteCarloTreeSearch
 from beamwright.search.particles import ParticleFilter
 
-KNOBS = ("branching", "score_temperature", "ess", "lookahead")
+KNOBS = ("branching", "score_temperature", "ess", "lookahead", "exploration", "nodes")
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 
 
@@ -31,6 +32,7 @@ class StrategyRow:
 
     meaning: one line for people. knobs: of `KNOBS`, those it reads. choose: how its answer is
     chosen where the settings do not say. step_limits: its steps' lengths, likewise.
+    by_level: every step of a round is as deep as the round's number.
     """
 
     make: Callable[[SearchSettings], Strategy]
@@ -38,6 +40,7 @@ class StrategyRow:
     knobs: tuple[str, ...] = ()
     choose: Choice = "best"
     step_limits: tuple[int, ...] | None = None
+    by_level: bool = True
 
 
 STRATEGIES: dict[str, StrategyRow] = {
@@ -66,11 +69,15 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "lookahead": StrategyRow(
         Lookahead, "beam search that scores a candidate by a greedy rollout of k steps",
-        knobs=("lookahead",),
+        knobs=("lookahead",), by_level=False,
     ),
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
         knobs=("score_temperature", "ess"),
+    ),
+    "mcts": StrategyRow(
+        MonteCarloTreeSearch, "tree search: score plus exploration bonus picks the leaves (PUCT)",
+        knobs=("exploration", "nodes"), by_level=False,
     ),
 }  # fmt: skip
 
@@ -127,6 +134,7 @@ __all__ = [
     "DiverseTrees",
     "DynamicBranching",
     "Lookahead",
+    "MonteCarloTreeSearch",
     "ParticleFilter",
     "SearchAndLearnBeam",
     "StrategyRow",

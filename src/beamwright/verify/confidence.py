@@ -21,6 +21,7 @@ class LogprobVerifier:
     """A step's score is the geometric mean of its tokens' probabilities, in (0, 1]."""
 
     default_aggregate = "mean"
+    probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""
@@ -37,6 +38,7 @@ class MinLogprobVerifier:
     """A step's score is the probability of its least likely token, in (0, 1]."""
 
     default_aggregate = "min"
+    probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""
@@ -56,6 +58,7 @@ class DeepConfVerifier:
     """
 
     default_aggregate = "last"
+    probabilities = True
 
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
         self.window = window
@@ -79,6 +82,7 @@ class NoVerifier:
     """No opinion: every score is None, and order falls back to lineage."""
 
     default_aggregate = "last"
+    probabilities = False
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""

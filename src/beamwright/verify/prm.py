@@ -40,6 +40,7 @@ class PrmVerifier:
             raise ValueError("a verifier needs a tokenizer")
         self.spec = spec
         self.default_aggregate: str = spec.aggregate
+        self.probabilities = spec.gives_probabilities
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
         self._head = make_head(spec, model)
