@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -175,6 +176,24 @@ def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_pr
         assert solution.tokens.verifier_prefilled == alone.tokens.verifier_prefilled
 
 
+def test_a_prompt_is_rendered_once_even_if_the_trees_do_not_fit_together(make_solver):
+    rendered = []
+
+    def counting(codec):
+        def render(problem, system):
+            rendered.append(problem)
+            return codec.render(problem, system)
+
+        return SimpleNamespace(render=render)
+
+    solver = make_solver(n=8, schedule="in-gpu", kv_memory=48 * 4096)
+    alone = [solver.solve(problem, problem_id=i).tree_hash for i, problem in PROBLEMS]
+    solver._prompts._codec = counting(solver._prompts._codec)
+    together = solver.solve_many(PROBLEMS)
+    assert rendered == [problem.strip() for _, problem in PROBLEMS]
+    assert [solution.tree_hash for solution in together] == alone
+
+
 def test_a_problems_own_error_stands_in_its_place(make_solver):
     solver = make_solver(n=4, width=2)
     found = solver.solve_many([(0, "1+1"), (1, " \n"), (2, "x" * 1100), (3, "2+2")])
@@ -211,8 +230,13 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
         ({"n": 6, "width": 4}, "--n 6 is not a multiple of --width 4"),
         ({"n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
         ({"n": 0}, "--n"),
-        ({"search": "mcts"}, "--search 'mcts'"),
+        ({"search": "astar"}, "--search 'astar'"),
         ({"beams": 4}, "unknown option 'beams'"),
+        ({"stop_votes": True}, "--stop-votes goes with --choose majority or weighted, not best"),
+        (
+            {"stop_votes": True, "choose": "weighted", "verifier": "none"},
+            "--stop-votes with --choose weighted needs a verifier",
+        ),
         ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
         ({"verifier": "/nowhere"}, "--verifier /nowhere: no such folder"),
         ({"memory": "100KiB", "kv_memory": None}, "nothing is left for KV"),

@@ -160,6 +160,8 @@ class SearchSettings(Section):
     revision_prompt: str | None = Field(None, min_length=1)
     warmup: int | None = Field(None, ge=1)
     keep: float | None = Field(None, gt=0.0, le=1.0)
+    exploration: float | None = Field(None, ge=0.0, allow_inf_nan=False)
+    nodes: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
 

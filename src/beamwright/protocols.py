@@ -220,9 +220,13 @@ class SchedulePolicy(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`)."""
+    """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`).
+
+    probabilities: every score lies between 0 and 1, whatever the step.
+    """
 
     default_aggregate: str
+    probabilities: bool
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]: ...
 
@@ -296,7 +300,11 @@ class AttentionBackend(Protocol):
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What a callback sees after every round of a tree."""
+    """What a callback sees after every round of a tree.
+
+    candidates: what the strategy judged, those that have waited since earlier rounds included;
+    some may wait on.
+    """
 
     tree: SearchTree
     round: int

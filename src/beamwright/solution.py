@@ -10,11 +10,11 @@ from typing import Any
 from beamwright.cost import dm_lower_bound_bytes
 from beamwright.errors import BeamwrightError, Interrupted
 from beamwright.runtime.facts import RunFacts
+from beamwright.runtime.limits import cut_short
 from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
-from beamwright.search.lookahead import rolled_from
 from beamwright.search.revise import best_answer
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
@@ -130,25 +130,15 @@ class Solution:
         return found
 
 
-def final_nodes(tree: SearchTree) -> list[Node]:
-    """Final candidates in lineage order: finished ones, then those cut off by a limit.
+def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
+    """Final candidates, each kind in lineage order: finished ones, then those cut off by a limit.
+    The first n of them; all for None.
 
     Where a deadline struck in the middle of a round, paths that did not get their turn end a
     step earlier. Of a path that was asked again, its best answer stands.
     """
-    waiting = [rolled_from(node) for node in tree.nodes() if _waits(node)]
-    leaves = [*tree.finished(), *tree.candidates(), *dict.fromkeys(waiting)]
-    return [best_answer(leaf) for leaf in leaves]
-
-
-def _waits(node: Node) -> bool:
-    """True for a survivor whose children are all open still, or that was rolled out in vain."""
-    if node.parent is None or node.state is not NodeState.KEPT or not node.children:
-        return False
-    own = [child for child in node.children if not child.greedy]
-    if own:
-        return all(child.state is NodeState.OPEN for child in own)
-    return all(child.state in (NodeState.OPEN, NodeState.PRUNED) for child in node.children)
+    leaves = [*tree.finished(), *tree.candidates(), *cut_short(tree)]
+    return [best_answer(leaf) for leaf in leaves[:n]]
 
 
 def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
@@ -161,7 +151,7 @@ def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | 
 def describe_best(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
     """The same for a search that its user has stopped; unfinished paths where none is finished."""
     found = describe_finished(run, facts, reason)
-    nodes = final_nodes(run.tree)
+    nodes = final_nodes(run.tree, facts.settings.search.n)
     return found or (_describe(run, facts, nodes) if nodes else None)
 
 
@@ -178,7 +168,8 @@ def with_partial(
 
 def describe(run: TreeRun, facts: RunFacts) -> Solution:
     """The solution of one finished tree."""
-    nodes, search = final_nodes(run.tree), facts.settings.search
+    search = facts.settings.search
+    nodes = final_nodes(run.tree, search.n)
     if search.compat is not None:
         nodes = final_candidates(run.tree.finished(), search.n) or nodes
     return _describe(run, facts, nodes)

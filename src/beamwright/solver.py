@@ -24,7 +24,7 @@ from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
 from beamwright.runtime.facts import RunFacts
-from beamwright.runtime.limits import StopRule, num_generated
+from beamwright.runtime.limits import StopRule, check_stops, num_generated
 from beamwright.runtime.prompts import Prompts
 from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
@@ -63,6 +63,7 @@ class Solver:
             options["verifier"] = "none"
         self.settings = with_defaults(settings or Settings.build(**options))
         self.strategy = make_strategy(self.settings.search)
+        check_stops(self.settings.stop, self.settings.search)
         model = self.settings.model
         if self.settings.memory.memory is not None:
             cap_memory(model.device, self.settings.memory.memory)
@@ -102,6 +103,8 @@ class Solver:
             self.verifier = source.without_model
         if function is not None:
             self.verifier = CallableVerifier(function)
+        scored = self.verifier.probabilities
+        check_stops(self.settings.stop, self.settings.search, probabilities=scored)
         self._decoder = StepDecoder(
             self.generator,
             self._generator.codec,
@@ -206,18 +209,16 @@ class Solver:
         not fit together they are solved one at a time.
         """
         found: dict[int, Solution | BeamwrightError] = {}
-        good: list[int] = []
+        good: dict[int, SearchTree] = {}
         for place, pair in enumerate(problems):
             try:
-                self._prompts.tree(*pair)
-                good.append(place)
+                good[place] = self._prompts.tree(*pair)
             except InputError as error:
                 found[place] = error
 
         def attempt(places: Sequence[int]) -> None:
             try:
-                trees = [self._prompts.tree(*problems[place]) for place in places]
-                runs = [self._begin(tree) for tree in trees]
+                runs = [self._begin(good[place].bare()) for place in places]
                 found.update(zip(places, self._run(runs, on_round), strict=True))
             except CapacityError as error:
                 found.update(dict.fromkeys(places, error))
@@ -225,12 +226,11 @@ class Solver:
                     for place in places:
                         attempt([place])
 
-        attempt(good)
+        attempt([*good])
         return [found[place] for place in range(len(problems))]
 
     def _stop_rule(self) -> StopRule:
-        search = self.settings.search
-        return StopRule(self.settings.stop, search.n, filter_duplicates=search.filter_duplicates)
+        return StopRule(self.settings.stop, self.settings.search)
 
     def synthetic(
         self,

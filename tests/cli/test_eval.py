@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_other_settings_in_the_same_folder(cli, fake, dataset, tmp_path):
     outcome = cli("eval", dataset, "--out", out, "--seed", "1")
     assert outcome.code == 2
     assert "settings.search.seed was 0, is 1" in outcome.complaint
+
+
+def test_help_says_what_a_dataset_may_be(cli):
+    out = " ".join(re.sub(r"[^\w@/:.()-]+", " ", cli("eval", "--help").out).split())
+    for kind in ("JSONL", "JSON", "CSV", "parquet", "a folder of them", "FOLDER@SPLIT"):
+        assert kind in out
+    assert "hf:ORG/NAME" in out
 
 
 @pytest.mark.parametrize("words", [("--limit", "0"), ("--in-flight", "0")])

@@ -1,10 +1,12 @@
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from beamwright.cli.live import LiveTree, draw_tree, round_line
+from beamwright.tree import StopReason
 
 
 def render(drawing, width=80, height=40, encoding="utf-8"):
@@ -64,6 +66,19 @@ def test_any_score_can_be_drawn(reports, score):
 def test_round_line(reports):
     first = next(reports())
     assert round_line(first) == "round 1 | 4 candidates | 1 kept | 3 pruned | 0.5 s"
+
+
+def test_candidates_that_wait_are_counted_while_the_search_goes_on(reports):
+    first = next(reports())
+    waiting = first.tree.expand(first.survivors[0], 2)
+    for node in waiting:
+        first.tree.commit(node, (5,), (-0.1,), StopReason.DELIMITER, node.text + "waits")
+    report = replace(first, candidates=(*first.candidates, *waiting))
+    line = "round 1 | 6 candidates | 1 kept | 3 pruned | 2 waiting | 0.5 s"
+    assert round_line(report) == line
+    assert "waits" in render(draw_tree(first.tree))
+    first.tree.done = True
+    assert "waiting" not in round_line(report)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])

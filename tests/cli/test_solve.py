@@ -25,6 +25,14 @@ def test_without_a_terminal_only_the_answer(cli, fake):
     )
 
 
+@pytest.mark.parametrize("search", ["lookahead", "mcts"])
+def test_only_a_search_level_by_level_is_recorded(cli, fake, tmp_path, search):
+    outcome = cli("solve", "6*7?", "--search", search, "--record-tree", tmp_path / "tree.json")
+    assert outcome.code == 2
+    assert f"--record-tree does not go with --search {search}: its rounds are" in outcome.complaint
+    assert not fake.calls
+
+
 def test_figures_that_do_not_apply_are_left_out(fake):
     solution = {**fake.solution, "goodput_tok_s": None, "kv": {"device_peak_bytes": None}}
     assert accounting(solution).endswith("| 1.2 s")

@@ -1,12 +1,21 @@
 """Recorded trees: round trip, and one clear line for everything that can be wrong."""
 
 import json
+from functools import partial
+from itertools import count
 
 import pytest
 
+from beamwright.config import SearchSettings, StopSettings
 from beamwright.errors import InputError
 from beamwright.report import read_recorded, record_tree, write_recorded
+from beamwright.runtime import Accounting, SearchLoop, TreeRun
+from beamwright.runtime.limits import StopRule
+from beamwright.runtime.simulation.replay import ReplayStrategy, Script
+from beamwright.search import make_strategy
 from beamwright.tree import NodeState, StopReason
+from beamwright.verify import aggregate
+from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 
 
 def test_a_recorded_tree_comes_back_as_it_was(searched, tmp_path):
@@ -30,6 +39,43 @@ def test_children_are_found_by_lineage(searched, tmp_path):
         (): [0, 1, 2],
         (0,): [0, 1],
     }
+
+
+@pytest.mark.parametrize("deadline", range(1, 12))
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_search_that_was_cut_off_within_a_round_is_replayed(tmp_path, deadline, size):
+    """Later siblings may have been decoded, and earlier ones not: no gaps are recorded."""
+    clock = count(100)
+    executor = ScriptedExecutor(lambda node: (StopReason.DELIMITER, 1 / (1 + node.lineage[-1])))
+    search = SearchSettings(n=8, width=4)
+    run = TreeRun(new_tree(), rule=StopRule(StopSettings(deadline=deadline), search))
+    play(executor, Grouping(size, reverse=True), make_strategy(search), run, lambda: next(clock))
+    write_recorded(run.tree, tmp_path / "tree.json")
+    found = read_recorded(tmp_path / "tree.json")
+    script = Script(found)
+    again = TreeRun(script.search_tree())
+    replayed = ScriptedExecutor(lambda node: (script.step(node).stop, script.step(node).score))
+    play(replayed, Grouping(), ReplayStrategy(script), again, lambda: 0.0)
+    decoded = [node for node in run.tree.nodes() if node.parent and node.token_ids]
+    assert len(found.nodes) == len(decoded) == sum(1 for _ in again.tree.nodes()) - 1
+    assert sum(map(len, executor.groups)) == sum(map(len, replayed.groups))
+
+
+def play(executor, schedule, strategy, run, clock):
+    how = partial(aggregate, how="last")
+    SearchLoop(executor, schedule, strategy, how, Accounting(lambda: 0.0), clock).run([run])
+
+
+def test_a_search_that_an_error_stopped_within_a_round_is_recorded(searched, tmp_path):
+    """What was decoded of a round that never became complete is one level deeper."""
+    tree, _ = searched
+    (waiting, *_) = tree.candidates()
+    tree.keep(waiting)
+    (child,) = tree.expand(waiting, 1)
+    add_step(tree, child, "on")
+    assert child.depth > tree.rounds
+    write_recorded(tree, tmp_path / "tree.json")
+    assert read_recorded(tmp_path / "tree.json").rounds == 3
 
 
 def test_no_token_ids_and_no_text_are_recorded(searched):

@@ -20,6 +20,7 @@ class Decoder:
 
 class Scorer(Decoder):
     default_aggregate = "last"
+    probabilities = False
 
     def score(self, nodes):
         return [float(node.lineage[-1]) for node in nodes]

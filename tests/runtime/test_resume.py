@@ -72,6 +72,7 @@ SEARCHES = {
     "dvts": {"search": "dvts"},
     "lookahead": {"search": "lookahead", "max_rounds": 3},
     "particles": {"search": "particles"},
+    "mcts": {"search": "mcts"},
     "best-of-n": {"search": "best-of-n", "max_rounds": 9},
     "revise": {"search": "revise", "max_rounds": 12, "chat_template": CHAT, **SHORT},
     "fixed steps": {"step_tokens": 1, "max_tokens": 4, "ignore_eos": True},

@@ -49,5 +49,5 @@ def test_it_says_how_many_the_round_limit_cut_off(strategy):
 
 
 def test_an_unknown_strategy_lists_the_known_ones():
-    with pytest.raises(InputError, match=r"--search 'mcts': choose one of best-of-n, majority"):
-        make_strategy(SearchSettings(search="mcts"))
+    with pytest.raises(InputError, match=r"--search 'astar': choose one of best-of-n, majority"):
+        make_strategy(SearchSettings(search="astar"))

@@ -19,13 +19,16 @@ VALUES = {
     "keep": 0.5,
 }
 FILLING = [name for name in STRATEGIES if name != "deepconf"]  # that gives paths up for good
+VALUES |= {"exploration": 0.5, "nodes": 64}
 
 
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("name", FILLING)
 def test_every_search_ends_with_exactly_n_finished_candidates(name, seed):
     n, width = [(4, 2), (8, 4), (6, 3), (1, 1), (9, 3)][seed % 5]
-    strategy = make_strategy(SearchSettings(search=name, n=n, width=width, max_rounds=150))
+    enough = {"nodes": 10_000} if name == "mcts" else {}
+    settings = SearchSettings(search=name, n=n, width=width, max_rounds=150, **enough)
+    strategy = make_strategy(settings)
     tree, reason = play(strategy, seed)
     assert len(tree.finished()) == n
     assert reason is None

@@ -40,7 +40,9 @@ _DatasetArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="DATASET",
-        help="bundled:test, bundled:dev, a file or folder, or hf:ORG/NAME (default: the recipe's).",
+        help="bundled:test, bundled:dev; a JSONL, JSON, CSV or parquet file, or a folder of them "
+        "(FOLDER@SPLIT for one split); hf:ORG/NAME, hf:ORG/NAME/CONFIG@SPLIT "
+        "(default: the recipe's).",
     ),
 ]
 _RecipeOption = Annotated[

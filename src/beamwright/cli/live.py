@@ -74,12 +74,15 @@ class LiveTree:
 
 
 def round_line(report: RoundReport) -> str:
-    """One line about one round."""
+    """One line about one round; who waits is a candidate of a later one."""
+    judged = len(report.survivors) + len(report.pruned) + len(report.finished)
+    waiting = 0 if report.tree.done else len(report.candidates) - judged
     parts = [
         f"round {report.round}",
         f"{len(report.candidates)} candidates",
         f"{len(report.survivors)} kept",
         f"{len(report.pruned)} pruned",
+        f"{waiting} waiting" if waiting else "",
         f"{len(report.finished)} finished" if report.finished else "",
         f"{report.elapsed_s:.1f} s",
     ]

@@ -18,18 +18,12 @@ from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import format_bytes, one_line, print_json, printable, quiet_stdout
 from beamwright.cli.views import Views
 from beamwright.errors import BeamwrightError, InputError, Interrupted
+from beamwright.search import strategy_row
 
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
     from beamwright.solution import Solution
     from beamwright.solver import Solver
-
-_NOT_BY_DEPTH = {
-    "lookahead": "rollouts have no round",
-    "deepconf": "paths begin in two different rounds",
-    "revise": "turns have no round",
-}
-"""Strategies whose rounds a recorded tree, which knows depths, does not tell; and why."""
 
 _ProblemArgument = Annotated[
     str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads standard input.")
@@ -126,10 +120,11 @@ def solve(
     task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
-    search = invocation.settings.search.search
-    if record_tree is not None and search in _NOT_BY_DEPTH:
+    strategy = strategy_row(invocation.settings.search)
+    if record_tree is not None and not strategy.by_level:
         raise InputError(
-            f"--record-tree does not go with --search {search}: {_NOT_BY_DEPTH[search]}"
+            f"--record-tree does not go with --search {invocation.settings.search.search}: "
+            "its rounds are not the tree's levels"
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
     if live:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.report.files import write_whole
-from beamwright.tree import NodeState, SearchTree, StopReason
+from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
 VERSION = 1
 _MOST = sys.float_info.max
@@ -70,16 +71,25 @@ class RecordedTree:
 def record_tree(tree: SearchTree) -> dict[str, Any]:
     """What is recorded of a search that has ended; steps that were never decoded are left out.
 
-    A score that is not finite becomes null.
+    Where a deadline struck in the middle of a round, the siblings that were decoded are numbered
+    without gaps, as they have to be to be replayed. A score that is not finite becomes null.
     """
+    lineages: dict[Node, tuple[int, ...]] = {tree.root: ()}
+    num_children: Counter[Node] = Counter()
+    for node in tree.nodes():
+        if node.parent is not None and node.state is not NodeState.OPEN:
+            lineages[node] = (*lineages[node.parent], num_children[node.parent])
+            num_children[node.parent] += 1
+    del lineages[tree.root]
     return {
         "version": VERSION,
         "problem_id": tree.root.problem_id,
         "prompt_tokens": len(tree.root.token_ids),
-        "rounds": tree.rounds,
+        # An error may have struck before the last round was counted.
+        "rounds": max([tree.rounds, *map(len, lineages.values())]),
         "nodes": [
             {
-                "lineage": list(node.lineage[1:]),
+                "lineage": list(lineage),
                 "tokens": len(node.token_ids),
                 "stop": str(node.stop),
                 "state": str(node.state),
@@ -87,8 +97,7 @@ def record_tree(tree: SearchTree) -> dict[str, Any]:
                 if node.score is None or not math.isfinite(node.score)
                 else node.score,
             }
-            for node in tree.nodes()
-            if node.parent is not None and node.state is not NodeState.OPEN
+            for node, lineage in lineages.items()
         ],
     }
 

@@ -6,26 +6,58 @@ search: whatever stops it, the best so far is its result.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from beamwright.config import StopSettings
+from beamwright.config import SearchSettings, StopSettings
+from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search.answers import extract_answer, normalise_answer
-from beamwright.search.lookahead import rollout
-from beamwright.search.ranking import duplicates
+from beamwright.search.compat import final_candidates
+from beamwright.search.lookahead import rolled_from, rollout
+from beamwright.search.ranking import duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
+
+_TIE = 1e-6  # sums this close are equal in `search.choose`
+
+
+def check_stops(
+    settings: StopSettings, search: SearchSettings, *, probabilities: bool | None = None
+) -> None:
+    """See if votes can be settled before all of them are cast.
+
+    search: with the choice of the answer filled in. probabilities: scores lie between 0 and 1;
+    None if that is not known yet.
+
+    Raises:
+        InputError: if they cannot; says which --choose would do.
+    """
+    if settings.stop_votes and search.search == "revise":
+        raise InputError("--stop-votes: with --search revise a path's answer may still change")
+    if not settings.stop_votes or search.choose == "majority":
+        return
+    if search.choose != "weighted":
+        raise InputError(
+            f"--stop-votes goes with --choose majority or weighted, not {search.choose}: "
+            "any candidate may still be the best"
+        )
+    if probabilities is False:
+        raise InputError(
+            "--stop-votes with --choose weighted needs a verifier whose scores are probabilities; "
+            "use --choose majority"
+        )
 
 
 class StopRule:
     """The stops of one search.
 
-    n: how many candidates it is to end with. filter_duplicates: equal texts count once.
+    search: how many candidates it is to end with, whether equal texts count once, and how the
+    answer is chosen, which is what votes are settled for.
     """
 
-    def __init__(self, settings: StopSettings, n: int, *, filter_duplicates: bool = False) -> None:
-        self._settings, self._n = settings, n
-        self._filter_duplicates = filter_duplicates
+    def __init__(self, settings: StopSettings, search: SearchSettings) -> None:
+        self._settings, self._search, self._n = settings, search, search.n
 
     @property
     def watches_clock(self) -> bool:
@@ -36,19 +68,19 @@ class StopRule:
         """True if the deadline has passed."""
         return self._settings.deadline is not None and elapsed_s >= self._settings.deadline
 
-    def why(self, tree: SearchTree, elapsed_s: float) -> str | None:
+    def why(self, tree: SearchTree, elapsed_s: float, *, cut: bool = False) -> str | None:
         """What stops this tree, whose candidates are scored; None to go on.
 
         elapsed_s: seconds since the search started, or was resumed. Rollouts of a lookahead are
-        no candidates, and are ended first.
+        no candidates, and are ended first, unless the deadline has cut them off.
         """
-        if any(node.greedy for node in tree.candidates()):
+        if not cut and any(node.greedy for node in tree.candidates()):
             return None
         settings, candidates = self._settings, self._candidates(tree)
         ended = [n for n in (*tree.finished(), *candidates) if n.ended and n.answers]
         if settings.stop_score is not None and reaches(ended, settings.stop_score):
             return f"a candidate had reached --stop-score {settings.stop_score:g}"
-        if settings.stop_votes and vote_is_settled(ended, self._n - len(ended)):
+        if settings.stop_votes and self._vote_is_settled(ended):
             return "the vote was settled (--stop-votes)"
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
             return f"--token-budget {settings.token_budget} was spent"
@@ -57,24 +89,55 @@ class StopRule:
         return None
 
     def ending(self, tree: SearchTree, why: str) -> list[Action]:
-        """End the search: ended paths are complete, the rest stays as unfinished candidates."""
+        """End the search: ended paths are complete; of the rest the best-scored stay as
+        unfinished candidates, as many as there are places left.
+        """
         kept = self._candidates(tree)
+        places = self._n - len(tree.finished())
         ended = [node for node in kept if node.ended]
-        left = max(0, self._n - len(tree.finished()) - len(ended))
-        reason = f"{left} of {self._n} paths were unfinished when {why}"
+        if self._search.compat is None:
+            ended = ranked(ended)[:places]
+        left = max(0, places - len(ended))
+        shown = max(0, left - len(cut_short(tree)))
+        unfinished = ranked(node for node in kept if not node.ended)[:shown]
+        staying = {*ended, *unfinished}
         dropped = [
             node
             for leaf in tree.candidates()
-            if leaf not in kept
+            if leaf not in staying
             for node in rollout(leaf) or [leaf]
         ]
+        reason = f"{left} of {self._n} paths were unfinished when {why}" if left else None
         return [*map(Prune, dropped), *map(Complete, ended), Finish(reason)]
+
+    def _vote_is_settled(self, ended: Sequence[Node]) -> bool:
+        if self._search.compat is not None:  # the first n to finish vote
+            ended = final_candidates(ended, self._n)[: len(ended)]
+        remaining = max(0, self._n - len(ended))
+        if self._search.choose == "weighted":
+            return weights_are_settled(ended, remaining)
+        return vote_is_settled(ended, remaining)
 
     def _candidates(self, tree: SearchTree) -> list[Node]:
         """Candidates without rollouts, and without duplicates where those are dropped."""
         found = [node for node in tree.candidates() if not node.greedy]
-        dropped = duplicates(found) if self._filter_duplicates else []
+        dropped = duplicates(found) if self._search.filter_duplicates else []
         return [node for node in found if node not in dropped]
+
+
+def cut_short(tree: SearchTree) -> list[Node]:
+    """Paths whose turn did not come before a deadline struck in the middle of a round."""
+    return list(dict.fromkeys(rolled_from(node) for node in tree.nodes() if _waits(node)))
+
+
+def _waits(node: Node) -> bool:
+    """True for a survivor whose children are all open still, or that was rolled out in vain."""
+    if node.parent is None or node.state is not NodeState.KEPT or not node.children:
+        return False
+    own = [child for child in node.children if not child.greedy]
+    if own:
+        return all(child.state is NodeState.OPEN for child in own)
+    return all(child.state in (NodeState.OPEN, NodeState.PRUNED) for child in node.children)
 
 
 def reaches(ended: Iterable[Node], score: float) -> bool:
@@ -92,10 +155,31 @@ def vote_is_settled(ended: Iterable[Node], num_remaining: int) -> bool:
     Who votes is who votes in `search.choose`: paths that ended by themselves and state an answer.
     An answer that could draw level could still win by its scores.
     """
-    answers = (extract_answer(node.text) for node in ended if node.stop is StopReason.EOS)
-    votes = Counter(normalise_answer(answer) for answer in answers if answer)
+    votes = Counter(answer for answer, _ in _ballots(ended))
     (_, most), (_, second) = (*votes.most_common(2), ("", 0), ("", 0))[:2]
     return most > second + num_remaining
+
+
+def weights_are_settled(ended: Iterable[Node], num_remaining: int) -> bool:
+    """True if the answer with the largest summed score stays so whatever the remaining say.
+
+    Scores have to be probabilities: a candidate that remains adds at most 1 to an answer.
+    """
+    weights: dict[str, list[float]] = {}
+    for answer, score in _ballots(ended):
+        if score is not None:
+            weights.setdefault(answer, []).append(score)
+    totals = sorted((math.fsum(scores) for scores in weights.values()), reverse=True)
+    most, second = (*totals, 0.0, 0.0)[:2]
+    return most > second + num_remaining + _TIE
+
+
+def _ballots(ended: Iterable[Node]) -> Iterator[tuple[str, float | None]]:
+    """The answer and the score of everybody who votes."""
+    for node in ended:
+        answer = extract_answer(node.text) if node.stop is StopReason.EOS else None
+        if answer:
+            yield normalise_answer(answer), node.score
 
 
 def num_generated(tree: SearchTree) -> int:

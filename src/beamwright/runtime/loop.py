@@ -225,7 +225,7 @@ class SearchLoop:
         ends = any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or tree.rounds == 0:
             return actions
-        why = rule.why(tree, elapsed_s)
+        why = rule.why(tree, elapsed_s, cut=run.cut)
         return actions if why is None else rule.ending(tree, why)
 
 

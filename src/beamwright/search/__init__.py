@@ -20,12 +20,13 @@ from beamwright.search.deepconf import OnlineDeepConf
 from beamwright.search.dvts import DiverseTrees
 from beamwright.search.dynamic import DynamicBranching
 from beamwright.search.lookahead import Lookahead
+from beamwright.search.mcts import MonteCarloTreeSearch
 from beamwright.search.particles import ParticleFilter
 from beamwright.search.revise import SequentialRevision
 
 KNOBS = (
     "branching", "score_temperature", "ess", "lookahead", "warmup", "keep",
-    "revisions", "critique_prompt", "revision_prompt",
+    "revisions", "critique_prompt", "revision_prompt", "exploration", "nodes",
 )  # fmt: skip
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 
@@ -36,6 +37,7 @@ class StrategyRow:
 
     meaning: one line for people. knobs: of `KNOBS`, those it reads. choose: how its answer is
     chosen where the settings do not say. step_limits: its steps' lengths, likewise.
+    by_level: every step of a round is as deep as the round's number.
     """
 
     make: Callable[[SearchSettings], Strategy]
@@ -43,6 +45,7 @@ class StrategyRow:
     knobs: tuple[str, ...] = ()
     choose: Choice = "best"
     step_limits: tuple[int, ...] | None = None
+    by_level: bool = True
 
 
 STRATEGIES: dict[str, StrategyRow] = {
@@ -71,7 +74,7 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "lookahead": StrategyRow(
         Lookahead, "beam search that scores a candidate by a greedy rollout of k steps",
-        knobs=("lookahead",),
+        knobs=("lookahead",), by_level=False,
     ),
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
@@ -79,11 +82,15 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "deepconf": StrategyRow(
         OnlineDeepConf, "best-of-n whose paths are pruned below the confidence of the first ones",
-        knobs=("warmup", "keep"), choose="weighted",
+        knobs=("warmup", "keep"), choose="weighted", by_level=False,
     ),
     "revise": StrategyRow(
         SequentialRevision, "n paths, each a draft, its critique and a new answer, in turn",
-        knobs=("revisions", "critique_prompt", "revision_prompt"),
+        knobs=("revisions", "critique_prompt", "revision_prompt"), by_level=False,
+    ),
+    "mcts": StrategyRow(
+        MonteCarloTreeSearch, "tree search: score plus exploration bonus picks the leaves (PUCT)",
+        knobs=("exploration", "nodes"), by_level=False,
     ),
 }  # fmt: skip
 
@@ -140,6 +147,7 @@ __all__ = [
     "DiverseTrees",
     "DynamicBranching",
     "Lookahead",
+    "MonteCarloTreeSearch",
     "OnlineDeepConf",
     "ParticleFilter",
     "SearchAndLearnBeam",

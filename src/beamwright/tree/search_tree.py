@@ -29,6 +29,11 @@ class SearchTree:
         self._held: set[Node] = {self.root}
         self._leaves: list[Node] = []
 
+    def bare(self) -> SearchTree:
+        """A tree with the same prompt and nothing else."""
+        root = self.root
+        return SearchTree(root.problem_id, root.token_ids, root.problem_text)
+
     # --- growing -----------------------------------------------------------------------------
 
     def expand(self, node: Node, num_children: int, *, greedy: bool = False) -> list[Node]:

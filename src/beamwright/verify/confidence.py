@@ -24,6 +24,7 @@ class LogprobVerifier:
     """A step's score is the geometric mean of its tokens' probabilities, in (0, 1]."""
 
     default_aggregate = "mean"
+    probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""
@@ -40,6 +41,7 @@ class MinLogprobVerifier:
     """A step's score is the probability of its least likely token, in (0, 1]."""
 
     default_aggregate = "min"
+    probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""
@@ -58,6 +60,7 @@ class EntropyVerifier:
 
     default_aggregate = "mean"
     token_stats = frozenset({_ENTROPY})
+    probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""
@@ -102,6 +105,7 @@ class DeepConfVerifier:
     """
 
     default_aggregate = "last"
+    probabilities = False
     token_stats = frozenset({_CONFIDENCE})
 
     def __init__(
@@ -128,6 +132,7 @@ class NoVerifier:
     """No opinion: every score is None, and order falls back to lineage."""
 
     default_aggregate = "last"
+    probabilities = False
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`."""

@@ -20,6 +20,8 @@ class CallableVerifier:
     scored. The function may return None for no opinion. aggregate: steps to a path's score.
     """
 
+    probabilities = False
+
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
         self._function = function
         self._name = getattr(function, "__name__", type(function).__name__)

@@ -58,6 +58,8 @@ class JudgeVerifier:
         InputError: if the checkpoint has no usable chat template.
     """
 
+    probabilities = True
+
     def __init__(
         self, spec: JudgeSpec, model: LoadedModel, tree_model: TreeModel, name: str = "judge"
     ) -> None:

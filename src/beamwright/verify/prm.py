@@ -26,6 +26,7 @@ class PrmVerifier:
             raise ValueError("a verifier needs a tokenizer")
         self.spec = spec
         self.default_aggregate: str = spec.aggregate
+        self.probabilities = spec.gives_probabilities
         self.tree_model = tree_model
         self._encoder = PathEncoder(spec, model.codec)
         self._kv = PathKV(tree_model, self._encoder.encode_prefix)

@@ -123,6 +123,12 @@ class VerifierSpec(Section):
     combine: Literal["last", "min", "prod", "mean"] = "last"
     aggregate: Literal["last", "min", "prod", "mean"] = "last"
 
+    @property
+    def gives_probabilities(self) -> bool:
+        """True if a score lies between 0 and 1 whatever the head's weights are."""
+        of_a_token = self.head.kind == "token_logprob" and self.activation == "exp"
+        return of_a_token or self.activation in ("sigmoid", "softmax")
+
     @model_validator(mode="after")
     def _parts_fit(self) -> VerifierSpec:
         template, layout = self.template, self.template.layout

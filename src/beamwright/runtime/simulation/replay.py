@@ -134,6 +134,7 @@ class ReplayVerifier:
     """Gives every step the score that it had. Holds no KV and takes no time."""
 
     default_aggregate = "last"
+    probabilities = False
 
     def __init__(self, script: Script) -> None:
         self._script = script

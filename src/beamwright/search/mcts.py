@@ -1,0 +1,205 @@
+"""Monte Carlo tree search over steps: PUCT picks the leaves that get children, a score is a value.
+
+No rollouts: a step is worth its path's score, as in AlphaMath's search (Chen et al. 2024). Nothing
+is remembered between rounds; visits and values are read from the tree, so a search that is resumed
+goes on alike. Leaves of a round are picked one after the other, each counted at once as a visit
+whose value is not known yet (unobserved samples, Liu et al. 2020).
+
+A path's score mostly falls with every step. So a leaf is worth its score less a constant (first
+play urgency, Gelly and Wang 2006): otherwise any short path is better than a long one, and the
+search goes breadth first and finishes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+from beamwright.config import SearchSettings
+from beamwright.errors import InputError
+from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.search.ranking import duplicates, ranked
+from beamwright.tree import Node, NodeState, SearchTree
+
+EXPLORATION = 0.3
+URGENCY = 0.5
+NODES_PER_CANDIDATE = 16
+_DECIMALS = 6  # values this close are equal (DESIGN, "Sameness")
+
+
+class MonteCarloTreeSearch:
+    """n first steps; then max(1, n // width) leaves a round, `width` children each.
+
+    Leaves that are not picked wait as candidates. A path goes on until it ends, or is
+    `max_rounds` steps long. The search is over when n paths have ended, when
+    `nodes` steps are written, or when no leaf can be extended; if more paths end in the last
+    round than there are places, the best-scored take them. Duplicates are sought among siblings.
+
+    Raises:
+        InputError: if n < width, or the nodes are fewer than n.
+    """
+
+    def __init__(self, settings: SearchSettings) -> None:
+        self.settings = settings
+        given, nodes = settings.exploration, settings.nodes
+        self.exploration = EXPLORATION if given is None else given
+        self.nodes = NODES_PER_CANDIDATE * settings.n if nodes is None else nodes
+        if settings.n < settings.width:
+            raise InputError(f"--n {settings.n} is smaller than --width {settings.width}")
+        if self.nodes < settings.n:
+            raise InputError(f"--nodes {self.nodes} is smaller than --n {settings.n}")
+
+    def select(self, tree: SearchTree) -> list[Action]:
+        """See `protocols.Strategy`."""
+        settings = self.settings
+        if tree.rounds == 0:
+            return [Extend(tree.root, settings.n)]
+        dropped = _repeated_siblings(tree) if settings.filter_duplicates else {}
+        leaves = [node for node in tree.candidates() if node not in dropped]
+        ended = ranked(node for node in leaves if node.ended)
+        places = settings.n - len(tree.finished())
+        actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended[:places])]
+        actions += map(Prune, ended[places:])
+        waiting = [node for node in leaves if not node.ended]
+        places -= len(ended)
+        if places <= 0:
+            return [*actions, *map(Prune, waiting), Finish()]
+        extended = self._extended(tree, waiting, dropped)
+        if extended:
+            return [*actions, *extended]
+        surplus = ranked(waiting)[places:]
+        return [*actions, *map(Prune, surplus), Finish(self._reason(tree, waiting, places))]
+
+    def _extended(
+        self, tree: SearchTree, waiting: Sequence[Node], dropped: Collection[Node]
+    ) -> list[Extend]:
+        """The leaves that get children this round, in the order in which they are picked."""
+        settings = self.settings
+        left = self.nodes - _num_written(tree)
+        open_to = [node for node in waiting if node.depth < settings.max_rounds]
+        counts = Counts(tree, open_to, dropped)
+        found: list[Extend] = []
+        while left > 0 and counts.leaves[tree.root] and len(found) < self._leaves_per_round:
+            children = min(settings.width, left)
+            found.append(Extend(counts.pick(self.exploration), children))
+            left -= children
+        return found
+
+    @property
+    def _leaves_per_round(self) -> int:
+        return max(1, self.settings.n // self.settings.width)
+
+    def _reason(self, tree: SearchTree, waiting: Sequence[Node], missing: int) -> str:
+        """Why so many paths are missing."""
+        paths = f"{missing} of {self.settings.n} paths"
+        if any(node.depth < self.settings.max_rounds for node in waiting):
+            return f"{paths} were unfinished when --nodes {self.nodes} were written"
+        return f"{paths} reached --max-rounds" if waiting else f"{paths} were duplicates"
+
+
+class Counts:
+    """What PUCT knows of every step, read from the tree.
+
+    visits: steps of its subtree that were extended, itself included; picking a leaf adds one to
+        each step of its path. leaves: how many of its subtree can still be picked.
+    values: of a step that was extended, the mean over those visits of what they led to, the mean
+        score of the new children; picking leaves it as it is. Of a leaf, its score less URGENCY.
+        A step without a score counts with the mean of all scores, and 0 where there is none.
+    priors: softmax over siblings of the mean log-probability of a step's tokens.
+    """
+
+    def __init__(
+        self, tree: SearchTree, open_to: Iterable[Node], dropped: Collection[Node]
+    ) -> None:
+        self.root = tree.root
+        self.children: dict[Node, list[Node]] = {}
+        order: list[Node] = []
+        stack = [tree.root]
+        while stack:  # parents first; deep trees are legal, so this does not recurse
+            node = stack.pop()
+            order.append(node)
+            self.children[node] = [
+                child
+                for child in node.children
+                if child.state is not NodeState.PRUNED and child not in dropped
+            ]
+            stack += self.children[node]
+        self._scores = _scores(order[1:])
+        self.visits, self.leaves = dict.fromkeys(order, 0), dict.fromkeys(order, 0)
+        self.leaves.update(dict.fromkeys(open_to, 1))
+        totals = dict.fromkeys(order, 0.0)
+        for node in reversed(order):
+            if self.children[node]:
+                self.visits[node] += 1
+                totals[node] += _mean(self._scores[child] for child in self.children[node])
+            if node.parent is not None:
+                totals[node.parent] += totals[node]
+                self.visits[node.parent] += self.visits[node]
+                self.leaves[node.parent] += self.leaves[node]
+        self.values = {
+            node: totals[node] / visits if visits else self._scores[node] - URGENCY
+            for node, visits in self.visits.items()
+        }
+        self.priors: dict[Node, float] = {}
+        for siblings in self.children.values():
+            self.priors.update(zip(siblings, _priors(siblings), strict=True))
+
+    def puct(self, node: Node, exploration: float) -> float:
+        """Value plus exploration bonus of a node among its siblings."""
+        assert node.parent is not None
+        spread = math.sqrt(self.visits[node.parent]) / (1 + self.visits[node])
+        bonus = exploration * self.priors[node] * spread
+        return round(self.values[node] + bonus, _DECIMALS)
+
+    def pick(self, exploration: float) -> Node:
+        """Walk down to a leaf, and count it as extended; ties to the lower lineage.
+
+        There has to be a leaf; it can be picked once.
+        """
+        node = self.root
+        while self.children[node]:
+            going = [child for child in self.children[node] if self.leaves[child]]
+            node = max(going, key=lambda child: self.puct(child, exploration))  # first of equals
+        for above in node.path():
+            self.visits[above] += 1
+            self.leaves[above] -= 1
+        return node
+
+
+def _scores(steps: Sequence[Node]) -> dict[Node, float]:
+    """Rounded: last bits must not decide which leaf is picked."""
+    known = {
+        node: round(node.score, _DECIMALS)
+        for node in steps
+        if node.score is not None and math.isfinite(node.score)
+    }
+    neutral = _mean(known.values()) if known else 0.0
+    return {node: known.get(node, neutral) for node in steps}
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.fsum(found) / len(found)
+
+
+def _priors(siblings: Sequence[Node]) -> list[float]:
+    """They add up to 1; all the same where a step has no log-probabilities."""
+    if not all(node.logprobs for node in siblings):
+        return [1 / len(siblings)] * len(siblings)
+    means = [round(_mean(node.logprobs), _DECIMALS) for node in siblings]
+    largest = max(means, default=0.0)
+    weights = [math.exp(mean - largest) for mean in means]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def _repeated_siblings(tree: SearchTree) -> dict[Node, None]:
+    """Candidates with the text of an earlier child of the same node, in lineage order."""
+    parents = dict.fromkeys(node.parent for node in tree.candidates() if node.parent is not None)
+    found: list[Node] = []
+    for parent in parents:
+        found += duplicates(n for n in parent.children if n.state is not NodeState.PRUNED)
+    return dict.fromkeys(found)
+
+
+def _num_written(tree: SearchTree) -> int:
+    return sum(node.parent is not None for node in tree.nodes())

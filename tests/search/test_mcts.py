@@ -1,0 +1,314 @@
+"""PUCT by hand, a slow oracle beside it, and what ends the search."""
+
+import math
+import random
+
+import pytest
+
+from beamwright.config import SearchSettings
+from beamwright.errors import InputError
+from beamwright.protocols import Complete, Extend, Finish, Prune
+from beamwright.search import make_strategy
+from beamwright.search.mcts import URGENCY, Counts
+from beamwright.tree import NodeState, StopReason
+from fakes import new_tree
+from played import first_round, obey, play
+
+
+def mcts(**settings):
+    return make_strategy(SearchSettings(search="mcts", **settings))
+
+
+def write(tree, nodes, scores, logprobs=None, ended=(), text=None):
+    """Write a step into each of these open nodes; without logprobs all are alike."""
+    for i, (node, score) in enumerate(zip(nodes, scores, strict=True)):
+        stop = StopReason.EOS if i in ended else StopReason.DELIMITER
+        logprob = logprobs[i] if logprobs else -0.5
+        own = f"{node.lineage[-1]}." if text is None else text
+        tree.commit(node, (7, 8), (logprob, logprob), stop, node.parent.text + own)
+        node.score = score
+    return nodes
+
+
+def extend(tree, node, scores, **how):
+    if node.state is NodeState.CANDIDATE:
+        tree.keep(node)
+    return write(tree, tree.expand(node, len(scores)), scores, **how)
+
+
+def extended(actions):
+    return [action.node for action in actions if isinstance(action, Extend)]
+
+
+# --- PUCT ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small():
+    """Two steps, the first of which was extended twice over; priors 1/4 and 3/4."""
+    tree = new_tree()
+    first, second = extend(tree, tree.root, [0.9, 0.6], logprobs=[math.log(0.1), math.log(0.3)])
+    below, other = extend(tree, first, [0.8, 0.4])
+    extend(tree, below, [0.7, None])
+    tree.rounds = 3
+    return tree, first, second, below, other
+
+
+def test_values_visits_and_priors_by_hand(small):
+    tree, first, second, below, _ = small
+    counts = Counts(tree, tree.candidates(), ())
+    assert [counts.visits[node] for node in (tree.root, first, second, below)] == [3, 2, 0, 1]
+    assert [counts.leaves[node] for node in (tree.root, first, second, below)] == [4, 3, 1, 2]
+    mean = (0.9 + 0.6 + 0.8 + 0.4 + 0.7) / 5  # what the step without a score counts as
+    assert counts.values[below] == pytest.approx((0.7 + mean) / 2)
+    assert counts.values[first] == pytest.approx(((0.8 + 0.4) / 2 + (0.7 + mean) / 2) / 2)
+    assert counts.values[second] == pytest.approx(0.6 - URGENCY)
+    assert [counts.priors[node] for node in (first, second)] == pytest.approx([0.25, 0.75])
+    assert counts.priors[below] == 0.5
+    bonus = 2.0 * 0.75 * math.sqrt(3) / (1 + 0)
+    assert counts.puct(second, 2.0) == pytest.approx(0.6 - URGENCY + bonus, abs=1e-6)
+    bonus = 2.0 * 0.25 * math.sqrt(3) / (1 + 2)
+    assert counts.puct(first, 2.0) == pytest.approx(counts.values[first] + bonus, abs=1e-6)
+
+
+def test_a_picked_leaf_counts_as_a_visit_and_not_as_a_value(small):
+    tree, first, second, below, _ = small
+    counts = Counts(tree, tree.candidates(), ())
+    values = dict(counts.values)
+    assert counts.pick(2.0) is second
+    assert [counts.visits[node] for node in (tree.root, first, second)] == [4, 2, 1]
+    assert counts.pick(2.0).parent in (first, below), "a leaf is picked once"
+    assert counts.visits[first] == 3
+    assert counts.values == values
+
+
+def test_steps_without_log_probabilities_have_the_same_prior(small):
+    tree, first, second, *_ = small
+    second.logprobs = ()
+    counts = Counts(tree, tree.candidates(), ())
+    assert (counts.priors[first], counts.priors[second]) == (0.5, 0.5)
+
+
+# --- a slow oracle ---------------------------------------------------------------------------
+
+
+class Oracle:
+    """PUCT written down as its definition, from the root at every question."""
+
+    def __init__(self, tree, exploration, max_rounds):
+        self.tree, self.exploration, self.max_rounds = tree, exploration, max_rounds
+        self.picked = []
+
+    def children(self, node):
+        return [child for child in node.children if child.state is not NodeState.PRUNED]
+
+    def subtree(self, node):
+        yield node
+        for child in self.children(node):
+            yield from self.subtree(child)
+
+    def score(self, node):
+        known = [n.score for n in self.subtree(self.tree.root) if n.score is not None]
+        return node.score if node.score is not None else (sum(known) / len(known) if known else 0)
+
+    def visits(self, node):
+        inside = list(self.subtree(node))
+        return sum(bool(self.children(n)) for n in inside) + sum(n in inside for n in self.picked)
+
+    def value(self, node):
+        led_to = [
+            sum(map(self.score, self.children(n))) / len(self.children(n))
+            for n in self.subtree(node)
+            if self.children(n)
+        ]
+        return sum(led_to) / len(led_to) if led_to else self.score(node) - URGENCY
+
+    def prior(self, node):
+        weights = [math.exp(sum(n.logprobs) / len(n.logprobs)) for n in self.children(node.parent)]
+        return math.exp(sum(node.logprobs) / len(node.logprobs)) / sum(weights)
+
+    def puct(self, node):
+        spread = math.sqrt(self.visits(node.parent)) / (1 + self.visits(node))
+        return self.value(node) + self.exploration * self.prior(node) * spread
+
+    def pickable(self, node):
+        return [
+            n
+            for n in self.subtree(node)
+            if n.state is NodeState.CANDIDATE
+            and not n.ended
+            and n.depth < self.max_rounds
+            and n not in self.picked
+        ]
+
+    def pick(self, node):
+        """The next leaf below `node`; it counts as visited from then on."""
+        if not self.children(node):
+            self.picked.append(node)
+            return node
+        best = None
+        for child in self.children(node):
+            if self.pickable(child) and (best is None or self.puct(child) > self.puct(best) + 1e-7):
+                best = child
+        return self.pick(best)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_same_leaves_as_the_oracle_picks(seed):
+    rng = random.Random(seed)
+    exploration, max_rounds = rng.choice([0.0, 0.1, 0.7, 3.0]), rng.choice([4, 40])
+    strategy = mcts(n=8, width=2, nodes=60, exploration=exploration, max_rounds=max_rounds)
+    tree, rounds = new_tree(), 0
+    while not tree.done:
+        actions = strategy.select(tree)
+        oracle = Oracle(tree, exploration, max_rounds)
+        if tree.rounds and (leaves := extended(actions)):
+            assert leaves == [oracle.pick(tree.root) for _ in leaves]
+            rounds += 1
+        obey(tree, actions)
+        for node in tree.open_nodes():
+            ends = [0] if rng.random() < 0.15 else ()
+            score = rng.choice([None, round(rng.random(), 3), round(rng.random(), 3)])
+            write(tree, [node], [score], [round(-rng.random(), 3)], ends)
+        tree.rounds += 1
+    assert rounds
+
+
+# --- exploration -----------------------------------------------------------------------------
+
+
+def scripted_tree(strategy, score, rounds):
+    tree = new_tree()
+    for _ in range(rounds):
+        obey(tree, strategy.select(tree))
+        open_nodes = tree.open_nodes()
+        write(tree, open_nodes, [score(node) for node in open_nodes])
+        tree.rounds += 1
+    return tree
+
+
+def test_without_exploration_the_best_scored_step_is_followed():
+    strategy = mcts(n=3, width=3, exploration=0, nodes=100)
+    tree = scripted_tree(strategy, lambda node: 0.9 if node.lineage[-1] == 1 else 0.4, 6)
+    kept = [node.lineage[1:] for node in tree.nodes() if node.children and node.parent]
+    assert kept == [(1,) * depth for depth in range(1, 6)]
+
+
+def test_a_branch_that_leads_nowhere_is_left():
+    def score(node):
+        return {1: 0.9 if node.lineage[1] == 0 else 0.8, 2: 0.0 if node.lineage[1] == 0 else 0.8}[
+            min(node.depth, 2)
+        ]
+
+    tree = scripted_tree(mcts(n=2, width=2, exploration=0.1, nodes=100), score, 4)
+    first, second = tree.root.children
+    assert sum(bool(node.children) for node in first.children) == 0
+    assert second.children
+
+
+def test_much_exploration_spreads_evenly():
+    strategy = mcts(n=4, width=2, exploration=100, nodes=1000)
+    tree = scripted_tree(strategy, lambda node: 1 / (1 + node.lineage[-1]), 19)
+    visits = Counts(tree, tree.candidates(), ()).visits
+    assert [visits[node] for node in tree.root.children] == [9, 9, 9, 9]
+
+
+def test_ties_go_to_the_lower_lineage():
+    tree, nodes = first_round([0.5] * 4)
+    assert extended(mcts(n=4, width=2).select(tree)) == [nodes[0], nodes[1]]
+    nodes[0].score = 0.5 + 1e-8
+    nodes[2].score = 0.5 - 1e-8
+    assert extended(mcts(n=4, width=2).select(tree)) == [nodes[0], nodes[1]]
+
+
+# --- the end ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("nodes", [8, 9, 21, 64])
+def test_the_nodes_are_never_exceeded_and_all_of_them_are_used(seed, nodes):
+    def check(tree):
+        assert sum(node.parent is not None for node in tree.nodes()) <= nodes
+        assert len(tree.open_nodes()) <= 8
+
+    tree, reason = play(mcts(n=8, width=3, nodes=nodes), seed, ends=0.1, check=check)
+    finished = len(tree.finished())
+    assert finished + len(tree.candidates()) == 8
+    assert all(not node.ended for node in tree.candidates())
+    if finished == 8:
+        assert reason is None
+    else:
+        assert (
+            reason == f"{8 - finished} of 8 paths were unfinished when --nodes {nodes} were written"
+        )
+        assert sum(node.parent is not None for node in tree.nodes()) == nodes
+
+
+def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
+    tree, nodes = first_round([0.1, 0.9, 0.2, 0.8], ended=[1])
+    actions = mcts(n=4, width=4).select(tree)
+    assert actions == [Complete(nodes[1]), Extend(nodes[3], 4)]
+    obey(tree, actions)
+    assert [node.state for node in (nodes[0], nodes[2])] == [NodeState.CANDIDATE] * 2
+    tree.release_dead()
+    assert {nodes[0], nodes[2], nodes[3], tree.root} <= tree.held
+    assert nodes[1] not in tree.held
+    assert tree.candidates() == [nodes[0], nodes[2]]
+
+
+def test_of_too_many_ended_paths_the_best_take_the_places():
+    tree, nodes = first_round([0.1, 0.9, 0.2], ended=[0, 1, 2])
+    tree.finish(nodes[2])
+    actions = mcts(n=2, width=1).select(tree)
+    assert actions == [Complete(nodes[1]), Prune(nodes[0]), Finish()]
+
+
+def test_what_waits_at_the_end_keeps_the_places_that_are_left():
+    tree, nodes = first_round([0.1, 0.9, 0.2, 0.3], ended=[3])
+    actions = mcts(n=3, width=1, nodes=4).select(tree)
+    reason = "2 of 3 paths were unfinished when --nodes 4 were written"
+    assert actions == [Complete(nodes[3]), Prune(nodes[0]), Finish(reason)]
+
+
+def test_a_path_of_max_rounds_steps_is_not_extended():
+    tree, reason = play(mcts(n=4, width=2, max_rounds=3, nodes=500), 3, ends=0.05)
+    assert max(node.depth for node in tree.nodes()) == 3
+    assert reason == f"{4 - len(tree.finished())} of 4 paths reached --max-rounds"
+    assert tree.rounds > 3, "the rounds of the search are not what is limited"
+
+
+def test_duplicates_are_dropped_among_siblings_only():
+    tree = new_tree()
+    first, second, third = extend(tree, tree.root, [0.5, 0.5, 0.5])
+    second.text = first.text
+    tree.rounds = 1
+    strategy = mcts(n=3, width=3, filter_duplicates=True)
+    actions = strategy.select(tree)
+    assert actions == [Prune(second), Extend(first, 3)]
+    obey(tree, actions)
+    write(tree, tree.open_nodes(), [0.1, 0.1, 0.1], text="same")
+    third.text = first.children[0].text
+    dropped = [a.node for a in strategy.select(tree) if isinstance(a, Prune)]
+    assert dropped == first.children[1:]
+    assert mcts(n=3, width=3).select(tree) == [Extend(third, 3)]
+
+
+def test_nothing_is_left_to_extend():
+    tree, nodes = first_round([0.5, 0.5], ended=[0, 1])
+    nodes[1].text = nodes[0].text
+    actions = mcts(n=2, width=1, filter_duplicates=True).select(tree)
+    assert actions == [Prune(nodes[1]), Complete(nodes[0]), Finish("1 of 2 paths were duplicates")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"n": 4, "nodes": 3}, "--nodes 3 is smaller than --n 4"),
+        ({"n": 2, "width": 4}, "--n 2 is smaller than --width 4"),
+    ],
+)
+def test_settings_that_do_not_work(settings, complaint):
+    with pytest.raises(InputError, match=complaint):
+        mcts(**settings)
+    with pytest.raises(ValueError, match="exploration"):
+        mcts(exploration=-0.1)
