@@ -41,6 +41,7 @@ def _fold_entries(
     TOKENS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """All tokens of some blocks of the pool; keys, values: this layer and head of block 0."""
+    tl.static_assert(TOKENS % BLOCK_TOKENS == 0, "a tile holds whole blocks")
     dim = tl.arange(0, DIM)
     slot = tl.arange(0, TOKENS) % BLOCK_TOKENS
     for start in range(0, num_entries, TOKENS // BLOCK_TOKENS):

@@ -2,8 +2,8 @@
 
 Nothing is packed: kernels read blocks where they stand, so a view holds block tables and partial
 results, and everything that its rows read must stay on the device (a lease sees to that). Where
-rows are dropped their blocks may go; a tree's table may keep naming them until it is rebuilt, as
-what such rows compute is never used. FACTS on GPUs: docs/architecture.md, "Kernels".
+rows are dropped their blocks may go; a tree's table may go on naming them until it is rebuilt, as
+what such rows compute is never used.
 """
 
 from __future__ import annotations
