@@ -90,6 +90,31 @@ def test_what_is_not_on_the_device_cannot_be_read(make_forest):
         decode_work([(PathPart(segment, 20),)], 16, CUTS, 64, copy_per_row=False)
 
 
+def test_joining_old_segments_saves_partials_and_reads_no_token_twice(make_forest):
+    """64 beams of 2,048 tokens in steps of 32: a trunk, then four children per level."""
+    store = make_forest(1, layers=1, kv_heads=1, head_dim=1).store
+
+    def extend(path, num_steps):
+        for _ in range(num_steps):
+            segment = store.create()
+            store.append([segment], [torch.zeros(32, 1, 2, 1, 1, dtype=torch.float64)])
+            path = (*path, PathPart(segment, 32))
+        return path
+
+    paths = [extend((), 61)]
+    for _ in range(3):
+        paths = [extend(path, 1) for path in paths for _ in range(4)]
+    distinct = 32 * (61 + 4 + 16 + 64)
+    joined, apart, all_joined = (
+        decode_work(paths, 16, cuts, 16, copy_per_row=False)
+        for cuts in (Cuts(), Cuts(256, 10**6), Cuts(256, 0))
+    )
+    assert len(joined.slot_rows) == 64 * 15
+    assert len(apart.slot_rows) == 64 * 64
+    assert sum(joined.entry_tokens) == sum(apart.entry_tokens) == distinct
+    assert sum(all_joined.entry_tokens) > 3.5 * distinct
+
+
 @pytest.mark.parametrize("copy_per_row", [False, True])
 def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
     forest = make_forest(4)
