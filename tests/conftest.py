@@ -1,9 +1,16 @@
-"""Fixtures that several rooms share: one thread, tiny random checkpoints."""
+"""Fixtures that several rooms share: one thread, tiny random checkpoints, Triton's interpreter."""
 
+import os
 from functools import partial
 
 import pytest
 import torch
+
+# Kernels are tested by Triton's interpreter, except where there is a GPU to run them. Triton reads
+# this when it is first imported, and `transformers` imports it.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from transformers import LlamaConfig
 
 import engines

@@ -114,7 +114,7 @@ class ModelSettings(Section):
     chat_template: str | None = None
     device: str = "cpu"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
-    attention: Literal["auto", "reference", "dense", "tree"] = "auto"
+    attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"
     context: int | None = Field(None, ge=1, description="cap on the model's context, in tokens")
 
 

@@ -88,7 +88,8 @@ class Solver:
         self._tier = (
             None if schedule == "in-gpu" else HostTier.of(self.settings, plan, self.timeline)
         )
-        backend = make_attention(model.attention)
+        decoder = self._generator.decoder
+        backend = make_attention(model.attention, decoder.device, decoder.dtype)
         self.generator = self._generator_model(backend)
         self._tree_models = [self.generator]
         if source.model is not None:

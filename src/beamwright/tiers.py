@@ -115,7 +115,7 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
         step_tokens=step_tokens,
     )
     costs = ModelCosts.of(generator.shape, generator.element_bytes)
-    layout = Layout.DENSE if settings.model.attention == "dense" else Layout.TREE
+    layout = Layout.DENSE if settings.model.attention.endswith("dense") else Layout.TREE
     fastest = choose_schedule(workload, costs, _hardware(settings.model.device), kv_bytes, layout)
     return "layerwise" if fastest == "layerwise" else "locality"
 

@@ -25,6 +25,7 @@ class Forest:
     store: SegmentStore
     paths: list
     num_heads: int
+    device: str = "cpu"
 
     @property
     def layout(self):
@@ -32,20 +33,25 @@ class Forest:
 
     def draw(self, seed, *size):
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(size, generator=generator, dtype=torch.float64).to(self.layout.dtype)
+        drawn = torch.randn(size, generator=generator, dtype=torch.float64)
+        return drawn.to(self.device, self.layout.dtype)
 
     def decode(self, backend, rows, num_tokens, seed=0, keep=None):
-        """Contexts [token][layer] of `rows` (in this order); keep: {token: positions kept}."""
+        """Contexts [token][layer] of `rows` (in this order); keep: {token: positions kept}.
+
+        backend: a name, or a backend.
+        """
         layout = self.layout
         paths = [self.paths[row] for row in rows]
-        attention = make_attention(backend)
-        tail = TailBuffer(layout, len(rows), attention.tail_tokens, self.store.scratch)
+        attention = make_attention(backend) if isinstance(backend, str) else backend
+        sizes = (len(rows), attention.tail_tokens, self.store.scratch, self.device)
+        tail = TailBuffer(layout, *sizes)
         view = attention.decode_view(self.store, paths, tail)
         alive, found = list(rows), []
         for token in range(num_tokens):
             if keep and token in keep:
                 alive = [alive[i] for i in keep[token]]
-                index = torch.tensor(keep[token])
+                index = torch.tensor(keep[token], device=self.device)
                 tail.keep_rows(index)
                 view.keep_rows(index)
             tail.make_room()
@@ -80,8 +86,8 @@ class Forest:
             queries, key_values = [], []
             for row, length in zip(rows, lengths, strict=True):
                 place = 10_000 * row + layer
-                queries.append(self.draw(place, 64, self.num_heads, layout.head_dim)[:length])
-                sizes = (64, 2, layout.num_kv_heads, layout.head_dim)
+                queries.append(self.draw(place, 96, self.num_heads, layout.head_dim)[:length])
+                sizes = (96, 2, layout.num_kv_heads, layout.head_dim)
                 key_values.append(self.draw(place + 500, *sizes)[:length])
             if num_padding:
                 queries.append(queries[0][:1].expand(num_padding, -1, -1))
@@ -105,11 +111,14 @@ def make_forest():
         head_dim=16,
         rows=11,
         seed=0,
+        pool_tokens=32768,
+        device="cpu",
     ):
         rng = random.Random(seed)
         layout = KVLayout(layers, kv_heads, head_dim, dtype)
-        store = SegmentStore(BlockPool(layout, ByteBudget(32768 * layout.bytes_per_token)))
-        forest = Forest(store, [], kv_heads * group)
+        budget = ByteBudget(pool_tokens * layout.bytes_per_token)
+        store = SegmentStore(BlockPool(layout, budget, device))
+        forest = Forest(store, [], kv_heads * group, device)
         level, seen = [()], []
         for at in range(depth):
             children = []

@@ -1,12 +1,16 @@
 """Attention over tree-structured KV: `reference` oracle, `dense` per-beam copy, `tree`.
 
-One row of the table per backend; `layerwise` wraps one and streams its KV. Knows no strategies
-and no schedules.
+One row of the table per backend; `layerwise` wraps one and streams its KV. `tree` and `dense` have
+Triton kernels (`kernels`), which `make_attention` takes where they can run. Knows no strategies and
+no schedules.
 """
 
 from __future__ import annotations
 
+import torch
+
 from beamwright.attention.dense import DenseAttention
+from beamwright.attention.kernels.choice import triton_version, why_no_kernels
 from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
@@ -18,18 +22,51 @@ BACKENDS: dict[str, type[ReferenceAttention] | type[DenseAttention] | type[TreeA
     "dense": DenseAttention,
     "tree": TreeAttention,
 }
+"""Plain torch, on any device."""
+
+KERNEL_BACKENDS = ("triton-tree", "triton-dense")
+"""The same layouts with Triton kernels."""
+
+_CPU = torch.device("cpu")
 
 
-def make_attention(name: str) -> AttentionBackend:
-    """The backend of that name; `auto` is `tree`.
+def make_attention(
+    name: str, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
+) -> AttentionBackend:
+    """The backend of that name for tensors of this kind; `auto` is `tree`.
+
+    On CUDA, `tree` and `dense` run Triton kernels if Triton is there and knows the dtype, else
+    plain torch: the backend's own `name` says which. `triton-tree` and `triton-dense` insist.
 
     Raises:
-        InputError: if there is no such backend.
+        InputError: if there is no such backend, or its kernels cannot run here.
     """
     chosen = "tree" if name == "auto" else name
+    if chosen in KERNEL_BACKENDS:
+        reason = why_no_kernels(device, dtype)
+        if reason is not None:
+            raise InputError(f"--attention {name}: {reason}")
+        return _kernels(chosen)
     if chosen not in BACKENDS:
-        raise InputError(f"--attention {name!r}: choose one of {', '.join(BACKENDS)}")
+        known = ", ".join((*BACKENDS, *KERNEL_BACKENDS))
+        raise InputError(f"--attention {name!r}: choose one of {known}")
+    twin = f"triton-{chosen}"
+    if device.type == "cuda" and twin in KERNEL_BACKENDS and why_no_kernels(device, dtype) is None:
+        return _kernels(twin)
     return BACKENDS[chosen]()
 
 
-__all__ = ["BACKENDS", "LayerwiseAttention", "make_attention"]
+def _kernels(name: str) -> AttentionBackend:
+    from beamwright.attention.kernels import views  # noqa: PLC0415 (loads Triton)
+
+    return views.triton_tree() if name == "triton-tree" else views.triton_dense()
+
+
+__all__ = [
+    "BACKENDS",
+    "KERNEL_BACKENDS",
+    "LayerwiseAttention",
+    "make_attention",
+    "triton_version",
+    "why_no_kernels",
+]

@@ -77,11 +77,15 @@ def inspect_machine() -> dict[str, Any]:
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
+    from beamwright.attention import make_attention, triton_version  # noqa: PLC0415
     from beamwright.runtime.selftest import run_selftest  # noqa: PLC0415
 
     checks = run_selftest()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "torch": torch.__version__,
+        "triton": triton_version(),
+        "attention": make_attention("auto", device).name,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,

@@ -44,7 +44,10 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
     "dtype": (None, "Precision of weights, activations and KV."),
-    "attention": (None, "How decoding attends to shared prefixes."),
+    "attention": (
+        None,
+        "How decoding attends to shared prefixes; tree and dense run kernels on a GPU.",
+    ),
     "context": ("TOKENS", "Cap on the model's context."),
     "temperature": (None, "0 is greedy."),
     "top_p": (None, "Keep the most likely tokens up to this probability."),

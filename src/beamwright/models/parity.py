@@ -55,7 +55,9 @@ def _tree_model(loaded: LoadedModel, attention: str, chunk: int) -> TreeModel:
     shape = loaded.decoder.shape
     token_bytes = shape.kv_bytes_per_token(loaded.decoder.dtype.itemsize)
     budget = 2048 * token_bytes
-    return TreeModel(loaded.decoder, make_attention(attention), budget, chunk)
+    decoder = loaded.decoder
+    backend = make_attention(attention, decoder.device, decoder.dtype)
+    return TreeModel(decoder, backend, budget, chunk)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from beamwright.attention import BACKENDS, make_attention
+from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.config import SamplingSettings
 from beamwright.kv import PathPart
 from beamwright.models import PrefillRequest, TreeModel
@@ -26,9 +26,10 @@ _ROWS, _STEPS, _PROMPT = 21, 5, 13
 def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     """True if rows decoded in one batch equal, bit for bit, the same rows in small batches.
 
-    Runs the decoder's first layer and its LM head on a few random tokens.
+    Runs the decoder's first layer and its LM head on a few random tokens. On a GPU, and of kernels
+    that an interpreter runs, it says nothing, which is False.
     """
-    if decoder.device.type != "cpu":
+    if decoder.device.type != "cpu" or backend.name in KERNEL_BACKENDS:
         return False
     shape = replace(decoder.shape, layers=1)
     first = Decoder(shape, replace(decoder.weights, layers=decoder.weights.layers[:1]))

@@ -1,0 +1,40 @@
+"""Can the kernels run here? Knows devices and dtypes; loads no Triton unless it has to."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import torch
+
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def triton_version() -> str | None:
+    """Version of the installed Triton, or None."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def is_interpreted() -> bool:
+    """True if Triton's interpreter runs the kernels (TRITON_INTERPRET=1). Needs Triton."""
+    from triton import JITFunction  # noqa: PLC0415 (optional)
+
+    from beamwright.attention.kernels.programs import attend_parts  # noqa: PLC0415
+
+    return not isinstance(attend_parts, JITFunction)
+
+
+def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot run on such tensors, in half a sentence; None if they can."""
+    if triton_version() is None:
+        return "triton is not installed (pip install triton)"
+    if dtype not in KERNEL_DTYPES:
+        return f"there are no kernels for {str(dtype).removeprefix('torch.')}"
+    if device.type != "cuda" and not is_interpreted():
+        return f"Triton compiles for CUDA, not for {device.type} (but see TRITON_INTERPRET=1)"
+    return None

@@ -1,0 +1,136 @@
+"""Starts the kernels on tensors. Knows work lists as tensors, no segments and no stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+
+from beamwright.attention.kernels.choice import is_interpreted
+from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
+from beamwright.attention.kernels.tiles import HeadLayout, Tile
+
+_LOG2_E = 1.4426950408889634
+_PARTS = 16
+_MERGE_WARPS = 2
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Partial results: context [slots, heads, head_dim] and base-2 log-sum-exp [slots, heads].
+
+    The tails' slots follow the `first_tail` slots of work items.
+    """
+
+    context: torch.Tensor
+    lse: torch.Tensor
+    first_tail: int
+
+    @classmethod
+    def empty(
+        cls, heads: HeadLayout, num_slots: int, num_rows: int, device: torch.device
+    ) -> Partials:
+        """Room for so many slots of work items and a tail per row."""
+        size = (num_slots + num_rows, heads.heads)
+        return cls(
+            torch.empty((*size, heads.head_dim), dtype=torch.float32, device=device),
+            torch.empty(size, dtype=torch.float32, device=device),
+            num_slots,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both."""
+        return self.context.nbytes + self.lse.nbytes
+
+
+def decode_attention(
+    query: torch.Tensor,
+    layer: torch.Tensor,
+    tail: tuple[torch.Tensor, torch.Tensor],
+    num_tail: torch.Tensor,
+    work: Sequence[torch.Tensor],
+    partials: Partials,
+    heads: HeadLayout,
+    tile: Tile,
+) -> torch.Tensor:
+    """Context [rows, heads, head_dim] of one token per row, in the dtype of `query`.
+
+    query: [rows, heads, head_dim].
+    layer: one layer of the pool, [blocks, K or V, token, kv_head, head_dim].
+    tail: keys and values [rows, kv_heads, tokens, head_dim]; num_tail [1] int32: how many of their
+        tokens count, at least one.
+    work: the lists of a `DecodeWork` on the device.
+    """
+    query = _packed_heads(query)
+    items, entry_blocks, entry_tokens, slot_rows, row_parts, row_slots = work
+    num_rows, num_items = query.shape[0], items.shape[0] // 4
+    keys, values = tail
+    attend_parts[((num_items + num_rows) * heads.kv_heads,)](
+        query, layer[:, 0], layer[:, 1], keys, values, num_tail, partials.context, partials.lse,
+        items, entry_blocks, entry_tokens, slot_rows, num_items, partials.first_tail,
+        _scale(heads), query.stride(0), layer.stride(0), layer.stride(2),
+        keys.stride(0), keys.stride(1),
+        **_sizes(heads, tile, layer),
+    )  # fmt: skip
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    merge_rows[(num_rows * heads.heads,)](
+        partials.context, partials.lse, row_parts, row_slots, out, partials.first_tail,
+        HEADS=heads.heads, HEAD_DIM=heads.head_dim, DIM=tile.dim, PARTS=_PARTS,
+        num_warps=_MERGE_WARPS,
+    )  # fmt: skip
+    return out
+
+
+def prefill_attention(
+    query: torch.Tensor,
+    key_value: torch.Tensor,
+    layer: torch.Tensor,
+    work: Sequence[torch.Tensor],
+    num_tokens: int,
+    heads: HeadLayout,
+    tile: Tile,
+) -> torch.Tensor:
+    """Context [tokens, heads, head_dim] of packed chunks; zeros behind the first `num_tokens`.
+
+    query: [tokens, heads, head_dim]; key_value: [tokens, 2, kv_heads, head_dim].
+    layer: as in `decode_attention`. work: the lists of a `PrefillWork` on the device.
+    """
+    query, key_value = _packed_heads(query), key_value.contiguous()
+    tiles, entry_blocks, entry_tokens = work
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out[num_tokens:] = 0
+    attend_chunks[(tiles.shape[0] // 6 * heads.kv_heads,)](
+        query, layer[:, 0], layer[:, 1], key_value[:, 0], key_value[:, 1], out,
+        tiles, entry_blocks, entry_tokens, _scale(heads),
+        query.stride(0), key_value.stride(0), layer.stride(0), layer.stride(2),
+        **_sizes(heads, tile, layer),
+    )  # fmt: skip
+    return out
+
+
+def _packed_heads(query: torch.Tensor) -> torch.Tensor:
+    """Heads of a token next to each other; tokens may stand apart (they are cut from a product)."""
+    head_dim = query.shape[2]
+    return query if query.stride()[1:] == (head_dim, 1) else query.contiguous()
+
+
+def _scale(heads: HeadLayout) -> float:
+    return _LOG2_E / sqrt(heads.head_dim)
+
+
+def _sizes(heads: HeadLayout, tile: Tile, layer: torch.Tensor) -> dict[str, int | bool]:
+    return {
+        "KV_HEADS": heads.kv_heads,
+        "GROUP": heads.group,
+        "HEAD_DIM": heads.head_dim,
+        "DIM": tile.dim,
+        "BLOCK_TOKENS": layer.shape[2],
+        "PAIRS": tile.pairs,
+        "TOKENS": tile.tokens,
+        "WIDE": layer.dtype == torch.bfloat16 and is_interpreted(),
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }

@@ -1,0 +1,242 @@
+"""The kernels. Each runs one program per (work item, KV head); what an item is, `worklist` says.
+
+Scores are kept in base 2: `scale` is head_dim ** -0.5 * log2(e), and log-sum-exps are base 2 too.
+Products of float32 are IEEE, never TF32. Sums are taken in float32 in an order that depends only on
+tile sizes and on the row's own path.
+
+No annotations are postponed here: Triton reads `tl.constexpr` from them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _fold(query, key, value, seen, scale, best, total, context, WIDE: tl.constexpr):
+    """A tile of keys and values [tokens, dim] into a running softmax; seen: [1 or pairs, tokens].
+
+    best, total [pairs]: largest score so far, and the sum of weights relative to it.
+    WIDE: the interpreter would multiply bfloat16 as integers; as float32 the products are exact.
+    """
+    if WIDE:
+        query, key = query.to(tl.float32), key.to(tl.float32)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(best, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - larger[:, None])
+    shrink = tl.exp2(best - larger)
+    total = total * shrink + tl.sum(weights, axis=1)
+    weights = weights.to(value.dtype)
+    if WIDE:
+        weights, value = weights.to(tl.float32), value.to(tl.float32)
+    context = tl.dot(weights, value, acc=context * shrink[:, None], input_precision="ieee")
+    return larger, total, context
+
+
+@triton.jit
+def _fold_entries(
+    query, keys, values, entry_blocks, entry_tokens, first_entry, num_entries, scale,
+    block_stride, token_stride, best, total, context,
+    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """All tokens of some blocks of the pool; keys, values: this layer and head of block 0."""
+    tl.static_assert(TOKENS % BLOCK_TOKENS == 0, "a tile holds whole blocks")
+    dim = tl.arange(0, DIM)
+    slot = tl.arange(0, TOKENS) % BLOCK_TOKENS
+    for start in range(0, num_entries, TOKENS // BLOCK_TOKENS):
+        entry = start + tl.arange(0, TOKENS) // BLOCK_TOKENS
+        listed = entry < num_entries
+        block = tl.load(entry_blocks + first_entry + entry, mask=listed, other=0)
+        held = tl.load(entry_tokens + first_entry + entry, mask=listed, other=0)
+        seen = slot < held
+        place = block.to(tl.int64) * block_stride + slot * token_stride
+        place = place[:, None] + dim[None, :]
+        inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
+        key = tl.load(keys + place, mask=inside, other=0.0)
+        value = tl.load(values + place, mask=inside, other=0.0)
+        best, total, context = _fold(
+            query, key, value, seen[None, :], scale, best, total, context, WIDE
+        )
+    return best, total, context
+
+
+@triton.jit
+def _load_queries(
+    query, rows, head, real, query_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Queries [pairs, dim] of these rows (one per pair), and the heads [pairs] they belong to."""
+    dim = tl.arange(0, DIM)
+    heads = head * GROUP + tl.arange(0, PAIRS) % GROUP
+    place = rows.to(tl.int64) * query_stride + heads * HEAD_DIM
+    inside = real[:, None] & (dim < HEAD_DIM)[None, :]
+    return tl.load(query + place[:, None] + dim[None, :], mask=inside, other=0.0), heads
+
+
+@triton.jit
+def _store_partial(
+    context, lse, slots, heads, real, best, total, found,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    dim = tl.arange(0, DIM)
+    place = slots.to(tl.int64) * HEADS + heads
+    inside = real[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(context + place[:, None] * HEAD_DIM + dim[None, :], found / total[:, None], inside)
+    tl.store(lse + place, best + tl.log2(total), real)
+
+
+@triton.jit(do_not_specialize=["num_items", "first_tail_slot"])
+def attend_parts(
+    query, keys, values, tail_keys, tail_values, num_tail, context, lse,
+    items, entry_blocks, entry_tokens, slot_rows, num_items, first_tail_slot, scale,
+    query_stride, block_stride, token_stride, tail_row_stride, tail_head_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
+
+    items [num_items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
+    num_tail [1]: tokens of the tail, the same for all rows.
+    context [slots, heads, head_dim], lse [slots, heads], float32.
+    """
+    program = tl.program_id(0)
+    item = program // KV_HEADS
+    head = program % KV_HEADS
+    pair = tl.arange(0, PAIRS)
+    best = tl.full([PAIRS], float("-inf"), tl.float32)
+    total = tl.full([PAIRS], 0.0, tl.float32)
+    found = tl.full([PAIRS, DIM], 0.0, tl.float32)
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    if item < num_items:
+        num_slots = tl.load(items + item * 4 + 3)
+        if num_slots > 0:
+            first_entry = tl.load(items + item * 4)
+            num_entries = tl.load(items + item * 4 + 1)
+            slots = tl.load(items + item * 4 + 2) + pair // GROUP
+            real = pair < num_slots * GROUP
+            rows = tl.load(slot_rows + slots, mask=real, other=0)
+            queries, heads = _load_queries(
+                query, rows, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
+            )
+            best, total, found = _fold_entries(
+                queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
+                entry_blocks, entry_tokens, first_entry, num_entries, scale,
+                block_stride, token_stride, best, total, found,
+                HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, WIDE,
+            )  # fmt: skip
+            _store_partial(
+                context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM
+            )
+    else:
+        row = item - num_items
+        real = pair < GROUP
+        queries, heads = _load_queries(
+            query, row + pair * 0, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
+        )
+        dim = tl.arange(0, DIM)
+        own = row.to(tl.int64) * tail_row_stride + head * tail_head_stride
+        num_tokens = tl.load(num_tail)
+        for start in range(0, num_tokens, TOKENS):
+            at = start + tl.arange(0, TOKENS)
+            seen = at < num_tokens
+            place = own + at[:, None] * HEAD_DIM + dim[None, :]
+            inside = seen[:, None] & (dim < HEAD_DIM)[None, :]
+            key = tl.load(tail_keys + place, mask=inside, other=0.0)
+            value = tl.load(tail_values + place, mask=inside, other=0.0)
+            best, total, found = _fold(
+                queries, key, value, seen[None, :], scale, best, total, found, WIDE
+            )
+        slots = first_tail_slot + row + pair * 0
+        _store_partial(context, lse, slots, heads, real, best, total, found, HEADS, HEAD_DIM, DIM)
+
+
+@triton.jit(do_not_specialize=["first_tail_slot"])
+def merge_rows(
+    context, lse, row_parts, row_slots, out, first_tail_slot,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Partials of each row in the order of its path, its tail last, PARTS at a time.
+
+    One program per (row, query head). row_parts [rows, 2]: where a row's slots start in row_slots,
+    and its number of parts, the tail included. out [rows, heads, head_dim].
+    """
+    program = tl.program_id(0)
+    row = program // HEADS
+    head = program % HEADS
+    first = tl.load(row_parts + row * 2)
+    num_parts = tl.load(row_parts + row * 2 + 1)
+    dim = tl.arange(0, DIM)
+    best = tl.full([1], float("-inf"), tl.float32)
+    total = tl.full([1], 0.0, tl.float32)
+    merged = tl.full([DIM], 0.0, tl.float32)
+    for start in range(0, num_parts, PARTS):
+        part = start + tl.arange(0, PARTS)
+        here = part < num_parts
+        sealed = part < num_parts - 1
+        slot = tl.load(row_slots + first + part, mask=sealed, other=0)
+        slot = tl.where(sealed, slot, first_tail_slot + row)
+        place = slot.to(tl.int64) * HEADS + head
+        inside = here[:, None] & (dim < HEAD_DIM)[None, :]
+        piece = tl.load(context + place[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
+        logs = tl.load(lse + place, mask=here, other=float("-inf"))
+        larger = tl.maximum(best, tl.max(logs, axis=0))
+        weights = tl.exp2(logs - larger)
+        shrink = tl.exp2(best - larger)
+        total = total * shrink + tl.sum(weights, axis=0)
+        merged = merged * shrink + tl.sum(weights[:, None] * piece, axis=0)
+        best = larger
+    place = (row.to(tl.int64) * HEADS + head) * HEAD_DIM + dim
+    tl.store(out + place, (merged / total).to(out.dtype.element_ty), dim < HEAD_DIM)
+
+
+@triton.jit
+def attend_chunks(
+    query, keys, values, own_keys, own_values, out, tiles, entry_blocks, entry_tokens, scale,
+    query_stride, own_stride, block_stride, token_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, PAIRS: tl.constexpr, TOKENS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Prefill: each tile of a chunk's tokens over its whole path, then causally over the chunk.
+
+    tiles [tiles, 6]: first entry and entries of the path; first token of the chunk among the packed
+    ones; first token and tokens of the tile, none in an empty one; tokens of the chunk that come
+    no later than the tile's last. out [tokens, heads, head_dim].
+    """
+    program = tl.program_id(0)
+    tile = tiles + program // KV_HEADS * 6
+    head = program % KV_HEADS
+    num_queries = tl.load(tile + 4)
+    if num_queries > 0:
+        pair = tl.arange(0, PAIRS)
+        dim = tl.arange(0, DIM)
+        first_own = tl.load(tile + 2)
+        first_query = tl.load(tile + 3)
+        token = first_query + pair // GROUP
+        real = pair < num_queries * GROUP
+        queries, heads = _load_queries(
+            query, token, head, real, query_stride, GROUP, HEAD_DIM, DIM, PAIRS
+        )
+        best = tl.full([PAIRS], float("-inf"), tl.float32)
+        total = tl.full([PAIRS], 0.0, tl.float32)
+        found = tl.full([PAIRS, DIM], 0.0, tl.float32)
+        best, total, found = _fold_entries(
+            queries, keys + head * HEAD_DIM, values + head * HEAD_DIM,
+            entry_blocks, entry_tokens, tl.load(tile), tl.load(tile + 1), scale,
+            block_stride, token_stride, best, total, found,
+            HEAD_DIM, DIM, BLOCK_TOKENS, TOKENS, WIDE,
+        )  # fmt: skip
+        num_own = tl.load(tile + 5)
+        for start in range(0, num_own, TOKENS):
+            at = start + tl.arange(0, TOKENS)
+            inside = (at < num_own)[:, None] & (dim < HEAD_DIM)[None, :]
+            place = (first_own + at).to(tl.int64) * own_stride + head * HEAD_DIM
+            place = place[:, None] + dim[None, :]
+            key = tl.load(own_keys + place, mask=inside, other=0.0)
+            value = tl.load(own_values + place, mask=inside, other=0.0)
+            seen = at[None, :] <= (token - first_own)[:, None]
+            best, total, found = _fold(queries, key, value, seen, scale, best, total, found, WIDE)
+        place = (token.to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
+        inside = real[:, None] & (dim < HEAD_DIM)[None, :]
+        found = (found / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + place[:, None] + dim[None, :], found, inside)

@@ -1,0 +1,218 @@
+"""Work lists: which parts of which segments are attended for which rows. Knows no kernel.
+
+A part (see `cuts`) is attended once for all rows that share it. Its rows are cut into items of as
+many rows as a tile holds; sessions order rows depth-first, so these are ranges. Every (part, row)
+is a slot, where a partial result is kept until the row's parts are merged.
+
+Lists are flat int32 tensors with room to spare: unused items have no slots and cost a program that
+ends at once. They are rewritten in place, so that a captured CUDA graph can go on reading them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from beamwright.attention.kernels.cuts import Cuts, Run, cut_path
+from beamwright.attention.kernels.tiles import power_of_two
+from beamwright.kv import Path, Segment
+
+Ints = npt.NDArray[np.int32]
+
+_LEAST_ROOM = 8
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """Work of a decode step.
+
+    items: [items * 4] first entry, entries, first slot and slots of each item.
+    entry_blocks, entry_tokens: [entries] a block of the pool, and how many of its tokens count.
+    slot_rows: [slots] the row of each slot.
+    row_parts: [rows * 2] where a row's slots start in row_slots, and its parts with the tail.
+    row_slots: [slots] the slots of each row, in path order.
+    """
+
+    items: Ints
+    entry_blocks: Ints
+    entry_tokens: Ints
+    slot_rows: Ints
+    row_parts: Ints
+    row_slots: Ints
+
+
+@dataclass(frozen=True)
+class PrefillWork:
+    """Work of a prefill.
+
+    tiles: [tiles * 6] first entry and entries of the path; first token of the chunk; first token
+        and tokens of the tile; tokens of the chunk up to the tile's last.
+    entry_blocks, entry_tokens: as in decode.
+    """
+
+    tiles: Ints
+    entry_blocks: Ints
+    entry_tokens: Ints
+
+
+class _Entries:
+    """Blocks and token counts, appended run by run."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self.blocks: list[int] = []
+        self.tokens: list[int] = []
+
+    def add(self, segment: Segment, copy: int, first: int, tokens: int) -> None:
+        size = self.block_tokens
+        count = -(-tokens // size)
+        held = segment.copies[copy] if segment.copies else []
+        mine = held[first // size : first // size + count]
+        if len(mine) < count:
+            raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
+        self.blocks += mine
+        self.tokens += [size] * (count - 1) + [tokens - (count - 1) * size]
+
+
+@dataclass(eq=False)
+class _Part:
+    """Runs of a path, with the device copy that is read of each, and the rows that share them."""
+
+    runs: list[tuple[Segment, int, Run]]
+    rows: list[int] = field(default_factory=list)
+    first_slot: int = 0
+
+
+def decode_work(
+    paths: Sequence[Path | None],
+    block_tokens: int,
+    cuts: Cuts,
+    queries_per_tile: int,
+    *,
+    copy_per_row: bool,
+) -> DecodeWork:
+    """Work for one token per row; None stands for a row that nobody reads.
+
+    copy_per_row: the k-th row through a segment reads its k-th device copy, or the last there is.
+    """
+    by_row = _share([path or () for path in paths], block_tokens, cuts, copy_per_row=copy_per_row)
+    entries = _Entries(block_tokens)
+    items: list[int] = []
+    slot_rows: list[int] = []
+    for part in dict.fromkeys(part for parts in by_row for part, _ in parts):
+        first_entry = len(entries.blocks)
+        for segment, copy, run in part.runs:
+            entries.add(segment, copy, run.first, run.tokens)
+        num_entries = len(entries.blocks) - first_entry
+        part.first_slot = len(slot_rows)
+        for start in range(0, len(part.rows), queries_per_tile):
+            count = min(queries_per_tile, len(part.rows) - start)
+            items += [first_entry, num_entries, part.first_slot + start, count]
+        slot_rows += part.rows
+    row_parts: list[int] = []
+    row_slots: list[int] = []
+    for parts in by_row:
+        row_parts += [len(row_slots), len(parts) + 1]
+        row_slots += [part.first_slot + place for part, place in parts]
+    lists = (items, entries.blocks, entries.tokens, slot_rows, row_parts, row_slots)
+    return DecodeWork(*map(_ints, lists))
+
+
+def _share(
+    paths: Sequence[Path], block_tokens: int, cuts: Cuts, *, copy_per_row: bool
+) -> list[list[tuple[_Part, int]]]:
+    """The parts of each row in path order, and the row's place among the part's rows."""
+    seen: Counter[Segment] = Counter()
+    known: dict[Hashable, _Part] = {}
+    by_row: list[list[tuple[_Part, int]]] = []
+    for row, path in enumerate(paths):
+        copies = _copies(path, seen) if copy_per_row else [0] * len(path)
+        mine = []
+        for runs in cut_path([each.visible for each in path], block_tokens, cuts):
+            found = [(path[run.part].segment, copies[run.part], run) for run in runs]
+            key: Hashable = tuple((id(s), run.first, run.tokens) for s, _, run in found)
+            if copy_per_row:
+                key = (row, key)
+            part = known.setdefault(key, _Part(found))
+            mine.append((part, len(part.rows)))
+            part.rows.append(row)
+        by_row.append(mine)
+    return by_row
+
+
+def prefill_work(
+    paths: Sequence[Path],
+    lengths: Sequence[int],
+    block_tokens: int,
+    queries_per_tile: int,
+    *,
+    copy_per_row: bool,
+) -> PrefillWork:
+    """Work for `lengths[i]` new tokens behind path i, packed one path after the other."""
+    seen: Counter[Segment] = Counter()
+    entries = _Entries(block_tokens)
+    tiles: list[int] = []
+    first_own = 0
+    for path, length in zip(paths, lengths, strict=True):
+        first_entry = len(entries.blocks)
+        copies = _copies(path, seen) if copy_per_row else [0] * len(path)
+        for part, copy in zip(path, copies, strict=True):
+            if part.visible:
+                entries.add(part.segment, copy, 0, part.visible)
+        num_entries = len(entries.blocks) - first_entry
+        for start in range(0, length, queries_per_tile):
+            count = min(queries_per_tile, length - start)
+            at = [first_own, first_own + start, count, start + count]
+            tiles += [first_entry, num_entries, *at]
+        first_own += length
+    return PrefillWork(*map(_ints, (tiles, entries.blocks, entries.tokens)))
+
+
+def _copies(path: Path, seen: Counter[Segment]) -> list[int]:
+    """Which copy of each segment this row reads; counts the rows that have passed."""
+    found = []
+    for part in path:
+        found.append(max(0, min(seen[part.segment], len(part.segment.copies) - 1)))
+        seen[part.segment] += 1
+    return found
+
+
+def _ints(values: object) -> Ints:
+    return np.asarray(values, dtype=np.int32)
+
+
+class WorkBuffers:
+    """Device tensors that work lists are written into.
+
+    They grow by doubling. `num_moves` counts how often they were allocated anew: a graph that was
+    captured before has to be captured again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat = torch.zeros(0, dtype=torch.int32)
+        self._sizes: tuple[int, ...] = ()
+        self.num_moves = 0
+
+    def write(self, work: DecodeWork | PrefillWork) -> list[torch.Tensor]:
+        """The lists of `work` on the device, in the order of its fields, behind them zeros."""
+        lists: list[Ints] = [getattr(work, each.name) for each in fields(work)]
+        needed = [len(each) for each in lists]
+        room = self._sizes or (0,) * len(needed)
+        if any(size > held for size, held in zip(needed, room, strict=True)):
+            grown = [power_of_two(size, _LEAST_ROOM) for size in needed]
+            self._sizes = tuple(map(max, grown, room))
+            self._flat = torch.zeros(sum(self._sizes), dtype=torch.int32, device=self._device)
+            self.num_moves += 1
+        host = np.zeros(sum(self._sizes), dtype=np.int32)
+        first = 0
+        for each, size in zip(lists, self._sizes, strict=True):
+            host[first : first + len(each)] = each
+            first += size
+        self._flat.copy_(torch.from_numpy(host))
+        return list(self._flat.split(list(self._sizes)))

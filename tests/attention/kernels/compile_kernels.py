@@ -1,0 +1,82 @@
+"""Compiles the kernels for a card that need not be there, and says what came out, as JSON.
+
+Run without TRITON_INTERPRET: python compile_kernels.py CAPABILITY
+"""
+
+import json
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from beamwright.attention.kernels import programs
+from beamwright.attention.kernels.choice import is_interpreted, why_no_kernels
+from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
+
+HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)
+NUMBERS = ("scale", "num_items", "first_tail_slot")
+LISTS = (
+    *("num_tail", "items", "entry_blocks", "entry_tokens", "slot_rows", "tiles"),
+    *("row_parts", "row_slots"),
+)
+
+
+def type_of(argument):
+    if argument == "scale":
+        return "fp32"
+    if argument in LISTS:
+        return "*i32"
+    if argument in ("context", "lse"):
+        return "*fp32"
+    return "i32" if argument.endswith("stride") or argument in NUMBERS else "*bf16"
+
+
+def build(kernel, sizes, capability, warps, stages):
+    names = kernel.arg_names
+    types = {name: "constexpr" if name in sizes else type_of(name) for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if types[name].startswith("*") or name.endswith("stride")
+    }
+    source = ASTSource(kernel, types, constexprs=sizes, attrs=aligned)
+    options = {"num_warps": warps, "num_stages": stages}
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx = built.asm["ptx"]
+    return {
+        "shared_bytes": built.metadata.shared,
+        "tensor_cores": "mma" in ptx,
+        "pipelined": "cp.async" in ptx,
+        "tf32": "tf32" in ptx,
+    }
+
+
+def main(capability):
+    found = {}
+    for kernel, tile in (
+        (programs.attend_parts, decode_tile(HEADS, 2)),
+        (programs.attend_chunks, prefill_tile(HEADS, 2)),
+    ):
+        sizes = {
+            "KV_HEADS": HEADS.kv_heads,
+            "GROUP": HEADS.group,
+            "HEAD_DIM": HEADS.head_dim,
+            "DIM": tile.dim,
+            "BLOCK_TOKENS": 16,
+            "PAIRS": tile.pairs,
+            "TOKENS": tile.tokens,
+            "WIDE": False,
+        }
+        name = kernel.fn.__name__
+        found[name] = build(kernel, sizes, capability, tile.warps, tile.stages)
+    sizes = {"HEADS": HEADS.heads, "HEAD_DIM": HEADS.head_dim, "DIM": 128, "PARTS": 16}
+    found["merge_rows"] = build(programs.merge_rows, sizes, capability, 2, 3)
+    found["interpreted"] = is_interpreted()
+    found["on_cpu"] = why_no_kernels(torch.device("cpu"), torch.float32)
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,91 @@
+"""Who runs the kernels: by name, by device, by dtype; and that they compile for a card."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from beamwright.attention import KERNEL_BACKENDS, make_attention, triton_version
+from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, power_of_two, prefill_tile
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def without_triton(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+
+
+def test_kernels_are_chosen_on_cuda_only_and_by_name_anywhere():
+    pytest.importorskip("triton")
+    for name, chosen in (
+        ("auto", "triton-tree"),
+        ("tree", "triton-tree"),
+        ("dense", "triton-dense"),
+    ):
+        assert make_attention(name, CUDA, torch.bfloat16).name == chosen
+    assert make_attention("reference", CUDA, torch.bfloat16).name == "reference"
+    assert make_attention("auto").name == "tree"
+    for name in KERNEL_BACKENDS:
+        backend = make_attention(name, CUDA, torch.float16)
+        assert backend.name == name
+        assert backend.copies_per_beam is (name == "triton-dense")
+
+
+def test_float64_stays_with_torch_unless_kernels_are_asked_for():
+    assert make_attention("auto", CUDA, torch.float64).name == "tree"
+    with pytest.raises(InputError, match=r"^--attention triton-dense: .* (float64|not installed)"):
+        make_attention("triton-dense", CUDA, torch.float64)
+
+
+def test_without_triton_torch_runs_and_kernels_are_an_error(without_triton):
+    assert triton_version() is None
+    assert make_attention("auto", CUDA, torch.float16).name == "tree"
+    with pytest.raises(InputError, match=r"^--attention triton-tree: triton is not installed"):
+        make_attention("triton-tree", CUDA, torch.float16)
+
+
+def test_the_settings_know_the_names():
+    for name in KERNEL_BACKENDS:
+        assert ModelSettings(attention=name).attention == name
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 6, 7, 8, 16, 71])
+@pytest.mark.parametrize("head_dim", [20, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("element_bytes", [2, 4])
+@pytest.mark.parametrize("choose", [decode_tile, prefill_tile])
+def test_tiles_hold_whole_queries_and_two_stages_fit(group, head_dim, element_bytes, choose):
+    tile = choose(HeadLayout(2, group, head_dim), element_bytes)
+    assert tile.queries == tile.pairs // group >= 1
+    assert tile.pairs == power_of_two(tile.pairs) >= 16
+    assert tile.dim == power_of_two(tile.dim) >= head_dim
+    assert tile.tokens % 16 == 0
+    assert tile.stages * 2 * tile.tokens * tile.dim * element_bytes <= 64 * 1024
+
+
+def test_the_kernels_compile_for_a_card_that_is_not_there(tmp_path):
+    """The interpreter does not check types as the compiler does. An RTX 30 has 99 KiB to share."""
+    pytest.importorskip("triton")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "compile_kernels.py"), "86"],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    report = json.loads(found.stdout)
+    for name in ("attend_parts", "attend_chunks", "merge_rows"):
+        built = report[name]
+        assert built["shared_bytes"] <= 99 * 1024
+        assert built["tensor_cores"] is built["pipelined"] is (name != "merge_rows")
+        assert not built["tf32"]
+    assert report["interpreted"] is False
+    assert report["on_cpu"].startswith("Triton compiles for CUDA, not for cpu")

@@ -1,0 +1,71 @@
+"""What `benchmarks/gpu_kernels.py` counts and builds; its timing needs a card."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+if not BENCHMARKS.is_dir():
+    pytest.skip("no benchmarks here", allow_module_level=True)
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import gpu_kernels
+
+    monkeypatch.setitem(gpu_kernels.HEADS, "tiny", (1, 2, 16))
+    yield gpu_kernels
+    for name in ("gpu_kernels", "common"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_it_refuses_politely_without_a_card(bench, capsys):
+    assert bench.main(["--quick"]) == 2
+    assert "there is no CUDA device here" in capsys.readouterr().err
+
+
+def test_a_tree_shares_its_trunk_and_fans_out_depth_first(bench):
+    built = bench.build(bench.Case("x", "tiny", "tree", 8, 40, step=8), torch.float32, "cpu")
+    assert [sum(part.visible for part in path) for path in built.paths] == [40] * 8
+    # 3 steps of trunk, 4 segments below it and, for 8 of the 16 leaves, 2 of those 4.
+    assert built.stored_tokens == 24 + 2 * 8 + 8 * 8
+    token_bytes = 2 * 16 * 4
+    kv = (built.stored_tokens + 8 * 16) * token_bytes
+    assert built.needed_bytes == kv + 8 * token_bytes + 2 * 8 * 2 * 16 * 4
+    assert built.flops == 4 * 2 * 16 * 8 * (40 + 17)
+
+
+def test_a_copy_each_counts_every_path_and_a_prompt_its_causal_half(bench):
+    built = bench.build(bench.Case("x", "tiny", "separate", 3, 40, step=8), torch.float32, "cpu")
+    assert built.stored_tokens == 120
+    prompt = bench.Case("x", "tiny", "shared", 2, 0, chunk=5)
+    assert bench.build(prompt, torch.float32, "cpu").flops == 4 * 2 * 16 * 2 * 15
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("layout", ["tree", "shared", "separate"])
+def test_its_steps_compute_what_the_reference_does(bench, layout, chunk):
+    pytest.importorskip("triton")
+    case = bench.Case("x", "tiny", layout, 2, 20, step=10, tail=2, width=2, chunk=chunk)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    built = bench.build(case, torch.float32, device)
+    found = []
+    for name in ("reference", "triton-dense" if case.per_beam else "triton-tree"):
+        step, close = built.step(name)
+        found.append(step())
+        assert torch.equal(step(), found[-1]), "a step can be taken again"
+        close()
+    assert (found[0] - found[1]).abs().max() < 1e-5
+
+
+def test_every_case_fits_its_pool(bench):
+    for case in bench.cases(quick=False):
+        sizes = {name: (1, 1, 16) for name in bench.HEADS}
+        bench.HEADS.update(sizes)
+        built = bench.build(case, torch.float32, "cpu")
+        assert len(built.paths) == case.rows
+        assert all(sum(p.visible for p in path) == case.length for path in built.paths)

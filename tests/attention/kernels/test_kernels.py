@@ -1,0 +1,182 @@
+"""The kernels against the oracle: shapes, dtypes, cuts; and a row's bits against its company."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from beamwright.attention.kernels.choice import is_interpreted
+from beamwright.kv import PathPart, TailBuffer
+
+NAMES = ["triton-tree", "triton-dense"]
+CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+SHAPES = [
+    # every supported head_dim and dtype, an odd one, groups of one and larger than a small tile
+    ("triton-tree", torch.float16, 1, 6, 64),
+    ("triton-dense", torch.float16, 2, 1, 80),
+    ("triton-tree", torch.bfloat16, 1, 8, 96),
+    ("triton-dense", torch.bfloat16, 1, 7, 128),
+    ("triton-tree", torch.float16, 1, 2, 256),
+    ("triton-dense", torch.float32, 2, 2, 20),
+    ("triton-tree", torch.float32, 2, 2, 20),
+    ("triton-tree", torch.float32, 1, 20, 16),
+]
+
+
+def largest_difference(left, right):
+    pairs = [pair for x, y in zip(left, right, strict=True) for pair in zip(x, y, strict=True)]
+    return max(float((a.float() - b.float()).abs().max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("name", "dtype", "kv_heads", "group", "head_dim"), SHAPES)
+def test_kernels_equal_the_reference(make_small, kernels, name, dtype, kv_heads, group, head_dim):
+    shape = {"dtype": dtype, "kv_heads": kv_heads, "group": group, "head_dim": head_dim}
+    forest = make_small(3, **shape)
+    backend = kernels(name, dtype)
+    found = forest.decode(backend, [0, 1], 2)
+    assert largest_difference(found, forest.decode("reference", [0, 1], 2)) < CLOSE[dtype]
+    chunk = forest.prefill(backend, [0, 1], [1, 18], num_padding=2)
+    assert largest_difference(chunk, forest.prefill("reference", [0, 1], [1, 18])) < CLOSE[dtype]
+
+
+def test_a_group_larger_than_a_tile_widens_it(make_small, kernels):
+    forest = make_small(2, dtype=torch.bfloat16, group=71)
+    found = forest.decode(kernels("triton-tree", torch.bfloat16), [0], 1)
+    assert largest_difference(found, forest.decode("reference", [0], 1)) < CLOSE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_and_heads_read_their_own_keys(make_small, kernels, name):
+    forest = make_small(2, layers=2, kv_heads=2, group=2)
+    found = forest.decode(kernels(name), [0, 3], 2)
+    assert largest_difference(found, forest.decode("reference", [0, 3], 2)) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("keep", [{1: [2, 0]}, {0: [3, 2, 1], 1: [1]}])
+def test_compacted_batches_go_on_with_the_right_rows(make_small, kernels, name, keep):
+    forest = make_small(3, seed=1)
+    found = forest.decode(kernels(name), range(4), 2, keep=keep)
+    expected = forest.decode("reference", range(4), 2, keep=keep)
+    assert largest_difference(found, expected) < 1e-5
+
+
+@pytest.fixture
+def cut_forest(make_small):
+    """Paths around the sizes at which they are cut: 256 tokens a part, 16 a block, 64 a tile."""
+    forest = make_small(1, group=2)
+    forest.paths = []
+    lengths = [(), (255,), (256,), (257, 1), (520, 64), (40, 200, 30, 7, 250)]
+    for place, segments in enumerate(lengths):
+        path = ()
+        for number, length in enumerate(segments):
+            segment = forest.store.create()
+            drawn = forest.draw(100 * place + number, length, 1, 2, 1, 16)
+            forest.store.append([segment], [drawn])
+            path = (*path, PathPart(segment, length))
+        forest.paths.append(path)
+    return forest
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_paths_are_split_and_merged(cut_forest, kernels, name):
+    rows = range(len(cut_forest.paths))
+    found = cut_forest.decode(kernels(name), rows, 1)
+    assert largest_difference(found, cut_forest.decode("reference", rows, 1)) < 1e-5
+    lengths = [70, 1, 2, 3, 1, 9]
+    chunk = cut_forest.prefill(kernels(name), rows, lengths)
+    assert largest_difference(chunk, cut_forest.prefill("reference", rows, lengths)) < 1e-5
+
+
+def test_more_parts_than_the_merge_takes_at_once(make_small, kernels):
+    forest = make_small(1)
+    path = ()
+    for number in range(20):
+        segment = forest.store.create()
+        forest.store.append([segment], [forest.draw(number, 3, 1, 2, 1, 16)])
+        path = (*path, PathPart(segment, 3))
+    forest.paths = [path, path[:15], path[:16]]
+    found = forest.decode(kernels("triton-tree"), range(3), 1)
+    assert largest_difference(found, forest.decode("reference", range(3), 1)) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_parked_tail_longer_than_a_tile(make_small, kernels, name):
+    forest = make_small(2)
+    found = []
+    for backend in (kernels(name), kernels("reference")):
+        tail = TailBuffer(forest.layout, 2, 256, forest.store.scratch, forest.device)
+        tail.restore([forest.draw(row, 1, 2, 70, 1, 16) for row in range(2)])
+        tail.make_room()
+        view = backend.decode_view(forest.store, forest.paths[:2], tail)
+        query, key_value = forest._token(0, 0, 0)
+        found.append([[view.attend(0, query[:2], key_value[:2])]])
+    assert largest_difference(*found) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rows_bits_do_not_depend_on_its_company(make_small, kernels, name):
+    """Other rows beside it, in another order, padded, more of them under the same segments."""
+    forest = make_small(3, rows=4, seed=2)
+    trunk = ()
+    for number in range(14):
+        segment = forest.store.create()
+        forest.store.append([segment], [forest.draw(number, 50, 1, 2, 1, 16)])
+        trunk = (*trunk, PathPart(segment, 50))
+    forest.paths += [trunk, trunk[:12], (*trunk[:13], PathPart(trunk[13].segment, 9))]
+    whole = forest.decode(kernels(name), range(7), 2)
+    for batch in ([4], [6, 2, 4, 1], [5, 3, 5, 5]):
+        part = forest.decode(kernels(name), batch, 2)
+        for token in range(2):
+            assert torch.equal(whole[token][0][batch], part[token][0])
+    lengths = [1, 40, 7, 16, 17, 3, 8]
+    chunks = forest.prefill(kernels(name), range(7), lengths)
+    for batch in ([1], [4, 0, 3]):
+        alone = forest.prefill(kernels(name), batch, [lengths[row] for row in batch])
+        assert all(torch.equal(chunks[0][row], alone[0][i]) for i, row in enumerate(batch))
+
+
+def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(make_small, kernels):
+    forest = make_small(3)
+    store = forest.store
+    own = store.create()
+    store.append([own], [forest.draw(1, 20, 1, 2, 1, 16)])
+    forest.paths = [forest.paths[0], (*forest.paths[0], PathPart(own, 20))]
+    tail = TailBuffer(forest.layout, 2, 256, store.scratch, forest.device)
+    view = kernels("triton-tree").decode_view(store, forest.paths, tail)
+    tail.make_room()
+    query, key_value = forest._token(0, 0, 0)
+    first = view.attend(0, query[:2], key_value[:2])
+    view.drop_rows([1])
+    blocks = list(own.blocks)
+    store.free(own)
+    store.pool.storage[blocks] = 1e4
+    assert torch.equal(view.attend(0, query[:2], key_value[:2])[0], first[0])
+    view.keep_rows(torch.tensor([0]))
+    tail.keep_rows(torch.tensor([0], device=forest.device))
+    assert torch.equal(view.attend(0, query[:1], key_value[:1])[0], first[0])
+    view.close()
+    tail.close()
+    assert store.scratch.used_bytes == 0
+
+
+def test_a_copy_may_go_with_the_row_that_read_it(make_small, kernels):
+    """Two rows, two copies; one row stops, the second copy is evicted: the other row moves up."""
+    forest = make_small(1, rows=3)
+    store, segment = forest.store, forest.store.create()
+    store.append([segment], [forest.draw(7, 20, 1, 2, 1, 16)])
+    segment.copies.append(store.pool.allocate(2))
+    store.copy_on_device(segment.copies[0], segment.copies[1])
+    paths = [(PathPart(segment, 20),)] * 2
+    tail = TailBuffer(forest.layout, 2, 256, store.scratch, forest.device)
+    view = kernels("triton-dense").decode_view(store, paths, tail)
+    tail.make_room()
+    query, key_value = forest._token(0, 0, 0)
+    first = view.attend(0, query[:2], key_value[:2])
+    view.drop_rows([0])
+    store.pool.storage[segment.copies.pop()] = 1e4
+    assert torch.equal(view.attend(0, query[:2], key_value[:2])[1], first[1])
+
+
+def test_the_interpreter_runs_where_there_is_no_gpu():
+    assert is_interpreted() is not torch.cuda.is_available()

@@ -1,0 +1,149 @@
+"""Work lists: every row reads every token of its path once, and rows that share read together."""
+
+import numpy as np
+import pytest
+import torch
+
+from beamwright.attention.kernels.cuts import Cuts
+from beamwright.attention.kernels.worklist import WorkBuffers, decode_work, prefill_work
+from beamwright.kv import PathPart
+
+CUTS = Cuts(part_tokens=32, fresh_tokens=32)
+
+
+def tokens_of(path, copies=None):
+    """(block, slot in it) of every token of a path."""
+    copies = copies or [0] * len(path)
+    return [
+        (part.segment.copies[copy][at // 16], at % 16)
+        for part, copy in zip(path, copies, strict=True)
+        for at in range(part.visible)
+    ]
+
+
+def read_entries(work, first, count):
+    return [
+        (int(work.entry_blocks[entry]), slot)
+        for entry in range(first, first + count)
+        for slot in range(work.entry_tokens[entry])
+    ]
+
+
+def read_rows(work, num_rows):
+    """What each row reads, found the way the kernels find it."""
+    of_slot = {}
+    for first_entry, num_entries, first_slot, num_slots in work.items.reshape(-1, 4):
+        for slot in range(first_slot, first_slot + num_slots):
+            assert slot not in of_slot
+            of_slot[slot] = read_entries(work, first_entry, num_entries)
+    found = []
+    for row in range(num_rows):
+        first, parts = work.row_parts[2 * row : 2 * row + 2]
+        slots = work.row_slots[first : first + parts - 1]
+        assert all(work.slot_rows[slot] == row for slot in slots)
+        found.append([token for slot in slots for token in of_slot[slot]])
+    assert len(of_slot) == len(work.slot_rows) == len(work.row_slots)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("queries", [1, 3, 64])
+def test_each_row_reads_its_path_in_order(make_forest, seed, queries):
+    forest = make_forest(5, seed=seed)
+    work = decode_work(forest.paths, 16, CUTS, queries, copy_per_row=False)
+    assert read_rows(work, len(forest.paths)) == [tokens_of(path) for path in forest.paths]
+    assert max(work.items.reshape(-1, 4)[:, 3]) <= queries
+
+
+def test_rows_that_share_a_part_read_it_in_one_item(make_forest):
+    path = make_forest(3).paths[0]
+    work = decode_work([path] * 5, 16, CUTS, 64, copy_per_row=False)
+    alone = decode_work([path], 16, CUTS, 64, copy_per_row=False)
+    assert np.array_equal(work.entry_blocks, alone.entry_blocks)
+    assert set(work.items.reshape(-1, 4)[:, 3]) == {5}
+
+
+def test_rows_that_nobody_reads_have_no_work(make_forest):
+    forest = make_forest(3)
+    path = forest.paths[0]
+    work = decode_work([None, path, None, ()], 16, CUTS, 64, copy_per_row=False)
+    assert read_rows(work, 4) == [[], tokens_of(path), [], []]
+    assert decode_work([None] * 8, 16, CUTS, 64, copy_per_row=False).items.size == 0
+
+
+def test_each_row_reads_its_own_copy_and_rows_move_up_when_one_is_dropped(make_forest):
+    store = make_forest(1).store
+    segment = store.create()
+    store.append([segment], [torch.zeros(20, 2, 2, 2, 16, dtype=torch.float64)])
+    segment.copies.append(store.pool.allocate(2))
+    path = (PathPart(segment, 20),)
+    work = decode_work([path] * 3, 16, CUTS, 64, copy_per_row=True)
+    assert read_rows(work, 3) == [tokens_of(path, [copy]) for copy in (0, 1, 1)]
+    work = decode_work([None, path, path], 16, CUTS, 64, copy_per_row=True)
+    assert read_rows(work, 3)[1:] == [tokens_of(path, [copy]) for copy in (0, 1)]
+
+
+def test_what_is_not_on_the_device_cannot_be_read(make_forest):
+    segment = make_forest(1).store.create("lost")
+    segment.length = 20
+    with pytest.raises(AssertionError, match="'lost' is read, but not on the device"):
+        decode_work([(PathPart(segment, 20),)], 16, CUTS, 64, copy_per_row=False)
+
+
+def test_joining_old_segments_saves_partials_and_reads_no_token_twice(make_forest):
+    """64 beams of 2,048 tokens in steps of 32: a trunk, then four children per level."""
+    store = make_forest(1, layers=1, kv_heads=1, head_dim=1).store
+
+    def extend(path, num_steps):
+        for _ in range(num_steps):
+            segment = store.create()
+            store.append([segment], [torch.zeros(32, 1, 2, 1, 1, dtype=torch.float64)])
+            path = (*path, PathPart(segment, 32))
+        return path
+
+    paths = [extend((), 61)]
+    for _ in range(3):
+        paths = [extend(path, 1) for path in paths for _ in range(4)]
+    distinct = 32 * (61 + 4 + 16 + 64)
+    joined, apart, all_joined = (
+        decode_work(paths, 16, cuts, 16, copy_per_row=False)
+        for cuts in (Cuts(), Cuts(256, 10**6), Cuts(256, 0))
+    )
+    assert len(joined.slot_rows) == 64 * 15
+    assert len(apart.slot_rows) == 64 * 64
+    assert sum(joined.entry_tokens) == sum(apart.entry_tokens) == distinct
+    assert sum(all_joined.entry_tokens) > 3.5 * distinct
+
+
+@pytest.mark.parametrize("copy_per_row", [False, True])
+def test_prefill_tiles_cover_every_new_token(make_forest, copy_per_row):
+    forest = make_forest(4)
+    paths, lengths = [*forest.paths[:3], ()], [1, 40, 16, 7]
+    work = prefill_work(paths, lengths, 16, 9, copy_per_row=copy_per_row)
+    covered = []
+    for first_entry, num_entries, own, first, count, last in work.tiles.reshape(-1, 6):
+        row = int(np.searchsorted(np.cumsum(lengths), first, side="right"))
+        assert own == sum(lengths[:row])
+        assert last == first + count - own <= lengths[row]
+        assert read_entries(work, first_entry, num_entries) == tokens_of(paths[row])
+        assert count <= 9
+        covered += range(first, first + count)
+    assert covered == list(range(sum(lengths)))
+
+
+def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest):
+    forest = make_forest(5)
+    buffers = WorkBuffers(torch.device("cpu"))
+    small = decode_work(forest.paths[:2], 16, CUTS, 64, copy_per_row=False)
+    large = decode_work(forest.paths, 16, CUTS, 64, copy_per_row=False)
+    before = buffers.write(large)
+    after = buffers.write(small)
+    assert buffers.num_moves == 1
+    assert [a.data_ptr() for a in after] == [b.data_ptr() for b in before]
+    assert after[0][: len(small.items)].tolist() == small.items.tolist()
+    assert not after[0][len(small.items) :].any(), "items that are not there have no slots"
+    assert all(each.dtype == torch.int32 for each in after)
+    again = WorkBuffers(torch.device("cpu"))
+    again.write(small)
+    again.write(large)
+    assert again.num_moves == 2
