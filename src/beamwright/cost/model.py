@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from beamwright.cost.weights import Storage, weight_bytes, weight_traffic_bytes
+from beamwright.cost.weights import Storage, conversion_bytes, weight_bytes
 
 
 class Shape(Protocol):
@@ -59,7 +59,8 @@ class Hardware(Protocol):
 class ModelCosts:
     """Sizes of one model in one precision. num_heads: query heads.
 
-    weight_traffic_bytes: what the weights cost device memory in a forward pass; None: their size.
+    conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
+    stored, where they are turned back into floating point first.
     """
 
     num_layers: int
@@ -69,7 +70,7 @@ class ModelCosts:
     num_heads: int
     head_dim: int
     element_bytes: int
-    weight_traffic_bytes: int | None = None
+    conversion_bytes: int = 0
 
     @classmethod
     def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
@@ -82,5 +83,5 @@ class ModelCosts:
             num_heads=shape.heads,
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
-            weight_traffic_bytes=weight_traffic_bytes(shape, element_bytes, storage),
+            conversion_bytes=conversion_bytes(shape, element_bytes, storage),
         )

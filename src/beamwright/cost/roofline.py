@@ -79,9 +79,8 @@ class Roofline:
     ) -> float:
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
-        weights = model.weight_traffic_bytes
         memory_s = (
-            (model.weight_bytes if weights is None else weights) / hardware.bandwidth_share
+            (model.weight_bytes + model.conversion_bytes) / hardware.bandwidth_share
             + kv_tokens_read * model.kv_bytes_per_token / kv_share
         ) / hardware.device_bandwidth
         attention = 4 * model.num_layers * model.num_heads * model.head_dim * kv_tokens_seen

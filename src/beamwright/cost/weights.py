@@ -56,21 +56,22 @@ def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) 
 
 def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
     """Bytes of all weights of a model. element_bytes: of what is not quantised."""
+    if storage is Storage.PLAIN:
+        return shape.num_parameters * element_bytes
     projections = shape.projections
     others = shape.num_parameters - shape.layers * sum(map(prod, projections))
     quantised = sum(matrix_bytes(*each, element_bytes, storage) for each in projections)
     return others * element_bytes + shape.layers * quantised
 
 
-def weight_traffic_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
-    """Bytes that the weights cost device memory in one forward pass.
+def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
+    """Memory traffic of one forward pass for turning weights back into floating point.
 
-    Weights that are turned back into floating point first are read, written and read again.
+    They are written and read again, beside being read as they are stored.
     """
-    stored = weight_bytes(shape, element_bytes, storage)
     if storage in (Storage.PLAIN, Storage.INT4_TILED):
-        return stored
-    return stored + 2 * shape.layers * sum(map(prod, shape.projections)) * element_bytes
+        return 0
+    return 2 * shape.layers * sum(map(prod, shape.projections)) * element_bytes
 
 
 def product_scratch_bytes(
