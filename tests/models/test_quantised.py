@@ -1,6 +1,7 @@
 """Weight-only int8 and int4 against the same weights, turned back, in plain torch."""
 
 import sys
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
 from beamwright.errors import InputError
 from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
+from beamwright.models import weights as weights_module
 from beamwright.models.decoder import Decoder, Linear
 from beamwright.models.quantised import Int4Linear, dequantised, quantise_linear, storage_for
 from beamwright.runtime.selftest import batches_are_exact
@@ -184,6 +186,22 @@ def test_random_shapes_are_quantised_too(weights):
     spec = "random:llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=96,vocab=99,context=128"
     plain, found = (load(spec, each).decoder for each in ("auto", weights))
     assert 0 < (logits(plain) - logits(found)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_a_layer_is_converted_before_the_next_is_read(write_family, monkeypatch, weights):
+    folder, _ = write_family("mistral")
+    read, make_layer = [], weights_module._llama_layer
+
+    def spy(shape, reader, at):
+        assert all(weight() is None for weight in read)
+        layer = make_layer(shape, reader, at)
+        read.extend(weakref.ref(getattr(layer, name).weight) for name in PROJECTIONS)
+        return layer
+
+    monkeypatch.setattr(weights_module, "_llama_layer", spy)
+    load(folder, weights)
+    assert len(read) == 3 * len(PROJECTIONS)
 
 
 def test_each_model_has_its_own_option(write_family):

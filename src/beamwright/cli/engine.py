@@ -122,7 +122,7 @@ def _accuracy_change(settings: ModelSettings, num_problems: int) -> dict[str, An
         answers.append(found)
     before, after = answers
     return {
-        "problems": num_problems,
+        "problems": len(before),
         "n": _ACCURACY_SEARCH.n,
         "unquantised": results[0]["accuracy"],
         "quantised": results[1]["accuracy"],
