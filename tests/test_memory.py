@@ -1,9 +1,10 @@
 import pytest
 
 from beamwright.config import MemorySettings
+from beamwright.cost import Storage
 from beamwright.errors import InputError
 from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
 
 BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"
 
@@ -55,3 +56,23 @@ def test_memory_that_leaves_nothing_for_kv_says_where_it_goes(generator):
     for number in (generator.weights, generator.activations(16)):
         assert f"{number:,}" in str(caught.value)
     assert "--memory" in str(caught.value)
+
+
+@pytest.mark.parametrize("verifier_storage", [Storage.PLAIN, Storage.INT8])
+def test_7b_in_int4_and_its_verifier_fit_a_12_gb_card(verifier_storage):
+    sizes = [NAMED_SHAPES[name] for name in ("qwen2.5-7b", "qwen2.5-1.5b")]
+    settings = MemorySettings(memory="12GB")
+    verifier = ModelBytes(sizes[1], 2, verifier_storage)
+    with pytest.raises(InputError, match="nothing is left for KV"):
+        plan_memory(settings, ModelBytes(sizes[0], 2), verifier, 16)
+    generator = ModelBytes(sizes[0], 2, Storage.INT4_TILED)
+    plan = plan_memory(settings, generator, verifier, 16)
+    assert 6.2e9 < generator.weights < 6.3e9
+    assert plan.generator_kv_bytes // generator.kv_per_token > 10_000
+    assert plan.verifier_kv_bytes // verifier.kv_per_token > 10_000
+
+
+def test_weights_that_are_turned_back_need_room(generator):
+    quantised = ModelBytes(generator.shape, 4, Storage.INT8)
+    largest = 2 * 128 * 64 * 4
+    assert quantised.activations(16) == generator.activations(16) + largest

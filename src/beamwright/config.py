@@ -116,6 +116,8 @@ class ModelSettings(Section):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"
     context: int | None = Field(None, ge=1, description="cap on the model's context, in tokens")
+    weights: Literal["auto", "int8", "int4"] = "auto"
+    verifier_weights: Literal["auto", "int8", "int4"] = "auto"
 
 
 class SamplingSettings(Section):

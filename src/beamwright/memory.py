@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from beamwright.config import MemorySettings
+from beamwright.cost import Storage, weight_bytes
+from beamwright.cost.weights import product_scratch_bytes
 from beamwright.errors import InputError
 from beamwright.models import ModelShape
 
@@ -14,15 +16,16 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Sizes of one model in its dtype."""
+    """Sizes of one model in its dtype. storage: how its projections are kept."""
 
     shape: ModelShape
     element_bytes: int
+    storage: Storage = Storage.PLAIN
 
     @property
     def weights(self) -> int:
         """Bytes of all weights."""
-        return self.shape.num_parameters * self.element_bytes
+        return weight_bytes(self.shape, self.element_bytes, self.storage)
 
     @property
     def kv_per_token(self) -> int:
@@ -34,7 +37,8 @@ class ModelBytes:
         shape = self.shape
         width = 4 * shape.hidden + 3 * shape.intermediate
         decode = num_rows * (5 * shape.vocab * 4 + width * self.element_bytes)
-        return max(decode, _PREFILL_TOKENS * width * self.element_bytes)
+        scratch = product_scratch_bytes(shape, self.element_bytes, self.storage)
+        return max(decode, _PREFILL_TOKENS * width * self.element_bytes) + scratch
 
 
 @dataclass(frozen=True)

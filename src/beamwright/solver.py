@@ -318,4 +318,4 @@ class Solver:
 
 
 def _sizes(model: LoadedModel) -> ModelBytes:
-    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize)
+    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize, model.storage)

@@ -114,7 +114,7 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
         generate_tokens=max(1, min(limits)),
         step_tokens=step_tokens,
     )
-    costs = ModelCosts.of(generator.shape, generator.element_bytes)
+    costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
     layout = Layout.DENSE if settings.model.attention.endswith("dense") else Layout.TREE
     fastest = choose_schedule(workload, costs, _hardware(settings.model.device), kv_bytes, layout)
     return "layerwise" if fastest == "layerwise" else "locality"

@@ -14,7 +14,10 @@ KEYS = {
     "prompt",
     "generate",
     "step_tokens",
+    "weights",
     "weight_bytes",
+    "weight_traffic_bytes",
+    "verifier",
     "kv_bytes_per_token",
     "kv_budget_bytes",
     "fits",
@@ -136,3 +139,50 @@ def test_bad_input_is_one_line_and_exit_2(cli, words, message):
     assert outcome.code == 2
     assert message in outcome.complaint
     assert outcome.out == ""
+
+
+SMALL_CARD = ["plan", "--model", "qwen2.5-7b", "--memory", "12GB"]
+
+
+def test_7b_with_a_verifier_on_a_12_gb_card_needs_int4(cli):
+    both = [*SMALL_CARD, "--verifier", "qwen2.5-1.5b", "--json"]
+    for weights in ("auto", "int8"):
+        outcome = cli(*both, "--weights", weights)
+        assert outcome.code == 2
+        assert "nothing is left for KV" in outcome.complaint
+    report = cli(*both, "--weights", "int4").json
+    assert (report["weights"], report["fits"]) == ("int4-tiled", True)
+    verifier = report["verifier"]
+    assert verifier["model"] == "qwen2.5-1.5b"
+    taken = report["weight_bytes"] + verifier["weight_bytes"]
+    taken += report["kv_budget_bytes"] + verifier["kv_budget_bytes"]
+    assert 0.9 * 12e9 < taken < 12e9
+    for each in (report, verifier):
+        assert each["kv_budget_bytes"] // each["kv_bytes_per_token"] > 20_000
+    smaller = cli(*both, "--weights", "int4", "--verifier-weights", "int8").json
+    assert smaller["verifier"]["weight_bytes"] < verifier["weight_bytes"]
+    assert smaller["kv_budget_bytes"] > report["kv_budget_bytes"]
+
+
+def test_a_verifier_takes_its_part_only_where_it_has_weights(cli):
+    alone = cli(*SMALL_CARD, "--weights", "int4", "--json").json
+    assert alone["verifier"] is None
+    logprob = cli(*SMALL_CARD, "--weights", "int4", "--verifier", "logprob", "--json").json
+    assert logprob == alone
+    shown = cli(*SMALL_CARD, "--weights", "int4", "--verifier", "bundled").out
+    assert "(int4-tiled)" in shown
+    assert "of weights," in shown
+
+
+def test_int8_is_read_and_written_once_more(cli):
+    plain, int8 = (
+        cli(*SMALL_CARD[:3], "--weights", weights, "--json").json for weights in ("auto", "int8")
+    )
+    assert plain["weight_traffic_bytes"] == plain["weight_bytes"] > int8["weight_bytes"]
+    assert int8["weight_traffic_bytes"] > plain["weight_traffic_bytes"]
+
+
+def test_weights_of_a_verifier_that_is_not_named(cli):
+    outcome = cli(*SMALL_CARD, "--verifier-weights", "int8")
+    assert outcome.code == 2
+    assert "--verifier-weights needs --verifier" in outcome.complaint

@@ -200,5 +200,7 @@ def test_what_decides_the_tree_is_every_setting_but_where_and_when_it_is_compute
     assert tree_settings(Settings.build(**same), "float32") == base
     for change in ({"seed": 1}, {"model": "x"}, {"top_p": 0.5}, {"step_limits": "1,2"}, {"n": 8}):
         assert tree_settings(Settings.build(**change), "float32") != base
+    for change in ({"weights": "int8"}, {"verifier_weights": "int4"}):
+        assert tree_settings(Settings.build(**change), "float32") != base
     limited = tree_settings(Settings.build(step_limits="1,2"), "float32")
     assert json.loads(json.dumps(limited)) == limited, "as it comes back from the file"

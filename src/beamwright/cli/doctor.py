@@ -22,16 +22,33 @@ _ProbeOption = Annotated[
     bool,
     typer.Option("--probe", help="Measure this machine's rates, for plan --gpu measured."),
 ]
+_ProblemsOption = Annotated[
+    int,
+    typer.Option(
+        "--problems",
+        metavar="COUNT",
+        min=0,
+        help="With --weights or --verifier-weights: bundled problems searched with and without.",
+    ),
+]
+_OPTIONS = (
+    "model", "device", "dtype", "attention", "context", "weights", "verifier", "verifier_weights",
+)  # fmt: skip
 
 
-@with_settings(only=("model", "device", "dtype", "attention", "context"), recipe=False)
+@with_settings(only=_OPTIONS, recipe=False)
 def doctor(
-    invocation: Invocation, parity: _ParityOption = False, probe: _ProbeOption = False
+    invocation: Invocation,
+    parity: _ParityOption = False,
+    probe: _ProbeOption = False,
+    problems: _ProblemsOption = 20,
 ) -> None:
-    """Check this machine, or a checkpoint given by --model."""
+    """Check this machine, or a checkpoint given by --model.
+
+    With --weights or --verifier-weights: how far they move logits, scores and answers.
+    """
     if "model" not in invocation.given:
-        if parity:
-            raise InputError("--parity needs --model")
+        _reject_without_model(invocation, parity)
         with quiet_stdout():
             report = {"python": platform.python_version(), **engine.inspect_machine()}
             if probe:
@@ -46,10 +63,20 @@ def doctor(
             report = engine.inspect_model(settings)
             if parity:
                 report["max_abs_logit_diff"] = engine.check_parity(settings)
+            if settings.weights != "auto" or settings.verifier_weights != "auto":
+                report |= engine.check_weights(settings, problems)
     except UnsupportedModelError as error:
         _show({"supported": False, "reason": str(error)}, invocation.as_json)
         raise
     _show(report, invocation.as_json)
+
+
+def _reject_without_model(invocation: Invocation, parity: bool) -> None:
+    if parity:
+        raise InputError("--parity needs --model")
+    for name in ("verifier", "weights", "verifier_weights"):
+        if name in invocation.given:
+            raise InputError(f"--{name.replace('_', '-')} needs --model")
 
 
 def _show(report: Mapping[str, Any], as_json: bool) -> None:

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.config import ModelSettings, Settings
+from beamwright.config import ModelSettings, SearchSettings, Settings
 
 if TYPE_CHECKING:
     from beamwright.cli.views import Views
-    from beamwright.cost import Layout, ModelCosts
+    from beamwright.cost import Layout, ModelCosts, Storage
     from beamwright.cost.model import Hardware
     from beamwright.models import ModelShape
     from beamwright.runtime.simulation import ReplayTree, StepTree
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from beamwright.solution import Solution
     from beamwright.solver import Solver
     from beamwright.tree import SearchTree
+
+_DRIFT_SAMPLES = 8
+_ACCURACY_SEARCH = SearchSettings(n=4, width=2)
 
 
 def make_solver(settings: Settings, timeline: Timeline | None = None) -> Solver:
@@ -72,6 +75,61 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
     return check(settings)
 
 
+def check_weights(settings: ModelSettings, num_problems: int) -> dict[str, Any]:
+    """What quantised weights change: the models' outputs, and answers to bundled problems.
+
+    num_problems: of bundled:dev, each searched with and without quantised weights; 0: none.
+    """
+    from beamwright.attention import make_attention  # noqa: PLC0415
+    from beamwright.evaluate.problems import bundled_samples  # noqa: PLC0415
+    from beamwright.models import load_model  # noqa: PLC0415
+    from beamwright.models.drift import measure_drift  # noqa: PLC0415
+    from beamwright.runtime.selftest import batches_are_exact  # noqa: PLC0415
+    from beamwright.verify.drift import measure_score_drift  # noqa: PLC0415
+
+    samples = bundled_samples(_DRIFT_SAMPLES)
+    report: dict[str, Any] = {}
+    if settings.weights != "auto":
+        decoder = load_model(settings.model, settings).decoder
+        report["exact"] = batches_are_exact(decoder, make_attention(settings.attention))
+        del decoder
+        report["drift"] = measure_drift(settings, samples)
+    if settings.verifier_weights != "auto":
+        report["verifier_drift"] = measure_score_drift(settings, samples)
+    if num_problems and not settings.model.startswith("random:"):
+        report["accuracy"] = _accuracy_change(settings, num_problems)
+    return report
+
+
+def _accuracy_change(settings: ModelSettings, num_problems: int) -> dict[str, Any]:
+    """Beam search on the first problems of bundled:dev, without and with quantised weights."""
+    from beamwright.evaluate import RunOptions, load_problems, run  # noqa: PLC0415
+
+    problem_set = load_problems("bundled:dev", num_problems)
+    plain = settings.model_copy(update={"weights": "auto", "verifier_weights": "auto"})
+    results, answers = [], []
+    for each in (plain, settings):
+        found: dict[str, str | None] = {}
+
+        def keep(record: Any, done: int, total: int, found: dict[str, Any] = found) -> None:
+            found[record.unique_id] = record.answer
+
+        run_settings = Settings(model=each, search=_ACCURACY_SEARCH)
+        with make_solver(run_settings) as solver:
+            results.append(
+                run(problem_set, solver.solve_many, run_settings, RunOptions(on_record=keep))
+            )
+        answers.append(found)
+    before, after = answers
+    return {
+        "problems": len(before),
+        "n": _ACCURACY_SEARCH.n,
+        "unquantised": results[0]["accuracy"],
+        "quantised": results[1]["accuracy"],
+        "same_answers": sum(before[name] == after[name] for name in before),
+    }
+
+
 def inspect_machine() -> dict[str, Any]:
     """Versions, threads and the exactness self-test of this machine."""
     import torch  # noqa: PLC0415
@@ -94,8 +152,24 @@ def inspect_machine() -> dict[str, Any]:
     }
 
 
-def find_shape(settings: ModelSettings) -> ModelShape:
+def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
+    """The shape that `--verifier` means, as `find_shape`; None where it has no weights.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
+    """
+    from beamwright.verify.make import named_checkpoint  # noqa: PLC0415
+
+    place = named_checkpoint(settings.verifier)
+    if place is None:
+        return None
+    return find_shape(settings.model_copy(update={"model": place}), role="verifier")
+
+
+def find_shape(settings: ModelSettings, role: str = "generator") -> ModelShape:
     """The shape that `--model` means; a bare name of a shape will do. Reads no weights.
+
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for.
 
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading the model would.
@@ -106,18 +180,21 @@ def find_shape(settings: ModelSettings) -> ModelShape:
     spec = settings.model
     bare = spec.lower() in NAMED_SHAPES and not Path(spec).is_dir()
     if not bare and not spec.startswith("random:"):
-        return read_shape(resolve_folder(spec, "generator"), settings.context)
+        return read_shape(resolve_folder(spec, role), settings.context)
     shape = shape_from_text(spec.removeprefix("random:"))
     if settings.context is None:
         return shape
     return replace(shape, context=min(shape.context, settings.context))
 
 
-def activation_bytes(shape: ModelShape, element_bytes: int, num_rows: int) -> int:
+def activation_bytes(
+    shape: ModelShape, element_bytes: int, num_rows: int, storage: Storage | None = None
+) -> int:
     """Working memory of a decode step, as the memory plan counts it."""
+    from beamwright.cost import Storage  # noqa: PLC0415
     from beamwright.memory import ModelBytes  # noqa: PLC0415
 
-    return ModelBytes(shape, element_bytes).activations(num_rows)
+    return ModelBytes(shape, element_bytes, storage or Storage.PLAIN).activations(num_rows)
 
 
 def probe_machine() -> dict[str, Any]:

@@ -49,6 +49,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "How decoding attends to shared prefixes; tree and dense run kernels on a GPU.",
     ),
     "context": ("TOKENS", "Cap on the model's context."),
+    "weights": (None, "Keep the generator's weights so; auto is their dtype."),
+    "verifier_weights": (None, "The same for the verifier's."),
     "temperature": (None, "0 is greedy."),
     "top_p": (None, "Keep the most likely tokens up to this probability."),
     "top_k": (None, "Keep this many of the most likely tokens."),

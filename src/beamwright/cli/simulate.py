@@ -266,7 +266,8 @@ def _report(
             f"{shape.context} tokens"
         )
     model = ModelCosts.of(shape, element_bytes)
-    budget = _kv_budget_bytes(settings, profile, model, shape)
+    activations = engine.activation_bytes(shape, element_bytes, settings.search.n)
+    budget = _kv_budget_bytes(settings, profile, model, activations)
 
     def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
         return {

@@ -12,6 +12,7 @@ from beamwright.cost.growth import TreeStep, Workload, peak_union_tokens, tree_s
 from beamwright.cost.model import Hardware, ModelCosts, Shape
 from beamwright.cost.roofline import Direction, Layout, Roofline
 from beamwright.cost.transfers import dm_lower_bound_bytes
+from beamwright.cost.weights import Storage, storage_of, weight_bytes
 
 __all__ = [
     "Direction",
@@ -22,6 +23,7 @@ __all__ = [
     "ModelCosts",
     "Roofline",
     "Shape",
+    "Storage",
     "TreeStep",
     "Workload",
     "choose_schedule",
@@ -33,5 +35,7 @@ __all__ = [
     "locality_start_bytes",
     "max_beams_in_gpu",
     "peak_union_tokens",
+    "storage_of",
     "tree_steps",
+    "weight_bytes",
 ]

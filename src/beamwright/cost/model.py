@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from beamwright.cost.weights import Storage, conversion_bytes, weight_bytes
+
 
 class Shape(Protocol):
     """The attributes of a model shape that costs are made of."""
@@ -21,6 +23,8 @@ class Shape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def num_parameters(self) -> int: ...
+    @property
+    def projections(self) -> tuple[tuple[int, int], ...]: ...
     def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
 
 
@@ -53,7 +57,11 @@ class Hardware(Protocol):
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """Sizes of one model in one precision. num_heads: query heads."""
+    """Sizes of one model in one precision. num_heads: query heads.
+
+    conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
+    stored, where they are turned back into floating point first.
+    """
 
     num_layers: int
     num_parameters: int
@@ -62,16 +70,18 @@ class ModelCosts:
     num_heads: int
     head_dim: int
     element_bytes: int
+    conversion_bytes: int = 0
 
     @classmethod
-    def of(cls, shape: Shape, element_bytes: int) -> ModelCosts:
-        """The costs of a shape whose weights and KV take `element_bytes` per element."""
+    def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
+        """The costs of a shape whose KV, and weights but for `storage`, take `element_bytes`."""
         return cls(
             num_layers=shape.layers,
             num_parameters=shape.num_parameters,
-            weight_bytes=shape.num_parameters * element_bytes,
+            weight_bytes=weight_bytes(shape, element_bytes, storage),
             kv_bytes_per_token=shape.kv_bytes_per_token(element_bytes),
             num_heads=shape.heads,
             head_dim=shape.head_dim,
             element_bytes=element_bytes,
+            conversion_bytes=conversion_bytes(shape, element_bytes, storage),
         )

@@ -80,7 +80,7 @@ class Roofline:
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         memory_s = (
-            model.weight_bytes / hardware.bandwidth_share
+            (model.weight_bytes + model.conversion_bytes) / hardware.bandwidth_share
             + kv_tokens_read * model.kv_bytes_per_token / kv_share
         ) / hardware.device_bandwidth
         attention = 4 * model.num_layers * model.num_heads * model.head_dim * kv_tokens_seen

@@ -53,6 +53,12 @@ def load_problems(source: str, limit: int | None = None) -> ProblemSet:
     return ProblemSet(source, tuple(unique[:limit]), rows.fingerprint)
 
 
+def bundled_samples(count: int) -> list[tuple[str, str]]:
+    """The first problems of bundled:dev and their solutions, steps apart by blank lines."""
+    rows = _read("bundled:dev").rows
+    return [(row.fields["problem"], row.fields["solution"]) for row in rows[:count]]
+
+
 def _read(source: str) -> Rows:
     if source.startswith("hf:"):
         return read_hub(source)

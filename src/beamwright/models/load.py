@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from beamwright.config import ModelSettings
+from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.decoder import Decoder
 from beamwright.models.hf_config import shape_from_config, supported
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.packed import pack_weights
+from beamwright.models.quantised import storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
@@ -24,11 +26,15 @@ _BUNDLED = Path(__file__).parent.parent / "bundled"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A decoder, its tokenizer and its folder; random shapes have neither of the latter."""
+    """A decoder, its tokenizer and its folder; random shapes have neither of the latter.
+
+    storage: how the projections of its layers are kept.
+    """
 
     decoder: Decoder
     codec: TextCodec | None
     folder: Path | None
+    storage: Storage = Storage.PLAIN
 
 
 def resolve_dtype(name: str, device: str) -> torch.dtype:
@@ -60,25 +66,40 @@ def resolve_folder(spec: str, role: str) -> Path:
 
 
 def load_model(
-    spec: str, settings: ModelSettings, role: str = "generator", chat_template: str | None = None
+    spec: str,
+    settings: ModelSettings,
+    role: str = "generator",
+    chat_template: str | None = None,
+    *,
+    writes: bool = False,
 ) -> LoadedModel:
     """Read config, weights and tokenizer.
+
+    writes: its LM head is needed, as a generator's always is; a verifier may have a head of its
+    own and no other.
 
     Raises:
         InputError, UnsupportedModelError, UnavailableError: with one line that says why.
     """
     dtype = resolve_dtype(settings.dtype, settings.device)
     device = _check_device(settings.device)
+    storage = _storage(settings, dtype, role)
     if spec.startswith("random:"):
         shape = _capped(shape_from_text(spec.removeprefix("random:")), settings.context)
-        weights = random_weights(shape, dtype, device, _RANDOM_SEED)
-        return LoadedModel(Decoder(shape, pack_weights(weights)), None, None)
+        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage)
+        return LoadedModel(Decoder(shape, pack_weights(weights)), None, None, storage)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
-    needs_logits = role == "generator"  # a verifier may have a head of its own and no other
-    weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits)
+    needs_logits = writes or role == "generator"
+    weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
     codec = TextCodec.load(folder, chat_template)
-    return LoadedModel(Decoder(shape, pack_weights(weights)), codec, folder)
+    return LoadedModel(Decoder(shape, pack_weights(weights)), codec, folder, storage)
+
+
+def _storage(settings: ModelSettings, dtype: torch.dtype, role: str) -> Storage:
+    if role == "verifier":
+        return storage_for(settings.verifier_weights, dtype, settings.device, "--verifier-weights")
+    return storage_for(settings.weights, dtype, settings.device, "--weights")
 
 
 def read_shape(folder: Path, max_context: int | None) -> ModelShape:
@@ -106,9 +127,12 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
     else:
         shape = read_shape(resolve_folder(settings.model, "generator"), settings.context)
     dtype = resolve_dtype(settings.dtype, settings.device)
+    storage = _storage(settings, dtype, "generator")
     return {
         "architecture": shape.architecture,
         "parameters": shape.num_parameters,
+        "weights": str(storage),
+        "weight_bytes": weight_bytes(shape, dtype.itemsize, storage),
         "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize),
         "dtype": str(dtype).removeprefix("torch."),
         "context": shape.context,

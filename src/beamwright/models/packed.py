@@ -33,6 +33,8 @@ class PackedLinear(Linear):
 def pack(linear: Linear) -> Linear:
     """The same projection, prepacked where torch can do it and gives the same results."""
     weight = linear.weight
+    if type(linear) is not Linear or type(weight) is not torch.Tensor:
+        return linear  # quantised
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return linear
     probe = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))

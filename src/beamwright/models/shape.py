@@ -69,6 +69,13 @@ class ModelShape:
             total += 2 * embed * h
         return total
 
+    @property
+    def projections(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of one layer's matrices: (fused) qkv, out, gate_up, down."""
+        h, d, inner = self.hidden, self.head_dim, self.intermediate
+        q, kv = self.heads * d, self.kv_heads * d
+        return ((q + 2 * kv, h), (h, q), ((2 if self.gated else 1) * inner, h), (h, inner))
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """K and V of one token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes

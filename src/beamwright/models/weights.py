@@ -13,8 +13,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from beamwright.cost import Storage
 from beamwright.errors import InputError
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
+from beamwright.models.quantised import quantiser
 from beamwright.models.shape import ModelShape
 
 TensorSource = Callable[[str], torch.Tensor | None]
@@ -155,9 +157,11 @@ def load_weights(
     device: str,
     *,
     need_lm_head: bool = True,
+    storage: Storage = Storage.PLAIN,
 ) -> DecoderWeights:
     """Read a checkpoint folder.
 
+    storage: how projections are kept; each layer is converted before the next is read.
     need_lm_head: False for a model whose logits nobody reads (a reward model with its own head);
     the embedding stands in for an LM head that is not there.
 
@@ -171,10 +175,16 @@ def load_weights(
     reader = _Reader(checkpoint.get, prefix, dtype, device, str(folder))
     head = _Reader(checkpoint.get, "", dtype, device, str(folder))
     needed = need_lm_head or "lm_head.weight" in names
-    return _assemble(shape, reader, head, need_lm_head=needed)
+    return _assemble(shape, reader, head, need_lm_head=needed, storage=storage)
 
 
-def random_weights(shape: ModelShape, dtype: torch.dtype, device: str, seed: int) -> DecoderWeights:
+def random_weights(
+    shape: ModelShape,
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    storage: Storage = Storage.PLAIN,
+) -> DecoderWeights:
     """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -186,11 +196,16 @@ def random_weights(shape: ModelShape, dtype: torch.dtype, device: str, seed: int
             return drawn.to(device=device, dtype=dtype)
 
     reader = _Random(lambda name: None, "", dtype, device, "random")
-    return _assemble(shape, reader, reader)
+    return _assemble(shape, reader, reader, storage=storage)
 
 
 def _assemble(
-    shape: ModelShape, reader: _Reader, head: _Reader, *, need_lm_head: bool = True
+    shape: ModelShape,
+    reader: _Reader,
+    head: _Reader,
+    *,
+    need_lm_head: bool = True,
+    storage: Storage = Storage.PLAIN,
 ) -> DecoderWeights:
     opt = shape.architecture == "opt"
     embed = shape.embed_dim or shape.hidden
@@ -198,11 +213,11 @@ def _assemble(
     lm_head = Linear(embedding)
     if need_lm_head and not shape.tied:
         lm_head = Linear(head.need("lm_head.weight", shape.vocab, embed))
-    make_layer = _opt_layer if opt else _llama_layer
+    make_layer, keep = _opt_layer if opt else _llama_layer, quantiser(storage)
     final = "final_layer_norm" if opt else "norm"
     weights = DecoderWeights(
         embedding=embedding,
-        layers=[make_layer(shape, reader, f"layers.{i}.") for i in range(shape.layers)],
+        layers=[keep(make_layer(shape, reader, f"layers.{i}.")) for i in range(shape.layers)],
         lm_head=lm_head,
         final_norm=reader.norm(final, shape, shape.hidden) if shape.final_norm else None,
     )

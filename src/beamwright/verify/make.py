@@ -60,22 +60,19 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         InputError: if it is not there, or nothing says how its scores are read.
     """
     name = settings.verifier
+    place = named_checkpoint(name)
     kind, colon, rest = name.partition(":")
-    if kind in WITHOUT_MODEL:
+    if place is None:
         return VerifierSource(None, None, WITHOUT_MODEL[kind](rest if colon else None))
     spec: VerifierSpec | None = None
-    place = name
     if kind == _LIKELIHOOD and colon:
-        spec, place = LIKELIHOOD_SPEC, rest
+        spec = LIKELIHOOD_SPEC
     elif kind == _FAMILY and colon:
-        family, _, place = rest.partition(":")
-        spec = family_spec(family)
+        spec = family_spec(rest.partition(":")[0])
         if not place:
             raise InputError(f"--verifier {name}: write family:NAME:PATH")
-    elif kind == _JUDGE and colon:
-        place = rest
-        if not place:
-            raise InputError(f"--verifier {name}: write judge:PATH or judge:hf:ORG/NAME")
+    elif kind == _JUDGE and colon and not place:
+        raise InputError(f"--verifier {name}: write judge:PATH or judge:hf:ORG/NAME")
     if place.startswith("random:"):
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
@@ -83,7 +80,17 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
     folder = resolve_folder(place, "verifier")
     if kind == _JUDGE and colon:
         judge = load_judge(folder)
-        # It writes, so its LM head is needed, as a generator's is.
-        return VerifierSource(judge, load_model(str(folder), settings), None, name)
+        model = load_model(str(folder), settings, role="verifier", writes=True)
+        return VerifierSource(judge, model, None, name)
     spec = spec or load_spec(folder)
     return VerifierSource(spec, load_model(str(folder), settings, role="verifier"), None, name)
+
+
+def named_checkpoint(verifier: str) -> str | None:
+    """The checkpoint that `--verifier` names, without what says how to read it; None if none."""
+    kind, colon, rest = verifier.partition(":")
+    if kind in WITHOUT_MODEL:
+        return None
+    if kind in (_LIKELIHOOD, _JUDGE) and colon:
+        return rest
+    return rest.partition(":")[2] if kind == _FAMILY and colon else verifier

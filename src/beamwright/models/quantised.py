@@ -1,0 +1,153 @@
+"""Weight-only int8 and int4: a layer's projections, quantised one layer at a time.
+
+int8 is torchao's tensor: symmetric, one scale per row. int4 has a scale and a zero point per group
+of 64 columns, as torchao's CUDA kernel wants them: where that kernel runs (bfloat16, compute
+capability 8) the projection is torchao's tiled tensor; elsewhere `Int4Linear` keeps two weights per
+byte and turns them back, block by block, in plain torch. The sizes are counted in `cost.weights`.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
+from beamwright.errors import InputError
+from beamwright.models.decoder import Layer, Linear
+
+_LEVELS = 15  # of 4 bits, above the lowest
+_MIDDLE = 8
+_KERNEL_CAPABILITY = (8, 0)
+
+LayerTransform = Callable[[Layer], Layer]
+
+
+class Int4Linear(Linear):
+    """Two weights per byte; value = (nibble - 8) * scale + zero.
+
+    weight: uint8 [out, groups, 32], a group's first 32 columns in the low nibbles; scale, zero:
+    [out, groups, 1] in the model's dtype. The last group is padded with zeros.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        rows, self.columns = weight.shape
+        padded = F.pad(weight, (0, -self.columns % INT4_GROUP)).view(rows, -1, INT4_GROUP)
+        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        parts = [_to_nibbles(part.to(wide), weight.dtype) for part in padded.split(INT4_BLOCK_ROWS)]
+        nibbles, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
+        super().__init__(nibbles, bias)
+        self.scale, self.zero = scales, zeros
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product; blocks of rows are the same at any batch, so a row keeps its bits."""
+        rows = self.weight.shape[0]
+        parts = []
+        for first in range(0, rows, INT4_BLOCK_ROWS):
+            block = slice(first, first + INT4_BLOCK_ROWS)
+            bias = None if self.bias is None else self.bias[block]
+            parts.append(F.linear(x, self.values(block), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def values(self, block: slice) -> torch.Tensor:
+        """Those rows [rows, columns] in the model's dtype."""
+        packed = self.weight[block]
+        nibbles = torch.cat([packed & 15, packed >> 4], dim=-1).to(self.scale.dtype).sub_(_MIDDLE)
+        values = torch.addcmul(self.zero[block], nibbles, self.scale[block])
+        return values.flatten(1)[:, : self.columns]
+
+
+def _to_nibbles(
+    groups: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weights [rows, groups, 64] to packed nibbles, scales and zero points (of that dtype)."""
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale = ((high - low) / _LEVELS).clamp(min=torch.finfo(dtype).smallest_normal).to(dtype)
+    zero = (low + scale * _MIDDLE).to(dtype)
+    lowest = zero.to(groups.dtype) - scale.to(groups.dtype) * _MIDDLE
+    steps = ((groups - lowest) / scale).round_().clamp_(0, _LEVELS).to(torch.uint8)
+    first, second = steps.chunk(2, dim=-1)
+    return first | second << 4, scale, zero
+
+
+def storage_for(weights: str, dtype: torch.dtype, device: str, option: str) -> Storage:
+    """How projections are kept on this device. option: the option that asks for it.
+
+    Raises:
+        InputError: if torchao is needed and not installed.
+    """
+    has_kernel = weights == "int4" and _has_int4_kernel(dtype, device)
+    storage = storage_of(weights, has_int4_kernel=has_kernel)
+    if storage in (Storage.INT8, Storage.INT4_TILED):
+        _torchao(f"{option} {weights}")
+    return storage
+
+
+def quantiser(storage: Storage) -> LayerTransform:
+    """What turns a layer that was just read into the layer that is kept."""
+
+    def quantise(layer: Layer) -> Layer:
+        names = [name for name, part in vars(layer).items() if isinstance(part, Linear)]
+        for name in names:
+            setattr(layer, name, quantise_linear(getattr(layer, name), storage))
+        return layer
+
+    return quantise
+
+
+def quantise_linear(linear: Linear, storage: Storage) -> Linear:
+    """One projection, kept so; its bias stays as it is."""
+    if storage is Storage.INT8:
+        ao = _torchao("int8")
+        # From float32: torchao takes no float64, and scales are finer than a half precision.
+        return Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
+    if storage is Storage.INT4:
+        return Int4Linear(linear.weight, linear.bias)
+    if storage is Storage.INT4_TILED:
+        tensor = _torchao("int4").Int4TilePackedTo4dTensor
+        return Linear(tensor.from_hp(linear.weight, [1, INT4_GROUP]), linear.bias)
+    return linear
+
+
+def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
+    """The same projection in the model's dtype: what a quantised product has to equal."""
+    if isinstance(linear, Int4Linear):
+        return Linear(linear.values(slice(None)), linear.bias)
+    if type(linear.weight) is torch.Tensor:
+        return linear
+    # torchao's tiles have no way back but the product with the identity.
+    identity = torch.eye(linear.weight.shape[1], device=linear.weight.device, dtype=dtype)
+    return replace(linear, weight=F.linear(identity, linear.weight).t().contiguous())
+
+
+def _has_int4_kernel(dtype: torch.dtype, device: str) -> bool:
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return False
+    if dtype != torch.bfloat16:
+        return False
+    return torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
+
+
+def _torchao(wanted_by: str) -> Any:
+    """torchao.quantization, imported without its remarks on libraries for other machines."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module("torchao.quantization")
+    except ImportError as error:
+        raise InputError(
+            f"{wanted_by} needs torchao: pip install 'beamwright[quant]' ({error})"
+        ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,244 @@
+"""Weight-only int8 and int4 against the same weights, turned back, in plain torch."""
+
+import sys
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from beamwright.attention import make_attention
+from beamwright.config import ModelSettings
+from beamwright.cost import Storage, weight_bytes
+from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
+from beamwright.errors import InputError
+from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
+from beamwright.models import weights as weights_module
+from beamwright.models.decoder import Decoder, Linear
+from beamwright.models.quantised import Int4Linear, dequantised, quantise_linear, storage_for
+from beamwright.runtime.selftest import batches_are_exact
+
+QUANTISED = ["int8", "int4"]
+PROJECTIONS = ("qkv", "out", "gate_up", "down")
+
+
+def draw(seed, *size):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+
+
+def load(folder, weights, **settings):
+    return load_model(str(folder), ModelSettings(model=str(folder), weights=weights, **settings))
+
+
+@torch.inference_mode()
+def logits(decoder, num_tokens=40):
+    token_ids = torch.randint(
+        decoder.shape.vocab, (num_tokens,), generator=torch.Generator().manual_seed(3)
+    ).tolist()
+    budget = 1024 * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    model = TreeModel(decoder, make_attention("reference"), budget)
+    hidden = model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
+    return decoder.logits(hidden)
+
+
+def oracle(decoder):
+    """The same model, its weights turned back into floating point."""
+    layers = [
+        replace(
+            layer,
+            **{name: dequantised(getattr(layer, name), decoder.dtype) for name in PROJECTIONS},
+        )
+        for layer in decoder.weights.layers
+    ]
+    return Decoder(decoder.shape, replace(decoder.weights, layers=layers))
+
+
+def tensors_in(weights):
+    """Every tensor once, quantised ones as the parts that they consist of."""
+    found, seen = [], set()
+
+    def walk(value):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            parts = [v for v in vars(value).values() if isinstance(v, torch.Tensor)]
+            if type(value) is torch.Tensor:
+                found.append(value)
+            else:
+                found.extend(parts)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+        elif hasattr(value, "__dict__"):
+            for each in vars(value).values():
+                walk(each)
+
+    walk(weights)
+    return found
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_logits_equal_those_of_the_weights_turned_back(write_family, family, weights):
+    folder, _ = write_family(family)
+    decoder = load(folder, weights).decoder
+    found, expected = logits(decoder), logits(oracle(decoder))
+    assert (found - expected).abs().max() <= 1e-4
+    assert (found - logits(load(folder, "auto").decoder)).abs().max() > 1e-3  # is it quantised?
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [("auto", "float32"), ("int8", "bfloat16"), ("int4", "float32"), ("int4", "bfloat16")],
+)
+def test_bytes_are_counted_as_they_are(write_family, family, weights, dtype):
+    folder, _ = write_family(family)
+    model = load(folder, weights, dtype=dtype)
+    decoder = model.decoder
+    stored = sum(tensor.nbytes for tensor in tensors_in(decoder.weights))
+    assert weight_bytes(decoder.shape, decoder.dtype.itemsize, model.storage) == stored
+    found = inspect_model(ModelSettings(model=str(folder), weights=weights, dtype=dtype))
+    assert (found["weight_bytes"], found["weights"]) == (stored, str(model.storage))
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_embedding_head_norms_and_biases_stay_as_they_are(write_family, weights):
+    for name in ("llama-odd", "opt-post-norm-projected"):
+        folder, _ = write_family(name)
+        ours, plain = (load(folder, w).decoder.weights for w in (weights, "auto"))
+        assert ours.lm_head.weight is ours.embedding
+        assert torch.equal(ours.embedding, plain.embedding)
+        for mine, theirs in zip(ours.layers, plain.layers, strict=True):
+            assert torch.equal(mine.qkv.bias, theirs.qkv.bias)
+            assert torch.equal(mine.mlp_norm.weight, theirs.mlp_norm.weight)
+        if ours.project_in is not None:
+            assert torch.equal(ours.project_in.weight, plain.project_in.weight)
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+@torch.inference_mode()
+def test_a_weight_is_off_by_half_a_step_at_most(weights):
+    original = draw(0, 40, 2 * INT4_GROUP)
+    back = dequantised(quantise_linear(Linear(original), Storage(weights)), torch.float32).weight
+    if weights == "int8":
+        step = original.abs().amax(1, keepdim=True) / 127.5
+    else:
+        groups = original.view(40, 2, INT4_GROUP)
+        step = (groups.amax(2) - groups.amin(2)).repeat_interleave(INT4_GROUP, dim=1) / 15
+    assert ((back - original).abs() <= 0.501 * step).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("weights", QUANTISED)
+@torch.inference_mode()
+def test_other_precisions_multiply_too(weights, dtype):
+    kind = getattr(torch, dtype)
+    original = Linear(draw(0, 40, 96).to(kind), draw(1, 40).to(kind))
+    quantised = quantise_linear(original, Storage(weights))
+    x = draw(2, 16, 96).to(kind)
+    found, expected, plain = quantised(x), dequantised(quantised, kind)(x), original(x)
+    assert found.dtype == kind
+    largest = float(plain.abs().max())
+    rounding = {"float64": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}[dtype]
+    assert (found - expected).abs().max() <= rounding * largest
+    assert (found - plain).abs().max() <= (rounding + 0.2) * largest
+
+
+@torch.inference_mode()
+def test_int4_is_what_torchaos_own_kernel_format_holds():
+    """torchao's int4 tensor for CPUs has the scales and zero points of its CUDA tiles."""
+    prototype = pytest.importorskip("torchao.prototype.quantization.int4.int4_opaque_tensor")
+    weight = draw(0, 48, 2 * INT4_GROUP)
+    ours = quantise_linear(Linear(weight), Storage.INT4)
+    theirs = prototype.Int4OpaqueTensor.from_hp(weight, [1, INT4_GROUP])
+    assert torch.equal(theirs.scale_and_zero[..., 0].t(), ours.scale[..., 0])
+    assert torch.equal(theirs.scale_and_zero[..., 1].t(), ours.zero[..., 0])
+    x = draw(1, 16, 2 * INT4_GROUP)
+    assert (torch.nn.functional.linear(x, theirs) - ours(x)).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+def test_blocks_of_rows_make_one_product():
+    weight, bias = draw(0, INT4_BLOCK_ROWS + 24, 40), draw(1, INT4_BLOCK_ROWS + 24)
+    linear = quantise_linear(Linear(weight, bias), Storage.INT4)
+    x = draw(2, 8, 40)
+    assert (linear(x) - dequantised(linear, x.dtype)(x)).abs().max() < 1e-4
+
+
+def test_a_constant_group_keeps_its_value():
+    weight = torch.full((8, INT4_GROUP), 0.25)
+    for original in (weight, weight * 0):
+        back = dequantised(Int4Linear(original, None), torch.float32).weight
+        assert torch.equal(back, original)
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
+def test_rows_have_the_same_bits_at_any_batch(write_family, weights, attention):
+    folder, _ = write_family("qwen3")
+    assert batches_are_exact(load(folder, weights).decoder, make_attention(attention))
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_random_shapes_are_quantised_too(weights):
+    spec = "random:llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=96,vocab=99,context=128"
+    plain, found = (load(spec, each).decoder for each in ("auto", weights))
+    assert 0 < (logits(plain) - logits(found)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("weights", QUANTISED)
+def test_a_layer_is_converted_before_the_next_is_read(write_family, monkeypatch, weights):
+    folder, _ = write_family("mistral")
+    read, make_layer = [], weights_module._llama_layer
+
+    def spy(shape, reader, at):
+        assert all(weight() is None for weight in read)
+        layer = make_layer(shape, reader, at)
+        read.extend(weakref.ref(getattr(layer, name).weight) for name in PROJECTIONS)
+        return layer
+
+    monkeypatch.setattr(weights_module, "_llama_layer", spy)
+    load(folder, weights)
+    assert len(read) == 3 * len(PROJECTIONS)
+
+
+def test_each_model_has_its_own_option(write_family):
+    folder, _ = write_family("mistral")
+    settings = ModelSettings(model=str(folder), weights="int4", verifier_weights="int8")
+    assert load_model(str(folder), settings).storage == Storage.INT4
+    assert load_model(str(folder), settings, role="verifier").storage == Storage.INT8
+
+
+def test_without_torchao_int8_says_what_to_install(write_family, monkeypatch):
+    folder, _ = write_family("mistral")
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(InputError, match=r"--weights int8 needs torchao: pip install"):
+        load(folder, "int8")
+    settings = ModelSettings(model=str(folder), verifier_weights="int8")
+    with pytest.raises(InputError, match="--verifier-weights int8 needs torchao"):
+        load_model(str(folder), settings, role="verifier")
+    assert load(folder, "int4").storage == Storage.INT4  # needs nothing on a CPU
+
+
+def test_on_a_gpu_int4_is_torchaos_kernel_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert storage_for("int4", torch.bfloat16, "cuda", "--weights") == Storage.INT4_TILED
+    assert storage_for("int4", torch.float16, "cuda", "--weights") == Storage.INT4
+    assert storage_for("int4", torch.bfloat16, "cpu", "--weights") == Storage.INT4
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert storage_for("int4", torch.bfloat16, "cuda", "--weights") == Storage.INT4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel needs a CUDA device")
+@torch.inference_mode()
+def test_the_kernel_equals_plain_torch():
+    weight = draw(0, 136, 320).to("cuda", torch.bfloat16)
+    x = draw(1, 16, 320).to("cuda", torch.bfloat16)
+    kernel = quantise_linear(Linear(weight), Storage.INT4_TILED)
+    plain = quantise_linear(Linear(weight), Storage.INT4)
+    assert (kernel(x) - plain(x)).abs().max() < 0.03 * plain(x).abs().max()
+    stored = sum(part.nbytes for part in (kernel.weight.qdata, kernel.weight.scale_and_zero))
+    assert stored == matrix_bytes(136, 320, 2, Storage.INT4_TILED)
