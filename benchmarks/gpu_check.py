@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from gpu.machine import card, device_name, source_state, versions
+from gpu.machine import card, device_name, has_device, source_state, versions
 from gpu.runner import OK, Plan, Stage, run_stages
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
@@ -27,10 +27,10 @@ FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figu
 STAGES = (
     ("link", 35, 12),
     ("parity", 50, 15),
-    (FIGURES[0], 190, 25),
+    (FIGURES[0], 175, 25),
     ("roofline", 55, 15),
     ("kernels", 60, 15),
-    ("peers", 60, 20),
+    ("peers", 75, 20),
     (FIGURES[1], 55, 20),
     (FIGURES[2], 40, 20),
     (FIGURES[3], 35, 20),
@@ -79,6 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stage", choices=names, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--earlier", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -86,7 +87,13 @@ def parse() -> argparse.Namespace:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Run what is missing; 1 if a stage has failed."""
+    """Run what is missing; 1 if a stage has failed, 2 if there is no such device."""
+    if arguments.device != "cpu" and not has_device(arguments.device):
+        print(
+            f"--device {arguments.device}: no such device; --smoke --device cpu tries the code",
+            file=sys.stderr,
+        )
+        return 2
     names = [name for name, *_ in STAGES]
     again = arguments.again
     plan = Plan(
@@ -118,17 +125,23 @@ def report(arguments: argparse.Namespace) -> None:
         print(f"written: {file}", file=sys.stderr)
 
 
-def predict(arguments: argparse.Namespace) -> None:
-    """Print the predictions and write them."""
+def predict(arguments: argparse.Namespace) -> int:
+    """Print the predictions and write them; 2 for a card or a memory that cannot be."""
     from beamwright.config import parse_size
+    from beamwright.errors import InputError
     from common import finish, table
     from gpu.predict import COLUMNS, points, predictions
 
-    memory_bytes = parse_size(arguments.memory)
-    rows = predictions(arguments.predict, memory_bytes, points(quick=arguments.quick))
+    try:
+        memory_bytes = parse_size(arguments.memory)
+        rows = predictions(arguments.predict, memory_bytes, points(quick=arguments.quick))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
     print(table(rows, COLUMNS))
     name = f"gpu_predictions_{arguments.predict}_{arguments.memory}"
     finish(name, {"gpu": arguments.predict, "memory_bytes": memory_bytes, "points": rows})
+    return 0
 
 
 def _link_bandwidth(arguments: argparse.Namespace) -> int | None:
@@ -153,6 +166,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
         into=arguments.into,
         folder=arguments.folder,
         link_bandwidth=_link_bandwidth(arguments),
+        earlier=_saved(arguments.earlier).get("data", {}) if arguments.earlier else {},
     )
     if context.on_gpu:
         import torch
@@ -181,8 +195,7 @@ def main() -> int:
     if arguments.stage:
         return run_stage(arguments)
     if arguments.predict:
-        predict(arguments)
-        return 0
+        return predict(arguments)
     if arguments.report:
         report(arguments)
         return 0

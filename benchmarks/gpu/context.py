@@ -19,6 +19,7 @@ class Context:
 
     smoke: tiny sizes, on whatever device; the code is the same.
     folder: results of the other stages. link_bandwidth: bytes/s of an emulated, slower link.
+    earlier: what a run with the same settings and sources has found already.
     """
 
     device: str
@@ -27,6 +28,7 @@ class Context:
     into: Path
     folder: Path
     link_bandwidth: int | None = None
+    earlier: Mapping[str, Any] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
     machine: dict[str, Any] = field(default_factory=dict)
 

@@ -1,7 +1,8 @@
 """Stages: the searches of the LBS paper's figures on this device, one model shape per stage.
 
 Random weights: only sizes matter. Every point gets a part of the stage's time as its deadline; a
-search that is cut off there is kept as far as it came, and says so. A point that fails - a schedule
+search that is cut off there is kept as far as it came, and says so. Points that had no time are
+run when the stage is. A point that fails - a schedule
 that this device cannot run, KV that does not fit - has its error line as its result.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -36,7 +37,10 @@ def run(context: Context, stage: str) -> dict[str, Any]:
     """See the module."""
     points = stage_points(stage)
     points = shrunk(points) if context.smoke else points
-    data: dict[str, Any] = {"points": [], "not_run": []}
+    earlier = [row for row in context.earlier.get("points", []) if "error" not in row]
+    measured = {row["name"] for row in earlier}
+    points = [point for point in points if point.name not in measured]
+    data: dict[str, Any] = {"points": earlier, "not_run": []}
     enough = (_SMOKE_LEAST_S, _SMOKE_GOOD_S) if context.smoke else (_LEAST_S, _GOOD_S)
     warmed: set[tuple[str, int]] = set()
     for place, point in enumerate(points):
@@ -150,19 +154,9 @@ def _at_most_free(context: Context, num_bytes: int) -> int:
 def _warm_up(context: Context, point: Point) -> float | str:
     """Compile and load what this layout and batch need: a few tokens, everything resident."""
     start = time.perf_counter()
-    short = {
-        **options(context, point),
-        **VARIANTS["in-gpu"].options,
-        "max_rounds": 2,
-        "step_tokens": 4,
-        "max_tokens": 8,
-        "link_bandwidth": None,
-        "host_memory": None,
-        "memory": None,
-        "kv_memory": "1GiB" if context.on_gpu else "16MiB",
-    }
+    short = replace(point, variant="in-gpu", step=4, generate=8)
     try:
-        with Solver(**short) as solver:
+        with Solver(**{**options(context, short), "link_bandwidth": None}) as solver:
             solver.synthetic(point.prompt)
     except Exception as error:  # the points themselves will say it again
         return one_line(error)

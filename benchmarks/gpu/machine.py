@@ -34,6 +34,14 @@ def device_name(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
+def has_device(device: str) -> bool:
+    """True if torch can use it."""
+    import torch
+
+    index = torch.device(device).index or 0
+    return torch.cuda.is_available() and index < torch.cuda.device_count()
+
+
 def versions() -> dict[str, str | None]:
     """Installed packages that matter here."""
     return {name: _version(name) for name in _PACKAGES}

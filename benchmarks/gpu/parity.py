@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,20 @@ def run(context: Context) -> dict[str, Any]:
     data["trees"] = tree_rows(context)
     context.save(data)
     data["tests"] = None if context.smoke else device_tests(context)
-    wrong = [row for row in data["logits"] if not row["within"]]
-    tests_failed = data["tests"] is not None and data["tests"]["exit_code"] not in (0, None)
-    if wrong or tests_failed:
-        tests = "; device tests failed" if tests_failed else ""
-        data["error"] = f"{len(wrong)} of {len(data['logits'])} logits beyond their limit{tests}"
-    return data
+    wrong = what_is_wrong(data["logits"], data["tests"])
+    return data if wrong is None else {**data, "error": wrong}
+
+
+def what_is_wrong(
+    logits: Sequence[Mapping[str, Any]], tests: Mapping[str, Any] | None
+) -> str | None:
+    """What fails the stage, if anything. Tests that were stopped for want of time do not."""
+    found = []
+    if wrong := sum(not row["within"] for row in logits):
+        found.append(f"{wrong} of {len(logits)} logits beyond their limit")
+    if tests is not None and tests["exit_code"] not in (0, None):
+        found.append("device tests failed")
+    return "; ".join(found) or None
 
 
 # --- tests -----------------------------------------------------------------------------------

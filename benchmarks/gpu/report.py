@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import table, write_json
+from common import table
 from gpu.goals import goal_rows
 from gpu.points import PAPER_SPEEDUP, with_speedups
-from gpu.runner import read_result
+from gpu.runner import read_result, write_json
 
 GIB = 2**30
 NOT_RUN = "not run"
@@ -27,16 +27,18 @@ def machine_of(results: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def write_report(folder: Path, stages: Sequence[str]) -> tuple[str, Path | None]:
-    """The text, and the file with everything in it; no file if nothing has run."""
+    """The text, and the file with everything in it, beside the folder; none if nothing has run."""
     results = collect(folder, stages)
     text = render(results)
     machine = machine_of(results)
     if machine is None:
         return text, None
     smoke = any(r["key"].get("smoke") for r in results.values() if "key" in r)
-    name = f"gpu_check_{machine}{'_smoke' if smoke else ''}"
-    content = {"benchmark": "gpu_check", "stages": _without_trees(results), "report": text}
-    return text, write_json(name, content)
+    emulated = any(r["key"].get("link_bandwidth") for r in results.values() if "key" in r)
+    label = ("_smoke" if smoke else "") + ("_emulated" if emulated else "")
+    file = folder.parent / f"gpu_check_{machine}{label}.json"
+    write_json(file, {"benchmark": "gpu_check", "stages": _without_trees(results), "report": text})
+    return text, file
 
 
 def _without_trees(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """Runs stages as processes inside one time budget, and keeps what each of them found.
 
-A stage is a command that gets `--seconds` (how long it may take) and `--into` (the JSON file that
-it keeps rewriting while it measures). Whatever ends it - success, a crash, the time limit - what
-it has written by then is kept. Knows processes, clocks and files; no torch.
+A stage is a command that gets `--seconds` (how long it may take), `--into` (the JSON file that it
+keeps rewriting while it measures) and, where an earlier run has left something out, `--earlier`
+(the result to go on from). Whatever ends it - success, a crash, the time limit - what it has
+written by then is kept. Knows processes, clocks and files; no torch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Stage:
 class Plan:
     """What is to be run.
 
-    key: what results depend on; a finished stage with an equal key is not run again.
+    key: what results depend on; a finished stage with an equal key is not run again, unless its
+        data name something under `not_run`.
     only: names of the stages to look at; empty means all. again: run these whatever is there.
     grace: a stage is stopped at its time times this, plus `grace_s`.
     """
@@ -100,7 +102,7 @@ def run_stages(
             found[stage.name] = old or {"stage": stage.name, "status": NO_TIME, "data": {}}
             continue
         say(f"{stage.name}: {given_s:.0f} s of {left_s:.0f} s left")
-        limit_s = min(left_s, given_s * plan.grace + plan.grace_s)
+        limit_s = _limit_s(plan, later, given_s, left_s)
         found[stage.name] = _run(stage, plan, key, given_s, limit_s)
         say(f"{stage.name}: {_line(found[stage.name])}")
     return found
@@ -115,7 +117,7 @@ def _key(stage: Stage, plan: Plan) -> dict[str, Any]:
 
 
 def _finished(old: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
-    return old["status"] == OK and old.get("key") == key
+    return old["status"] == OK and old.get("key") == key and not old["data"].get("not_run")
 
 
 def _is_kept(stage: Stage, plan: Plan) -> bool:
@@ -132,6 +134,13 @@ def _given_s(stage: Stage, later: Sequence[Stage], left_s: float) -> float | Non
     return None if given_s > left_s else given_s
 
 
+def _limit_s(plan: Plan, later: Sequence[Stage], given_s: float, left_s: float) -> float:
+    """When a stage is stopped: some time after its own, but not in what later ones need."""
+    wanted_s = given_s * plan.grace + plan.grace_s
+    reserved_s = sum(stage.least_s for stage in later)
+    return min(left_s, max(given_s, min(wanted_s, left_s - reserved_s)))
+
+
 # --- one stage -------------------------------------------------------------------------------
 
 
@@ -142,6 +151,9 @@ def _run(
     log = plan.folder / f"{stage.name}.log"
     into.unlink(missing_ok=True)
     command = [*stage.command, "--seconds", f"{given_s:.1f}", "--into", str(into)]
+    old = read_result(plan.folder, stage.name)
+    if old is not None and old.get("key") == key and stage.name not in plan.again:
+        command += ["--earlier", str(result_file(plan.folder, stage.name))]
     start_s = time.monotonic()
     status, code = _wait(command, log, limit_s, plan.environment)
     data = _read(into) or {}

@@ -33,7 +33,9 @@ if mode == "hang":
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
     save(rows=[1], child=child.pid)
     time.sleep(600)
-save(rows=[1, 2], seconds=seconds)
+save(rows=[1, 2], seconds=seconds, earlier=sys.argv[7:])
+if mode == "partial":
+    save(rows=[1], not_run=["two"], earlier=sys.argv[7:])
 if mode == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
 if mode == "fail":
@@ -58,7 +60,7 @@ class Bench:
         return Stage(name, command, budget_s, **{"least_s": 0.1, **options})
 
     def run(self, *stages, **plan):
-        chosen = {"folder": self.folder, "key": KEY, "budget_s": 600.0, **plan}
+        chosen = {"folder": self.folder, "key": KEY, "budget_s": 600.0, "grace_s": 0.5, **plan}
         return run_stages(stages, Plan(**chosen), self.lines.append)
 
     @property
@@ -115,16 +117,23 @@ def test_a_crash_or_failure_keeps_what_was_found_and_the_rest_goes_on(bench, mod
     assert bench.num_runs == 3, "a failed stage is tried again, a good one kept"
 
 
-def test_a_hanging_stage_is_stopped_with_its_children_and_the_rest_has_no_time(bench):
-    found = bench.run(bench.stage("hang", "hang"), bench.stage("late", least_s=1.0), budget_s=4.0)
+def test_a_hanging_stage_is_stopped_with_its_children_and_the_rest_goes_on(bench):
+    hang = bench.stage("hang", "hang", budget_s=3.0)
+    found = bench.run(hang, bench.stage("good", budget_s=597.0))
     assert found["hang"]["status"] == TIMED_OUT
     assert found["hang"]["data"]["rows"] == [1]
-    assert found["late"]["status"] == NO_TIME
-    assert read_result(bench.folder, "late") is None
+    assert found["good"]["status"] == OK
     child, end = found["hang"]["data"]["child"], time.monotonic() + 60
     while is_alive(child) and time.monotonic() < end:
         time.sleep(0.01)
     assert not is_alive(child)
+
+
+def test_what_does_not_fit_is_not_started(bench):
+    found = bench.run(bench.stage("one", least_s=50.0), bench.stage("two"), budget_s=40.0)
+    assert [result["status"] for result in found.values()] == [NO_TIME, OK]
+    assert read_result(bench.folder, "one") is None
+    assert "one: no time left (40 s)" in bench.lines
 
 
 def test_a_command_that_does_not_exist_is_a_failed_stage(bench):
@@ -166,6 +175,17 @@ def test_a_stage_runs_again_when_what_it_reads_has(bench):
     assert bench.num_runs == 4
 
 
+def test_a_stage_that_has_left_something_out_goes_on_from_there(bench):
+    first = bench.run(bench.stage("one", "partial"))
+    assert first["one"]["data"]["earlier"] == []
+    file = str(bench.folder / "one.json")
+    again = bench.run(bench.stage("one"))
+    assert again["one"]["data"]["earlier"] == ["--earlier", file]
+    bench.run(bench.stage("one", "partial"), again=frozenset({"one"}))
+    other = bench.run(bench.stage("one"), key={**KEY, "sources": "b"})
+    assert other["one"]["data"]["earlier"] == [], "what other sources have found does not count"
+
+
 def test_a_broken_result_file_is_no_result(bench):
     bench.run(bench.stage("one"))
     (bench.folder / "one.json").write_text('{"stage": "one", "sta')
@@ -177,11 +197,10 @@ def test_a_broken_result_file_is_no_result(bench):
 # --- the report of a partial run -------------------------------------------------------------
 
 
-def test_the_report_of_a_partial_run_names_what_is_missing(bench, monkeypatch, tmp_path):
-    monkeypatch.setattr("common.RESULTS", tmp_path / "written")
+def test_the_report_of_a_partial_run_names_what_is_missing(bench, tmp_path):
     bench.run(bench.stage("link"), bench.stage("parity", "crash"))
     text, file = write_report(bench.folder, ["link", "parity", "roofline"])
-    assert file == tmp_path / "written" / "gpu_check_tiny-card_smoke.json"
+    assert file == tmp_path / "gpu_check_tiny-card_smoke.json"
     lines = {line.split(" | ")[0]: line for line in text.splitlines()}
     assert "| ok |" in lines["| link"]
     assert "crashed" in lines["| parity"]
