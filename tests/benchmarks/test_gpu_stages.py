@@ -140,13 +140,27 @@ def test_points_without_time_are_left_out_and_named(folder):
     assert data["not_run"] == [point.name for point in shrunk(stage_points(STAGE))]
 
 
-def test_a_stage_goes_on_with_the_points_that_had_no_time(folder, measured):
+def test_a_stage_goes_on_with_what_is_missing_and_what_stopped_it_comes_last(folder, measured):
     points = measured[STAGE]["points"]
-    kept = [points[0], {"name": points[1]["name"], "error": "no room"}]
-    later = figures.run(make_context(folder, earlier={"points": kept}), STAGE)
-    assert later["points"][0] is points[0]
-    assert [row["name"] for row in later["points"]] == [row["name"] for row in points]
-    assert "error" not in later["points"][1]
+    names = [row["name"] for row in points]
+    lost = {"name": names[0], "error": "AcceleratorError: CUDA error: an illegal access"}
+    failed = {"name": names[1], "error": "CapacityError: no room"}
+    earlier = {"points": [lost, failed, points[2]], "underway": names[1]}
+    later = figures.run(make_context(folder, earlier=earlier), STAGE)["points"]
+    assert later[:2] == [lost, points[2]]
+    assert [row["name"] for row in later[2:]] == [names[3], names[1]]
+    assert not any("error" in row for row in later[2:])
+
+
+def test_a_lost_device_ends_the_stage_with_what_it_has(folder, monkeypatch):
+    def lose(context, point, deadline_s):
+        return {"name": point.name, "error": "AcceleratorError: CUDA error: an illegal access"}
+
+    monkeypatch.setattr(figures, "measure", lose)
+    context = make_context(folder)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        figures.run(context, STAGE)
+    assert len(json.loads(context.into.read_text())["points"]) == 1
 
 
 def test_a_search_that_is_cut_off_says_so(context):
