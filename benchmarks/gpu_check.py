@@ -168,12 +168,9 @@ def run_stage(arguments: argparse.Namespace) -> int:
         link_bandwidth=_link_bandwidth(arguments),
         earlier=_saved(arguments.earlier).get("data", {}) if arguments.earlier else {},
     )
-    if context.on_gpu:
-        import torch
-
-        if not torch.cuda.is_available():
-            context.save({"error": f"--device {context.device}: no CUDA device is available here"})
-            return 1
+    if context.on_gpu and not has_device(context.device):
+        context.save({"error": f"--device {context.device}: no CUDA device is available here"})
+        return 1
     module = importlib.import_module(f"gpu.{arguments.stage.partition('-')[0]}")
     extra = (arguments.stage,) if arguments.stage in FIGURES else ()
     try:

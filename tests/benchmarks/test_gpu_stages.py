@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import gpu_check
 from beamwright.errors import InputError
 from gpu import (
     figures,
@@ -316,10 +317,23 @@ def test_the_command_runs_a_stage_and_reports_it(tmp_path):
     assert json.loads((tmp_path / "gpu_check_cpu_smoke.json").read_text())["stages"]["kernels"]
 
 
-def test_without_a_cuda_device_the_stage_says_so(tmp_path):
+def test_without_a_cuda_device_the_stage_says_so(tmp_path, monkeypatch):
     into = tmp_path / "into.json"
-    command = [sys.executable, str(SCRIPT), "--stage", "link", "--device", "cuda:7"]
-    command += ["--folder", str(tmp_path), "--seconds", "9", "--into", str(into)]
-    assert subprocess.run(command, check=False, capture_output=True).returncode == 1
+    command = [str(SCRIPT), "--stage", "link", "--device", "cuda:7", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--seconds", "9", "--into", str(into)])
+    assert gpu_check.main() == 1
     error = json.loads(into.read_text())["error"]
     assert error == "--device cuda:7: no CUDA device is available here"
+
+
+def test_a_device_or_a_card_that_is_not_there_is_one_line(monkeypatch, capsys):
+    for options, line in (
+        (["--device", "cuda:7"], "--device cuda:7: no such device; "),
+        (["--predict", "h300"], "--gpu h300: no such profile; "),
+        (["--predict", "h200", "--memory", "much"], "'much' is not a size"),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
+        assert gpu_check.main() == 2
+        error = capsys.readouterr().err
+        assert error.startswith(line)
+        assert error.count("\n") == 1
