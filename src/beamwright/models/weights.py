@@ -185,15 +185,18 @@ def random_weights(
     seed: int,
     storage: Storage = Storage.PLAIN,
 ) -> DecoderWeights:
-    """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter."""
-    generator = torch.Generator().manual_seed(seed)
+    """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter.
+
+    Drawn where they stand, because a CPU takes a minute for 7B; each kind of device draws others.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
 
     class _Random(_Reader):
         def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
             if name.endswith("norm.weight"):
                 return torch.ones(rows_by_columns, dtype=dtype, device=device)
-            drawn = torch.randn(rows_by_columns, generator=generator) * 0.02
-            return drawn.to(device=device, dtype=dtype)
+            drawn = torch.randn(rows_by_columns, generator=generator, device=device) * 0.02
+            return drawn.to(dtype)
 
     reader = _Random(lambda name: None, "", dtype, device, "random")
     return _assemble(shape, reader, reader, storage=storage)

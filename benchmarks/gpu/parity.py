@@ -1,0 +1,227 @@
+"""Stage: is what the device computes right? The repository's own device tests, then two checks.
+
+Logits: tiny random checkpoints of each family, every attention backend, against the float64 logits
+of the `reference` backend on the CPU. Trees: one small search over backends and group sizes; equal
+trees are expected of one backend on a CPU in float32, and reported, not demanded, elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beamwright import Solver
+from beamwright.attention import BACKENDS, make_attention
+from beamwright.config import ModelSettings
+from beamwright.kv import PathPart
+from beamwright.models import PrefillRequest, TreeModel, load_model
+from gpu.context import Context, one_line, release
+
+_ROOT = Path(__file__).resolve().parents[2]
+# Relative error of the norm: TF32 products would show as about 3e-4.
+LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
+_SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+}
+_SEARCHED = (
+    "random:llama,layers=3,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
+)
+_ROWS, _STEPS = 12, 20
+_PROMPT, _NODE = 37, 21
+
+
+def run(context: Context) -> dict[str, Any]:
+    """See the module."""
+    data: dict[str, Any] = {"limits": LIMITS}
+    with tempfile.TemporaryDirectory() as folder:
+        families = ("llama",) if context.smoke else ("llama", "qwen2", "opt")
+        folders = {name: _write(name, Path(folder) / name) for name in families}
+        data["logits"] = []
+        for family, path in folders.items():
+            data["logits"] += logit_rows(family, path, context)
+            context.save(data)
+    data["trees"] = tree_rows(context)
+    context.save(data)
+    data["tests"] = None if context.smoke else device_tests(context)
+    wrong = what_is_wrong(data["logits"], data["tests"])
+    return data if wrong is None else {**data, "error": wrong}
+
+
+def what_is_wrong(
+    logits: Sequence[Mapping[str, Any]], tests: Mapping[str, Any] | None
+) -> str | None:
+    """What fails the stage, if anything. Tests that were stopped for want of time do not."""
+    found = []
+    if wrong := sum(not row["within"] for row in logits):
+        found.append(f"{wrong} of {len(logits)} logits beyond their limit")
+    if tests is not None and tests["exit_code"] not in (0, None):
+        found.append("device tests failed")
+    return "; ".join(found) or None
+
+
+# --- tests -----------------------------------------------------------------------------------
+
+
+def device_tests(context: Context) -> dict[str, Any] | None:
+    """What `pytest -m gpu` says; None where no test is marked."""
+    marked = re.search(r'"gpu[:"]', (_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    if marked is None:
+        return None
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=max(1.0, context.left_s - 2),
+        )
+    except subprocess.TimeoutExpired:
+        return {"exit_code": None, "summary": "stopped: no time left"}
+    lines = done.stdout.strip().splitlines()
+    # 5: nothing was collected.
+    code = 0 if done.returncode == 5 else done.returncode
+    return {"exit_code": code, "summary": lines[-1] if lines else done.stderr[-300:]}
+
+
+# --- logits ----------------------------------------------------------------------------------
+
+
+def _write(family: str, folder: Path) -> Path:
+    """A random checkpoint; weights large enough that attention is not uniform."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, Qwen2Config
+
+    common = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    gated = {**common, "intermediate_size": 128, "num_key_value_heads": 2}
+    configs = {
+        "llama": lambda: LlamaConfig(**gated, tie_word_embeddings=False),
+        "qwen2": lambda: Qwen2Config(**gated, tie_word_embeddings=True),
+        "opt": lambda: OPTConfig(**common, ffn_dim=128, word_embed_proj_dim=64),
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(configs[family]())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    model.save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """A checkpoint has one; nothing here is ever turned into text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, _SIZES["vocab_size"]))]
+    backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+
+
+@torch.inference_mode()
+def tree_logits(settings: ModelSettings) -> torch.Tensor:
+    """Logits [steps, rows, vocab] in float64 of rows under a small tree, decoded together."""
+    decoder = load_model(settings.model, settings).decoder
+    attention, device = make_attention(settings.attention), decoder.device
+    drawn = torch.Generator().manual_seed(1)
+    vocab = decoder.shape.vocab
+    token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    model = TreeModel(decoder, attention, 4096 * token_bytes)
+    prompt = torch.randint(vocab, (_PROMPT,), generator=drawn).tolist()
+    root = model.store.create()
+    model.prefill([PrefillRequest((), root, prompt, 0)])
+    path = (PathPart(root, _PROMPT),)
+    parents = [model.store.create() for _ in range(3)]
+    lengths = [_NODE - number for number in range(len(parents))]
+    steps = [torch.randint(vocab, (n,), generator=drawn).tolist() for n in lengths]
+    model.prefill(
+        [PrefillRequest(path, p, s, _PROMPT) for p, s in zip(parents, steps, strict=True)]
+    )
+    under = sorted(row % len(parents) for row in range(_ROWS))
+    paths = [(*path, PathPart(parents[place], lengths[place])) for place in under]
+    session = model.open_session(paths, [model.store.create() for _ in under])
+    index = torch.tensor([*range(_ROWS), *[0] * (session.num_rows - _ROWS)])
+    tokens = torch.randint(vocab, (_ROWS, _STEPS), generator=drawn)
+    starts = _PROMPT + torch.tensor([lengths[place] for place in under])
+    found = []
+    for step in range(_STEPS):
+        ids, positions = tokens[index, step], starts[index] + step
+        logits = decoder.logits(session.forward(ids.to(device), positions.to(device)))
+        found.append(logits[:_ROWS].double().cpu())
+    session.close()
+    return torch.stack(found)
+
+
+def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, Any]]:
+    """Relative error of every backend and dtype of one family."""
+    common = {"model": str(folder), "verifier": "none"}
+    oracle = ModelSettings(**common, dtype="float64", attention="reference")
+    expected = tree_logits(oracle)
+    rows = []
+    for dtype, limit in LIMITS.items():
+        for attention in BACKENDS:
+            row: dict[str, Any] = {"family": family, "dtype": dtype, "attention": attention}
+            try:
+                settings = ModelSettings(
+                    **common,
+                    device=context.device,
+                    dtype=dtype,  # type: ignore[arg-type]
+                    attention=attention,  # type: ignore[arg-type]
+                )
+                found = tree_logits(settings)
+                error = float((found - expected).norm() / expected.norm())
+                rows.append({**row, "relative_error": error, "within": error < limit})
+            except Exception as error:  # the other backends are worth knowing about
+                rows.append({**row, "error": one_line(error), "within": False})
+            release(context.device)
+    return rows
+
+
+# --- trees -----------------------------------------------------------------------------------
+
+
+def tree_rows(context: Context) -> list[dict[str, Any]]:
+    """Hashes of one search under each backend, whole and in groups."""
+    rows = []
+    for attention in BACKENDS:
+        for max_batch in (None, 8) if context.smoke else (None, 8, 3):
+            row: dict[str, Any] = {"attention": attention, "max_batch": max_batch}
+            try:
+                rows.append({**row, "tree_hash": _small_search(context, **row)})
+            except Exception as error:
+                rows.append({**row, "error": one_line(error)})
+    first = rows[0].get("tree_hash")
+    return [{**row, "as_first": row.get("tree_hash") == first} for row in rows]
+
+
+def _small_search(context: Context, **options: Any) -> str:
+    with Solver(
+        model=_SEARCHED,
+        verifier="logprob",
+        device=context.device,
+        dtype="float32",
+        n=16,
+        width=4,
+        step_tokens=12,
+        max_tokens=36,
+        max_rounds=3,
+        ignore_eos=True,
+        kv_memory="64MiB",
+        schedule="in-gpu",
+        **options,
+    ) as solver:
+        return solver.synthetic(24).tree_hash

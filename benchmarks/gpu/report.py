@@ -1,0 +1,233 @@
+"""The table of a run, also of a partial one, from the stages' result files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import table
+from gpu.goals import goal_rows
+from gpu.points import PAPER_SPEEDUP, with_speedups
+from gpu.runner import read_result, write_json
+
+GIB = 2**30
+NOT_RUN = "not run"
+
+
+def collect(folder: Path, stages: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Results by stage, in order; stages without one are `not run`."""
+    missing = {"status": NOT_RUN, "data": {}}
+    return {name: read_result(folder, name) or {"stage": name, **missing} for name in stages}
+
+
+def machine_of(results: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The device's short name, from whichever stage has run."""
+    return next((r["key"]["machine"]["short"] for r in results.values() if "key" in r), None)
+
+
+def write_report(folder: Path, stages: Sequence[str]) -> tuple[str, Path | None]:
+    """The text, and the file with everything in it, beside the folder; none if nothing has run."""
+    results = collect(folder, stages)
+    text = render(results)
+    machine = machine_of(results)
+    if machine is None:
+        return text, None
+    smoke = any(r["key"].get("smoke") for r in results.values() if "key" in r)
+    emulated = any(r["key"].get("link_bandwidth") for r in results.values() if "key" in r)
+    label = ("_smoke" if smoke else "") + ("_emulated" if emulated else "")
+    file = folder.parent / f"gpu_check_{machine}{label}.json"
+    write_json(file, {"benchmark": "gpu_check", "stages": _without_trees(results), "report": text})
+    return text, file
+
+
+def _without_trees(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_trees(each) for key, each in value.items() if key != "recorded"}
+    return [_without_trees(each) for each in value] if isinstance(value, list) else value
+
+
+# --- the text --------------------------------------------------------------------------------
+
+
+def render(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Sections of what there is, in the order of the stages."""
+    sections = [_stages(results)]
+    data = {name: result.get("data") or {} for name, result in results.items()}
+    figures = [d for name, d in data.items() if name.startswith("figures")]
+    for section in (
+        _section("Goals", goal_rows(data)) if machine_of(results) else "",
+        _link(data.get("link", {})),
+        _parity(data.get("parity", {})),
+        _roofline(data.get("roofline", {})),
+        _points(figures, data.get("simulator", {})),
+        _peers(data.get("peers", {})),
+    ):
+        if section:
+            sections.append(section)
+    return "\n\n".join(sections)
+
+
+def _section(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    return f"{title}\n\n{table(rows, list(rows[0]))}" if rows else ""
+
+
+def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for name, result in results.items():
+        rows.append(
+            {
+                "stage": name,
+                "status": result["status"],
+                "seconds": result.get("took_s"),
+                "given": result.get("given_s"),
+                "date": result.get("date"),
+                "commit": (result.get("key") or {}).get("commit"),
+                "left out": len(result["data"].get("not_run", [])) or None,
+                "error": _short(result.get("error") or result["data"].get("skipped")),
+            }
+        )
+    machine = machine_of(results)
+    emulated = [r["key"].get("link_bandwidth") for r in results.values() if "key" in r]
+    title = f"GPU check: {machine or 'nothing has run'}{_software(results)}"
+    if any(emulated):
+        title += f" - link EMULATED at {max(filter(None, emulated)) / 1e9:g} GB/s"
+    if any(r["key"].get("smoke") for r in results.values() if "key" in r):
+        title += " - SMOKE RUN: tiny sizes, the numbers mean nothing"
+    return _section(title, rows)
+
+
+def _software(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Driver and packages of the latest stage."""
+    keys = [(r["finished"], r["key"]) for r in results.values() if "finished" in r]
+    if not keys:
+        return ""
+    key = max(keys, key=lambda pair: float(pair[0]))[1]
+    found = {**(key.get("versions") or {}), "driver": key["machine"].get("driver_version")}
+    wanted = ("driver", "torch", "triton", "transformers")
+    return "".join(f", {name} {found[name]}" for name in wanted if found.get(name))
+
+
+def _short(text: Any) -> str | None:
+    return str(text).replace("|", "/")[:90] if text else None
+
+
+def _link(data: Mapping[str, Any]) -> str:
+    if "link_peaks" not in data:
+        return ""
+    rates, peaks = data["rates"], data["link_peaks"]
+    rows = [
+        {"what": "copy within the device", "GB/s": _giga(rates["copy_bandwidth"])},
+        {"what": "reading weights, few rows", "GB/s": _giga(rates["weights_bandwidth"])},
+        {"what": "attention over copies", "GB/s": _giga(rates["copies_bandwidth"])},
+    ]
+    rows += [{"what": f"link peak, {name}", "GB/s": _giga(rate)} for name, rate in peaks.items()]
+    for own in data.get("own_transfers", []):
+        rows.append(
+            {
+                "what": f"our KV blocks, {own['direction']}",
+                "GB/s": own["gb_s"],
+                "of the peak": own["efficiency"],
+                "hidden behind compute": own["hidden"],
+            }
+        )
+    columns = ("what", "GB/s", "of the peak", "hidden behind compute")
+    flops = f"matrix product {rates['gemm_flops'] / 1e12:.3g} TFLOP/s ({data['dtype']})"
+    return f"Ceilings and the link; {flops}\n\n{table(rows, columns)}"
+
+
+def _giga(rate: float) -> float:
+    return round(rate / 1e9, 2)
+
+
+def _parity(data: Mapping[str, Any]) -> str:
+    rows = [
+        {
+            "dtype": dtype,
+            "attention": attention,
+            "largest relative error": _largest(data["logits"], dtype, attention),
+            "limit": data["limits"][dtype],
+        }
+        for dtype, attention in dict.fromkeys(
+            (row["dtype"], row["attention"]) for row in data.get("logits", [])
+        )
+    ]
+    trees = data.get("trees", [])
+    equal = f"trees equal to the first: {sum(t['as_first'] for t in trees)} of {len(trees)}"
+    tests = data.get("tests")
+    ran = f"device tests: {tests['summary']}" if tests else "no device tests were run"
+    return _section(f"Parity; {equal}; {ran}", rows)
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], dtype: str, attention: str) -> Any:
+    own = [row for row in rows if (row["dtype"], row["attention"]) == (dtype, attention)]
+    errors = [row["error"] for row in own if "error" in row]
+    return _short(errors[0]) if errors else f"{max(row['relative_error'] for row in own):.2e}"
+
+
+def _roofline(data: Mapping[str, Any]) -> str:
+    rows = [
+        {
+            "model": row.get("model"),
+            "batch": row["batch"],
+            "ms / step": row.get("step_ms"),
+            "tokens/s": row.get("tokens_per_s"),
+            "share of the bandwidth ceiling": row.get("share_of_ceiling"),
+            "error": _short(row.get("error")),
+        }
+        for row in data.get("steps", [])
+    ]
+    host = data.get("host", {})
+    gap = host.get("host_gap_share_unprofiled", _short(host.get("error")))
+    title = f"Decode step; host gap at {host.get('model')}, batch {host.get('batch')}: {gap}"
+    return _section(title, rows)
+
+
+def _points(figures: Sequence[Mapping[str, Any]], simulator: Mapping[str, Any]) -> str:
+    measured = [row for data in figures for row in data.get("points", [])]
+    predicted = {row["name"]: row for row in simulator.get("points", [])}
+    rows = [_point(row, predicted.get(row["name"], {})) for row in with_speedups(measured)]
+    within, count = simulator.get("within_20_percent"), simulator.get("num_compared")
+    checked = f"; simulator within 20 % in {within} of {count}" if count else ""
+    return _section(f"The paper's figures{checked}", rows)
+
+
+def _point(row: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, Any]:
+    papers = (row["layout"], row["variant"]) == ("dense", "inter-beam")
+    cut = None if row.get("whole", True) else f"cut at {row.get('tokens')}"
+    return {
+        "model": row["model"].partition(",")[0],
+        "regime": row["regime"],
+        "n": row["n"],
+        "step": row["step"],
+        "side": f"{row['layout']} {row['variant']}",
+        "tokens": cut or row["generate"],
+        "s": row.get("time_s"),
+        "simulated / measured": predicted.get("time_ratio", _short(predicted.get("error"))),
+        "I/O share": row.get("io_share"),
+        "simulated I/O": predicted.get("simulated_io_share"),
+        "to device GiB": _gib(row.get("h2d_bytes")),
+        "simulated GiB": _gib(predicted.get("simulated_h2d_bytes")),
+        "speedup": row["speedup"],
+        "paper": PAPER_SPEEDUP.get(row["model"]) if papers else None,
+        "error": _short(row.get("error")),
+    }
+
+
+def _gib(num_bytes: float | None) -> float | None:
+    return None if num_bytes is None else round(num_bytes / GIB, 2)
+
+
+def _peers(data: Mapping[str, Any]) -> str:
+    rows = [
+        {
+            "n": row["n"],
+            "side": row["side"],
+            "tokens/s": row.get("tokens_per_s"),
+            "rounds": len(row.get("rounds_s", [])),
+            "error": _short(row.get("error")),
+        }
+        for row in data.get("sides", [])
+    ]
+    case = data.get("case", {})
+    return _section(f"Peers; {case.get('shape')}, {case.get('tokens')} tokens each", rows)

@@ -1,0 +1,339 @@
+"""The stages of `gpu_check.py` at their tiny scale on a CPU: the code that runs on a card."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpu_check
+from beamwright.errors import InputError
+from gpu import (
+    figures,
+    kernels,
+    link,
+    parity,
+    peers,
+    predict,
+    roofline,
+    simulator,
+)
+from gpu.context import Context
+from gpu.goals import UNMEASURED, goal_rows
+from gpu.points import (
+    first_points,
+    shrunk,
+    small_card_points,
+    stage_points,
+    with_speedups,
+)
+from gpu.report import render
+
+SCRIPT = Path(parity.__file__).parents[1] / "gpu_check.py"
+STAGE = "figures-opt-6.7b"
+SECONDS = 600.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("gpu_check")
+
+
+@pytest.fixture
+def context(folder):
+    return make_context(folder)
+
+
+def make_context(folder, **changes):
+    options = {"seconds": SECONDS, "into": folder / "part.json", **changes}
+    return Context(device="cpu", smoke=True, folder=folder, **options)
+
+
+def keep(folder, name, data):
+    """What the runner does with a stage's result."""
+    key = {"machine": {"short": "cpu"}, "smoke": True}
+    result = {"stage": name, "status": "ok", "finished": 0.0, "key": key, "data": data}
+    (folder / f"{name}.json").write_text(json.dumps(result))
+    return result
+
+
+@pytest.fixture(scope="module")
+def measured(folder):
+    """Link, figures and the simulator, whose results belong together."""
+    found = {"link": link.run(make_context(folder))}
+    keep(folder, "link", found["link"])
+    for name in (STAGE, "figures-12gb"):
+        found[name] = figures.run(make_context(folder), name)
+        keep(folder, name, found[name])
+    found["simulator"] = simulator.run(make_context(folder))
+    return found
+
+
+def test_the_link_stage_measures_a_profile_that_the_simulator_takes(measured):
+    data = measured["link"]
+    assert "own_transfers_error" not in data
+    assert [row["direction"] for row in data["own_transfers"]] == ["h2d", "d2h", "both"]
+    assert data["profile"]["h2d_bandwidth"] == data["link_peaks"]["h2d"]
+
+
+def test_an_emulated_link_is_in_the_profile(folder, measured):
+    emulated = make_context(folder, link_bandwidth=1_000_000_000)
+    profile = link.profile_of(measured["link"], emulated)
+    assert (profile.h2d_bandwidth, profile.link_share) == (1_000_000_000, 1.0)
+
+
+def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
+    points = measured[STAGE]["points"]
+    assert [(p["layout"], p["variant"]) for p in points] == [
+        ("tree", "inter-beam"),
+        ("tree", "in-gpu"),
+        ("dense", "inter-beam"),
+        ("dense", "layerwise"),
+    ]
+    assert measured[STAGE]["not_run"] == []
+    assert all(point["whole"] and len(point["round_s"]) == 4 for point in points)
+    assert len({point["tree_hash"] for point in points if point["layout"] == "tree"}) == 1
+    assert [p["h2d_bytes"] > 0 for p in points] == [True, False, True, True]
+
+
+def test_bytes_by_round_add_up_to_those_of_the_run(measured):
+    layerwise = measured[STAGE]["points"][-1]
+    assert sum(layerwise["round_h2d_bytes"]) == layerwise["h2d_bytes"]
+
+
+def test_a_memory_number_covers_weights_and_kv(measured):
+    points = measured["figures-12gb"]["points"]
+    assert points
+    assert all("error" not in point for point in points)
+    assert all(point["device_budget_bytes"] < point["memory_bytes"] // 8 for point in points)
+
+
+def test_the_simulator_replays_the_measured_trees_to_the_same_bytes(measured):
+    rows = measured["simulator"]["points"]
+    assert len(rows) == len(measured[STAGE]["points"] + measured["figures-12gb"]["points"])
+    for row in rows:
+        assert "error" not in row
+        assert row["simulated_h2d_bytes"] == row["measured_h2d_bytes"]
+        assert row["groups_equal"]
+
+
+def test_the_simulator_needs_a_measured_profile(tmp_path):
+    with pytest.raises(RuntimeError, match="has measured no profile"):
+        simulator.run(make_context(tmp_path))
+
+
+def test_a_point_that_cannot_run_has_its_error_as_its_result(context):
+    point = shrunk(first_points())[0]
+    broken = figures.measure(context, replace_kv(point, 1), 60.0)
+    assert broken["error"].startswith("CapacityError: device KV budget exhausted")
+    assert broken["name"] == point.name
+
+
+def replace_kv(point, kv_bytes):
+    return type(point)(**{**vars(point), "kv_bytes": kv_bytes})
+
+
+def test_points_without_time_are_left_out_and_named(folder):
+    late = make_context(folder, seconds=0.0)
+    data = figures.run(late, STAGE)
+    assert data["points"] == []
+    assert data["not_run"] == [point.name for point in shrunk(stage_points(STAGE))]
+
+
+def test_a_stage_goes_on_with_what_is_missing_and_what_stopped_it_comes_last(folder, measured):
+    points = measured[STAGE]["points"]
+    names = [row["name"] for row in points]
+    lost = {"name": names[0], "error": "AcceleratorError: CUDA error: an illegal access"}
+    failed = {"name": names[1], "error": "CapacityError: no room"}
+    earlier = {"points": [lost, failed, points[2]], "underway": names[1]}
+    later = figures.run(make_context(folder, earlier=earlier), STAGE)["points"]
+    assert later[:2] == [lost, points[2]]
+    assert [row["name"] for row in later[2:]] == [names[3], names[1]]
+    assert not any("error" in row for row in later[2:])
+
+
+def test_a_lost_device_ends_the_stage_with_what_it_has(folder, monkeypatch):
+    def lose(context, point, deadline_s):
+        return {"name": point.name, "error": "AcceleratorError: CUDA error: an illegal access"}
+
+    monkeypatch.setattr(figures, "measure", lose)
+    context = make_context(folder)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        figures.run(context, STAGE)
+    assert len(json.loads(context.into.read_text())["points"]) == 1
+
+
+def test_a_search_that_is_cut_off_says_so(context):
+    point = shrunk(first_points())[0]
+    row = figures.measure(context, point, 1e-9)
+    assert not row["whole"]
+    assert row["tokens"] == point.step
+    assert "--deadline" in row["stopped"]
+
+
+def test_logits_and_trees_agree_on_a_cpu(context):
+    data = parity.run(context)
+    assert "error" not in data
+    assert {row["attention"] for row in data["logits"]} >= {"reference", "dense", "tree"}
+    assert all(row["within"] for row in data["logits"])
+    assert all(row["as_first"] for row in data["trees"])
+
+
+def test_a_wrong_logit_or_a_failed_test_fails_the_stage():
+    logits = [{"within": True}, {"within": False}]
+    wrong = parity.what_is_wrong(logits, {"exit_code": 1})
+    assert wrong == "1 of 2 logits beyond their limit; device tests failed"
+    assert parity.what_is_wrong(logits[:1], {"exit_code": 0}) is None
+    assert parity.what_is_wrong(logits[:1], {"exit_code": None}) is None
+
+
+def test_decode_steps_are_set_against_a_ceiling(context):
+    data = roofline.run(context)
+    assert [row["batch"] for row in data["steps"]] == [1, 2]
+    assert all(0 < row["share_of_ceiling"] < 1 for row in data["steps"])
+    assert data["steps"][0]["bytes"] < data["steps"][1]["bytes"]
+    assert 0 < data["host"]["device_busy_share_profiled"] < 1
+
+
+def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):
+    sides = {row["side"]: row for row in peers.run(context)["sides"]}
+    assert set(sides) == {
+        "transformers, static cache",
+        "transformers, offloaded cache",
+        "beamwright, in-gpu",
+        "beamwright, locality",
+    }
+    assert "CUDA" in sides["transformers, offloaded cache"].pop("error")
+    assert all(row["tokens_per_s"] > 0 for name, row in sides.items() if "offloaded" not in name)
+
+
+def test_the_kernels_script_is_run_as_it_is_found(context, monkeypatch, tmp_path):
+    script = tmp_path / "gpu_kernels.py"
+    monkeypatch.setattr(kernels, "SCRIPT", script)
+    assert "does not exist" in kernels.run(context)["skipped"]
+    script.write_text(
+        "import sys\n"
+        "if '--help' in sys.argv: print('--smoke --device')\n"
+        "else: print('a line'); print('{\"arguments\": \"' + ' '.join(sys.argv[1:]) + '\"}')\n"
+    )
+    found = kernels.run(context)
+    assert found["result"] == {"arguments": "--smoke --device cpu"}
+    script.write_text("raise SystemExit(4)")
+    assert kernels.run(context)["error"] == "gpu_kernels.py: exit code 4"
+
+
+# --- what is compared ------------------------------------------------------------------------
+
+
+def a_row(variant, layout, round_s, **changes):
+    row = {"model": "opt-6.7b", "regime": "paper", "n": 64, "step": 32, "generate": 1920}
+    return {**row, "variant": variant, "layout": layout, "round_s": round_s, **changes}
+
+
+def test_speedup_counts_the_rounds_that_both_sides_have_done():
+    rows = with_speedups(
+        [
+            a_row("inter-beam", "tree", [1.0, 1.0, 1.0]),
+            a_row("layerwise", "dense", [2.0, 6.0]),
+            a_row("inter-beam", "tree", [1.0], regime="scaled"),
+            {**a_row("prefetch", "dense", []), "error": "no room"},
+        ]
+    )
+    assert [row["speedup"] for row in rows] == [4.0, 1.0, None, None]
+    assert rows[0]["speedup_over_rounds"] == 2
+
+
+def test_goals_are_unmeasured_until_a_run_has_their_figure():
+    assert {row["measured"] for row in goal_rows({})} == {UNMEASURED}
+    points = [
+        a_row("inter-beam", "tree", [1.1, 1.1], whole=False, tokens=64, io_share=0.02),
+        a_row("in-gpu", "tree", [1.0, 1.0, 1.0], whole=True, io_share=0.0),
+        a_row("layerwise", "dense", [50.0], whole=False, tokens=32, io_share=0.9),
+    ]
+    found = {r["goal"]: r["measured"] for r in goal_rows({STAGE: {"points": points}})}
+    where = "(opt-6.7b, paper, cut at 64)"
+    assert found["speedup over layer-wise, shared KV, n = 64"] == f"45.45 {where}"
+    assert found["time, shared KV over the link / in-GPU, n = 64"] == f"1.100 {where}"
+    assert found["speedup over layer-wise, copies, n = 64"] == UNMEASURED
+
+
+def test_the_paper_s_points_are_there():
+    points = first_points()
+    assert {(p.n, p.step) for p in points if p.regime == "paper"} >= {
+        *((n, 32) for n in (4, 8, 16, 32, 64, 256, 512)),
+        (64, 64),
+        (64, 128),
+    }
+    # A copy per beam of 256 beams would outgrow the host.
+    assert all(str(p.layout) == "tree" for p in points if p.n > 64)
+    assert {p.memory_bytes for p in small_card_points()} == {12_000_000_000}
+
+
+def test_the_report_shows_every_section(folder, measured):
+    results = {name: keep(folder, name, data) for name, data in measured.items()}
+    text = render(results)
+    for part in ("Goals", "Ceilings and the link", "The paper's figures", "dense layerwise"):
+        assert part in text
+
+
+# --- predictions -----------------------------------------------------------------------------
+
+
+def test_predictions_need_a_card_with_that_much_memory():
+    with pytest.raises(InputError, match="rtx-4090 has"):
+        predict.predictions("rtx-4090", 2**40, [])
+    point = small_card_points()[0]
+    with pytest.raises(InputError, match="do not fit"):
+        predict.predictions("h200", 2**30, [replace_memory(point)])
+
+
+def replace_memory(point):
+    return type(point)(**{**vars(point), "memory_bytes": None})
+
+
+def test_a_prediction_has_the_figures_of_a_point():
+    small = [
+        type(p)(**{**vars(p), "n": 4, "step": 128})
+        for p in first_points()[4:8]
+        if p.variant != "in-gpu"
+    ]
+    rows = predict.predictions("h200", 24 * 2**30, small)
+    assert [row["schedule"] for row in rows] == ["inter-beam", "inter-beam", "layerwise"]
+    assert rows[-1]["speedup"] == 1.0
+    assert [row["paper"] for row in rows] == [None, "3.39-9.72", None]
+    assert all(row["KV GiB"] == 7.0 for row in rows)
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def test_the_command_runs_a_stage_and_reports_it(tmp_path):
+    command = [sys.executable, str(SCRIPT), "--smoke", "--device", "cpu", "--only", "kernels"]
+    command += ["--folder", str(tmp_path / "stages")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "| kernels | ok |" in done.stdout
+    assert json.loads((tmp_path / "gpu_check_cpu_smoke.json").read_text())["stages"]["kernels"]
+
+
+def test_without_a_cuda_device_the_stage_says_so(tmp_path, monkeypatch):
+    into = tmp_path / "into.json"
+    command = [str(SCRIPT), "--stage", "link", "--device", "cuda:7", "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--seconds", "9", "--into", str(into)])
+    assert gpu_check.main() == 1
+    error = json.loads(into.read_text())["error"]
+    assert error == "--device cuda:7: no CUDA device is available here"
+
+
+def test_a_device_or_a_card_that_is_not_there_is_one_line(monkeypatch, capsys):
+    for options, line in (
+        (["--device", "cuda:7"], "--device cuda:7: no such device; "),
+        (["--predict", "h300"], "--gpu h300: no such profile; "),
+        (["--predict", "h200", "--memory", "much"], "'much' is not a size"),
+    ):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
+        assert gpu_check.main() == 2
+        error = capsys.readouterr().err
+        assert error.startswith(line)
+        assert error.count("\n") == 1
