@@ -11,15 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright.attention import make_attention
-from beamwright.attention.layerwise import LayerwiseAttention
+from beamwright.assembly import assemble
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, CapacityError, InputError
-from beamwright.kv import ByteBudget
-from beamwright.memory import ModelBytes, plan_memory
-from beamwright.models import LoadedModel, TreeModel, load_model
-from beamwright.models.device_memory import cap_memory
-from beamwright.protocols import AttentionBackend, RoundCallback, SchedulePolicy, Verifier
+from beamwright.protocols import RoundCallback
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
@@ -30,12 +25,11 @@ from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
-from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, with_defaults
 from beamwright.solution import Solution, describe, with_partial
-from beamwright.tiers import HostTier, Traffic, chosen_schedule, stalled_s
+from beamwright.tiers import Traffic, stalled_s
 from beamwright.tree import SearchTree
-from beamwright.verify import CallableVerifier, aggregate, resolve_verifier
+from beamwright.verify import aggregate
 
 
 class Solver:
@@ -64,46 +58,15 @@ class Solver:
         self.settings = with_defaults(settings or Settings.build(**options))
         self.strategy = make_strategy(self.settings.search)
         check_stops(self.settings.stop, self.settings.search)
-        model = self.settings.model
-        if self.settings.memory.memory is not None:
-            cap_memory(model.device, self.settings.memory.memory)
-        self._generator = load_model(model.model, model, chat_template=model.chat_template)
-        source = resolve_verifier(model)
-        if source.model is not None and self._generator.codec is None:
-            raise InputError(
-                f"--verifier {model.verifier}: --model {model.model} has no tokenizer, so its "
-                "steps have no text to score; use --verifier logprob or none"
-            )
-        self._plan = plan = plan_memory(
-            self.settings.memory,
-            _sizes(self._generator),
-            _sizes(source.model) if source.model is not None else None,
-            self.settings.search.n,
-        )
-        schedule = chosen_schedule(self.settings, _sizes(self._generator), plan.generator_kv_bytes)
-        self.schedule: SchedulePolicy = make_schedule(
-            self.settings.schedule.model_copy(update={"schedule": schedule})
-        )
         self.timeline = timeline or NullTimeline()
-        self._tier = (
-            None if schedule == "in-gpu" else HostTier.of(self.settings, plan, self.timeline)
+        parts = assemble(self.settings, self.timeline, function)
+        self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
+        self.schedule, self.generator, self.verifier = (
+            parts.schedule,
+            parts.generator,
+            parts.verifier,
         )
-        decoder = self._generator.decoder
-        backend = make_attention(model.attention, decoder.device, decoder.dtype)
-        self.generator = self._generator_model(backend)
-        self._tree_models = [self.generator]
-        if source.model is not None:
-            home = None
-            if self._tier is not None:
-                home = self._tier.options(self._tier.verifier_bytes)
-            scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
-            self._tree_models.append(scorer)
-            self.verifier: Verifier = source.on(scorer)
-        else:
-            assert source.without_model is not None
-            self.verifier = source.without_model
-        if function is not None:
-            self.verifier = CallableVerifier(function)
+        self._tree_models = parts.tree_models
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
         self._decoder = StepDecoder(
@@ -118,9 +81,9 @@ class Solver:
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
         self._decisive = tree_settings(self.settings, dtype)
-        self._prompts = Prompts(self._generator, model)
+        self._prompts = Prompts(self._generator, self.settings.model)
         self._prompts.check_turns(self.strategy)
-        self.exact = all(batches_are_exact(m.decoder, backend) for m in self._tree_models)
+        self.exact = all(batches_are_exact(m.decoder, parts.backend) for m in self._tree_models)
 
     def close(self) -> None:
         """Stop the link's copier threads; the solver can still be used, and starts them again."""
@@ -132,21 +95,6 @@ class Solver:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _generator_model(self, backend: AttentionBackend) -> TreeModel:
-        decoder, device_bytes = self._generator.decoder, self._plan.generator_kv_bytes
-        if self._tier is None:
-            return TreeModel(decoder, backend, device_bytes, log=self.timeline)
-        if self.schedule.name == "layerwise":
-            if decoder.device.type != "cpu":
-                raise InputError(
-                    "--schedule layerwise runs on a CPU only so far; use locality on a GPU"
-                )
-            # All KV is at home; the device holds whole layers of it, and two stream buffers.
-            streamed = LayerwiseAttention(backend, ByteBudget(device_bytes), self._tier.link)
-            return TreeModel(decoder, streamed, self._tier.generator_bytes)
-        home = self._tier.options(self._tier.generator_bytes)
-        return TreeModel(decoder, backend, device_bytes, home=home, log=self.timeline)
 
     # --- solving -----------------------------------------------------------------------------
 
@@ -315,7 +263,3 @@ class Solver:
             raise stopped from error
         found = facts()
         return [describe(run, found) for run in runs]
-
-
-def _sizes(model: LoadedModel) -> ModelBytes:
-    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize, model.storage)

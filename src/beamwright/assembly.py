@@ -1,0 +1,97 @@
+"""From settings to the parts of a search: models, memory, tiers, schedule, verifier (solver room).
+
+Everything that is loaded or allocated once, in the order in which the one memory number is spent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beamwright.attention import make_attention
+from beamwright.attention.layerwise import LayerwiseAttention
+from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.kv import ByteBudget
+from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
+from beamwright.models import LoadedModel, TreeModel, load_model
+from beamwright.models.device_memory import cap_memory
+from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
+from beamwright.runtime.timeline import Timeline
+from beamwright.schedule import make_schedule
+from beamwright.tiers import HostTier, chosen_schedule
+from beamwright.verify import CallableVerifier, ScoreFunction, resolve_verifier
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a solver works with.
+
+    loaded: the generator with its tokenizer; generator: the same with its KV. tree_models: every
+    model that keeps KV, the generator first. tier: None where all KV is on the device.
+    """
+
+    loaded: LoadedModel
+    plan: MemoryPlan
+    tier: HostTier | None
+    schedule: SchedulePolicy
+    backend: AttentionBackend
+    generator: TreeModel
+    verifier: Verifier
+    tree_models: list[TreeModel]
+
+
+def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | None) -> Parts:
+    """Load the models and spend the memory number on them and their KV.
+
+    function: a verifier that is the user's own.
+
+    Raises:
+        InputError: for a bad model or verifier, or a memory number that does not hold them.
+    """
+    model = settings.model
+    if settings.memory.memory is not None:
+        cap_memory(model.device, settings.memory.memory)
+    loaded = load_model(model.model, model, chat_template=model.chat_template)
+    source = resolve_verifier(model)
+    if source.model is not None and loaded.codec is None:
+        raise InputError(
+            f"--verifier {model.verifier}: --model {model.model} has no tokenizer, so its "
+            "steps have no text to score; use --verifier logprob or none"
+        )
+    sizes = None if source.model is None else _sizes(source.model)
+    plan = plan_memory(settings.memory, _sizes(loaded), sizes, settings.search.n)
+    schedule = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
+    tier = None if schedule == "in-gpu" else HostTier.of(settings, plan, timeline)
+    backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
+    if schedule == "layerwise":
+        generator = _streamed(loaded, plan, tier, backend)
+    else:
+        home = None if tier is None else tier.options(tier.generator_bytes)
+        kv_bytes = plan.generator_kv_bytes
+        generator = TreeModel(loaded.decoder, backend, kv_bytes, home=home, log=timeline)
+    tree_models, verifier = [generator], source.without_model
+    if source.model is not None:
+        home = None if tier is None else tier.options(tier.verifier_bytes)
+        scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
+        tree_models.append(scorer)
+        verifier = source.on(scorer)
+    if function is not None:
+        verifier = CallableVerifier(function)
+    assert verifier is not None
+    policy = make_schedule(settings.schedule.model_copy(update={"schedule": schedule}))
+    return Parts(loaded, plan, tier, policy, backend, generator, verifier, tree_models)
+
+
+def _streamed(
+    loaded: LoadedModel, plan: MemoryPlan, tier: HostTier | None, backend: AttentionBackend
+) -> TreeModel:
+    """The layer-wise baseline: all KV is at home, and the device holds whole layers of it."""
+    if loaded.decoder.device.type != "cpu":
+        raise InputError("--schedule layerwise runs on a CPU only so far; use locality on a GPU")
+    assert tier is not None
+    streamed = LayerwiseAttention(backend, ByteBudget(plan.generator_kv_bytes), tier.link)
+    return TreeModel(loaded.decoder, streamed, tier.generator_bytes)
+
+
+def _sizes(model: LoadedModel) -> ModelBytes:
+    return ModelBytes(model.decoder.shape, model.decoder.dtype.itemsize, model.storage)
