@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,19 +209,17 @@ def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):
     assert all(row["tokens_per_s"] > 0 for name, row in sides.items() if "offloaded" not in name)
 
 
-def test_the_kernels_script_is_run_as_it_is_found(context, monkeypatch, tmp_path):
+def test_the_kernels_script_is_run_on_a_card(context, monkeypatch, tmp_path):
     script = tmp_path / "gpu_kernels.py"
     monkeypatch.setattr(kernels, "SCRIPT", script)
-    assert "does not exist" in kernels.run(context)["skipped"]
-    script.write_text(
-        "import sys\n"
-        "if '--help' in sys.argv: print('--smoke --device')\n"
-        "else: print('a line'); print('{\"arguments\": \"' + ' '.join(sys.argv[1:]) + '\"}')\n"
-    )
-    found = kernels.run(context)
-    assert found["result"] == {"arguments": "--smoke --device cpu"}
+    assert "on a GPU" in kernels.run(context)["skipped"]
+    on_card = replace(
+        context, device="cuda", seconds=60.0
+    )  # the script alone decides whether there is one
+    script.write_text("import sys; print('{\"arguments\": \"' + ' '.join(sys.argv[1:]) + '\"}')\n")
+    assert kernels.run(on_card)["result"] == {"arguments": "--quick"}
     script.write_text("raise SystemExit(4)")
-    assert kernels.run(context)["error"] == "gpu_kernels.py: exit code 4"
+    assert kernels.run(on_card)["error"] == "gpu_kernels.py: exit code 4"
 
 
 # --- what is compared ------------------------------------------------------------------------
