@@ -9,7 +9,7 @@ from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
-from beamwright.search.mcts import URGENCY, Counts
+from beamwright.search.mcts import Counts
 from beamwright.tree import NodeState, StopReason
 from fakes import new_tree
 from played import first_round, obey, play
@@ -62,11 +62,11 @@ def test_values_visits_and_priors_by_hand(small):
     mean = (0.9 + 0.6 + 0.8 + 0.4 + 0.7) / 5  # what the step without a score counts as
     assert counts.values[below] == pytest.approx((0.7 + mean) / 2)
     assert counts.values[first] == pytest.approx(((0.8 + 0.4) / 2 + (0.7 + mean) / 2) / 2)
-    assert counts.values[second] == pytest.approx(0.6 - URGENCY)
+    assert counts.values[second] == 0.6
     assert [counts.priors[node] for node in (first, second)] == pytest.approx([0.25, 0.75])
     assert counts.priors[below] == 0.5
     bonus = 2.0 * 0.75 * math.sqrt(3) / (1 + 0)
-    assert counts.puct(second, 2.0) == pytest.approx(0.6 - URGENCY + bonus, abs=1e-6)
+    assert counts.puct(second, 2.0) == pytest.approx(0.6 + bonus, abs=1e-6)
     bonus = 2.0 * 0.25 * math.sqrt(3) / (1 + 2)
     assert counts.puct(first, 2.0) == pytest.approx(counts.values[first] + bonus, abs=1e-6)
 
@@ -121,7 +121,7 @@ class Oracle:
             for n in self.subtree(node)
             if self.children(n)
         ]
-        return sum(led_to) / len(led_to) if led_to else self.score(node) - URGENCY
+        return sum(led_to) / len(led_to) if led_to else self.score(node)
 
     def prior(self, node):
         weights = [math.exp(sum(n.logprobs) / len(n.logprobs)) for n in self.children(node.parent)]
@@ -140,6 +140,19 @@ class Oracle:
             and n.depth < self.max_rounds
             and n not in self.picked
         ]
+
+    def leaves(self, most):
+        """Simulations under way go on from the best new child; others begin at the root."""
+        parents = {n.parent for n in self.subtree(self.tree.root) if n.round == self.tree.rounds}
+        for parent in sorted(parents - {self.tree.root, None}, key=lambda node: node.lineage[1:]):
+            best = self.children(parent)[0]
+            for child in self.children(parent):
+                best = child if self.puct(child) > self.puct(best) + 1e-7 else best
+            if best in self.pickable(parent):
+                self.picked.append(best)
+        while len(self.picked) < most and self.pickable(self.tree.root):
+            self.pick(self.tree.root)
+        return self.picked
 
     def pick(self, node):
         """The next leaf below `node`; it counts as visited from then on."""
@@ -163,7 +176,7 @@ def test_the_same_leaves_as_the_oracle_picks(seed):
         actions = strategy.select(tree)
         oracle = Oracle(tree, exploration, max_rounds)
         if tree.rounds and (leaves := extended(actions)):
-            assert leaves == [oracle.pick(tree.root) for _ in leaves]
+            assert leaves == oracle.leaves(4)[: len(leaves)]
             rounds += 1
         obey(tree, actions)
         for node in tree.open_nodes():
@@ -194,23 +207,32 @@ def test_without_exploration_the_best_scored_step_is_followed():
     assert kept == [(1,) * depth for depth in range(1, 6)]
 
 
-def test_a_branch_that_leads_nowhere_is_left():
-    def score(node):
-        return {1: 0.9 if node.lineage[1] == 0 else 0.8, 2: 0.0 if node.lineage[1] == 0 else 0.8}[
-            min(node.depth, 2)
-        ]
-
-    tree = scripted_tree(mcts(n=2, width=2, exploration=0.1, nodes=100), score, 4)
-    first, second = tree.root.children
-    assert sum(bool(node.children) for node in first.children) == 0
-    assert second.children
+def test_a_simulation_goes_on_until_its_path_ends_and_the_next_begins_elsewhere():
+    tree, strategy = new_tree(), mcts(n=3, width=3, exploration=0.1)
+    first, second, _ = extend(tree, tree.root, [0.9, 0.8, 0.1])
+    tree.rounds = 1
+    obey(tree, strategy.select(tree))
+    below = write(tree, tree.open_nodes(), [0.2, 0.1, 0.0])
+    tree.rounds = 2
+    actions = strategy.select(tree)
+    assert extended(actions) == [below[0]], "although the second step scores better"
+    obey(tree, actions)
+    write(tree, tree.open_nodes(), [0.2, 0.1, 0.1], ended=[0])
+    tree.rounds = 3
+    assert extended(strategy.select(tree)) == [second]
+    assert first.children == below
 
 
 def test_much_exploration_spreads_evenly():
-    strategy = mcts(n=4, width=2, exploration=100, nodes=1000)
-    tree = scripted_tree(strategy, lambda node: 1 / (1 + node.lineage[-1]), 19)
-    visits = Counts(tree, tree.candidates(), ()).visits
-    assert [visits[node] for node in tree.root.children] == [9, 9, 9, 9]
+    strategy = mcts(n=8, width=4, exploration=100, nodes=1000)
+    tree = new_tree()
+    while not tree.done:
+        obey(tree, strategy.select(tree))
+        for node in tree.open_nodes():
+            ends = node.lineage[2:] == (0,)
+            write(tree, [node], [1 / (1 + node.lineage[-1])], ended=[0] if ends else ())
+        tree.rounds += 1
+    assert [node.lineage[1:] for node in tree.finished()] == [(i, 0) for i in range(8)]
 
 
 def test_ties_go_to_the_lower_lineage():
@@ -290,7 +312,8 @@ def test_duplicates_are_dropped_among_siblings_only():
     third.text = first.children[0].text
     dropped = [a.node for a in strategy.select(tree) if isinstance(a, Prune)]
     assert dropped == first.children[1:]
-    assert mcts(n=3, width=3).select(tree) == [Extend(third, 3)]
+    tree.rounds = 2
+    assert mcts(n=3, width=3).select(tree) == [Extend(first.children[0], 3)]
 
 
 def test_nothing_is_left_to_extend():

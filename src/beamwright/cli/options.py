@@ -80,7 +80,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "keep": ("SHARE", "deepconf: share of the warm-up at or above the bar (default: 0.9)."),
     "exploration": (
         None,
-        "mcts: weight of the exploration bonus; 0 follows scores (default: 0.3).",
+        "mcts: weight of the exploration bonus; 0 follows scores (default: 1).",
     ),
     "nodes": (None, "mcts: most steps that are written (default: 16 n)."),
     "seed": (None, "Seed of every random draw."),

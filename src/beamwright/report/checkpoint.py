@@ -174,6 +174,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
         "score": _number(node.score),
         "usage": node.usage,
         "notes": node.notes,
+        "round": node.round,
         "greedy": node.greedy,
         "turn": None if node.turn is None else asdict(node.turn),
         "finished_s": finished_s,
@@ -265,9 +266,10 @@ def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_chil
     """A decoded step, in the state in which it was saved; pruned ones are not pruned yet."""
     if content["turn"] is not None:
         asked = tree.ask(parent, Turn(**content["turn"]), tuple(content["token_ids"]))
-        asked.usage = Counter(content["usage"])
+        asked.round, asked.usage = content["round"], Counter(content["usage"])
         return asked
     (node,) = tree.expand(parent, 1, greedy=content["greedy"])
+    node.round = content["round"]
     text = parent.text[: content["shared_text"]] + content["text"]
     logprobs = tuple(float(value) for value in content["logprobs"])
     stats = {name: tuple(map(float, values)) for name, values in content["stats"].items()}

@@ -1,19 +1,18 @@
 """Monte Carlo tree search over steps: PUCT picks the leaves that get children, a score is a value.
 
-No rollouts: a step is worth its path's score, as in AlphaMath's search (Chen et al. 2024). Nothing
-is remembered between rounds; visits and values are read from the tree, so a search that is resumed
-goes on alike. Leaves of a round are picked one after the other, each counted at once as a visit
-whose value is not known yet (unobserved samples, Liu et al. 2020).
-
-A path's score mostly falls with every step. So a leaf is worth its score less a constant (first
-play urgency, Gelly and Wang 2006): otherwise any short path is better than a long one, and the
-search goes breadth first and finishes nothing.
+A simulation walks from the root by PUCT to a leaf and then goes on, a step a round, from the best
+of the children that it has just got, until its path ends. No rollouts: a step is worth its path's
+score, as in AlphaMath (Chen et al. 2024). Nothing is remembered between rounds; simulations under
+way, visits and values are read from the tree, so a search that is resumed goes on alike. Several
+simulations run side by side; each leaf is counted at once as a visit whose value is not known yet
+(unobserved samples, Liu et al. 2020).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
@@ -21,19 +20,18 @@ from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.search.ranking import duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
-EXPLORATION = 0.3
-URGENCY = 0.5
+EXPLORATION = 1.0
 NODES_PER_CANDIDATE = 16
 _DECIMALS = 6  # values this close are equal (DESIGN, "Sameness")
 
 
 class MonteCarloTreeSearch:
-    """n first steps; then max(1, n // width) leaves a round, `width` children each.
+    """n first steps; then max(1, n // width) simulations side by side, `width` children a step.
 
-    Leaves that are not picked wait as candidates. A path goes on until it ends, or is
-    `max_rounds` steps long. The search is over when n paths have ended, when
-    `nodes` steps are written, or when no leaf can be extended; if more paths end in the last
-    round than there are places, the best-scored take them. Duplicates are sought among siblings.
+    Leaves that are not picked wait as candidates. A path goes on until it ends, or is `max_rounds`
+    steps long. The search is over when n paths have ended, when `nodes` steps are written, or when
+    no leaf can be extended; if more paths end in the last round than there are places, the
+    best-scored take them. Duplicates are sought among siblings.
 
     Raises:
         InputError: if n < width, or the nodes are fewer than n.
@@ -73,20 +71,28 @@ class MonteCarloTreeSearch:
     def _extended(
         self, tree: SearchTree, waiting: Sequence[Node], dropped: Collection[Node]
     ) -> list[Extend]:
-        """The leaves that get children this round, in the order in which they are picked."""
+        """The steps that get children this round: simulations that go on, then fresh ones."""
         settings = self.settings
         left = self.nodes - _num_written(tree)
         open_to = [node for node in waiting if node.depth < settings.max_rounds]
         counts = Counts(tree, open_to, dropped)
+        picked: list[Node] = []
+        for parent in _under_way(tree):
+            node = counts.best_child(parent, self.exploration)
+            if node is not None and counts.leaves[node]:  # else the simulation has come to its end
+                counts.visit(node)
+                picked.append(node)
+        while counts.leaves[tree.root] and len(picked) < self._simulations:
+            picked.append(counts.pick(self.exploration))
         found: list[Extend] = []
-        while left > 0 and counts.leaves[tree.root] and len(found) < self._leaves_per_round:
-            children = min(settings.width, left)
-            found.append(Extend(counts.pick(self.exploration), children))
-            left -= children
+        for node in picked:
+            if left > 0:
+                found.append(Extend(node, min(settings.width, left)))
+                left -= settings.width
         return found
 
     @property
-    def _leaves_per_round(self) -> int:
+    def _simulations(self) -> int:
         return max(1, self.settings.n // self.settings.width)
 
     def _reason(self, tree: SearchTree, waiting: Sequence[Node], missing: int) -> str:
@@ -103,7 +109,7 @@ class Counts:
     visits: steps of its subtree that were extended, itself included; picking a leaf adds one to
         each step of its path. leaves: how many of its subtree can still be picked.
     values: of a step that was extended, the mean over those visits of what they led to, the mean
-        score of the new children; picking leaves it as it is. Of a leaf, its score less URGENCY.
+        score of the new children; picking leaves it as it is. Of a leaf, its score.
         A step without a score counts with the mean of all scores, and 0 where there is none.
     priors: softmax over siblings of the mean log-probability of a step's tokens.
     """
@@ -137,7 +143,7 @@ class Counts:
                 self.visits[node.parent] += self.visits[node]
                 self.leaves[node.parent] += self.leaves[node]
         self.values = {
-            node: totals[node] / visits if visits else self._scores[node] - URGENCY
+            node: totals[node] / visits if visits else self._scores[node]
             for node, visits in self.visits.items()
         }
         self.priors: dict[Node, float] = {}
@@ -160,10 +166,25 @@ class Counts:
         while self.children[node]:
             going = [child for child in self.children[node] if self.leaves[child]]
             node = max(going, key=lambda child: self.puct(child, exploration))  # first of equals
-        for above in node.path():
+        self.visit(node)
+        return node
+
+    def best_child(self, node: Node, exploration: float) -> Node | None:
+        """The child with the largest `puct`, the first of equals; None if all were dropped."""
+        key = partial(self.puct, exploration=exploration)
+        return max(self.children[node], key=key, default=None)
+
+    def visit(self, leaf: Node) -> None:
+        """Count a leaf as extended; it can be picked once."""
+        for above in leaf.path():
             self.visits[above] += 1
             self.leaves[above] -= 1
-        return node
+
+
+def _under_way(tree: SearchTree) -> list[Node]:
+    """Steps that a simulation extended in the last round, the root left out, in lineage order."""
+    fresh = [node for node in tree.nodes() if node.round == tree.rounds and node.parent]
+    return [node for node in dict.fromkeys(node.parent for node in fresh) if node and node.parent]
 
 
 def _scores(steps: Sequence[Node]) -> dict[Node, float]:

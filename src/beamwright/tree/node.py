@@ -53,6 +53,7 @@ class Node:
 
     lineage: problem id, then child ordinals from the root.
     start: position of the first token in the path (the prompt counts).
+    round: the round in which it was opened; the first is 1, the root's 0.
     stats: of the distribution that each token was drawn from, one value per token, by name; only
         what a verifier or strategy asks for (`protocols.ReadsTokenStats`).
     text: text of the whole reply, this step included: what follows the prompt, or the last turn.
@@ -84,6 +85,7 @@ class Node:
     notes: dict[str, str] = field(default_factory=dict)
     problem_text: str = ""
     greedy: bool = False
+    round: int = 0
     turn: Turn | None = None
 
     @property

@@ -42,7 +42,14 @@ class SearchTree:
             raise ValueError(f"{node!r} cannot be extended")
         first = len(node.children)
         children = [
-            Node((*node.lineage, first + i), node, node.end, text=node.text, greedy=greedy)
+            Node(
+                (*node.lineage, first + i),
+                node,
+                node.end,
+                text=node.text,
+                greedy=greedy,
+                round=self.rounds + 1,
+            )
             for i in range(num_children)
         ]
         node.children.extend(children)
