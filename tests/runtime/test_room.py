@@ -113,6 +113,18 @@ def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, mon
     assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
 
 
+def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder, monkeypatch):
+    solver = make_solver(**SMALL, verifier=str(verifier_folder))
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("an injected failure")
+
+    monkeypatch.setattr(solver.verifier, "_read", fail)
+    with pytest.raises(DeviceMemoryError, match=r"out of memory: a round .* \(verify\)"):
+        solver.solve(PROBLEM)
+    assert_nothing_allocated(solver)
+
+
 def test_groups_are_as_large_as_the_free_memory_allows():
     free = [1000]
     room = WorkingRoom(lambda: free[0], lambda step_tokens: 10 * step_tokens)

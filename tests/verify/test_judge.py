@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import prm_checkpoints as checkpoints
 from beamwright.attention import make_attention
 from beamwright.config import ModelSettings
-from beamwright.errors import CapacityError, InputError
+from beamwright.errors import CapacityError, DeviceMemoryError, InputError
 from beamwright.models import TreeModel
 from beamwright.models.session import DecodeSession
 from beamwright.tree import StopReason
@@ -226,6 +226,27 @@ def test_a_budget_for_few_critiques_gives_the_same(random_judge, monkeypatch):
             batches[blocks] = None
         assert_only_paths(judge, tree)
     assert {None, (1, 1, 1), (2, 1), (3,)} <= set(batches.values())
+
+
+def test_without_memory_for_all_critiques_half_are_written_at_a_time(random_judge, monkeypatch):
+    ((_, a),) = random_tree(4, num_rounds=1)
+    expected = judge_of(random_judge).score(a)
+    judge, real = judge_of(random_judge), DecodeSession.forward
+    most_rows = [1]
+
+    def forward(session, tokens, positions):
+        if session._num_real > most_rows[0]:
+            raise torch.OutOfMemoryError("an injected failure")
+        return real(session, tokens, positions)
+
+    monkeypatch.setattr(DecodeSession, "forward", forward)
+    ((tree, b),) = random_tree(4, num_rounds=1)
+    assert judge.score(b) == expected
+    assert facts(b) == facts(a)
+    assert_only_paths(judge, tree)
+    most_rows[0] = 0
+    with pytest.raises(DeviceMemoryError, match="one critique"):
+        judge.score(b)
 
 
 class Stopped(Exception):

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
+
+from beamwright.errors import DeviceMemoryError
 from beamwright.protocols import (
     DecodeWork,
     Event,
@@ -99,5 +102,7 @@ class TorchExecutor:
         try:
             with self._accounting.phase(phase), self._timeline.span(phase, track, **args):
                 yield
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(f"a round cannot be finished ({phase})") from error
         finally:
             self._accounting.stalled(phase, self._stalled_s() - before)

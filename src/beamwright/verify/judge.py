@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from beamwright.errors import CapacityError
+from beamwright.errors import CapacityError, DeviceMemoryError
 from beamwright.kv import Path, PathPart, Segment, copies_needed
 from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
@@ -96,7 +96,7 @@ class JudgeVerifier:
                     rows.append(self._row(node, asked))
         self.tree_model.prefill([request for request in requests if request is not None])
         for batch in self._batches(rows):
-            self._write(batch)
+            self._write_all(batch)
         scores = {row.node: self._read(row) for row in rows}
         return [scores.get(node) for node in nodes]
 
@@ -167,6 +167,25 @@ class JudgeVerifier:
         """Device copies of each segment that these rows' paths read."""
         per_beam = self.tree_model.backend.copies_per_beam
         return copies_needed((row.path for row in rows), per_beam=per_beam)
+
+    def _write_all(self, rows: list[_Row]) -> None:
+        """Write the critiques of a batch, half of it at a time where memory runs out.
+
+        Raises:
+            DeviceMemoryError: if there is none even for one.
+        """
+        try:
+            self._write(rows)
+            return
+        except torch.OutOfMemoryError:
+            if len(rows) == 1:
+                raise DeviceMemoryError("one critique cannot be written") from None
+        for row in rows:
+            row.node.usage["overrun"] += len(row.token_ids)
+            row.token_ids, row.ended = [], False
+        half = -(-len(rows) // 2)
+        self._write_all(rows[:half])
+        self._write_all(rows[half:])
 
     def _write(self, rows: list[_Row]) -> None:
         """Write the critiques of a batch."""
