@@ -64,6 +64,15 @@ def test_a_knob_of_another_strategy_is_an_error(knob):
                 make_strategy(settings)
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_table_says_whose_tree_depends_on_the_width(name):
+    def shape(width):
+        settings = SearchSettings(search=name, n=8, width=width, max_rounds=50)
+        return [node.lineage for node in play(make_strategy(settings), 3)[0].nodes()]
+
+    assert (shape(2) != shape(4)) is STRATEGIES[name].reads_width
+
+
 def test_every_knob_belongs_to_someone_and_every_meaning_is_one_line():
     assert {knob for row in STRATEGIES.values() for knob in row.knobs} == set(KNOBS)
     assert all(row.meaning and "\n" not in row.meaning for row in STRATEGIES.values())

@@ -12,6 +12,7 @@ def print_strategies() -> None:
     """The table of strategies on standard output."""
     table = Table("--search", "what it does", "knobs", "answer", box=None, header_style="bold")
     for name, row in STRATEGIES.items():
-        knobs = ["--n", *(f"--{knob.replace('_', '-')}" for knob in row.knobs)]
+        shared = ["n", "width"] if row.reads_width else ["n"]
+        knobs = [f"--{knob.replace('_', '-')}" for knob in (*shared, *row.knobs)]
         table.add_row(name, row.meaning, " ".join(knobs), row.choose)
     Console().print(table)

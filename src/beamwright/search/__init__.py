@@ -37,7 +37,7 @@ class StrategyRow:
 
     meaning: one line for people. knobs: of `KNOBS`, those it reads. choose: how its answer is
     chosen where the settings do not say. step_limits: its steps' lengths, likewise.
-    by_level: every step of a round is as deep as the round's number.
+    by_level: every step of a round is as deep as the round's number. reads_width: --width matters.
     """
 
     make: Callable[[SearchSettings], Strategy]
@@ -46,6 +46,7 @@ class StrategyRow:
     choose: Choice = "best"
     step_limits: tuple[int, ...] | None = None
     by_level: bool = True
+    reads_width: bool = False
 
 
 STRATEGIES: dict[str, StrategyRow] = {
@@ -59,10 +60,12 @@ STRATEGIES: dict[str, StrategyRow] = {
         choose="weighted",
     ),
     "beam": StrategyRow(
-        BeamSearch, "keep the best n / width steps a round, width children each"
+        BeamSearch, "keep the best n / width steps a round, width children each",
+        reads_width=True,
     ),
     "dvts": StrategyRow(
-        DiverseTrees, "n / width separate subtrees, the best of width children in each"
+        DiverseTrees, "n / width separate subtrees, the best of width children in each",
+        reads_width=True,
     ),
     "dynamic": StrategyRow(
         DynamicBranching, "children in proportion to the score: softmax (REBASE) or linear",
@@ -70,11 +73,11 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "varying": StrategyRow(
         BeamSearch, "beam search with short steps first: 64 tokens three times, then up to 2048",
-        step_limits=VARYING_LIMITS,
+        step_limits=VARYING_LIMITS, reads_width=True,
     ),
     "lookahead": StrategyRow(
         Lookahead, "beam search that scores a candidate by a greedy rollout of k steps",
-        knobs=("lookahead",), by_level=False,
+        knobs=("lookahead",), by_level=False, reads_width=True,
     ),
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
@@ -90,7 +93,7 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "mcts": StrategyRow(
         MonteCarloTreeSearch, "tree search: score plus exploration bonus picks the leaves (PUCT)",
-        knobs=("exploration", "nodes"), by_level=False,
+        knobs=("exploration", "nodes"), by_level=False, reads_width=True,
     ),
 }  # fmt: skip
 
