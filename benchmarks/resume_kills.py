@@ -81,11 +81,13 @@ class Kills:
         self._solver = solver(self._options, args.threads)
 
     def run(self, problems: Sequence[Problem], num_kills: int, draw: random.Random) -> Any:
-        """Kill and resume so many searches."""
+        """Kill and resume so many searches; kills that came before anything was saved are extra."""
         whole: dict[str, tuple[Solution, float]] = {}
-        attempts = []
-        for number in range(num_kills):
-            problem = problems[number % len(problems)]
+        attempts: list[dict[str, Any]] = []
+        while sum(attempt["equal"] is not None for attempt in attempts) < num_kills:
+            if len(attempts) == 3 * num_kills:
+                raise SystemExit("nearly every kill comes before anything is saved")
+            problem = problems[len(attempts) % len(problems)]
             if problem.unique_id not in whole:
                 start = time.perf_counter()
                 solution = self._solver.solve(problem.problem, problem_id=problem.unique_id)
@@ -93,7 +95,7 @@ class Kills:
             expected, took_s = whole[problem.unique_id]
             attempt = self._attempt(problem, expected, draw.random() * took_s)
             attempts.append(attempt)
-            say(f"  {self._dtype} {number + 1}/{num_kills}: {attempt}")
+            say(f"  {self._dtype} {len(attempts)}: {attempt}")
         return self._summary(attempts)
 
     def _attempt(self, problem: Problem, expected: Solution, after_s: float) -> dict[str, Any]:
@@ -150,7 +152,7 @@ class Kills:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Is a resumed tree the uninterrupted one?")
-    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--kills", type=int, default=30, help="that leave something to resume")
     parser.add_argument("--problems", type=int, default=5, help="of bundled:test")
     parser.add_argument("--n", type=int, default=16)
     parser.add_argument("--width", type=int, default=4)
