@@ -36,7 +36,7 @@ class ModelBytes:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
         shape = self.shape
         width = 4 * shape.hidden + 3 * shape.intermediate
-        decode = num_rows * (5 * shape.vocab * 4 + width * self.element_bytes)
+        decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
         scratch = product_scratch_bytes(shape, self.element_bytes, self.storage)
         return max(decode, _PREFILL_TOKENS * width * self.element_bytes) + scratch
 

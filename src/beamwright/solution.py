@@ -15,7 +15,8 @@ from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
-from beamwright.search.revise import best_answer
+from beamwright.search.ranking import ranked
+from beamwright.search.revise import asked_again, best_answer
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
 ROUND_LIMIT = "round_limit"
@@ -131,19 +132,29 @@ class Solution:
 
 
 def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
-    """Final candidates, each kind in lineage order: finished ones, then those cut off by a limit.
-    The first n of them; all for None.
+    """Final candidates, each kind in lineage order: finished ones, then those cut off by a limit,
+    the best-scored of these if there are more than n in all.
 
     Where a deadline struck in the middle of a round, paths that did not get their turn end a
     step earlier. Of a path that was asked again, its best answer stands.
     """
-    leaves = [*tree.finished(), *tree.candidates(), *cut_short(tree)]
-    return [best_answer(leaf) for leaf in leaves[:n]]
+    finished, unfinished = tree.finished(), [*tree.candidates(), *cut_short(tree)]
+    if n is not None:
+        best = ranked(unfinished)[: max(0, n - len(finished))]
+        unfinished = [leaf for leaf in unfinished if leaf in best]
+    return [best_answer(leaf) for leaf in [*finished, *unfinished][:n]]
+
+
+def complete_nodes(tree: SearchTree) -> list[Node]:
+    """Candidates that stand wherever a search is broken off: finished paths, and answers that
+    were asked about again."""
+    unfinished = [leaf for leaf in (*tree.candidates(), *cut_short(tree)) if asked_again(leaf)]
+    return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
 def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
     """What a search that was stopped has finished; None if that is no candidate."""
-    nodes = run.tree.finished()
+    nodes = complete_nodes(run.tree)
     run.tree.reason_fewer = reason
     return _describe(run, facts, nodes) if nodes else None
 
@@ -284,6 +295,7 @@ def _goodput(run: TreeRun, nodes: Sequence[Node]) -> float | None:
     """Mean path tokens over mean seconds from admission to the end of a candidate's scoring."""
     if not nodes:
         return None
-    seconds = [run.finished_s.get(node, run.ended_s) for node in nodes]
+    ended_s = {best_answer(leaf): seconds for leaf, seconds in run.finished_s.items()}
+    seconds = [ended_s.get(node, run.ended_s) for node in nodes]
     tokens = [node.num_path_tokens for node in nodes]
     return sum(tokens) / sum(seconds) if sum(seconds) > 0 else None

@@ -13,7 +13,7 @@ from typing import Any
 
 from beamwright.assembly import assemble
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, CapacityError, InputError
+from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, InputError
 from beamwright.protocols import RoundCallback
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
@@ -113,8 +113,8 @@ class Solver:
 
         Raises:
             InputError: if the problem is empty or too long, or the checkpoint cannot be written;
-            CapacityError: if KV runs out; LinkError: if the link fails; Interrupted: on Ctrl-C.
-            Finished candidates are in the error's `partial`.
+            CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
+            the link fails; Interrupted: on Ctrl-C. What was finished is in the error's `partial`.
         """
         tree = self._prompts.tree(problem_id, problem)
         return self._run([self._begin(tree)], on_round, checkpoint)[0]
@@ -169,7 +169,7 @@ class Solver:
             try:
                 runs = [self._begin(good[place].bare()) for place in places]
                 found.update(zip(places, self._run(runs, on_round), strict=True))
-            except CapacityError as error:
+            except (CapacityError, DeviceMemoryError) as error:
                 found.update(dict.fromkeys(places, error))
                 if len(places) > 1:
                     for place in places:

@@ -45,6 +45,7 @@ class FailingDevice:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
+    how = {**how, "verifier": "deepconf:4"}  # whose scores read statistics of every token
     expected, _ = grow(make_solver(**SMALL, **how))
     solver = make_solver(**SMALL, **how)
     device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 8)
@@ -52,6 +53,7 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     assert device.num_failures
     assert solution.tree_hash == expected.tree_hash
     assert solution.tokens.generated == expected.tokens.generated
+    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
     assert solution.kv.groups >= expected.kv.groups
     assert solver._decoder.view(tuple(tree.candidates())).max_beams <= 8
 
@@ -111,6 +113,24 @@ def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, mon
     assert device.num_failures
     assert solution.tree_hash == expected.tree_hash
     assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+
+
+def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):
+    problems = [(name, PROBLEM) for name in "abc"]
+    solver = make_solver(**SMALL)
+    real = solver.verifier.score
+
+    def score(nodes):
+        if any(node.problem_id == "b" for node in nodes):
+            raise torch.OutOfMemoryError("an injected failure")
+        return real(nodes)
+
+    expected = [solver.solve(text, problem_id=name).tree_hash for name, text in problems]
+    monkeypatch.setattr(solver.verifier, "score", score)
+    first, second, third = solver.solve_many(problems)
+    assert isinstance(second, DeviceMemoryError)
+    assert [first.tree_hash, third.tree_hash] == [expected[0], expected[2]]
+    assert_nothing_allocated(solver)
 
 
 def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder, monkeypatch):

@@ -76,6 +76,12 @@ class ModelShape:
         q, kv = self.heads * d, self.kv_heads * d
         return ((q + 2 * kv, h), (h, q), ((2 if self.gated else 1) * inner, h), (h, inner))
 
+    def working_bytes_per_row(self, element_bytes: int) -> int:
+        """Estimate of what a decode step needs per row beside KV: activations, and logits five
+        times in float32 (scores, scaled, filtered, with noise, as log-probabilities)."""
+        width = 4 * self.hidden + 3 * self.intermediate
+        return 5 * 4 * self.vocab + width * element_bytes
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """K and V of one token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes

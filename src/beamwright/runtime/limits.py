@@ -13,12 +13,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from beamwright.config import SearchSettings, StopSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Finish, Prune
+from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.compat import final_candidates
 from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.ranking import duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
+_VOTES_CHANGE = {
+    "revise": "a path's answer may still change",
+    "deepconf": "a path that has voted may still be pruned",
+}
 _TIE = 1e-6  # sums this close are equal in `search.choose`
 
 
@@ -33,8 +38,10 @@ def check_stops(
     Raises:
         InputError: if they cannot; says which --choose would do.
     """
-    if settings.stop_votes and search.search == "revise":
-        raise InputError("--stop-votes: with --search revise a path's answer may still change")
+    if settings.stop_votes and search.search in _VOTES_CHANGE:
+        raise InputError(
+            f"--stop-votes: with --search {search.search} {_VOTES_CHANGE[search.search]}"
+        )
     if not settings.stop_votes or search.choose == "majority":
         return
     if search.choose != "weighted":
@@ -58,25 +65,40 @@ class StopRule:
 
     def __init__(self, settings: StopSettings, search: SearchSettings) -> None:
         self._settings, self._search, self._n = settings, search, search.n
+        self._row = strategy_row(search)
 
     @property
     def watches_clock(self) -> bool:
         """True if the time has to be looked at within a round, too."""
         return self._settings.deadline is not None
 
+    @property
+    def paths_stand_alone(self) -> bool:
+        """True if the strategy judges every path for itself, in half a round as in a whole one."""
+        return not self._row.competes
+
     def out_of_time(self, elapsed_s: float) -> bool:
         """True if the deadline has passed."""
         return self._settings.deadline is not None and elapsed_s >= self._settings.deadline
 
-    def why(self, tree: SearchTree, elapsed_s: float, *, cut: bool = False) -> str | None:
+    def why(
+        self,
+        tree: SearchTree,
+        elapsed_s: float,
+        actions: Sequence[Action] = (),
+        *,
+        cut: bool = False,
+    ) -> str | None:
         """What stops this tree, whose candidates are scored; None to go on.
+
+        actions: what the strategy would do; whom it gives up for good does not count.
 
         elapsed_s: seconds since the search started, or was resumed. Rollouts of a lookahead are
         no candidates, and are ended first, unless the deadline has cut them off.
         """
         if not cut and any(node.greedy for node in tree.candidates()):
             return None
-        settings, candidates = self._settings, self._candidates(tree)
+        settings, candidates = self._settings, self._candidates(tree, actions)
         ended = [n for n in (*tree.finished(), *candidates) if n.ended and n.answers]
         if settings.stop_score is not None and reaches(ended, settings.stop_score):
             return f"a candidate had reached --stop-score {settings.stop_score:g}"
@@ -88,12 +110,13 @@ class StopRule:
             return f"--deadline {settings.deadline:g}s had passed"
         return None
 
-    def ending(self, tree: SearchTree, why: str) -> list[Action]:
+    def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
         """End the search: ended paths are complete; of the rest the best-scored stay as
         unfinished candidates, as many as there are places left.
         """
-        kept = self._candidates(tree)
-        places = self._n - len(tree.finished())
+        kept, given_up = self._candidates(tree, actions), self._given_up(actions)
+        out = {node for node in given_up if node.state is NodeState.FINISHED}
+        places = self._n - len(tree.finished()) - self._num_given_up(tree) - len(given_up - out)
         ended = [node for node in kept if node.ended]
         if self._search.compat is None:
             ended = ranked(ended)[:places]
@@ -108,7 +131,20 @@ class StopRule:
             for node in rollout(leaf) or [leaf]
         ]
         reason = f"{left} of {self._n} paths were unfinished when {why}" if left else None
-        return [*map(Prune, dropped), *map(Complete, ended), Finish(reason)]
+        lost = [node for node in tree.finished() if node in out]
+        return [*map(Prune, [*lost, *dropped]), *map(Complete, ended), Finish(reason)]
+
+    def _given_up(self, actions: Sequence[Action]) -> set[Node]:
+        """Whom a strategy without competition prunes: they are out, whatever else happens."""
+        if self._row.competes:
+            return set()
+        return {action.node for action in actions if isinstance(action, Prune)}
+
+    def _num_given_up(self, tree: SearchTree) -> int:
+        """Paths that such a strategy has pruned already."""
+        if self._row.competes:
+            return 0
+        return sum(node.state is NodeState.PRUNED for node in tree.nodes())
 
     def _vote_is_settled(self, ended: Sequence[Node]) -> bool:
         if self._search.compat is not None:  # the first n to finish vote
@@ -118,10 +154,12 @@ class StopRule:
             return weights_are_settled(ended, remaining)
         return vote_is_settled(ended, remaining)
 
-    def _candidates(self, tree: SearchTree) -> list[Node]:
-        """Candidates without rollouts, and without duplicates where those are dropped."""
+    def _candidates(self, tree: SearchTree, actions: Sequence[Action]) -> list[Node]:
+        """Candidates without rollouts, those given up, and duplicates where those are dropped."""
         found = [node for node in tree.candidates() if not node.greedy]
-        dropped = duplicates(found) if self._search.filter_duplicates else []
+        dropped: Iterable[Node] = self._given_up(actions)
+        if self._search.filter_duplicates and self._row.competes:
+            dropped = duplicates(found)
         return [node for node in found if node not in dropped]
 
 

@@ -221,12 +221,13 @@ class SearchLoop:
     def _decide(self, run: TreeRun) -> list[Action]:
         """The strategy's actions, or the end of the search if something stops it."""
         tree, rule, elapsed_s = run.tree, run.rule, run.here_s(self._clock())
-        actions = [] if run.cut else self._strategy.select(tree)
-        ends = any(isinstance(action, Finish) for action in actions)
+        whole = not run.cut or (rule is not None and rule.paths_stand_alone)
+        actions = self._strategy.select(tree) if whole else []
+        ends = not run.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or tree.rounds == 0:
             return actions
-        why = rule.why(tree, elapsed_s, cut=run.cut)
-        return actions if why is None else rule.ending(tree, why)
+        why = rule.why(tree, elapsed_s, actions, cut=run.cut)
+        return actions if why is None else rule.ending(tree, why, actions)
 
 
 def _open_nodes(runs: Sequence[TreeRun]) -> tuple[Node, ...]:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from beamwright.models import TreeModel, device_memory
 
-_LOGIT_COPIES = 5  # scores in float32, scaled, filtered, with noise, as log-probabilities
-
 
 class WorkingRoom:
     """Rows that can be decoded together.
@@ -35,10 +33,9 @@ class WorkingRoom:
             tail_tokens = min(
                 1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens
             )
-            width = 4 * shape.hidden + 3 * shape.intermediate
             # The tail doubles by copying, so the old one stands beside the new one for a moment.
             tail = 3 * tail_tokens * layout.bytes_per_token // 2
-            return tail + _LOGIT_COPIES * 4 * shape.vocab + width * layout.dtype.itemsize
+            return tail + shape.working_bytes_per_row(layout.dtype.itemsize)
 
         return cls(device_memory.free_bytes(model.decoder.device), row_bytes)
 

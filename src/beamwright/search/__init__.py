@@ -38,6 +38,7 @@ class StrategyRow:
     meaning: one line for people. knobs: of `KNOBS`, those it reads. choose: how its answer is
     chosen where the settings do not say. step_limits: its steps' lengths, likewise.
     by_level: every step of a round is as deep as the round's number. reads_width: --width matters.
+    competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
     """
 
     make: Callable[[SearchSettings], Strategy]
@@ -47,17 +48,20 @@ class StrategyRow:
     step_limits: tuple[int, ...] | None = None
     by_level: bool = True
     reads_width: bool = False
+    competes: bool = True
 
 
 STRATEGIES: dict[str, StrategyRow] = {
-    "best-of-n": StrategyRow(BestOfN, "n independent paths, the best-scored answer"),
+    "best-of-n": StrategyRow(
+        BestOfN, "n independent paths, the best-scored answer", competes=False,
+    ),
     "majority": StrategyRow(
         BestOfN, "n independent paths, the most frequent answer (self-consistency)",
-        choose="majority",
+        choose="majority", competes=False,
     ),
     "weighted": StrategyRow(
         BestOfN, "n independent paths, the answer with the largest summed score",
-        choose="weighted",
+        choose="weighted", competes=False,
     ),
     "beam": StrategyRow(
         BeamSearch, "keep the best n / width steps a round, width children each",
@@ -85,11 +89,11 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "deepconf": StrategyRow(
         OnlineDeepConf, "best-of-n whose paths are pruned below the confidence of the first ones",
-        knobs=("warmup", "keep"), choose="weighted", by_level=False,
+        knobs=("warmup", "keep"), choose="weighted", by_level=False, competes=False,
     ),
     "revise": StrategyRow(
         SequentialRevision, "n paths, each a draft, its critique and a new answer, in turn",
-        knobs=("revisions", "critique_prompt", "revision_prompt"), by_level=False,
+        knobs=("revisions", "critique_prompt", "revision_prompt"), by_level=False, competes=False,
     ),
     "mcts": StrategyRow(
         MonteCarloTreeSearch, "tree search: score plus exploration bonus picks the leaves (PUCT)",

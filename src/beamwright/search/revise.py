@@ -37,7 +37,8 @@ class SequentialRevision:
         if not going:
             return [*actions, Finish()]
         if tree.rounds >= self.settings.max_rounds:
-            ended = [action for action in actions if isinstance(action, Complete)]
+            # A reply that has ended stands, though nobody asks about it any more.
+            ended = [Complete(node) for node in tree.candidates() if node.ended]
             return [*ended, Finish(f"{len(going)} of {self.settings.n} paths reached --max-rounds")]
         return actions
 
@@ -50,13 +51,17 @@ class SequentialRevision:
         return Complete(node)
 
 
+def asked_again(leaf: Node) -> bool:
+    """True if there is a turn on a leaf's path; then there is a complete answer, too."""
+    return any(node.turn is not None for node in leaf.path())
+
+
 def best_answer(leaf: Node) -> Node:
     """The best-scored complete answer on a leaf's path, the later of equals.
 
     The leaf itself, if it was not asked again.
     """
-    path = leaf.path()
-    if all(node.turn is None for node in path):
+    if not asked_again(leaf):
         return leaf
-    answers = [node for node in path if node.stop is StopReason.EOS and node.answers]
+    answers = [node for node in leaf.path() if node.stop is StopReason.EOS and node.answers]
     return min(reversed(answers), key=lambda node: rank_key(node)[0])
