@@ -45,7 +45,6 @@ class FailingDevice:
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
-    how = {**how, "verifier": "deepconf:4"}  # whose scores read statistics of every token
     expected, _ = grow(make_solver(**SMALL, **how))
     solver = make_solver(**SMALL, **how)
     device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 8)
@@ -82,6 +81,7 @@ def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
 
 def test_what_was_decoded_twice_is_counted(make_solver, monkeypatch):
     how = {**SMALL, "step_tokens": 8, "ignore_eos": True, "schedule": "in-gpu"}
+    how["verifier"] = "deepconf:4"  # whose scores read statistics of every token
     expected, _ = grow(make_solver(**how))
     seen = []
 
@@ -93,6 +93,7 @@ def test_what_was_decoded_twice_is_counted(make_solver, monkeypatch):
     FailingDevice(monkeypatch, fails)
     solution, _ = grow(solver)
     assert solution.tree_hash == expected.tree_hash
+    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
     assert solution.tokens.overrun == expected.tokens.overrun + 3 * 16
 
 
