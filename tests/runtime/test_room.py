@@ -91,9 +91,11 @@ def test_what_was_decoded_twice_is_counted(make_solver, monkeypatch):
 
     solver = make_solver(**how)
     FailingDevice(monkeypatch, fails)
-    solution, _ = grow(solver)
+    solution, tree = grow(solver)
     assert solution.tree_hash == expected.tree_hash
     assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+    for node in tree.nodes():
+        assert all(len(values) == len(node.token_ids) for values in node.stats.values())
     assert solution.tokens.overrun == expected.tokens.overrun + 3 * 16
 
 
