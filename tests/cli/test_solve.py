@@ -131,6 +131,48 @@ def test_a_search_is_stopped_and_resumed(cli, tiny, tmp_path):
         assert found["tokens"] == whole["tokens"]
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (),
+        ("--search", "varying", "--max-step-tokens", 20),
+        ("--search", "dynamic", "--score-temperature", 0.5, "--filter-duplicates"),
+    ],
+)
+def test_a_resumed_search_needs_no_option_again(cli, tiny, tmp_path, extra):
+    file = tmp_path / "search.json"
+    whole = cli("solve", "6*7?", *tiny, *extra, "--json").json
+    cli("solve", "6*7?", *tiny, *extra, "--checkpoint", file, "--token-budget", 20)
+    memory = ("--kv-memory", "64MiB")
+    found = cli("solve", "--resume", file, *memory, "--json").json
+    assert found["tree_hash"] == whole["tree_hash"]
+    assert (found["rounds"], found["answer"]) == (whole["rounds"], whole["answer"])
+    again = cli("solve", *tiny, *extra, "--resume", file, "--json").json  # nor do they harm
+    assert again["tree_hash"] == whole["tree_hash"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seed", 4), "was saved with --seed 0, not 4"),
+        (("--search", "varying"), "was saved with --search 'beam', not 'varying'"),
+        (("--dtype", "float32"), "was saved with --dtype 'float64', not 'float32'"),
+        (("--dtype", "auto"), "was saved with --dtype 'float64', not 'float32'"),
+        (("--ess", 0.5), "was saved with --ess unset, not 0.5"),
+    ],
+)
+def test_another_option_is_found_before_the_models_are_loaded(
+    cli, tiny, tmp_path, fake_after, words, message
+):
+    file = tmp_path / "search.json"
+    cli("solve", "6*7?", *tiny, "--checkpoint", file, "--token-budget", 1)
+    fake = fake_after()
+    outcome = cli("solve", "--resume", file, *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{file}: {message}" in outcome.complaint
+    assert fake.settings is None
+
+
 def test_the_reason_is_told(cli, tiny):
     err = cli("solve", "6*7?", *tiny, "--deadline", "0.001s").err
     assert "of 8 paths were unfinished when --deadline 0.001s had passed\n" in err

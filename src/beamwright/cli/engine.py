@@ -34,6 +34,17 @@ def make_solver(settings: Settings, timeline: Timeline | None = None) -> Solver:
     return Solver(settings, timeline=timeline)
 
 
+def resumed_settings(file: Path, given: Settings) -> Settings:
+    """The given settings, and what they leave open from the checkpoint.
+
+    Raises:
+        InputError: if the file is no whole checkpoint, or of other settings.
+    """
+    from beamwright.report.resumed import resumed_settings as resumed  # noqa: PLC0415
+
+    return resumed(file, given)
+
+
 def make_timeline() -> Timeline:
     """A timeline that is switched on."""
     from beamwright.runtime.timeline import Timeline  # noqa: PLC0415
