@@ -97,6 +97,27 @@ def test_a_problem_file_that_is_not_text(cli, fake, tmp_path):
     assert "not UTF-8" in cli("solve", "--problem-file", file).complaint
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--verifier", "nothere"],
+            "--verifier nothere: no such folder; known: none, logprob, min-logprob, entropy, "
+            "deepconf, deepconf-bottom, deepconf-tail, bundled, hf:ORG/NAME, likelihood:PATH, "
+            "family:NAME:PATH, judge:PATH\n",
+        ),
+        (["--verifier", "judge:none"], "--verifier judge:none: no such folder\n"),
+        (["--verifier", "./nothere"], "--verifier ./nothere: no such folder\n"),
+        (["--verifier", "likelihood:nothere"], "--verifier likelihood:nothere: no such folder\n"),
+        (["--attention", "fast"], "Invalid value for '--attention': 'fast' is not one of"),
+    ],
+)
+def test_a_name_that_is_not_there(cli, generator_folder, words, line):
+    outcome = cli("solve", "p", "--model", generator_folder, *words)
+    assert outcome.code == 2
+    assert outcome.complaint.startswith(f"beamwright: error: {line}")
+
+
 @pytest.mark.parametrize("search", ["lookahead", "deepconf"])
 def test_a_search_whose_rounds_are_no_depths_is_not_recorded(cli, fake, tmp_path, search):
     outcome = cli("solve", "p", "--search", search, "--record-tree", tmp_path / "t.json")
