@@ -38,7 +38,7 @@ def test_levels_come_back_after_an_error():
 
 
 def test_progress_bars_come_back():
-    from transformers.utils import logging as shown  # noqa: PLC0415
+    from transformers.utils import logging as shown
 
     before = shown.is_progress_bar_enabled()
     with no_progress_bar():
