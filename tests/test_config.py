@@ -124,3 +124,28 @@ def test_impossible_values_name_their_option(options):
 def test_settings_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         Settings().search.n = 3
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"deadline": "soon"},
+            "stop.deadline (--deadline): 'soon' is not a duration: write 30s, 2m or 1h",
+        ),
+        (
+            {"kv_memory": "lots"},
+            "memory.kv_memory (--kv-memory): 'lots' is not a size: write 7GiB, 512MiB or 4GB",
+        ),
+        ({"memory": 0}, "memory.memory (--memory): a size must be positive, not 0"),
+        (
+            {"step_limits": "64,a"},
+            "step.step_limits.1 (--step-limits): Input should be a valid integer, "
+            "unable to parse string as an integer, got 'a'",
+        ),
+    ],
+)
+def test_a_bad_value_is_one_line_that_shows_it_once(options, line):
+    with pytest.raises(InputError) as caught:
+        Settings.build(**options)
+    assert str(caught.value) == line

@@ -265,5 +265,8 @@ def _one_line(error: ValidationError, recipe: Path | None) -> str:
     source = f"recipe {recipe}: " if recipe else ""
     if first["type"] == "extra_forbidden":
         return f"{source}unknown option {where!r}"
-    option = str(first["loc"][-1]).replace("_", "-")
+    names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are list places
+    option = names[-1].replace("_", "-")
+    if first["type"] == "value_error":  # of a parser above, whose words hold the value
+        return f"{source}{where} (--{option}): {first['ctx']['error']}"
     return f"{source}{where} (--{option}): {first['msg']}, got {first['input']!r}"

@@ -102,15 +102,25 @@ class FakeSolver:
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    solver = FakeSolver()
+def fake_after(monkeypatch):
+    """From when it is called: no model is loaded."""
 
-    def make_solver(settings, timeline=None):
-        solver.settings = settings
+    def install():
+        solver = FakeSolver()
+
+        def make_solver(settings, timeline=None):
+            solver.settings = settings
+            return solver
+
+        monkeypatch.setattr(engine, "make_solver", make_solver)
         return solver
 
-    monkeypatch.setattr(engine, "make_solver", make_solver)
-    return solver
+    return install
+
+
+@pytest.fixture
+def fake(fake_after):
+    return fake_after()
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from beamwright.cli.live import LiveTree, draw_tree, round_line
-from beamwright.tree import StopReason
+from beamwright.tree import StopReason, Turn
 
 
 def render(drawing, width=80, height=40, encoding="utf-8"):
@@ -45,6 +45,16 @@ def test_open_nodes_are_not_drawn(reports):
     first = next(reports(num_rounds=2))
     first.tree.expand(first.survivors[0], 4)
     assert len(render(draw_tree(first.tree)).splitlines()) == 4
+
+
+def test_a_turn_shows_what_it_asks(reports):
+    tree = next(reports(num_rounds=2)).tree
+    (draft,) = [node for node in tree.nodes() if node.text.startswith("step 1.0")]
+    asked = tree.ask(draft, Turn("Look for\nmistakes.", answers=False), (7, 8))
+    out = render(draw_tree(tree))
+    assert asked.step_text == ""
+    assert "Look for mistakes." in out
+    assert "(empty step)" not in out
 
 
 def test_a_line_never_wraps_and_control_characters_do_not_pass(reports):

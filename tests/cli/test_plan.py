@@ -186,3 +186,13 @@ def test_weights_of_a_verifier_that_is_not_named(cli):
     outcome = cli(*SMALL_CARD, "--verifier-weights", "int8")
     assert outcome.code == 2
     assert "--verifier-weights needs --verifier" in outcome.complaint
+
+
+def test_a_model_that_is_not_there_names_the_shapes(cli):
+    outcome = cli("plan", "--model", "nope")
+    assert outcome.code == 2
+    assert "--model nope: no such folder; shapes: opt-2.7b, opt-6.7b, " in outcome.complaint
+    outcome = cli("plan", "--verifier", "nope")
+    assert "--verifier nope: no such folder; known: none, " in outcome.complaint
+    assert "judge:PATH; shapes: opt-2.7b, " in outcome.complaint
+    assert "--verifier judge:nope: no such folder" in cli("plan", "--verifier", "judge:nope").err

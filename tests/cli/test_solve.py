@@ -97,6 +97,27 @@ def test_a_problem_file_that_is_not_text(cli, fake, tmp_path):
     assert "not UTF-8" in cli("solve", "--problem-file", file).complaint
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--verifier", "nothere"],
+            "--verifier nothere: no such folder; known: none, logprob, min-logprob, entropy, "
+            "deepconf, deepconf-bottom, deepconf-tail, bundled, hf:ORG/NAME, likelihood:PATH, "
+            "family:NAME:PATH, judge:PATH\n",
+        ),
+        (["--verifier", "judge:none"], "--verifier judge:none: no such folder\n"),
+        (["--verifier", "./nothere"], "--verifier ./nothere: no such folder\n"),
+        (["--verifier", "likelihood:nothere"], "--verifier likelihood:nothere: no such folder\n"),
+        (["--attention", "fast"], "Invalid value for '--attention': 'fast' is not one of"),
+    ],
+)
+def test_a_name_that_is_not_there(cli, generator_folder, words, line):
+    outcome = cli("solve", "p", "--model", generator_folder, *words)
+    assert outcome.code == 2
+    assert outcome.complaint.startswith(f"beamwright: error: {line}")
+
+
 @pytest.mark.parametrize("search", ["lookahead", "deepconf"])
 def test_a_search_whose_rounds_are_no_depths_is_not_recorded(cli, fake, tmp_path, search):
     outcome = cli("solve", "p", "--search", search, "--record-tree", tmp_path / "t.json")
@@ -129,6 +150,48 @@ def test_a_search_is_stopped_and_resumed(cli, tiny, tmp_path):
         found = cli("solve", *problem, *tiny, "--resume", file, "--json").json
         assert found["tree_hash"] == whole["tree_hash"]
         assert found["tokens"] == whole["tokens"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (),
+        ("--search", "varying", "--max-step-tokens", 20),
+        ("--search", "dynamic", "--score-temperature", 0.5, "--filter-duplicates"),
+    ],
+)
+def test_a_resumed_search_needs_no_option_again(cli, tiny, tmp_path, extra):
+    file = tmp_path / "search.json"
+    whole = cli("solve", "6*7?", *tiny, *extra, "--json").json
+    cli("solve", "6*7?", *tiny, *extra, "--checkpoint", file, "--token-budget", 20)
+    memory = ("--kv-memory", "64MiB")
+    found = cli("solve", "--resume", file, *memory, "--json").json
+    assert found["tree_hash"] == whole["tree_hash"]
+    assert (found["rounds"], found["answer"]) == (whole["rounds"], whole["answer"])
+    again = cli("solve", *tiny, *extra, "--resume", file, "--json").json  # nor do they harm
+    assert again["tree_hash"] == whole["tree_hash"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seed", 4), "was saved with --seed 0, not 4"),
+        (("--search", "varying"), "was saved with --search 'beam', not 'varying'"),
+        (("--dtype", "float32"), "was saved with --dtype 'float64', not 'float32'"),
+        (("--dtype", "auto"), "was saved with --dtype 'float64', not 'float32'"),
+        (("--ess", 0.5), "was saved with --ess unset, not 0.5"),
+    ],
+)
+def test_another_option_is_found_before_the_models_are_loaded(
+    cli, tiny, tmp_path, fake_after, words, message
+):
+    file = tmp_path / "search.json"
+    cli("solve", "6*7?", *tiny, "--checkpoint", file, "--token-budget", 1)
+    fake = fake_after()
+    outcome = cli("solve", "--resume", file, *words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{file}: {message}" in outcome.complaint
+    assert fake.settings is None
 
 
 def test_the_reason_is_told(cli, tiny):

@@ -170,6 +170,24 @@ def test_a_search_without_a_chosen_candidate_is_shown(write_page):
     assert len(data["nodes"]) == 1
 
 
+def test_a_step_is_labelled_with_its_round_and_not_its_depth(write_page):
+    """As `mcts` goes on where it is best: the second round opens a step beside the first one's."""
+    tree = new_tree()
+    (first,) = grow(tree, tree.root, ["a"])
+    tree.keep(first)
+    tree.rounds = 1
+    (beside,) = grow(tree, tree.root, ["b"])
+    tree.keep(beside)
+    tree.rounds = 2
+    grow(tree, first, ["c"])
+    page = write_page((tree, None))
+    (data,) = page.data["trees"]
+    assert {n["lineage"]: n["round"] for n in data["nodes"]} == {
+        "0": 0, "0.0": 1, "0.0.0": 3, "0.1": 2,
+    }  # fmt: skip
+    assert not re.search(r"round \$\{[\w.]*depth\}", page.source)
+
+
 def test_several_trees_are_all_there(write_page, searched):
     page = write_page(searched, (new_tree("other", text="And 2+2?"), None))
     assert [tree["problem"] for tree in page.data["trees"]] == ["What is 1+1?", "And 2+2?"]

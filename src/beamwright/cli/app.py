@@ -48,6 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        complain(f"error: {describe()}")
+        complain(f"error: {describe().replace('Value error, ', '')}")
         return _USAGE_ERROR
     return result if isinstance(result, int) else 0

@@ -34,6 +34,17 @@ def make_solver(settings: Settings, timeline: Timeline | None = None) -> Solver:
     return Solver(settings, timeline=timeline)
 
 
+def resumed_settings(file: Path, given: Settings) -> Settings:
+    """The given settings, and what they leave open from the checkpoint.
+
+    Raises:
+        InputError: if the file is no whole checkpoint, or of other settings.
+    """
+    from beamwright.report.resumed import resumed_settings as resumed  # noqa: PLC0415
+
+    return resumed(file, given)
+
+
 def make_timeline() -> Timeline:
     """A timeline that is switched on."""
     from beamwright.runtime.timeline import Timeline  # noqa: PLC0415
@@ -158,18 +169,23 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
     """
-    from beamwright.verify.make import named_checkpoint  # noqa: PLC0415
+    from beamwright.verify.make import known_verifiers, named_checkpoint  # noqa: PLC0415
 
-    place = named_checkpoint(settings.verifier)
+    name = settings.verifier
+    place = named_checkpoint(name)
     if place is None:
         return None
-    return find_shape(settings.model_copy(update={"model": place}), role="verifier")
+    model = settings.model_copy(update={"model": place})
+    return find_shape(model, "verifier", name, known_verifiers(name))
 
 
-def find_shape(settings: ModelSettings, role: str = "generator") -> ModelShape:
+def find_shape(
+    settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
+) -> ModelShape:
     """The shape that `--model` means; a bare name of a shape will do. Reads no weights.
 
     role: "generator" or "verifier", the bundled folder that `bundled` stands for.
+    written, known: of the option, for an error's words (`resolve_folder`).
 
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading the model would.
@@ -180,7 +196,9 @@ def find_shape(settings: ModelSettings, role: str = "generator") -> ModelShape:
     spec = settings.model
     bare = spec.lower() in NAMED_SHAPES and not Path(spec).is_dir()
     if not bare and not spec.startswith("random:"):
-        return read_shape(resolve_folder(spec, role), settings.context)
+        shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
+        hint = "; ".join(filter(None, (known, shapes)))
+        return read_shape(resolve_folder(spec, role, written, hint), settings.context)
     shape = shape_from_text(spec.removeprefix("random:"))
     if settings.context is None:
         return shape

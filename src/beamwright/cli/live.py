@@ -202,7 +202,8 @@ class _Drawing:
             label.append(self._marks.empty * (_BAR_CELLS - filled), "bright_black")
             label.append(f" {node.score:.2f}  ", color)
         style = "bold green" if finished else "bold" if alive else "dim strike"
-        label.append(one_line(node.step_text)[:_LABEL_CHARACTERS] or "(empty step)", style)
+        text = node.step_text if node.turn is None else node.turn.text
+        label.append(one_line(text)[:_LABEL_CHARACTERS] or "(empty step)", style)
         return label
 
     def _dead_line(self, dead: list[Node]) -> Text:

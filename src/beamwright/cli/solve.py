@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +62,9 @@ _CheckpointOption = Annotated[
 _ResumeOption = Annotated[
     Path | None,
     typer.Option(
-        "--resume", metavar="FILE", help="Go on from a checkpoint; it is kept up to date."
+        "--resume",
+        metavar="FILE",
+        help="Go on from a checkpoint with its settings; it is kept up to date.",
     ),
 ]
 
@@ -120,6 +122,10 @@ def solve(
     task = _Task(text, prompt_tokens, checkpoint, resume)
     views = Views(trace=trace, tree=tree, record_tree=record_tree)
     views.check()
+    if resume is not None:
+        with quiet_stdout():
+            found = engine.resumed_settings(resume, invocation.settings)
+        invocation = replace(invocation, settings=found)
     strategy = strategy_row(invocation.settings.search)
     if record_tree is not None and not strategy.by_level:
         raise InputError(

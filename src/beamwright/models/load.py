@@ -45,10 +45,12 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
     return dtype
 
 
-def resolve_folder(spec: str, role: str) -> Path:
+def resolve_folder(spec: str, role: str, written: str | None = None, known: str = "") -> Path:
     """The checkpoint folder that `--model` or `--verifier` means.
 
     role: "generator" or "verifier", the bundled folder that `bundled` stands for.
+    written: the option's value where it says more than `spec`. known: what could be meant where
+    there is no such folder.
 
     Raises:
         InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
@@ -59,7 +61,9 @@ def resolve_folder(spec: str, role: str) -> Path:
         return _download(spec.removeprefix("hf:"))
     folder = Path(spec)
     if not folder.is_dir():
-        raise InputError(f"--{'model' if role == 'generator' else role} {spec}: no such folder")
+        option = "model" if role == "generator" else role
+        hint = f"; {known}" if known else ""
+        raise InputError(f"--{option} {written or spec}: no such folder{hint}")
     if not (folder / "config.json").is_file():
         raise InputError(f"{spec}: no config.json in this folder")
     return folder

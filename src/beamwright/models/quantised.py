@@ -8,8 +8,6 @@ byte and turns them back, block by block, in plain torch. The sizes are counted 
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -21,6 +19,7 @@ import torch.nn.functional as F
 from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.models.decoder import Layer, Linear
+from beamwright.models.quiet import quiet_import
 
 _LEVELS = 15  # of 4 bits, above the lowest
 _MIDDLE = 8
@@ -136,18 +135,10 @@ def _has_int4_kernel(dtype: torch.dtype, device: str) -> bool:
 
 def _torchao(wanted_by: str) -> Any:
     """torchao.quantization, imported without its remarks on libraries for other machines."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [logger.level for logger in loggers]
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet_import():
             return import_module("torchao.quantization")
     except ImportError as error:
         raise InputError(
             f"{wanted_by} needs torchao: pip install 'beamwright[quant]' ({error})"
         ) from error
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

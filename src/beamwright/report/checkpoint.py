@@ -26,7 +26,8 @@ from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
 VERSION = 2
-_NOT_THE_TREE = {"device", "attention", "choose"}  # of the sections that decide the tree
+DECISIVE_SECTIONS = ("model", "sampling", "step", "search")  # decide the tree
+_NOT_THE_TREE = {"device", "attention", "choose"}  # of these sections
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def tree_settings(settings: Settings, dtype: str) -> dict[str, Any]:
     dtype: the precision that `auto` stands for. Where and in which order things are computed is
     left out: it changes the time, and in float32 the last bits (DESIGN, "Sameness").
     """
-    chosen = settings.model_dump(mode="json", include={"model", "sampling", "step", "search"})
+    chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
     found = {
         option: value
         for section in chosen.values()

@@ -80,6 +80,7 @@ def _tree_data(shown: ShownTree) -> dict[str, Any]:
             {
                 "lineage": _dotted(node),
                 "parent": None if node.parent is None else number[node.parent],
+                "round": node.round,
                 "text": node.step_text if node.turn is None else node.turn.text,
                 "notes": node.notes,
                 "start": node.start,

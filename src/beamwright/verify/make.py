@@ -77,13 +77,22 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
-    folder = resolve_folder(place, "verifier")
+    folder = resolve_folder(place, "verifier", name, known_verifiers(name))
     if kind == _JUDGE and colon:
         judge = load_judge(folder)
         model = load_model(str(folder), settings, role="verifier", writes=True)
         return VerifierSource(judge, model, None, name)
     spec = spec or load_spec(folder)
     return VerifierSource(spec, load_model(str(folder), settings, role="verifier"), None, name)
+
+
+def known_verifiers(verifier: str) -> str:
+    """What `--verifier` takes besides folders; nothing where a folder is meant for sure."""
+    if ":" in verifier or "/" in verifier:
+        return ""
+    names = [*WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
+    names += [f"{_LIKELIHOOD}:PATH", f"{_FAMILY}:NAME:PATH", f"{_JUDGE}:PATH"]
+    return f"known: {', '.join(names)}"
 
 
 def named_checkpoint(verifier: str) -> str | None:

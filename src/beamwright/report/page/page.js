@@ -52,7 +52,7 @@ function showDetails(tree, i, onSelect) {
   const steps = pathOf(tree, i).slice(1).map((step) => {
     const button = make("button", { type: "button", style: `--chip: ${ramp(tree.share(step.score)) ?? "var(--faint)"}` });
     if (step.i === i) button.setAttribute("aria-current", "step");
-    const meta = `round ${step.depth} \u00b7 score ${shownScore(step.score)} \u00b7 ${plural(step.tokens, "token")}`;
+    const meta = `round ${step.round} \u00b7 score ${shownScore(step.score)} \u00b7 ${plural(step.tokens, "token")}`;
     button.append(make("span", { class: "meta" }, meta), make("span", { class: "step" }, step.text.trim() || "(no text)"));
     button.addEventListener("click", () => onSelect(step.i));
     return make("li", {}, button);

@@ -7,7 +7,7 @@ class RoundsPanel {
     const [scores] = this.drawings;
     scores.canvas.addEventListener("pointermove", (event) => {
       const node = this.scoreAt(event);
-      if (node) showTip(event, `${node.lineage} \u00b7 round ${node.depth}`, `${node.state}, score ${shownScore(node.score)}`);
+      if (node) showTip(event, `${node.lineage} \u00b7 round ${node.round}`, `${node.state}, score ${shownScore(node.score)}`);
       else hideTip();
     });
     scores.canvas.addEventListener("pointerleave", hideTip);
@@ -15,16 +15,16 @@ class RoundsPanel {
   }
   show(tree) {
     this.tree = tree;
-    this.rounds = Array.from({ length: tree.depth }, (_, i) => tree.nodes.filter((node) => node.depth === i + 1 && node.state !== "open"));
+    this.rounds = Array.from({ length: tree.lastRound }, (_, i) => tree.nodes.filter((node) => node.parent !== null && node.round === i + 1 && node.state !== "open"));
     for (const drawing of this.drawings) drawing.ask();
   }
 
   // --- places ----------------------------------------------------------------------------------
-  column(width, depth) { return 52 + ((depth - 0.5) * (width - 60)) / Math.max(1, this.tree.depth); }
-  columnWidth(width) { return (width - 60) / Math.max(1, this.tree.depth); }
+  column(width, round) { return 52 + ((round - 0.5) * (width - 60)) / Math.max(1, this.tree.lastRound); }
+  columnWidth(width) { return (width - 60) / Math.max(1, this.tree.lastRound); }
   scoreY(height, score) { return height - 26 - this.tree.share(score) * (height - 40); }
   // Dots of a round stand beside each other by a fixed shake, so that equal scores stay apart.
-  scoreX(width, node) { return this.column(width, node.depth) + (((node.i * 0.618) % 1) - 0.5) * Math.min(this.columnWidth(width) * 0.6, 26); }
+  scoreX(width, node) { return this.column(width, node.round) + (((node.i * 0.618) % 1) - 0.5) * Math.min(this.columnWidth(width) * 0.6, 26); }
   scoreAt(event) {
     const { width, height } = this.drawings[0];
     let [found, nearest] = [null, 8];
@@ -43,7 +43,7 @@ class RoundsPanel {
     if (low !== high) context.fillText(low, 44, height - 22);
     context.textAlign = "center";
     const every = Math.ceil(30 / this.columnWidth(width));
-    for (let depth = 1; depth <= this.tree.depth; depth += every) context.fillText(String(depth), this.column(width, depth), height - 5);
+    for (let round = 1; round <= this.tree.lastRound; round += every) context.fillText(String(round), this.column(width, round), height - 5);
     context.fillStyle = colour("line");
     context.fillRect(52, height - 20.5, width - 60, 1);
   }

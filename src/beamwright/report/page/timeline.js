@@ -68,7 +68,7 @@ class TimePanel {
     if (!row) return hideTip();
     const stay = row.stays.find(([start, end]) => start <= time && time < end);
     const place = stay ? `${PLACES.find(([name]) => name === stay[2])[1]}\n${shownSeconds(stay[0])} to ${shownSeconds(stay[1])}` : "does not exist here";
-    const node = row.node ? `\n${row.node.parent === null ? "prompt" : `round ${row.node.depth}, ${row.node.state}`}, ${plural(row.node.tokens, "token")}` : "";
+    const node = row.node ? `\n${row.node.parent === null ? "prompt" : `round ${row.node.round}, ${row.node.state}`}, ${plural(row.node.tokens, "token")}` : "";
     showTip(event, row.segment, place + node);
   }
 

@@ -1,4 +1,4 @@
-// The tree: rounds from left to right, one row per leaf, in depth-first order.
+// The tree: steps from left to right, one row per leaf, in depth-first order.
 
 const LARGE = 300; // nodes from which pruned siblings are drawn as one mark at first
 
@@ -19,6 +19,7 @@ function prepare(tree) {
   tree.scores = scores.length ? { least, most } : null;
   tree.share = (score) => (score === null ? null : most > least ? (score - least) / (most - least) : 1);
   tree.depth = nodes.reduce((deepest, node) => Math.max(deepest, node.depth), 0);
+  tree.lastRound = nodes.reduce((last, node) => Math.max(last, node.round), 0); // a search may be cut off in it
   tree.opened = new Set(); // parents whose pruned children were asked for one by one
 }
 
@@ -143,7 +144,7 @@ class TreePanel {
     const { node } = item;
     if (node.parent === null) return showTip(event, `${node.lineage} \u00b7 prompt`, plural(node.tokens, "token"));
     const facts = `${node.state}, score ${shownScore(node.score)}, ${plural(node.tokens, "token")}, ended by ${node.stop ?? "nothing yet"}`;
-    showTip(event, `${node.lineage} \u00b7 round ${node.depth}`, `${facts}\n\n${shortened(node.text.trim(), 360) || "(no text)"}`);
+    showTip(event, `${node.lineage} \u00b7 round ${node.round}`, `${facts}\n\n${shortened(node.text.trim(), 360) || "(no text)"}`);
   }
   click(event) {
     const item = this.at(event);
@@ -182,7 +183,7 @@ class TreePanel {
     if (view.scale.y >= 12.5) for (const item of this.layout.items) this.drawLabel(context, item, width, height, palette);
     for (const item of this.layout.items) this.drawItem(context, item, onPath, height, palette);
     context.restore();
-    this.drawRounds(context, width, palette);
+    this.drawDepths(context, width, palette);
   }
   drawGuides(context, height, palette) {
     context.strokeStyle = palette.line;
@@ -195,7 +196,7 @@ class TreePanel {
     }
     context.stroke();
   }
-  drawRounds(context, width, palette) {
+  drawDepths(context, width, palette) {
     context.font = "11.5px system-ui, sans-serif";
     context.textAlign = "center";
     context.fillStyle = palette.soft;
@@ -203,7 +204,7 @@ class TreePanel {
     for (let depth = 0; depth <= this.tree.depth; depth += every) {
       const x = this.view.x(depth);
       if (x < 0 || x > width) continue;
-      const word = depth === 1 && this.view.scale.x > 60 ? "round 1" : depth === 0 ? (this.view.scale.x > 44 ? "prompt" : "") : String(depth);
+      const word = depth === 1 && this.view.scale.x > 60 ? "step 1" : depth === 0 ? (this.view.scale.x > 44 ? "prompt" : "") : String(depth);
       context.fillText(word, Math.max(x, 22), 17);
     }
   }

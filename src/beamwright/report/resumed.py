@@ -1,0 +1,50 @@
+"""What a search is resumed with: the options that are given, and the rest from its checkpoint.
+
+Reads the file and no models, so that an option that was another is found before they are loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.models.load import resolve_dtype
+from beamwright.report.checkpoint import DECISIVE_SECTIONS, read_checkpoint, tree_settings
+from beamwright.search import with_defaults
+
+
+def resumed_settings(file: Path, given: Settings) -> Settings:
+    """Settings to resume a checkpoint with.
+
+    given: what it sets (`model_fields_set`) stands; of what it does not, all that decides the tree
+    comes from the file.
+
+    Raises:
+        InputError: if the file is no whole checkpoint, or `given` sets an option that was another
+            when the file was saved.
+    """
+    saved = read_checkpoint(file)
+    sections, set_here = {}, []
+    for name in DECISIVE_SECTIONS:
+        section = getattr(given, name)
+        written = section.model_dump(exclude_unset=True)
+        kept = {
+            option: saved.settings[option]
+            for option in type(section).model_fields
+            if option in saved.settings and option not in written
+        }
+        set_here += written
+        try:
+            sections[name] = type(section).model_validate({**written, **kept})
+        except ValidationError as error:
+            raise InputError(f"--resume {file}: holds settings that are unknown here") from error
+    settings = given.model_copy(update=sections)
+    dtype = str(resolve_dtype(settings.model.dtype, settings.model.device)).removeprefix("torch.")
+    wanted = tree_settings(with_defaults(settings), dtype)
+    # The options given go first: an error names one of them, not what a strategy makes of it.
+    first = {option: wanted[option] for option in set_here if option in wanted}
+    saved.check_settings(file, {**first, **wanted})
+    return settings

@@ -1,0 +1,46 @@
+"""What other libraries say is held back while they are imported, and no longer."""
+
+import logging
+import warnings
+
+import pytest
+
+from beamwright.config import ModelSettings
+from beamwright.models.parity import check_parity
+from beamwright.models.quiet import no_progress_bar, quiet_import
+
+
+def test_parity_prints_nothing(write_family, capfd):
+    folder, _ = write_family("llama-odd")
+    capfd.readouterr()
+    check_parity(ModelSettings(model=str(folder)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_remarks_are_held_back_for_the_import_only(caplog):
+    logger = logging.getLogger("torchao.some.part")
+    with quiet_import():
+        logger.warning("Failed to load")
+        warnings.warn("deprecated", stacklevel=1)
+        logging.getLogger("beamwright").warning("ours")
+    logger.warning("later")
+    assert [record.message for record in caplog.records] == ["ours", "later"]
+    with pytest.warns(UserWarning, match="deprecated"):
+        warnings.warn("deprecated", stacklevel=1)
+
+
+def test_levels_come_back_after_an_error():
+    logger = logging.getLogger("torchao")
+    level = logger.level
+    with pytest.raises(ImportError), quiet_import():
+        raise ImportError
+    assert logger.level == level
+
+
+def test_progress_bars_come_back():
+    from transformers.utils import logging as shown
+
+    before = shown.is_progress_bar_enabled()
+    with no_progress_bar():
+        assert not shown.is_progress_bar_enabled()
+    assert shown.is_progress_bar_enabled() == before
