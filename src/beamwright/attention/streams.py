@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import torch
-
-from beamwright.attention.layers import Entry, LayerSource
+from beamwright.attention.layers import Entry, LayerSource, pack
 from beamwright.attention.offload import (
     NUM_BUFFERS,
     Offload,
@@ -21,7 +19,7 @@ from beamwright.attention.offload import (
     resident_layers,
 )
 from beamwright.errors import LinkError
-from beamwright.kv import Direction, KVLayout, Piece, Transfer
+from beamwright.kv import Direction, KVLayout, Piece, SegmentStore, Transfer
 
 if TYPE_CHECKING:
     from beamwright.attention.streamed_tail import StreamedTail
@@ -56,8 +54,11 @@ class LayerStreams:
         """True if the packed copies hold the rows' own tokens too."""
         return any(copy.grows for copy in self.copies)
 
-    def hold(self, data: torch.Tensor, entries: Sequence[Entry]) -> LayerSource:
+    def hold(
+        self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int
+    ) -> LayerSource:
         """See `layers.Hold`."""
+        data = pack(store, entries, num_tokens)
         self.copies.append(StreamedCopy(self.slot_of, data, entries))
         return self.copies[-1]
 

@@ -1,6 +1,6 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
-from beamwright.kv.budget import ByteBudget
+from beamwright.kv.budget import ByteBudget, ScratchMeter
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
@@ -15,7 +15,7 @@ from beamwright.kv.segments import (
     copies_needed,
     truncate_path,
 )
-from beamwright.kv.store import ScratchMeter, SegmentStore
+from beamwright.kv.store import SegmentStore
 from beamwright.kv.stream_link import CudaStreams, StreamLink
 from beamwright.kv.tail import TailBuffer
 
