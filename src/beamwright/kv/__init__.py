@@ -16,7 +16,8 @@ from beamwright.kv.segments import (
     truncate_path,
 )
 from beamwright.kv.store import SegmentStore
-from beamwright.kv.stream_link import CudaStreams, StreamLink
+from beamwright.kv.stream_link import StreamLink
+from beamwright.kv.streams import CudaStreams
 from beamwright.kv.tail import TailBuffer
 
 __all__ = [
