@@ -11,6 +11,8 @@ import torch
 
 def copy_piece(piece):
     if isinstance(piece.destination, torch.Tensor):
+        assert piece.destination.is_contiguous(), "CudaStreams takes nothing else"
+        assert piece.source.is_contiguous(), "CudaStreams takes nothing else"
         piece.destination.copy_(piece.source)
     else:
         np.copyto(piece.destination, piece.source)

@@ -42,6 +42,16 @@ class StreamedTail:
         if not self._buffers or self._buffers[0].shape != like.shape:
             self._buffers = [torch.zeros_like(like) for _ in range(NUM_BUFFERS)]
 
+    def count_rows(self, num_real: int) -> None:
+        """What padding rows hold stays where it is."""
+
+    def left(self, resident: int) -> None:
+        """Both tiers are one memory: nothing to forget."""
+
+    def own_tokens(self, layer: int) -> torch.Tensor:
+        """Nobody asks: packed copies that hold a row's own tokens get them as they come."""
+        raise AssertionError(f"layer {layer} holds its own tokens already")
+
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """See `TailBuffer`. In a streamed layer the token goes home over the link."""
         streams, step = self._streams, self.length

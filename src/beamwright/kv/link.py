@@ -154,7 +154,8 @@ class CopierLink:
 
     def order(self, transfers: Iterable[Transfer]) -> float:
         """See `Link`. Compute runs on the host, so the host waits."""
-        return self.wait(transfers)
+        pending = list(transfers)
+        return self.wait(pending) if pending else 0.0
 
     def together(self) -> AbstractContextManager[None]:
         """See `Link`. A copier takes piece after piece anyway."""

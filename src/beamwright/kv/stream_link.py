@@ -86,6 +86,7 @@ class StreamLink:
         self._free_at_s = dict.fromkeys(Direction, 0.0)
         self._underway: list[tuple[Transfer, float]] = []
         self._held: list[HeldBack] = []
+        self._told_s = 0.0
         self._gathering = 0
         self._gathered: list[Transfer] = []
 
@@ -124,11 +125,15 @@ class StreamLink:
         return time.perf_counter() - start
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """See `Link`. The host goes on, unless an emulated link's time has to pass."""
+        """See `Link`. The host goes on, unless an emulated link's time has to pass.
+
+        Gives the seconds of earlier orders that the device has told of since the last one.
+        """
         pending = list(transfers)
         if self.emulated_bandwidth is not None:
             return self.wait(pending)
         self._queue()
+        self._note_finished()
         latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
         for transfer in latest.values():  # a direction keeps its order
             assert isinstance(transfer.moved, Arrival)
@@ -136,8 +141,8 @@ class StreamLink:
             self._held.append(self._streams.hold_back(transfer.moved.marker))
         for transfer in pending:
             self._check(transfer)
-        self._note_finished()
-        return 0.0
+        told, self._told_s = self.held_back_s - self._told_s, self.held_back_s
+        return told
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """See `Link`. What is queued will move: its blocks are free once it has."""
