@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beamwright.attention import make_attention
+from beamwright.attention import check_deterministic, make_attention
 from beamwright.attention.layerwise import LayerwiseAttention
-from beamwright.config import Settings
+from beamwright.config import ModelSettings, Settings
 from beamwright.errors import InputError
 from beamwright.kv import ByteBudget
 from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
@@ -65,8 +65,10 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
     tier = None if schedule == "in-gpu" else HostTier.of(settings, plan, timeline)
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
     backends = [backend]
+    if model.deterministic:
+        check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
     if schedule == "layerwise":
-        backends = [make_attention(model.attention)]  # of plain torch: kernels read the pool itself
+        backends = [_plain_attention(loaded, model)]
         generator = _streamed(loaded, plan, tier, backends[0])
     else:
         home = None if tier is None else tier.options(tier.generator_bytes)
@@ -84,6 +86,14 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
     assert verifier is not None
     policy = make_schedule(settings.schedule.model_copy(update={"schedule": schedule}))
     return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)
+
+
+def _plain_attention(loaded: LoadedModel, model: ModelSettings) -> AttentionBackend:
+    """Attention that layer-wise offloading can wrap: kernels would read the pool themselves."""
+    backend = make_attention(model.attention)
+    if model.deterministic:
+        check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
+    return backend
 
 
 def _streamed(

@@ -103,7 +103,10 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     schedule, search = settings.schedule.schedule, settings.search
     if schedule != "auto":
         return schedule
-    if settings.model.attention not in _STREAMED_ATTENTION:
+    on_gpu = torch.device(settings.model.device).type == "cuda"
+    if settings.model.attention not in _STREAMED_ATTENTION or (
+        settings.model.deterministic and on_gpu
+    ):
         return "locality"
     step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
     longest = generator.shape.context - _TYPICAL_PROMPT_TOKENS

@@ -330,3 +330,5 @@ def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
         "triton-tree": "locality",
     }
     assert [str(layout) for _, layout in seen] == ["tree", "dense"]
+    fixed = Settings.build(device="cuda", deterministic=True)
+    assert tiers.chosen_schedule(fixed, sizes, 1 << 33) == "locality"

@@ -28,6 +28,28 @@ def padded_rows(count: int) -> int:
     return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
 
 
+def in_tiles(
+    size: int | None, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What `work` makes of rows [rows, ...], `size` at a time, zeros filling up the last tile.
+
+    size: None for all of them at once, as they are.
+    """
+    if size is None:
+        return work(*tensors)
+    rows, found = tensors[0].shape[0], []
+    for first in range(0, rows, size):
+        tiles = [tensor[first : first + size] for tensor in tensors]
+        missing = size - tiles[0].shape[0]
+        if missing:
+            zeros = [tile.new_zeros((missing, *tile.shape[1:])) for tile in tiles]
+            tiles = [torch.cat(pair) for pair in zip(tiles, zeros, strict=True)]
+        found.append(work(*(tile.contiguous() for tile in tiles)))
+    if len(found) == 1:
+        return tuple(part[:rows] for part in found[0])
+    return tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
+
+
 @dataclass
 class Linear:
     """A weight [out, in] and an optional bias [out]."""
@@ -162,22 +184,7 @@ class Decoder:
     def _by_tile(
         self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """What `work` makes of rows; in tiles of `tile_rows` rows where that is set."""
-        size, rows = self.tile_rows, tensors[0].shape[0]
-        if size is None:
-            return work(*tensors)
-        found = []
-        for first in range(0, rows, size):
-            tiles = [tensor[first : first + size] for tensor in tensors]
-            missing = size - tiles[0].shape[0]
-            if missing:
-                tiles = [
-                    torch.cat([tile, tile.new_zeros((missing, *tile.shape[1:]))]) for tile in tiles
-                ]
-            found.append(work(*(tile.contiguous() for tile in tiles)))
-        if len(found) == 1:
-            return tuple(part[:rows] for part in found[0])
-        return tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
+        return in_tiles(self.tile_rows, work, *tensors)
 
     def _first(self, x: torch.Tensor) -> tuple[torch.Tensor]:
         assert self.weights.project_in is not None
