@@ -127,8 +127,7 @@ def layered(forest, link):
         whole = forest.store.gather(segment, segment.length)
         store.append([moved[segment]], [whole.permute(2, 0, 1, 3, 4)])
     paths = [
-        tuple(PathPart(moved[part.segment], part.visible) for part in path)
-        for path in forest.paths
+        tuple(PathPart(moved[part.segment], part.visible) for part in path) for path in forest.paths
     ]
     return replace(forest, store=store, paths=paths)
 

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from attention.drives import FIRST_ROWS, FLUSH, KEEP, LAYERS, TOKENS, Drive, layer_bytes, pair, same
 from beamwright.attention import LayerwiseAttention, make_attention
 from beamwright.errors import CapacityError, InputError, LinkError
 from beamwright.kv import ByteBudget, CopierLink, Direction, Piece
-from attention.drives import FIRST_ROWS, FLUSH, KEEP, LAYERS, TOKENS, Drive, layer_bytes, pair, same
-
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from attention.drives import FIRST_ROWS, FLUSH, KEEP, LAYERS, TOKENS, Drive, layered, pair, same
 from beamwright.attention import LayerwiseAttention, make_attention
+from beamwright.attention.layers import Entry
 from beamwright.attention.offload import Offload
 from beamwright.attention.streams import LayerStreams
-from beamwright.attention.layers import Entry
 from beamwright.kv import ByteBudget, CopierLink, Direction, Piece, StreamLink
-from attention.drives import FIRST_ROWS, FLUSH, KEEP, LAYERS, TOKENS, Drive, layered, pair, same
 from streams import EagerStreams, LateStreams
 
 NAMES = pytest.mark.parametrize("name", ["dense", "tree"])
@@ -157,9 +157,7 @@ def test_compute_waits_for_what_it_reads(make_forest, copier, name):
     """Copies that run as late as they may; without the wait, attention reads an old buffer."""
     for careless in (False, True):
         streams = LateStreams(careless=careless)
-        plain, _, device, _, _ = twin(
-            make_forest, name, copier, 3.5, streams, dtype=torch.float32
-        )
+        plain, _, device, _, _ = twin(make_forest, name, copier, 3.5, streams, dtype=torch.float32)
         equal = same(plain.run(4).contexts, device.run(4).contexts)
         assert equal is not careless
 
@@ -234,9 +232,7 @@ class LostOrder(LateStreams):
 @NAMES
 def test_a_token_is_fetched_again_after_it_went_home(make_forest, copier, name):
     """The tail's next fetch reads on the host what the other stream has still to bring there."""
-    plain, _, device, _, _ = twin(
-        make_forest, name, copier, 3.5, LostOrder(), dtype=torch.float32
-    )
+    plain, _, device, _, _ = twin(make_forest, name, copier, 3.5, LostOrder(), dtype=torch.float32)
     assert not same(plain.run(4).contexts, device.run(4).contexts)
 
 

@@ -181,9 +181,7 @@ def test_a_batch_is_one_copy_and_its_transfers_end_together():
     link, near, far = StreamLink(streams), torch.zeros(4, 8, dtype=torch.uint8), blocks(4)
     streams.queue(lambda: None)
     with link.together():
-        ones = [
-            link.submit(Direction.H2D, "load", [Piece(near[i], far[i], 8)]) for i in range(3)
-        ]
+        ones = [link.submit(Direction.H2D, "load", [Piece(near[i], far[i], 8)]) for i in range(3)]
         other = link.submit(Direction.D2H, "store", [Piece(far[3], near[3], 8)])
         assert streams.copied == []
     assert [len(each.pieces) for each in streams.copied] == [1, 1]

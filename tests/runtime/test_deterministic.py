@@ -103,7 +103,9 @@ def test_a_verifier_s_head_runs_in_tiles_too(make_solver, verifier_folder):
 
 
 def test_it_is_one_of_the_settings_that_decide_the_tree():
-    plain, fixed = (tree_settings(Settings.build(deterministic=d), "float32") for d in (False, True))
+    plain, fixed = (
+        tree_settings(Settings.build(deterministic=d), "float32") for d in (False, True)
+    )
     assert {k for k in plain if plain[k] != fixed[k]} == {"deterministic"}
 
 

@@ -82,8 +82,8 @@ def _kernels(name: str) -> AttentionBackend:
 __all__ = [
     "BACKENDS",
     "KERNEL_BACKENDS",
-    "check_deterministic",
     "LayerwiseAttention",
+    "check_deterministic",
     "make_attention",
     "triton_version",
     "why_no_kernels",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from beamwright.attention.offload import NUM_BUFFERS, Array, as_array, neighbours
+from beamwright.attention.offload import NUM_BUFFERS, Array, StreamedCopy, as_array, neighbours
 from beamwright.attention.streams import LayerStreams
 from beamwright.kv import Piece, TailBuffer
 
@@ -115,6 +115,7 @@ class StreamedTail:
     def _pieces_at_home(self, layer: int, home: Array) -> list[Piece]:
         """From the tail into the packed copy: host work behind the link, no bytes of its own."""
         rows, (copy,) = self._streams.rows, self._streams.copies
+        assert isinstance(copy, StreamedCopy)
         found = []
         for run in neighbours(
             range(self._streams.num_real),

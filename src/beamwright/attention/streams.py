@@ -62,9 +62,7 @@ class LayerStreams:
         """True if the packed copies hold the rows' own tokens too."""
         return any(copy.grows for copy in self.copies)
 
-    def hold(
-        self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int
-    ) -> LayerSource:
+    def hold(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> LayerSource:
         """See `layers.Hold`."""
         self.device = store.compute_device
         if isinstance(store, LayeredStore):
@@ -188,7 +186,9 @@ class LayerStreams:
         home, by_layer = self.offload.home, defaultdict[int, list[Piece]](list)
         for layer, piece in home.write(self.copies, self.resident):
             by_layer[layer].append(piece)
-        for layer, piece in [each for copy in self.copies for each in copy.kept_pieces(self.resident)]:
+        for layer, piece in [
+            each for copy in self.copies for each in copy.kept_pieces(self.resident)
+        ]:
             by_layer[layer].append(piece)
         if self.tail is None:
             home.used(self.resident)

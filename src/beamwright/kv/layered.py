@@ -231,9 +231,7 @@ class LayeredStore(SegmentStore):
         return self.pool.layout.bytes_per_token // self.pool.layout.num_layers
 
 
-def _landed(
-    values: torch.Tensor, landing: Mapping[int, Landing], tokens: slice
-) -> LayeredTokens:
+def _landed(values: torch.Tensor, landing: Mapping[int, Landing], tokens: slice) -> LayeredTokens:
     """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers stand."""
     resident = min(landing, default=values.shape[1])
     far = [landing[layer].tokens[tokens] for layer in sorted(landing)]

@@ -122,9 +122,7 @@ class LayeredTail(TailBuffer):
         layers = self.layout.num_layers
         before = first if self.left else 0
         near = [self.near(layer)[first:end, row] for layer in range(self.resident)]
-        far = [
-            self.far(layer)[first - before : end, row] for layer in range(self.resident, layers)
-        ]
+        far = [self.far(layer)[first - before : end, row] for layer in range(self.resident, layers)]
         size = (2, self.layout.num_kv_heads, self.layout.head_dim)
         none = torch.zeros((0, *size), dtype=self.layout.dtype)
         return LayeredTokens(

@@ -166,4 +166,4 @@ class _CudaHeldBack:
     def seconds(self) -> float | None:
         if not (self._ready.query() and self._arrived.query()):
             return None
-        return max(0.0, self._ready.elapsed_time(self._arrived) / 1e3)
+        return max(0.0, float(self._ready.elapsed_time(self._arrived)) / 1e3)

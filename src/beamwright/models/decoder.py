@@ -217,9 +217,7 @@ class Decoder:
         )
         return query, key_value
 
-    def _after(
-        self, layer: Layer, x: torch.Tensor, context: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
         """The rest of a block, behind attention."""
         x = x + layer.out(context.flatten(1))
         if self.shape.pre_norm:

@@ -9,17 +9,19 @@ from dataclasses import replace
 
 import torch
 
-from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
+from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
 from beamwright.kv import PathPart
 from beamwright.models import PrefillRequest, TreeModel
-from beamwright.models.decoder import Decoder
+from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import ModelShape
 from beamwright.models.weights import random_weights
 from beamwright.protocols import AttentionBackend
 from beamwright.runtime.sampling import Sampler
 
-_ROWS, _FEW_ROWS, _STEPS, _PROMPT = 21, 5, 5, 13
+_ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 21, 70, 9
+_STEPS, _PROMPT = 5, 13
 _KV_TOKENS = 8192
 
 
@@ -34,17 +36,27 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     shape = replace(decoder.shape, layers=1)
     weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
     first = Decoder(shape, weights, decoder.tile_rows)
-    interpreted = backend.name in KERNEL_BACKENDS and decoder.device.type == "cpu"
-    rows, few = (_FEW_ROWS, 1) if interpreted else (_ROWS, 3)
-    splits = (
-        [range(row, row + 1) for row in range(rows)],
-        [range(few), range(few, rows // 2 + 1), range(rows // 2 + 1, rows)],
-    )
+    splits = _splits(decoder.device, backend)
     try:
-        whole = _logits(first, backend, [range(rows)])
+        whole = _logits(first, backend, [range(splits[0][-1].stop)])
         return all(torch.equal(whole, _logits(first, backend, split)) for split in splits)
     except torch.OutOfMemoryError:
         return False
+
+
+def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]]:
+    """Ways to part a batch. Batches are padded to 8 rows, so the whole is larger than that."""
+    if device.type != "cpu":  # libraries choose kernels by size, up to that of a tile and beyond
+        return [
+            [range(1), range(1, 9), range(9, 30), range(30, _GPU_ROWS)],
+            [range(35), range(35, _GPU_ROWS)],
+        ]
+    if backend.name in KERNEL_BACKENDS:
+        return [[range(3), range(3, _INTERPRETED_ROWS)]]
+    return [
+        [range(row, row + 1) for row in range(_ROWS)],
+        [range(3), range(3, 11), range(11, _ROWS)],
+    ]
 
 
 def _logits(decoder: Decoder, backend: AttentionBackend, split: list[range]) -> torch.Tensor:
@@ -83,8 +95,26 @@ def _logits(decoder: Decoder, backend: AttentionBackend, split: list[range]) -> 
 
 
 def run_selftest() -> dict[str, bool]:
-    """The self-test of every backend on a small random shape (`beamwright doctor`)."""
+    """The self-test of every backend on a small random shape (`beamwright doctor`).
+
+    Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
+    """
     text = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
     shape = shape_from_text(text)
     decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0))
-    return {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    found = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    return {**found, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
+
+
+def _on_gpu(shape: ModelShape) -> dict[str, bool]:
+    """The same on the first CUDA device, in the dtype that it computes in by default."""
+    device = torch.device("cuda")
+    weights = random_weights(shape, torch.bfloat16, "cuda", 0)
+    names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
+    found = {}
+    for name in names or BACKENDS:
+        backend = make_attention(name, device, torch.bfloat16)
+        for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
+            decoder = Decoder(shape, weights, tile_rows)
+            found[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
+    return found
