@@ -54,6 +54,7 @@ class DeviceCopy:
         self._landing: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] = []
         self._working: torch.Tensor | None = None
+        self._own: torch.Tensor | None = None  # present rows' entries, and where their parts end
         self._leaving: dict[Segment, None] = {}
 
     # --- what attention reads ----------------------------------------------------------------
@@ -96,8 +97,11 @@ class DeviceCopy:
         tail = self._streams.tail
         if tail is not None and tail.length and any(entry.room for entry in self.entries):
             own = tail.own_tokens(number)
-            rows = torch.tensor(self._streams.rows[: own.shape[1]], device=flat.device)
-            ends = torch.tensor(self.lengths, device=flat.device)[rows]
+            if self._own is None:
+                real = self._streams.rows[: own.shape[1]]
+                places = [real, [self.lengths[row] for row in real]]
+                self._own = torch.tensor(places, device=flat.device)
+            rows, ends = self._own
             at = ends + torch.arange(len(own), device=flat.device).unsqueeze(1)
             working[:, rows.expand_as(at), :, at] = own
         return working
@@ -112,6 +116,7 @@ class DeviceCopy:
 
     def choose(self, rows: set[int]) -> int:
         """See `offload.StreamedCopy`."""
+        self._own = None
         self.used = [
             number for number, entry in enumerate(self.entries) if not rows.isdisjoint(entry.rows)
         ]
