@@ -285,7 +285,7 @@ def test_layerwise_over_streams_grows_the_same_tree(
     assert copied.kv.h2d_bytes == streamed.kv.h2d_bytes
     assert (copied.kv.h2d_bytes > 0) is (share < 1.0)
     # One memory need not tell exactly which of a dropped row's tokens are at home; a device must.
-    assert copied.kv.d2h_bytes <= streamed.kv.d2h_bytes <= 1.2 * copied.kv.d2h_bytes
+    assert copied.kv.d2h_bytes <= streamed.kv.d2h_bytes <= 1.1 * copied.kv.d2h_bytes
     assert streamed.kv.device_peak_bytes == copied.kv.device_peak_bytes <= budget
 
 

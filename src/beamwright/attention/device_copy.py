@@ -55,7 +55,6 @@ class DeviceCopy:
         self._buffers: list[torch.Tensor] = []
         self._working: torch.Tensor | None = None
         self._own: torch.Tensor | None = None  # present rows' entries, and where their parts end
-        self._leaving: dict[Segment, None] = {}
 
     # --- what attention reads ----------------------------------------------------------------
 
@@ -143,7 +142,7 @@ class DeviceCopy:
     ) -> Iterator[Piece]:
         """What brings a layer of a segment home, which the store holds whole."""
         del number, at
-        self._leaving[segment] = None
+        self._streams.leaving[segment] = None
         yield from self._store.leave(segment, visible, layer)
 
     def kept_pieces(self, resident: int) -> Iterator[tuple[int, Piece]]:
@@ -154,18 +153,18 @@ class DeviceCopy:
         """
         parts = [part for number in self.used for part in self.entries[number].parts]
         for segment in dict.fromkeys(part.segment for part in parts):
-            if segment not in self._leaving:
-                for layer in range(resident, self._store.near_layers(segment)):
-                    self._leaving[segment] = None
-                    for piece in self._store.leave(segment, segment.length, layer):
-                        yield layer, piece
+            if segment in self._streams.leaving or self._store.near_layers(segment) <= resident:
+                continue
+            self._streams.leaving[segment] = None
+            for layer in range(resident, self._store.home_from(segment)):
+                for piece in self._store.leave(segment, segment.length, layer):
+                    yield layer, piece
 
     def left(self, resident: int) -> None:
         """Layers from `resident` on have been sent home: the device forgets them."""
         self._near = {layer: held for layer, held in self._near.items() if layer < resident}
-        for segment in self._leaving:
+        for segment in self._streams.leaving:
             self._store.drop_layers(segment, resident)
-        self._leaving = {}
 
     def _pieces(self, destination: torch.Tensor, layer: int) -> list[Piece]:
         source = self._at_home(layer)

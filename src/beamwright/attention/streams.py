@@ -23,7 +23,7 @@ from beamwright.attention.offload import (
     resident_layers,
 )
 from beamwright.errors import LinkError
-from beamwright.kv import Direction, KVLayout, LayeredStore, Piece, SegmentStore, Transfer
+from beamwright.kv import Direction, KVLayout, LayeredStore, Piece, Segment, SegmentStore, Transfer
 
 if TYPE_CHECKING:
     from beamwright.attention.device_tail import DeviceTail
@@ -35,6 +35,7 @@ class LayerStreams:
 
     rows: original numbers of the rows of the present batch, real ones first.
     resident: layers [0, resident) stay on the device for this token.
+    leaving: segments of which layers are being sent home, whichever copies they stand in.
     """
 
     def __init__(self, offload: Offload, layout: KVLayout, num_rows: int) -> None:
@@ -56,6 +57,7 @@ class LayerStreams:
         self._charged = self._padding = 0
         self._layered: LayeredStore | None = None
         self._brought = False
+        self.leaving: dict[Segment, None] = {}
 
     @property
     def grows(self) -> bool:
@@ -199,6 +201,7 @@ class LayerStreams:
             self._leaving[layer] = self._send(pieces)
         for copy in self.copies:
             copy.left(self.resident)
+        self.leaving = {}
         if self.tail is not None:
             self.tail.left(self.resident)
 

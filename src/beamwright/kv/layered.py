@@ -40,6 +40,7 @@ class LayeredStore(SegmentStore):
         self.link = link
         self._device = device
         self._near: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
+        self._home_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self._landing: dict[int, Landing] = {}
 
     @property
@@ -81,6 +82,7 @@ class LayeredStore(SegmentStore):
             {s: s.length + each.num_tokens for s, each in zip(segments, written, strict=True)}
         )
         for segment, each in zip(segments, written, strict=True):
+            self._note_home(segment, each)
             self._write_far(segment, each)
             self._write_near(segment, each)
             self.extend(segment, each.num_tokens)
@@ -88,7 +90,16 @@ class LayeredStore(SegmentStore):
     def clear(self, segment: Segment) -> None:
         """See `Residency`."""
         self._near.pop(segment, None)
+        self._home_from.pop(segment, None)
         super().clear(segment)
+
+    def _note_home(self, segment: Segment, fresh: LayeredTokens) -> None:
+        """New tokens are at home where they are not on the device, see `_write_far`."""
+        resident, held = fresh.near.shape[1], self.near_layers(segment)
+        home_from = min(resident, held)
+        if segment.length and held <= resident:
+            home_from = max(home_from, self.home_from(segment))
+        self._home_from[segment] = home_from
 
     def _write_far(self, segment: Segment, fresh: LayeredTokens) -> None:
         """Host layers of the new tokens; of older ones too, in layers that have left since."""
@@ -150,6 +161,10 @@ class LayeredStore(SegmentStore):
         held = self._near.get(segment)
         return self.pool.layout.num_layers if held is None else held.shape[0]
 
+    def home_from(self, segment: Segment) -> int:
+        """Layers from here on are at home, whether they stand on the device too or not."""
+        return self._home_from.get(segment, self.pool.layout.num_layers)
+
     def near(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
         """Device tokens [visible, 2, kv_heads, head_dim] of one layer that is there."""
         return self._near[segment][layer].transpose(1, 2).flatten(0, 1)[:visible]
@@ -195,6 +210,7 @@ class LayeredStore(SegmentStore):
     def drop_layers(self, segment: Segment, resident: int) -> None:
         """Layers from `resident` on are at home: their device memory is free once nobody reads."""
         held = self._near.get(segment)
+        self._home_from[segment] = min(resident, self.home_from(segment))
         if held is not None and held.shape[0] > resident:
             self._near[segment] = held[:resident].clone()
 
