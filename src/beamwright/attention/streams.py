@@ -177,9 +177,10 @@ class LayerStreams:
         if self.tail is not None:
             self.offload.home.used(self.tail.home_from)
         fetching = [transfer for each in self._fetching.values() for transfer in each]
-        pending = [*self._storing, *self._leaving.values(), *fetching]
+        pending, leaving = [*self._storing, *fetching], [*self._leaving.values()]
         self._storing, self._leaving, self._fetching = [], {}, {}
         with suppress(LinkError):  # whoever needed the bytes has been told
+            self.offload.wait(leaving)  # the next view reads them on the host
             self.offload.order(pending)
             self._discard_ahead()
 
