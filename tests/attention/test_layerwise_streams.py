@@ -31,12 +31,9 @@ def twin(make_forest, name, copier, fit, streams=None, **shape):
 
 
 @NAMES
-@pytest.mark.parametrize("fit", [2.2, 3.3, 4.4, 5.5, 20])
-@pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (1, 4)])
-def test_streaming_changes_no_bit_and_moves_what_the_copier_moves(
-    make_forest, copier, name, fit, kv_heads, group
-):
-    shape = {"dtype": torch.float32, "kv_heads": kv_heads, "group": group}
+@pytest.mark.parametrize("fit", [2.2, 3.3, 5.5, 20])
+def test_streaming_changes_no_bit_and_moves_what_the_copier_moves(make_forest, copier, name, fit):
+    shape = {"dtype": torch.float32, "kv_heads": 2, "group": 3}
     plain, host, device, backend, link = twin(make_forest, name, copier, fit, **shape)
     expected = plain.run(keep=KEEP, flush=FLUSH).contexts
     host.run(keep=KEEP, flush=FLUSH)

