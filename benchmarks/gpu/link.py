@@ -59,6 +59,10 @@ def run(context: Context) -> dict[str, Any]:
     try:
         data["own_transfers"] = own_link.own_transfers(device, data["link_peaks"], traffic)
         rates["copy_launch_s"] = own_link.copy_launch_s(device, traffic)
+        context.save(data)
+        release(device)
+        small = own_link.SMOKE if context.smoke else own_link.SMALL
+        data["own_small_blocks"] = own_link.own_transfers(device, data["link_peaks"], small)
     except Exception as error:  # the ceilings above are worth keeping whatever our link does
         data["own_transfers_error"] = one_line(error)
     data["profile"] = asdict(profile_of(data, context))

@@ -1,6 +1,8 @@
 """How much of the link's peak our own KV transfers reach, alone and beside compute.
 
-Blocks of a 7B model's KV, each in one contiguous piece, between a pinned pool and a device pool.
+What is timed is what a search calls: a store's prefetch of whole segments, and its write-back of
+one block per row while rows are decoded, between a device pool and a pinned one. Blocks of a
+segment are as scattered in the pools as rows that are decoded together leave them.
 """
 
 from __future__ import annotations
@@ -18,32 +20,43 @@ from beamwright.kv import (
     CopierLink,
     CudaStreams,
     Direction,
+    HomeTier,
     KVLayout,
     Link,
     Piece,
+    Segment,
+    SegmentStore,
     StreamLink,
 )
 from gpu.ceilings import Timer
 from gpu.context import synchronize
 
+_SEVEN_B = KVLayout(32, 32, 128, torch.bfloat16)
+_SMALL_GQA = KVLayout(28, 2, 128, torch.bfloat16)  # Qwen2.5-1.5B
+
 
 @dataclass(frozen=True)
 class Traffic:
-    """Shape of the KV that is moved, how much of it, and the compute that runs beside."""
+    """Shape of the KV that is moved, how much of it each way, and the compute that runs beside."""
 
-    layout: KVLayout = field(default_factory=lambda: KVLayout(32, 32, 128, torch.bfloat16))
-    num_blocks: int = 128
-    transfer_blocks: int = 16
+    layout: KVLayout = field(default_factory=lambda: _SEVEN_B)
+    num_rows: int = 16
+    row_blocks: int = 8
     gemm_size: int = 4096
     gemm_count: int = 100
     repeats: int = 5
 
+    @property
+    def num_blocks(self) -> int:
+        return self.num_rows * self.row_blocks
 
-SMOKE = Traffic(KVLayout(2, 2, 16, torch.float32), 16, 4, 64, 10, 2)
+
+SMALL = Traffic(_SMALL_GQA, 64, 16)
+SMOKE = Traffic(KVLayout(2, 2, 16, torch.float32), 4, 4, 64, 10, 2)
 
 
 class Bench:
-    """Two pools and a link between them."""
+    """A store with two tiers, and rows of segments for either direction."""
 
     def __init__(self, device: str, traffic: Traffic) -> None:
         self.device, self.traffic = device, traffic
@@ -57,28 +70,42 @@ class Bench:
         self.link: Link = CopierLink()
         if on_gpu:
             self.link = StreamLink(CudaStreams(torch.device(device)))
+        self.store = SegmentStore(self.near, HomeTier(self.far, self.link))
+        self.rows = {direction: self._decoded() for direction in Direction}
+        self.prepare()
         size = traffic.gemm_size
         dtype = traffic.layout.dtype
         self.left, self.right = (torch.randn(size, size, device=device).to(dtype) for _ in "ab")
 
-    def pieces(self, direction: Direction, first: int) -> list[Piece]:
-        """One transfer's blocks. The directions use halves of the pools of their own."""
-        start = first + (self.traffic.num_blocks if direction is Direction.D2H else 0)
-        found = []
-        for block in range(start, start + self.traffic.transfer_blocks):
-            ends = self.near.block_bytes(block), self.far.block_bytes(block)
-            source, target = ends if direction is Direction.D2H else ends[::-1]
-            found.append(Piece(target, source, self.near.bytes_per_block))
-        return found
+    def _decoded(self) -> list[Segment]:
+        """Rows that grew together, a block each at a time, and went home so."""
+        rows = [self.store.create() for _ in range(self.traffic.num_rows)]
+        for _ in range(self.traffic.row_blocks):
+            for row in rows:
+                self.store.extend(row, self.near.block_tokens)
+            self.store.write_back(rows)
+        return rows
 
-    def move(self, directions: tuple[Direction, ...]) -> list[Any]:
-        """Submit everything, block ranges of the directions taking turns."""
-        firsts = range(0, self.traffic.num_blocks, self.traffic.transfer_blocks)
-        return [
-            self.link.submit(direction, "load", self.pieces(direction, first))
-            for first in firsts
-            for direction in directions
-        ]
+    def prepare(self) -> None:
+        """What is to come to the device leaves it, and what is to go home is not there."""
+        for row in self.rows[Direction.H2D]:
+            self.link.wait(row.transfers)
+            for blocks in row.copies:
+                self.near.free(blocks)
+            row.copies, row.transfers = [], []
+        for row in self.rows[Direction.D2H]:
+            self.link.wait(row.transfers)
+            row.length = row.home_length = 0
+
+    def move(self, directions: tuple[Direction, ...]) -> None:
+        """Submit everything: loads at once, stores as rows are decoded."""
+        if Direction.H2D in directions:
+            self.store.prefetch(dict.fromkeys(self.rows[Direction.H2D], 1))
+        if Direction.D2H in directions:
+            for block in range(self.traffic.row_blocks):
+                for row in self.rows[Direction.D2H]:
+                    row.length = (block + 1) * self.near.block_tokens
+                self.store.write_back(self.rows[Direction.D2H], sealed=False)
 
     def compute(self) -> None:
         for _ in range(self.traffic.gemm_count):
@@ -86,12 +113,14 @@ class Bench:
 
     def wall_s(self, directions: tuple[Direction, ...], *, computing: bool) -> float:
         """Seconds from submission until all has moved (and been computed)."""
+        self.prepare()
         synchronize(self.device)
         start = time.perf_counter()
-        transfers = self.move(directions)
+        self.move(directions)
         if computing:
             self.compute()
-        self.link.wait(transfers)
+        for direction in directions:
+            self.link.wait([t for row in self.rows[direction] for t in row.transfers])
         synchronize(self.device)
         return time.perf_counter() - start
 
@@ -126,7 +155,7 @@ def own_transfers(
                 {
                     "direction": name,
                     "mib": round(num_bytes / 2**20, 2),
-                    "piece_kib": round(traffic.layout.bytes_per_block / 2**10, 1),
+                    "block_kib": round(traffic.layout.bytes_per_block / 2**10, 1),
                     "gb_s": round(num_bytes / alone_s / 1e9, 2),
                     "efficiency": round(num_bytes / alone_s / peaks[name], 3),
                     "compute_alone_s": round(compute_s, 5),
@@ -144,8 +173,7 @@ def copy_launch_s(device: str, traffic: Traffic) -> float:
     """Seconds of one more queued copy that is too small to take any."""
     num_copies = 200
     bench = Bench(device, traffic)
-    whole = bench.pieces(Direction.H2D, 0)[0]
-    tiny = Piece(whole.destination[:64], whole.source[:64], 64)
+    tiny = Piece(bench.near.block_bytes(0)[:64], bench.far.block_bytes(0)[:64], 64)
     try:
         bench.link.wait([bench.link.submit(Direction.H2D, "load", [tiny])])
         start = time.perf_counter()

@@ -122,10 +122,10 @@ def _link(data: Mapping[str, Any]) -> str:
         {"what": "attention over copies", "GB/s": _giga(rates["copies_bandwidth"])},
     ]
     rows += [{"what": f"link peak, {name}", "GB/s": _giga(rate)} for name, rate in peaks.items()]
-    for own in data.get("own_transfers", []):
+    for own in [*data.get("own_transfers", []), *data.get("own_small_blocks", [])]:
         rows.append(
             {
-                "what": f"our KV blocks, {own['direction']}",
+                "what": f"our KV blocks of {own['block_kib']:g} KiB, {own['direction']}",
                 "GB/s": own["gb_s"],
                 "of the peak": own["efficiency"],
                 "hidden behind compute": own["hidden"],
@@ -180,7 +180,14 @@ def _roofline(data: Mapping[str, Any]) -> str:
     host = data.get("host", {})
     gap = host.get("host_gap_share_unprofiled", _short(host.get("error")))
     title = f"Decode step; host gap at {host.get('model')}, batch {host.get('batch')}: {gap}"
-    return _section(title, rows)
+    return _section(title + _deterministic(data.get("deterministic", {})), rows)
+
+
+def _deterministic(data: Mapping[str, Any]) -> str:
+    if "cost" not in data:
+        return f"; --deterministic: {_short(data['error'])}" if "error" in data else ""
+    exact = f"exact {data['deterministic_exact']}, without it {data['exact']}"
+    return f"; --deterministic at batch {data['batch']}: {100 * data['cost']:+.1f} % ({exact})"
 
 
 def _points(figures: Sequence[Mapping[str, Any]], simulator: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 Bytes of a step: weights that every token is multiplied with, and the KV that its rows see, shared
 parts counted once. Ceiling: the better of a device copy and a few-rows product, measured in this
 process, before and after. The host's share is the time of a step in which the device ran nothing.
+What `--deterministic` costs is measured on the same steps.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def run(context: Context) -> dict[str, Any]:
         data["steps"].append({"batch": batch, **row})
         release(context.device)
         context.save(data)
+    if context.left_s >= 3:
+        data["deterministic"] = _attempt(lambda: deterministic_cost(context, few))
+        release(context.device)
+        context.save(data)
     data["ceiling"] = max(data["ceiling"], _ceiling(context, sizes))
     for row in data["steps"]:
         if "bytes_per_s" in row:
@@ -84,7 +89,9 @@ def _attempt(work: Any) -> dict[str, Any]:
         return {"error": one_line(error)}
 
 
-def _solver(context: Context, case: Case, shape: str, batch: int) -> Solver:
+def _solver(
+    context: Context, case: Case, shape: str, batch: int, *, deterministic: bool = False
+) -> Solver:
     tokens = case.rounds * case.step_tokens
     return Solver(
         model=f"random:{shape}",
@@ -98,6 +105,7 @@ def _solver(context: Context, case: Case, shape: str, batch: int) -> Solver:
         max_tokens=tokens,
         ignore_eos=True,
         schedule="in-gpu",
+        deterministic=deterministic,
         kv_memory=str(_kv_bytes(context, shape, batch, case.prompt + tokens)),
     )
 
@@ -135,6 +143,30 @@ def step_row(context: Context, case: Case, batch: int) -> dict[str, Any]:
         "bytes": round(num_bytes),
         "bytes_per_s": num_bytes / step_s,
         "tokens_per_s": round(batch / step_s, 1),
+    }
+
+
+def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
+    """The same decode without and with tiles of fixed size, in turns; does `exact` hold?"""
+    batch = case.large_batch
+    steps_ms: dict[bool, list[float]] = {False: [], True: []}
+    exact: dict[bool, bool] = {}
+    for fixed in (False, True, False, True):
+        with _solver(context, case, case.small, batch, deterministic=fixed) as solver:
+            _round_s(solver, case.prompt)
+            rounds = _round_s(solver, case.prompt)[1:]
+            exact[fixed] = solver.exact
+        steps_ms[fixed].append(1e3 * statistics.median(rounds) / case.step_tokens)
+        release(context.device)
+    plain, tiled = (min(steps_ms[fixed]) for fixed in (False, True))
+    return {
+        "model": case.small,
+        "batch": batch,
+        "step_ms": round(plain, 4),
+        "deterministic_step_ms": round(tiled, 4),
+        "cost": round(tiled / plain - 1, 4),
+        "exact": exact[False],
+        "deterministic_exact": exact[True],
     }
 
 

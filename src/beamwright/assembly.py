@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beamwright.attention import make_attention
+from beamwright.attention import check_deterministic, make_attention
 from beamwright.attention.layerwise import LayerwiseAttention
-from beamwright.config import Settings
+from beamwright.config import ModelSettings, Settings
 from beamwright.errors import InputError
 from beamwright.kv import ByteBudget
 from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
@@ -27,14 +27,15 @@ class Parts:
     """What a solver works with.
 
     loaded: the generator with its tokenizer; generator: the same with its KV. tree_models: every
-    model that keeps KV, the generator first. tier: None where all KV is on the device.
+    model that keeps KV, the generator first; backends: what each of them attends with. tier: None
+    where all KV is on the device.
     """
 
     loaded: LoadedModel
     plan: MemoryPlan
     tier: HostTier | None
     schedule: SchedulePolicy
-    backend: AttentionBackend
+    backends: list[AttentionBackend]
     generator: TreeModel
     verifier: Verifier
     tree_models: list[TreeModel]
@@ -63,8 +64,12 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
     schedule = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
     tier = None if schedule == "in-gpu" else HostTier.of(settings, plan, timeline)
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
+    backends = [backend]
+    if model.deterministic:
+        check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
     if schedule == "layerwise":
-        generator = _streamed(loaded, plan, tier, backend)
+        backends = [_plain_attention(loaded, model)]
+        generator = _streamed(loaded, plan, tier, backends[0])
     else:
         home = None if tier is None else tier.options(tier.generator_bytes)
         kv_bytes = plan.generator_kv_bytes
@@ -74,20 +79,27 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
         home = None if tier is None else tier.options(tier.verifier_bytes)
         scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
         tree_models.append(scorer)
+        backends.append(backend)
         verifier = source.on(scorer)
     if function is not None:
         verifier = CallableVerifier(function)
     assert verifier is not None
     policy = make_schedule(settings.schedule.model_copy(update={"schedule": schedule}))
-    return Parts(loaded, plan, tier, policy, backend, generator, verifier, tree_models)
+    return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)
+
+
+def _plain_attention(loaded: LoadedModel, model: ModelSettings) -> AttentionBackend:
+    """Attention that layer-wise offloading can wrap: kernels would read the pool themselves."""
+    backend = make_attention(model.attention)
+    if model.deterministic:
+        check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
+    return backend
 
 
 def _streamed(
     loaded: LoadedModel, plan: MemoryPlan, tier: HostTier | None, backend: AttentionBackend
 ) -> TreeModel:
     """The layer-wise baseline: all KV is at home, and the device holds whole layers of it."""
-    if loaded.decoder.device.type != "cpu":
-        raise InputError("--schedule layerwise runs on a CPU only so far; use locality on a GPU")
     assert tier is not None
     streamed = LayerwiseAttention(backend, ByteBudget(plan.generator_kv_bytes), tier.link)
     return TreeModel(loaded.decoder, streamed, tier.generator_bytes)

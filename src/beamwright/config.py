@@ -118,6 +118,7 @@ class ModelSettings(Section):
     context: int | None = Field(None, ge=1, description="cap on the model's context, in tokens")
     weights: Literal["auto", "int8", "int4"] = "auto"
     verifier_weights: Literal["auto", "int8", "int4"] = "auto"
+    deterministic: bool = False
 
 
 class SamplingSettings(Section):

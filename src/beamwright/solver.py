@@ -83,7 +83,10 @@ class Solver:
         self._decisive = tree_settings(self.settings, dtype)
         self._prompts = Prompts(self._generator, self.settings.model)
         self._prompts.check_turns(self.strategy)
-        self.exact = all(batches_are_exact(m.decoder, parts.backend) for m in self._tree_models)
+        self.exact = all(
+            batches_are_exact(model.decoder, backend)
+            for model, backend in zip(self._tree_models, parts.backends, strict=True)
+        )
 
     def close(self) -> None:
         """Stop the link's copier threads; the solver can still be used, and starts them again."""

@@ -89,6 +89,7 @@ def stalled_s(models: list[TreeModel]) -> float:
     return sum(model.stall_s for model in models)
 
 
+_STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap
 _TYPICAL_PROMPT_TOKENS = 128
 _TYPICAL_STEP_TOKENS = 32
 
@@ -102,8 +103,11 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     schedule, search = settings.schedule.schedule, settings.search
     if schedule != "auto":
         return schedule
-    if torch.device(settings.model.device).type != "cpu":
-        return "locality"  # layer-wise streams through arrays of the CPU
+    on_gpu = torch.device(settings.model.device).type == "cuda"
+    if settings.model.attention not in _STREAMED_ATTENTION or (
+        settings.model.deterministic and on_gpu
+    ):
+        return "locality"
     step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
     longest = generator.shape.context - _TYPICAL_PROMPT_TOKENS
     limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import gpu_check
 from beamwright.errors import InputError
+from beamwright.kv import Direction
 from gpu import (
     figures,
     kernels,
@@ -22,6 +24,7 @@ from gpu import (
 )
 from gpu.context import Context
 from gpu.goals import UNMEASURED, goal_rows
+from gpu.own_link import SMOKE, Bench
 from gpu.points import (
     first_points,
     shrunk,
@@ -76,6 +79,21 @@ def test_the_link_stage_measures_a_profile_that_the_simulator_takes(measured):
     assert "own_transfers_error" not in data
     assert [row["direction"] for row in data["own_transfers"]] == ["h2d", "d2h", "both"]
     assert data["profile"]["h2d_bandwidth"] == data["link_peaks"]["h2d"]
+    assert len(data["own_small_blocks"]) == 3
+
+
+def test_the_link_stage_moves_what_a_store_moves():
+    bench = Bench("cpu", SMOKE)
+    for directions in ((Direction.H2D,), (Direction.D2H,), tuple(Direction)):
+        before = dict(bench.link.bytes_moved)
+        bench.wall_s(directions, computing=False)
+        wanted = SMOKE.num_blocks * SMOKE.layout.bytes_per_block
+        for direction in Direction:
+            moved = bench.link.bytes_moved[direction] - before.get(direction, 0)
+            assert moved == (wanted if direction in directions else 0)
+    blocks = bench.rows[Direction.D2H][0].blocks
+    assert all(second - first > 1 for first, second in pairwise(blocks)), "they are scattered"
+    bench.link.close()
 
 
 def test_an_emulated_link_is_in_the_profile(folder, measured):
@@ -195,6 +213,11 @@ def test_decode_steps_are_set_against_a_ceiling(context):
     assert all(0 < row["share_of_ceiling"] < 1 for row in data["steps"])
     assert data["steps"][0]["bytes"] < data["steps"][1]["bytes"]
     assert 0 < data["host"]["device_busy_share_profiled"] < 1
+    fixed = data["deterministic"]
+    assert fixed["exact"]
+    assert fixed["deterministic_exact"]
+    cost = fixed["deterministic_step_ms"] / fixed["step_ms"] - 1
+    assert fixed["cost"] == pytest.approx(cost, abs=0.01)
 
 
 def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):

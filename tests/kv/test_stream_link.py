@@ -4,72 +4,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from beamwright.errors import LinkError
 from beamwright.kv import Direction, Piece, StreamLink, TransferState
-
-
-class EagerStreams:
-    """Compute runs when told to; a copy runs at the first moment at which its marker allows it.
-
-    careless: copies ignore what they must wait for, as a link without events would.
-    """
-
-    def __init__(self, *, careless=False):
-        self.careless = careless
-        self.compute, self.done = [], 0
-        self.side = []
-
-    def queue(self, operation):
-        self.compute.append(operation)
-
-    def run_compute(self):
-        while self.done < len(self.compute):
-            self.compute[self.done]()
-            self.done += 1
-            self._advance()
-
-    def _advance(self):
-        while self.side and (self.careless or self.side[0].after.place <= self.done):
-            self.side.pop(0).run()
-
-    def mark(self):
-        return Mark(self, len(self.compute))
-
-    def copy(self, direction, pieces, after):
-        copied = Copied(self, pieces, after)
-        self.side.append(copied)
-        self._advance()
-        return copied
-
-
-class Mark:
-    def __init__(self, streams, place):
-        self.streams, self.place = streams, place
-
-    def query(self):
-        return self.streams.done >= self.place
-
-    def synchronize(self):
-        self.streams.run_compute()
-
-
-class Copied:
-    def __init__(self, streams, pieces, after):
-        self.streams, self.pieces, self.after = streams, pieces, after
-        self.ran = False
-
-    def run(self):
-        for piece in self.pieces:
-            np.copyto(piece.destination, piece.source)
-        self.ran = True
-
-    def query(self):
-        return self.ran
-
-    def synchronize(self):
-        self.streams.run_compute()
-        assert self.ran
+from streams import Copied, EagerStreams
 
 
 def piece(destination, source):
@@ -178,7 +117,7 @@ def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else()
         def query(self):
             raise RuntimeError("device lost")
 
-        synchronize = query
+        synchronize = ran_s = query
 
     link = StreamLink(Dying())
     waited, other = (link.submit(Direction.D2H, "store", []) for _ in range(2))
@@ -188,3 +127,92 @@ def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else()
     link.cancel([waited, other])
     link.close()
     link.close()
+
+
+def test_compute_is_held_back_by_the_last_transfer_of_each_direction():
+    streams = EagerStreams()
+    link = StreamLink(streams)
+    streams.queue(lambda: None)
+    transfers = [
+        link.submit(direction, "stream", [piece(np.zeros(4), np.ones(4))])
+        for direction in (Direction.H2D, Direction.H2D, Direction.D2H)
+    ]
+    assert link.order(transfers) == 0.0
+    assert streams.held == streams.copied[1:]
+    assert not any(transfer.finished for transfer in transfers), "the host does not wait"
+    assert link.held_back_s == 0.0
+    link.wait(transfers)
+    assert link.held_back_s == 0.02, "as the device says, once it can"
+    link.order(transfers)
+    assert len(streams.held) == 2, "nothing to wait for any more"
+
+
+def test_an_emulated_link_is_waited_for_by_the_host():
+    streams = EagerStreams()
+    link = StreamLink(streams, emulated_bandwidth=1_000_000)
+    transfer = link.submit(Direction.H2D, "load", [piece(np.zeros(1000), np.ones(1000))])
+    assert link.order([transfer]) > 0.0
+    assert transfer.finished
+    assert streams.held == []
+
+
+def blocks(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 8), generator=generator).to(torch.uint8)
+
+
+def test_blocks_that_are_neighbours_on_both_sides_are_one_copy():
+    streams = EagerStreams()
+    link, near, far = StreamLink(streams), torch.zeros(10, 8, dtype=torch.uint8), blocks(10)
+    pairs = [(0, 4), (1, 5), (2, 6), (3, 8), (5, 9), (9, 0)]
+    transfer = link.submit(
+        Direction.H2D, "load", [Piece(near[to], far[come], 8) for to, come in pairs]
+    )
+    assert [each.num_bytes for each in streams.copied[0].pieces] == [24, 8, 8, 8]
+    assert transfer.num_bytes == link.bytes_moved[Direction.H2D] == 48
+    expected = torch.zeros_like(near)
+    for to, come in pairs:
+        expected[to] = far[come]
+    assert torch.equal(near, expected)
+
+
+def test_a_batch_is_one_copy_and_its_transfers_end_together():
+    streams = EagerStreams()
+    link, near, far = StreamLink(streams), torch.zeros(4, 8, dtype=torch.uint8), blocks(4)
+    streams.queue(lambda: None)
+    with link.together():
+        ones = [link.submit(Direction.H2D, "load", [Piece(near[i], far[i], 8)]) for i in range(3)]
+        other = link.submit(Direction.D2H, "store", [Piece(far[3], near[3], 8)])
+        assert streams.copied == []
+    assert [len(each.pieces) for each in streams.copied] == [1, 1]
+    assert not any(transfer.finished for transfer in (*ones, other))
+    link.wait(ones[:1])
+    assert all(transfer.finished for transfer in ones)
+    assert torch.equal(near[:3], far[:3])
+    assert link.bytes_moved == {Direction.H2D: 24, Direction.D2H: 8}
+
+
+def test_waiting_or_cancelling_inside_a_batch_ends_it():
+    for end in (StreamLink.wait, StreamLink.cancel, StreamLink.order):
+        link, host = StreamLink(EagerStreams()), np.zeros(4)
+        with link.together():
+            transfer = link.submit(Direction.D2H, "store", [piece(host, np.ones(4))])
+            end(link, [transfer])
+            assert host.tolist() == [1] * 4
+
+
+def test_the_timeline_shows_a_batch_when_the_device_ran_it(monkeypatch):
+    spans = []
+
+    class Sink:
+        def add(self, name, track, start_s, end_s, **args):
+            spans.append((name, track, start_s, end_s, args["bytes"]))
+
+    monkeypatch.setattr(Copied, "times", (3.0, 4.5))
+    link = StreamLink(EagerStreams(), timeline=Sink())
+    with link.together():
+        for _ in "ab":
+            link.submit(Direction.D2H, "store", [piece(np.zeros(2), np.ones(2))])
+    link.close()
+    assert spans == [("store", "d2h", 3.0, 4.5, 32)]
+    assert link.busy_s[Direction.D2H] == 1.5

@@ -8,9 +8,16 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
+from beamwright import tiers
+from beamwright.config import Settings
+from beamwright.cost import Storage
 from beamwright.errors import CapacityError
+from beamwright.kv import LayeredStore, StreamLink
+from beamwright.memory import ModelBytes
+from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.session import DecodeSession
 from engines import assert_nothing_allocated, grow
+from streams import LateStreams
 
 LAYERS = 8  # so that layer-wise's two stream buffers are a quarter of the layers
 FACTORS = {
@@ -255,3 +262,71 @@ def test_problems_in_flight_together_share_the_tiers(solver_of, in_gpu):
         assert_nothing_allocated(solver)
     assert [s.tree_hash for s in together] == [s.tree_hash for s in alone]
     assert together[0].tree_hash == expected
+
+
+# --- the link of a GPU, by streams that stand in for a card's ---------------------------------
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+def test_layerwise_over_streams_grows_the_same_tree(
+    solver_of, in_gpu, layerwise_peak, monkeypatch, attention, share
+):
+    budget = int(share * layerwise_peak(attention, "float32"))
+    options = {"attention": attention, "schedule": "layerwise", "kv_memory": budget}
+    with solver_of(**options) as solver:
+        copied, _ = grow(solver)
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    with solver_of(**options) as solver:
+        assert isinstance(solver.generator.store, LayeredStore)
+        streamed, _ = grow(solver)
+        assert solver.generator.store.scratch.used_bytes == 0
+    assert streamed.tree_hash == copied.tree_hash == in_gpu(attention, "float32")[0]
+    # One memory need not know where each token of a row that has stopped stands; two must. A few
+    # tokens that were sealed between two changes of residency cross the link once more.
+    assert (copied.kv.h2d_bytes > 0) is (share < 1.0)
+    assert copied.kv.h2d_bytes <= streamed.kv.h2d_bytes <= 1.001 * copied.kv.h2d_bytes
+    assert copied.kv.d2h_bytes <= streamed.kv.d2h_bytes <= 1.1 * copied.kv.d2h_bytes
+    assert streamed.kv.device_peak_bytes == copied.kv.device_peak_bytes <= budget
+
+
+def test_locality_over_streams_grows_the_same_tree(solver_of, in_gpu, monkeypatch):
+    expected, peak, least = in_gpu("tree", "float32")
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    with solver_of(schedule="locality", kv_memory=max(least, peak // 2)) as solver:
+        solution, _ = grow(solver)
+    assert solution.tree_hash == expected
+    assert min(solution.kv.h2d_bytes, solution.kv.d2h_bytes) > 0
+
+
+def test_layerwise_has_a_verifier_beside_it(make_solver, verifier_folder, monkeypatch):
+    build = partial(make_solver, verifier=str(verifier_folder), **SCORED)
+    expected, _ = grow(build(schedule="in-gpu"))
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    with build(schedule="layerwise", kv_memory=expected.kv.device_peak_bytes) as solver:
+        assert grow(solver)[0].tree_hash == expected.tree_hash
+
+
+def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
+    seen = []
+
+    def choose(workload, costs, hardware, kv_bytes, layout):
+        seen.append((hardware.name, layout))
+        return "layerwise"
+
+    monkeypatch.setattr(tiers, "choose_schedule", choose)
+    shape = shape_from_text("opt-6.7b")
+    sizes = ModelBytes(shape, 2, Storage.PLAIN)
+    names = {}
+    for attention in ("auto", "dense", "reference", "triton-tree"):
+        settings = Settings.build(device="cuda", attention=attention)
+        names[attention] = tiers.chosen_schedule(settings, sizes, 1 << 33)
+    assert names == {
+        "auto": "layerwise",
+        "dense": "layerwise",
+        "reference": "locality",
+        "triton-tree": "locality",
+    }
+    assert [str(layout) for _, layout in seen] == ["tree", "dense"]
+    fixed = Settings.build(device="cuda", deterministic=True)
+    assert tiers.chosen_schedule(fixed, sizes, 1 << 33) == "locality"

@@ -56,6 +56,23 @@ def make_attention(
     return BACKENDS[chosen]()
 
 
+def check_deterministic(
+    backend: AttentionBackend, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Raises InputError if a row's bits would follow its batch in this attention on a GPU.
+
+    The kernels have fixed tiles, and `reference` attends row by row. Plain torch packs a batch into
+    products whose sizes, and with them a GPU's kernels and their order of sums, follow the batch.
+    """
+    if device.type != "cuda" or backend.name not in ("tree", "dense"):
+        return
+    reason = why_no_kernels(device, dtype) or "layer-wise offloading cannot wrap them"
+    raise InputError(
+        f"--deterministic on {device}: attention has to run in kernels, and {reason}; "
+        "use --attention reference and no --schedule layerwise"
+    )
+
+
 def _kernels(name: str) -> AttentionBackend:
     from beamwright.attention.kernels import views  # noqa: PLC0415 (loads Triton)
 
@@ -66,6 +83,7 @@ __all__ = [
     "BACKENDS",
     "KERNEL_BACKENDS",
     "LayerwiseAttention",
+    "check_deterministic",
     "make_attention",
     "triton_version",
     "why_no_kernels",

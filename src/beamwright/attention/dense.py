@@ -5,7 +5,6 @@ The copies are working memory, packed from the blocks of each beam's own copy in
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from beamwright.attention.layers import Entry, Hold, ResidentLayers, Tail
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up
-from beamwright.kv import Path, Segment, SegmentStore
+from beamwright.kv import Path, SegmentStore
 
 
 class PathCopies:
@@ -27,26 +26,14 @@ class PathCopies:
         self, store: SegmentStore, paths: Sequence[Path], room: int, hold: Hold = ResidentLayers
     ) -> None:
         layout = store.pool.layout
-        storage = store.pool.storage
         entries = [Entry(tuple(path), (row,), room) for row, path in enumerate(paths)]
         lengths = [entry.num_tokens for entry in entries]
         tokens = round_up(max(lengths) + room, KEY_MULTIPLE)
-        data = storage.new_zeros(
-            (layout.num_layers, 2, len(paths), layout.num_kv_heads, tokens, layout.head_dim)
-        )
-        passed: Counter[Segment] = Counter()
-        for row, path in enumerate(paths):
-            at = 0
-            for part in path:
-                held = store.gather(part.segment, part.visible, copy=passed[part.segment])
-                passed[part.segment] += 1
-                data[:, :, row, :, at : at + part.visible] = held.transpose(2, 3)
-                at += part.visible
-        self.lengths = torch.tensor(lengths, device=storage.device)
-        self.layers = hold(data, entries)
-        self._num_tokens, self._dtype = tokens, data.dtype
+        self.lengths = torch.tensor(lengths, device=store.compute_device)
+        self.layers = hold(store, entries, tokens)
+        self._num_tokens, self._dtype = tokens, layout.dtype
         self._scratch = store.scratch
-        self._counted = data.nbytes
+        self._counted = layout.bytes_per_token * len(entries) * tokens
         self._scratch.add(self._counted)
 
     def causal_mask(self, num_new: int) -> torch.Tensor:
@@ -125,7 +112,7 @@ class DensePrefill:
         lengths: Sequence[int],
         hold: Hold = ResidentLayers,
     ) -> None:
-        device = store.pool.storage.device
+        device = store.compute_device
         self._packing = Packing(lengths, store.pool.layout.num_kv_heads, device)
         self._copies = PathCopies(store, paths, self._packing.num_padded, hold)
         steps = torch.arange(self._packing.num_padded, device=device)

@@ -6,13 +6,14 @@ indexing, `layerwise` streams them (LBS section 4.1, the token-by-token baseline
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from beamwright.kv import Path
+from beamwright.kv import Path, Segment, SegmentStore
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,39 @@ class LayerSource(Protocol):
         ...
 
 
+def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torch.Tensor:
+    """The parts of every entry, one after the other, with zeros up to `num_tokens` behind them.
+
+    An entry reads a device copy of a segment of its own, where there are several.
+    """
+    layout = store.pool.layout
+    data = store.pool.storage.new_zeros(
+        (layout.num_layers, 2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
+    )
+    passed: Counter[Segment] = Counter()
+    for number, entry in enumerate(entries):
+        at = 0
+        for part in entry.parts:
+            held = store.gather(part.segment, part.visible, copy=passed[part.segment])
+            passed[part.segment] += 1
+            data[:, :, number, :, at : at + part.visible] = held.transpose(2, 3)
+            at += part.visible
+    return data
+
+
 class ResidentLayers:
     """All layers stand on the device."""
 
-    def __init__(self, data: torch.Tensor, entries: Sequence[Entry] = ()) -> None:
-        self._data = data
+    def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
+        self._data = pack(store, entries, num_tokens)
 
     def layer(self, number: int) -> torch.Tensor:
         """See `LayerSource`."""
         return self._data[number]
 
 
-Hold = Callable[[torch.Tensor, Sequence[Entry]], LayerSource]
-"""Takes a packed copy and what stands at its entries; decides where its layers stand."""
+Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
+"""Packs entries of so many tokens each, see `pack`; decides where the layers stand."""
 
 
 class Tail(Protocol):

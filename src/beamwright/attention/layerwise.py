@@ -14,12 +14,27 @@ import numpy as np
 import torch
 
 from beamwright.attention.dense import DenseAttention
+from beamwright.attention.device_tail import DeviceTail
 from beamwright.attention.offload import NUM_BUFFERS, Offload, as_array
 from beamwright.attention.streamed_tail import StreamedTail
 from beamwright.attention.streams import LayerStreams
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
-from beamwright.kv import ByteBudget, Link, Path, Piece, ScratchMeter, SegmentStore, TailBuffer
+from beamwright.kv import (
+    BlockPool,
+    ByteBudget,
+    KVLayout,
+    Landing,
+    LayeredStore,
+    LayeredTail,
+    Link,
+    Path,
+    Piece,
+    ScratchMeter,
+    SegmentStore,
+    StreamLink,
+    TailBuffer,
+)
 from beamwright.protocols import AttentionBackend
 
 
@@ -36,7 +51,7 @@ class LayerwiseDecode:
     ) -> None:
         self._offload = offload
         self._streams = LayerStreams(offload, store.pool.layout, len(paths))
-        self._tail = StreamedTail(tail, self._streams)
+        self._tail = _streamed_tail(tail, self._streams)
         self._streams.tail = self._tail
         self._inner = inner.decode_view(store, paths, self._tail, self._streams.hold)
         offload.home.note(self._streams.copies, self._streams.num_layers)
@@ -101,6 +116,9 @@ class LayerwisePrefill:
         self._streams = LayerStreams(offload, store.pool.layout, len(paths))
         self._inner = inner.prefill_view(store, paths, lengths, self._streams.hold)
         self._num_tokens = sum(lengths)
+        self._layered = store if isinstance(store, LayeredStore) else None
+        if self._layered is not None:
+            self._layered.forget_landings()
         offload.home.note(self._streams.copies, self._streams.num_layers)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
@@ -111,12 +129,22 @@ class LayerwisePrefill:
             # A batch of a few rows that would fit says nothing about all the others.
             streams.begin(num_bytes, streams.resident_before)
         if layer >= streams.resident:
-            fresh = as_array(key_value)[: self._num_tokens]
-            streams.store([Piece(np.empty_like(fresh), fresh, num_bytes)])
+            self._store(layer, key_value[: self._num_tokens], num_bytes)
         streams.ready(layer)
         context = self._inner.attend(layer, query, key_value)
         streams.done(layer, another_token=False)
         return context
+
+    def _store(self, layer: int, fresh: torch.Tensor, num_bytes: int) -> None:
+        """Send a streamed layer's new tokens home; one memory gets them when they are appended."""
+        if self._layered is None:
+            array = as_array(fresh)
+            self._streams.store([Piece(np.empty_like(array), array, num_bytes)])
+            return
+        fresh = fresh.contiguous()
+        home = self._layered.home_memory(fresh.shape)
+        transfer = self._streams.store([Piece(home, fresh, num_bytes)])
+        self._layered.land(layer, Landing(home, transfer))
 
     def close(self) -> None:
         """See `protocols.AttentionView`."""
@@ -124,11 +152,18 @@ class LayerwisePrefill:
         self._streams.close()
 
 
+def _streamed_tail(tail: TailBuffer, streams: LayerStreams) -> StreamedTail | DeviceTail:
+    if isinstance(tail, LayeredTail):
+        return DeviceTail(tail, streams)
+    return StreamedTail(tail, streams)
+
+
 class LayerwiseAttention:
     """Layer-wise offloading around `dense` (the LBS paper's baseline) or `tree`.
 
-    The store that it is given is the host tier; `budget` is the device's, and holds the resident
-    layers and the stream buffers while a view is open. Both tiers are CPU memory.
+    The store that it is given (`make_store`) is the host tier; `budget` is the device's, and holds
+    the resident layers and the stream buffers while a view is open. Over a `StreamLink` the tiers
+    are a device and pinned memory; else both are CPU memory.
 
     copies_per_beam: False, because at home a segment stands once whatever the device layout is.
 
@@ -150,6 +185,7 @@ class LayerwiseAttention:
     @property
     def stall_s(self) -> float:
         """Seconds in which compute waited for the link."""
+        self._offload.order([])
         return self._offload.stall_s
 
     @property
@@ -171,6 +207,15 @@ class LayerwiseAttention:
     def padding(self) -> ScratchMeter:
         """Device bytes of resident layers and stream buffers that hold no token of a real row."""
         return self._offload.padding
+
+    def make_store(
+        self, layout: KVLayout, budget: ByteBudget, device: torch.device
+    ) -> SegmentStore:
+        """The host tier of a model that computes on `device`."""
+        if not isinstance(self._link, StreamLink):
+            return SegmentStore(BlockPool(layout, budget))
+        pool = BlockPool(layout, budget, pinned=device.type == "cuda")
+        return LayeredStore(pool, device, self._link)
 
     def reset(self) -> None:
         """Start another run: forget what is resident, and all counts. No view may be open."""

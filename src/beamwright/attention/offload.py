@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -53,6 +53,7 @@ class StreamedCopy:
         self._runs: list[tuple[slice, int]] = []
         self._sealed: dict[tuple[int, int], list[Piece]] = {}
         self.token_bytes = 2 * data.shape[3] * data.shape[5] * data.element_size()
+        self.layer_bytes = data[0].nbytes
 
     def layer(self, number: int) -> torch.Tensor:
         """See `layers.LayerSource`."""
@@ -94,6 +95,22 @@ class StreamedCopy:
         """The parts, into memory of their own: a layer that becomes resident."""
         return self._pieces(np.empty_like(self.host[layer]), layer, None)
 
+    def home_pieces(
+        self, number: int, at: int, segment: Segment, visible: int, layer: int
+    ) -> Iterator[Piece]:
+        """The tokens of a segment that stand at `at` of an entry, into memory of their own."""
+        del segment
+        source = self.host[layer][:, number, :, at : at + visible]
+        yield Piece(np.empty_like(source), source, visible * self.token_bytes)
+
+    def kept_pieces(self, resident: int) -> Iterator[tuple[int, Piece]]:
+        """None: both tiers are one memory."""
+        del resident
+        return iter(())
+
+    def left(self, resident: int) -> None:
+        """Both tiers are one memory: nothing to forget."""
+
     def _pieces(self, destination: Array, layer: int, grown: int | None) -> list[Piece]:
         source, found = self.host[layer], []
         for entries, length in self._runs:
@@ -113,6 +130,37 @@ def neighbours(numbers: Sequence[int], alike: Callable[[int, int], bool]) -> lis
         else:
             runs.append([number])
     return runs
+
+
+class PackedCopy(Protocol):
+    """What the record, and whoever streams layers, asks of a packed copy; see `StreamedCopy`."""
+
+    entries: Sequence[Entry]
+    used: list[int]
+    lengths: list[int]
+    grows: bool
+    token_bytes: int
+    layer_bytes: int
+
+    def layer(self, number: int) -> torch.Tensor: ...
+
+    def open_buffers(self) -> None: ...
+
+    def choose(self, rows: set[int]) -> int: ...
+
+    def sealed_pieces(self, layer: int, slot: int) -> list[Piece]: ...
+
+    def grown_pieces(self, layer: int, slot: int, num_tokens: int) -> list[Piece]: ...
+
+    def landing_pieces(self, layer: int) -> list[Piece]: ...
+
+    def home_pieces(
+        self, number: int, at: int, segment: Segment, visible: int, layer: int
+    ) -> Iterator[Piece]: ...
+
+    def kept_pieces(self, resident: int) -> Iterator[tuple[int, Piece]]: ...
+
+    def left(self, resident: int) -> None: ...
 
 
 @dataclass
@@ -136,7 +184,7 @@ class HomeRecord:
         """Tokens were computed that are at home from this layer on."""
         self._highest = max(self._highest or 0, home_from)
 
-    def note(self, copies: Sequence[StreamedCopy], num_layers: int) -> None:
+    def note(self, copies: Sequence[PackedCopy], num_layers: int) -> None:
         """Take in what the parts of a view's copies gained since they were last seen."""
         highest = num_layers if self._highest is None else self._highest
         for part in (part for copy in copies for entry in copy.entries for part in entry.parts):
@@ -151,12 +199,12 @@ class HomeRecord:
         """A decode view begins: what it writes is told apart from what was written before."""
         self._highest = 0
 
-    def write(self, copies: Sequence[StreamedCopy], resident: int) -> Iterator[tuple[int, Piece]]:
+    def write(self, copies: Sequence[PackedCopy], resident: int) -> Iterator[tuple[int, Piece]]:
         """(layer, piece) of all that is not at home in layers that are not resident.
 
         Each segment goes once, however many copies of it there are.
         """
-        best: dict[Segment, tuple[int, StreamedCopy, int, int]] = {}
+        best: dict[Segment, tuple[int, PackedCopy, int, int]] = {}
         for copy in copies:
             for number in copy.used:
                 at = 0
@@ -168,9 +216,8 @@ class HomeRecord:
                     at += part.visible
         for segment, (visible, copy, number, at) in best.items():
             for layer in range(resident, self._known[segment].home_from):
-                source = copy.host[layer][:, number, :, at : at + visible]
-                num_bytes = visible * copy.token_bytes
-                yield layer, Piece(np.empty_like(source), source, num_bytes)
+                for piece in copy.home_pieces(number, at, segment, visible, layer):
+                    yield layer, piece
             self._known[segment].home_from = resident
 
 
@@ -195,7 +242,14 @@ class Offload:
     streamed_layers: int = 0
     discarded_bytes: int = 0
 
+    def order(self, transfers: Sequence[Transfer]) -> None:
+        """Compute waits, be it on the host or on the device: that is the stall.
+
+        A device tells later: without transfers, only what it has told meanwhile is added.
+        """
+        self.stall_s += self.link.order(transfers)
+
     def wait(self, transfers: Sequence[Transfer]) -> None:
-        """Compute waits: that is the stall."""
+        """The host waits, because it reads what has moved."""
         if transfers:
             self.stall_s += self.link.wait(transfers)

@@ -47,7 +47,7 @@ class SharedSegments:
         hold: Hold = ResidentLayers,
     ) -> None:
         layout = store.pool.layout
-        self._device = store.pool.storage.device
+        self._device = store.compute_device
         self._num_kv_heads = layout.num_kv_heads
         self._tokens_per_row = tokens_per_row
         items: dict[tuple[int, int], list[int]] = {}
@@ -68,21 +68,19 @@ class SharedSegments:
             chosen = [(parts[key], items[key]) for key in keys]
             width = max(len(rows) for _, rows in chosen)
             tokens = round_up(max(part.visible for part, _ in chosen), KEY_MULTIPLE)
-            data = store.pool.storage.new_zeros(
-                (layout.num_layers, 2, len(keys), layout.num_kv_heads, tokens, layout.head_dim)
+            mask = torch.full(
+                (len(keys), 1, 1, tokens), -torch.inf, dtype=layout.dtype, device=self._device
             )
-            mask = data.new_full((len(keys), 1, 1, tokens), float("-inf"))
             slots = torch.zeros(len(keys), width, dtype=torch.long)
             for i, (part, rows) in enumerate(chosen):
-                held = store.gather(part.segment, part.visible)
-                data[:, :, i, :, : part.visible] = held.transpose(2, 3)
                 mask[i, :, :, : part.visible] = 0.0
                 slots[i, : len(rows)] = torch.tensor(rows)
                 for j, row in enumerate(rows):
                     slot_of[keys[i], row] = num_slots + i * width + j
             entries = [Entry((part,), tuple(rows)) for part, rows in chosen]
-            self.buckets.append(Bucket(hold(data, entries), mask, slots.to(self._device)))
-            num_bytes += data.nbytes
+            layers = hold(store, entries, tokens)
+            self.buckets.append(Bucket(layers, mask, slots.to(self._device)))
+            num_bytes += layout.bytes_per_token * len(keys) * tokens
             num_slots += len(keys) * width
         self.num_slots = num_slots
         self.part_slots = [

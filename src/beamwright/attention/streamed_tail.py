@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from beamwright.attention.offload import NUM_BUFFERS, Array, as_array, neighbours
+from beamwright.attention.offload import NUM_BUFFERS, Array, StreamedCopy, as_array, neighbours
 from beamwright.attention.streams import LayerStreams
 from beamwright.kv import Piece, TailBuffer
 
@@ -41,6 +41,16 @@ class StreamedTail:
         like = self._tail.storage[0]
         if not self._buffers or self._buffers[0].shape != like.shape:
             self._buffers = [torch.zeros_like(like) for _ in range(NUM_BUFFERS)]
+
+    def count_rows(self, num_real: int) -> None:
+        """What padding rows hold stays where it is."""
+
+    def left(self, resident: int) -> None:
+        """Both tiers are one memory: nothing to forget."""
+
+    def own_tokens(self, layer: int) -> torch.Tensor:
+        """Nobody asks: packed copies that hold a row's own tokens get them as they come."""
+        raise AssertionError(f"layer {layer} holds its own tokens already")
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """See `TailBuffer`. In a streamed layer the token goes home over the link."""
@@ -105,6 +115,7 @@ class StreamedTail:
     def _pieces_at_home(self, layer: int, home: Array) -> list[Piece]:
         """From the tail into the packed copy: host work behind the link, no bytes of its own."""
         rows, (copy,) = self._streams.rows, self._streams.copies
+        assert isinstance(copy, StreamedCopy)
         found = []
         for run in neighbours(
             range(self._streams.num_real),

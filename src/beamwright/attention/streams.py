@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from beamwright.attention.layers import Entry, LayerSource
+from beamwright.attention.device_copy import DeviceCopy
+from beamwright.attention.layers import Entry, LayerSource, pack
 from beamwright.attention.offload import (
     NUM_BUFFERS,
     Offload,
+    PackedCopy,
     StreamedCopy,
     resident_layers,
 )
 from beamwright.errors import LinkError
-from beamwright.kv import Direction, KVLayout, Piece, Transfer
+from beamwright.kv import Direction, KVLayout, LayeredStore, Piece, Segment, SegmentStore, Transfer
 
 if TYPE_CHECKING:
+    from beamwright.attention.device_tail import DeviceTail
     from beamwright.attention.streamed_tail import StreamedTail
 
 
@@ -32,17 +35,19 @@ class LayerStreams:
 
     rows: original numbers of the rows of the present batch, real ones first.
     resident: layers [0, resident) stay on the device for this token.
+    leaving: segments of which layers are being sent home, whichever copies they stand in.
     """
 
     def __init__(self, offload: Offload, layout: KVLayout, num_rows: int) -> None:
         self.offload = offload
         self.num_layers = layout.num_layers
         self.token_bytes = layout.bytes_per_token // layout.num_layers
-        self.copies: list[StreamedCopy] = []
+        self.device = torch.device("cpu")
+        self.copies: list[PackedCopy] = []
         self.resident = layout.num_layers
         self.rows = list(range(num_rows))
         self.num_real = num_rows
-        self.tail: StreamedTail | None = None
+        self.tail: StreamedTail | DeviceTail | None = None
         self._sealed_tokens: int | None = None
         self._slots: dict[int, int] = {}
         self._fetching: dict[int, list[Transfer]] = {}
@@ -50,15 +55,24 @@ class LayerStreams:
         self._leaving: dict[int, Transfer] = {}
         self._ahead: Transfer | None = None
         self._charged = self._padding = 0
+        self._layered: LayeredStore | None = None
+        self._brought = False
+        self.leaving: dict[Segment, None] = {}
 
     @property
     def grows(self) -> bool:
         """True if the packed copies hold the rows' own tokens too."""
         return any(copy.grows for copy in self.copies)
 
-    def hold(self, data: torch.Tensor, entries: Sequence[Entry]) -> LayerSource:
+    def hold(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> LayerSource:
         """See `layers.Hold`."""
-        self.copies.append(StreamedCopy(self.slot_of, data, entries))
+        self.device = store.compute_device
+        if isinstance(store, LayeredStore):
+            self._layered = store
+            self.copies.append(DeviceCopy(self, store, entries, num_tokens))
+        else:
+            data = pack(store, entries, num_tokens)
+            self.copies.append(StreamedCopy(self.slot_of, data, entries))
         return self.copies[-1]
 
     @property
@@ -75,6 +89,8 @@ class LayerStreams:
         """Go on with these rows; only the first `num_real` are streamed and counted."""
         self._discard_ahead()
         self.rows, self.num_real, self._sealed_tokens = rows, num_real, None
+        if self.tail is not None:
+            self.tail.count_rows(num_real)
 
     def next_is_alike(self) -> bool:
         """True if one more token per row leaves the same layers resident."""
@@ -114,6 +130,7 @@ class LayerStreams:
         self.resident = offload.resident = resident
         self._count_padding(num_held)
         self._write_home()
+        self._bring(min(before, resident))
         for layer in range(before, resident):
             self._load(layer)
         if resident < self.num_layers:
@@ -121,8 +138,8 @@ class LayerStreams:
             self._fetch_first()
 
     def ready(self, layer: int) -> None:
-        """Wait until a layer's KV is on the device."""
-        self.offload.wait(self._fetching.get(layer, []))
+        """Compute from here on finds a layer's KV on the device."""
+        self.offload.order(self._fetching.get(layer, []))
         self._fetching.pop(layer, None)
 
     def done(self, layer: int, *, another_token: bool) -> None:
@@ -142,13 +159,14 @@ class LayerStreams:
             self._ahead = self._submit(pieces)
             self._slots[first] = slot
         if layer == self.num_layers - 1:
-            # Tails are read by whoever seals them between two tokens.
-            self.offload.wait(self._storing)
+            # The next token's fetches read what this one has sent home.
+            self.offload.order(self._storing)
             self._storing = []
 
-    def store(self, pieces: Sequence[Piece]) -> None:
+    def store(self, pieces: Sequence[Piece]) -> Transfer:
         """Send KV home while the layer computes; it is there when the token is done."""
         self._storing.append(self._send(pieces))
+        return self._storing[-1]
 
     def close(self) -> None:
         """Give back the budget; what is on its way arrives first, so that equal runs move
@@ -159,16 +177,21 @@ class LayerStreams:
         if self.tail is not None:
             self.offload.home.used(self.tail.home_from)
         fetching = [transfer for each in self._fetching.values() for transfer in each]
-        pending = [*self._storing, *self._leaving.values(), *fetching]
+        pending, leaving = [*self._storing, *fetching], [*self._leaving.values()]
         self._storing, self._leaving, self._fetching = [], {}, {}
         with suppress(LinkError):  # whoever needed the bytes has been told
-            self.offload.wait(pending)
+            self.offload.wait(leaving)  # the next view reads them on the host
+            self.offload.order(pending)
             self._discard_ahead()
 
     def _write_home(self) -> None:
         """What was computed in layers that are not resident any more goes home once."""
         home, by_layer = self.offload.home, defaultdict[int, list[Piece]](list)
         for layer, piece in home.write(self.copies, self.resident):
+            by_layer[layer].append(piece)
+        for layer, piece in [
+            each for copy in self.copies for each in copy.kept_pieces(self.resident)
+        ]:
             by_layer[layer].append(piece)
         if self.tail is None:
             home.used(self.resident)
@@ -177,6 +200,19 @@ class LayerStreams:
                 by_layer[layer].append(piece)
         for layer, pieces in sorted(by_layer.items()):
             self._leaving[layer] = self._send(pieces)
+        for copy in self.copies:
+            copy.left(self.resident)
+        self.leaving = {}
+        if self.tail is not None:
+            self.tail.left(self.resident)
+
+    def _bring(self, resident: int) -> None:
+        """Segments that no row read while layers became resident lack those."""
+        if self._layered is not None and not self._brought:
+            parts = [part for copy in self.copies for e in copy.entries for part in e.parts]
+            segments = dict.fromkeys(part.segment for part in parts)
+            self.offload.order(self._layered.bring(segments, resident))
+        self._brought = True
 
     def _load(self, layer: int) -> None:
         """A layer that was not resident becomes so."""
@@ -224,7 +260,7 @@ class LayerStreams:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
             self.offload.discarded_bytes += ahead.num_bytes
-            self.offload.wait([ahead])
+            self.offload.order([ahead])
 
     def _open_buffers(self) -> None:
         for copy in self.copies:
@@ -233,7 +269,7 @@ class LayerStreams:
             self.tail.open_buffers()
 
     def _count_padding(self, num_held: int) -> None:
-        layer = sum(copy.data[0].nbytes for copy in self.copies)
+        layer = sum(copy.layer_bytes for copy in self.copies)
         if self.tail is not None and not self.grows:
             layer += self.tail.layer_bytes
         padding = max(0, num_held * layer - self._charged)

@@ -85,7 +85,7 @@ class TreeDecode:
         self._shared = SharedSegments(store, paths, 1, hold)
         self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         index = _merge_index(self._shared.part_slots, self._shared.num_slots)
-        self._merge = index.to(store.pool.storage.device)
+        self._merge = index.to(store.compute_device)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
@@ -137,7 +137,7 @@ class TreePrefill:
         lengths: Sequence[int],
         hold: Hold = ResidentLayers,
     ) -> None:
-        device = store.pool.storage.device
+        device = store.compute_device
         self._kv_heads = store.pool.layout.num_kv_heads
         self._packing = Packing(lengths, self._kv_heads, device)
         padded = self._packing.num_padded
@@ -150,7 +150,7 @@ class TreePrefill:
         absent = (self._shared.num_slots + len(lengths)) * padded
         self._merge = index.clamp(max=absent).flatten(0, 1).to(device)
         causal = torch.full((padded, padded), float("-inf")).triu(1)
-        self._causal = causal.to(device=device, dtype=store.pool.storage.dtype)
+        self._causal = causal.to(device=device, dtype=store.pool.layout.dtype)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""

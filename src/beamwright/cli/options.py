@@ -51,6 +51,10 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "context": ("TOKENS", "Cap on the model's context."),
     "weights": (None, "Keep the generator's weights so; auto is their dtype."),
     "verifier_weights": (None, "The same for the verifier's."),
+    "deterministic": (
+        None,
+        "Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too.",
+    ),
     "temperature": (None, "0 is greedy."),
     "top_p": (None, "Keep the most likely tokens up to this probability."),
     "top_k": (None, "Keep this many of the most likely tokens."),

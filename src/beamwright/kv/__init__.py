@@ -1,6 +1,8 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
-from beamwright.kv.budget import ByteBudget
+from beamwright.kv.budget import ByteBudget, ScratchMeter
+from beamwright.kv.layered import Landing, LayeredStore
+from beamwright.kv.layered_tail import LayeredTail, LayeredTokens
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
@@ -15,8 +17,9 @@ from beamwright.kv.segments import (
     copies_needed,
     truncate_path,
 )
-from beamwright.kv.store import ScratchMeter, SegmentStore
-from beamwright.kv.stream_link import CudaStreams, StreamLink
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.stream_link import StreamLink
+from beamwright.kv.streams import CudaStreams
 from beamwright.kv.tail import TailBuffer
 
 __all__ = [
@@ -28,6 +31,10 @@ __all__ = [
     "Direction",
     "HomeTier",
     "KVLayout",
+    "Landing",
+    "LayeredStore",
+    "LayeredTail",
+    "LayeredTokens",
     "Lease",
     "Link",
     "Path",

@@ -53,3 +53,20 @@ class ByteBudget:
     def reset_peak(self) -> None:
         """Start a new peak measurement (one per solved batch)."""
         self.peak_bytes = self.used_bytes
+
+
+class ScratchMeter:
+    """Counts bytes of working memory and their peak; it has no ceiling."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self.peak_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes (negative: give them back)."""
+        self.used_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def reset_peak(self) -> None:
+        """Start a new peak measurement."""
+        self.peak_bytes = self.used_bytes

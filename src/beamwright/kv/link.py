@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -103,6 +104,18 @@ class Link(Protocol):
         """
         ...
 
+    def order(self, transfers: Iterable[Transfer]) -> float:
+        """Compute that starts from here on finds these finished; gives the seconds of waiting.
+
+        Raises:
+            LinkError: if the link has failed.
+        """
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is submitted inside may be moved as one batch per direction."""
+        ...
+
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """Forget what has not started, and wait for the piece that is on its way."""
         ...
@@ -138,6 +151,15 @@ class CopierLink:
                 self._lanes[transfer.direction].check()
             self._lanes[transfer.direction].check()
         return time.perf_counter() - start
+
+    def order(self, transfers: Iterable[Transfer]) -> float:
+        """See `Link`. Compute runs on the host, so the host waits."""
+        pending = list(transfers)
+        return self.wait(pending) if pending else 0.0
+
+    def together(self) -> AbstractContextManager[None]:
+        """See `Link`. A copier takes piece after piece anyway."""
+        return nullcontext()
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """See `Link`."""

@@ -82,11 +82,12 @@ class Movement:
         """
         if self.home is None or self.home.recompute:
             return
-        for segment in segments:
-            size = self.device.block_tokens
-            until = segment.length if sealed else segment.length // size * size
-            if segment.copies and until > segment.home_length:
-                self._store(segment, until)
+        with self.home.link.together():
+            for segment in segments:
+                size = self.device.block_tokens
+                until = segment.length if sealed else segment.length // size * size
+                if segment.copies and until > segment.home_length:
+                    self._store(segment, until)
 
     def _load(self, segment: Segment, blocks: list[int], kind: str) -> Transfer:
         """Start bringing a segment from home into fresh device blocks."""

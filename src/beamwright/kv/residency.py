@@ -7,7 +7,7 @@ move is `movement`'s business; `store.SegmentStore` adds the tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
@@ -139,11 +139,12 @@ class Residency(Movement):
         if count > self.device.num_free:
             spare = [s for s in self._victims() if s not in self._next_use]
             self._evict(spare, count - self.device.num_free)
-        for segment in missing:
-            blocks = self.device.blocks_for(segment.length)
-            if blocks > self.device.num_free:
-                return
-            self._load(segment, self.device.allocate(blocks), "prefetch")
+        with self.home.link.together():
+            for segment in missing:
+                blocks = self.device.blocks_for(segment.length)
+                if blocks > self.device.num_free:
+                    return
+                self._load(segment, self.device.allocate(blocks), "prefetch")
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
         """Say which segments the later groups of this round need, in order."""
@@ -188,14 +189,15 @@ class Residency(Movement):
         self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
         lost = {s: None for s in needs if not s.resident and s.home_length < s.length}
         waiting: list[Transfer] = []
-        for segment, copies in needs.items():
-            if segment in lost or not segment.length:
-                continue
-            if not segment.copies:
-                blocks = self._take(self.device.blocks_for(segment.length))
-                self._load(segment, blocks, "load")
-            self._load_copies(segment, copies)
-            waiting += segment.transfers
+        with self.home.link.together() if self.home is not None else nullcontext():
+            for segment, copies in needs.items():
+                if segment in lost or not segment.length:
+                    continue
+                if not segment.copies:
+                    blocks = self._take(self.device.blocks_for(segment.length))
+                    self._load(segment, blocks, "load")
+                self._load_copies(segment, copies)
+                waiting += segment.transfers
         if lost:
             self._recompute(list(lost))
         self._wait([t for t in waiting if t.direction is Direction.H2D])

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from beamwright.kv.budget import ScratchMeter
 from beamwright.kv.link import Direction, Piece
 from beamwright.kv.movement import HomeTier, ResidenceLog
 from beamwright.kv.pool import BlockPool
 from beamwright.kv.residency import Residency
 from beamwright.kv.segments import Segment
+from beamwright.kv.tail import TailBuffer
 
 
 class SegmentStore(Residency):
@@ -30,6 +32,16 @@ class SegmentStore(Residency):
         super().__init__(pool, home, copies_per_beam=copies_per_beam, log=log)
         self.pool = pool
         self.scratch = ScratchMeter()
+
+    @property
+    def compute_device(self) -> torch.device:
+        """Where attention's working copies stand."""
+        return self.pool.storage.device
+
+    def make_tail(self, num_rows: int, capacity: int) -> TailBuffer:
+        """The tail of a decode session over these segments."""
+        device = str(self.compute_device)
+        return TailBuffer(self.pool.layout, num_rows, capacity, self.scratch, device)
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
         """Write tokens at the end of each segment, in all its copies.
@@ -93,20 +105,3 @@ class SegmentStore(Residency):
         """Copy blocks within the device."""
         storage = self.pool.storage
         storage[torch.tensor(destination)] = storage[torch.tensor(source)]
-
-
-class ScratchMeter:
-    """Counts bytes of working memory and their peak; it has no ceiling."""
-
-    def __init__(self) -> None:
-        self.used_bytes = 0
-        self.peak_bytes = 0
-
-    def add(self, num_bytes: int) -> None:
-        """Count bytes (negative: give them back)."""
-        self.used_bytes += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
-    def reset_peak(self) -> None:
-        """Start a new peak measurement."""
-        self.peak_bytes = self.used_bytes

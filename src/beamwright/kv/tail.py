@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from beamwright.kv.budget import ScratchMeter
 from beamwright.kv.pool import KVLayout
-from beamwright.kv.store import ScratchMeter
 
 _FIRST_TOKENS = 16
 

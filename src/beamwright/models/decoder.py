@@ -1,14 +1,16 @@
 """One dense decoder for all families, driven by ModelShape's flags.
 
 Tokens come packed: [tokens] with their positions; whose KV they see is the attention view's
-business. Every matrix product gets a multiple of 8 rows (`pad_rows`), so that a row's bits do not
-depend on the batch it stands in (FACTS 6, "batch invariance").
+business. Every matrix product gets a multiple of 8 rows (`padded_rows`), so that a row's bits do
+not depend on the batch it stands in (FACTS 6, "batch invariance"); that is measured on CPUs. With
+tiles of fixed size it holds on any device whose operators do the same for the same shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +19,35 @@ from beamwright.models.shape import ModelShape
 from beamwright.protocols import AttentionView
 
 ROW_MULTIPLE = 8
+TILE_ROWS = 64
+"""Rows of a tile with `--deterministic`: the batches of a search of 64 beams fit one."""
 
 
 def padded_rows(count: int) -> int:
     """`count` rounded up to a multiple of 8, and at least 8."""
     return max(ROW_MULTIPLE, -(-count // ROW_MULTIPLE) * ROW_MULTIPLE)
+
+
+def in_tiles(
+    size: int | None, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """What `work` makes of rows [rows, ...], `size` at a time, zeros filling up the last tile.
+
+    size: None for all of them at once, as they are.
+    """
+    if size is None:
+        return work(*tensors)
+    rows, found = tensors[0].shape[0], []
+    for first in range(0, rows, size):
+        tiles = [tensor[first : first + size] for tensor in tensors]
+        missing = size - tiles[0].shape[0]
+        if missing:
+            zeros = [tile.new_zeros((missing, *tile.shape[1:])) for tile in tiles]
+            tiles = [torch.cat(pair) for pair in zip(tiles, zeros, strict=True)]
+        found.append(work(*(tile.contiguous() for tile in tiles)))
+    if len(found) == 1:
+        return tuple(part[:rows] for part in found[0])
+    return tuple(torch.cat(parts)[:rows] for parts in zip(*found, strict=True))
 
 
 @dataclass
@@ -89,12 +115,18 @@ _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Decoder:
     """The forward pass. Stateless: KV lives in the view.
 
+    tile_rows: everything but attention runs on so many rows at a time, padded with zeros, so that
+        no library can choose another kernel for another batch; None: on the whole batch.
+
     FLOPs per token: 2 * parameters, plus 4 * layers * heads * head_dim * visible tokens.
     """
 
-    def __init__(self, shape: ModelShape, weights: DecoderWeights) -> None:
+    def __init__(
+        self, shape: ModelShape, weights: DecoderWeights, tile_rows: int | None = None
+    ) -> None:
         self.shape = shape
         self.weights = weights
+        self.tile_rows = tile_rows
         self._activate = _ACTIVATE[shape.activation]
         self._cos, self._sin = self._rotary_tables()
 
@@ -118,56 +150,80 @@ class Decoder:
         weights, shape = self.weights, self.shape
         x = F.embedding(token_ids, weights.embedding)
         if weights.project_in is not None:
-            x = weights.project_in(x)
-        rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+            (x,) = self._by_tile(self._first, x)
+        rotary: tuple[torch.Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
         else:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
         for number, layer in enumerate(weights.layers):
-            if shape.pre_norm:
-                x = x + self._attention(number, layer, layer.attention_norm(x), rotary, view)
-                x = x + self._mlp(layer, layer.mlp_norm(x))
-            else:
-                x = layer.attention_norm(x + self._attention(number, layer, x, rotary, view))
-                x = layer.mlp_norm(x + self._mlp(layer, x))
-        if weights.final_norm is not None:
-            x = weights.final_norm(x)
-        if weights.project_out is not None:
-            x = weights.project_out(x)
-        return x
+            query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
+            context: torch.Tensor = view.attend(number, query, key_value)
+            (x,) = self._by_tile(partial(self._after, layer), x, context)
+        return self._by_tile(self._last, x)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
-        rows = hidden.shape[0]
+        return self.by_rows(self.weights.lm_head, hidden)
+
+    def by_rows(
+        self, work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
+    ) -> torch.Tensor:
+        """`work` on rows x [rows, width], padded so that a row's bits do not depend on the others.
+
+        For matrix products that are not the decoder's own, such as a verifier's head.
+        """
+        rows = x.shape[0]
+        if self.tile_rows is not None:
+            return self._by_tile(lambda tile: (work(tile),), x)[0]
         padded = padded_rows(rows)
         if padded != rows:
-            hidden = torch.cat([hidden, hidden[:1].expand(padded - rows, -1)])
-        return self.weights.lm_head(hidden)[:rows]
+            x = torch.cat([x, x[:1].expand(padded - rows, -1)])
+        return work(x)[:rows]
 
-    def _attention(
-        self,
-        number: int,
-        layer: Layer,
-        x: torch.Tensor,
-        rotary: tuple[torch.Tensor, torch.Tensor] | None,
-        view: AttentionView,
-    ) -> torch.Tensor:
+    def _by_tile(
+        self, work: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return in_tiles(self.tile_rows, work, *tensors)
+
+    def _first(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        assert self.weights.project_in is not None
+        return (self.weights.project_in(x),)
+
+    def _last(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        if self.weights.final_norm is not None:
+            x = self.weights.final_norm(x)
+        if self.weights.project_out is not None:
+            x = self.weights.project_out(x)
+        return (x,)
+
+    def _before(
+        self, layer: Layer, x: torch.Tensor, *rotary: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim]."""
         shape = self.shape
-        heads = layer.qkv(x).view(x.shape[0], -1, shape.head_dim)
+        inner = layer.attention_norm(x) if shape.pre_norm else x
+        heads = layer.qkv(inner).view(x.shape[0], -1, shape.head_dim)
         queries_keys = heads[:, : shape.heads + shape.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             query = layer.query_norm(queries_keys[:, : shape.heads])
             key = layer.key_norm(queries_keys[:, shape.heads :])
             queries_keys = torch.cat([query, key], dim=1)
-        if rotary is not None:
+        if rotary:
             queries_keys = _rotate(queries_keys, *rotary)
         query = queries_keys[:, : shape.heads]
         key_value = torch.stack(
             [queries_keys[:, shape.heads :], heads[:, shape.heads + shape.kv_heads :]], dim=1
         )
-        context: torch.Tensor = view.attend(number, query, key_value)
-        return layer.out(context.flatten(1))
+        return query, key_value
+
+    def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
+        """The rest of a block, behind attention."""
+        x = x + layer.out(context.flatten(1))
+        if self.shape.pre_norm:
+            return (x + self._mlp(layer, layer.mlp_norm(x)),)
+        x = layer.attention_norm(x)
+        return (layer.mlp_norm(x + self._mlp(layer, x)),)
 
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         inner = layer.gate_up(x)

@@ -11,7 +11,7 @@ import torch
 from beamwright.config import ModelSettings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.models.decoder import Decoder
+from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.hf_config import shape_from_config, supported
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.packed import pack_weights
@@ -88,16 +88,17 @@ def load_model(
     dtype = resolve_dtype(settings.dtype, settings.device)
     device = _check_device(settings.device)
     storage = _storage(settings, dtype, role)
+    tile = TILE_ROWS if settings.deterministic else None
     if spec.startswith("random:"):
         shape = _capped(shape_from_text(spec.removeprefix("random:")), settings.context)
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage)
-        return LoadedModel(Decoder(shape, pack_weights(weights)), None, None, storage)
+        return LoadedModel(Decoder(shape, pack_weights(weights), tile), None, None, storage)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
     needs_logits = writes or role == "generator"
     weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
     codec = TextCodec.load(folder, chat_template)
-    return LoadedModel(Decoder(shape, pack_weights(weights)), codec, folder, storage)
+    return LoadedModel(Decoder(shape, pack_weights(weights), tile), codec, folder, storage)
 
 
 def _storage(settings: ModelSettings, dtype: torch.dtype, role: str) -> Storage:

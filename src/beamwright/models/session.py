@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import Lease, Path, PathPart, Segment, TailBuffer, copies_needed
+from beamwright.kv import Lease, Path, PathPart, Segment, copies_needed
 from beamwright.models.decoder import padded_rows
 from beamwright.protocols import DecodeView
 
@@ -48,13 +48,7 @@ class DecodeSession:
         tail_tokens = model.backend.tail_tokens
         # A function of the token alone, so that parked rows go on with the same partial sums.
         self._flushed = segments[0].length // tail_tokens * tail_tokens
-        self._tail = TailBuffer(
-            self._store.pool.layout,
-            len(self._paths),
-            tail_tokens,
-            self._store.scratch,
-            str(model.decoder.device),
-        )
+        self._tail = self._store.make_tail(len(self._paths), tail_tokens)
         try:
             self._stored = self._restore(segments)
             self._view = self._make_view()

@@ -56,6 +56,10 @@ class StreamedBackend(Protocol):
     @property
     def stall_s(self) -> float: ...
 
+    def make_store(
+        self, layout: KVLayout, budget: ByteBudget, device: torch.device
+    ) -> SegmentStore: ...
+
     def reset(self) -> None: ...
 
 
@@ -77,12 +81,15 @@ class TreeModel:
         self.decoder = decoder
         self.backend = backend
         self.budget = ByteBudget(kv_budget_bytes)
-        self.store = SegmentStore(
-            BlockPool(layout, self.budget, str(decoder.device)),
-            _home_tier(layout, home, pinned=decoder.device.type == "cuda"),
-            copies_per_beam=backend.copies_per_beam,
-            log=log,
-        )
+        if isinstance(backend, StreamedBackend):
+            self.store = backend.make_store(layout, self.budget, decoder.device)
+        else:
+            self.store = SegmentStore(
+                BlockPool(layout, self.budget, str(decoder.device)),
+                _home_tier(layout, home, pinned=decoder.device.type == "cuda"),
+                copies_per_beam=backend.copies_per_beam,
+                log=log,
+            )
         self.store.recompute_segments = self._recompute
         self._chunk_tokens = prefill_chunk_tokens
 

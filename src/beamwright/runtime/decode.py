@@ -61,7 +61,8 @@ class StepDecoder:
         self._codec, self._step, self._seed = codec, step, seed
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
-        self._sampler = Sampler(sampling, num_tokens, device, token_stats)
+        tile_rows = model.decoder.tile_rows
+        self._sampler = Sampler(sampling, num_tokens, device, token_stats, tile_rows)
         self._eos = codec.eos_ids if codec is not None else frozenset()
         self._table: DelimiterTable | None = None
         if codec is not None and step.step_tokens is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 
 from beamwright.config import SamplingSettings
+from beamwright.models.decoder import in_tiles
 from beamwright.protocols import ReadsTokenStats
 from beamwright.tree.node import Lineage
 
@@ -99,7 +100,7 @@ class Sampler:
     """Draws one token per row.
 
     num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
-    token_stats: what `stats` computes, of `TOKEN_STATS`.
+    token_stats: what `stats` computes, of `TOKEN_STATS`. tile_rows: see `models.decoder.Decoder`.
 
     Raises:
         KeyError: if a statistic is not in the table.
@@ -111,8 +112,10 @@ class Sampler:
         num_tokens: int,
         device: torch.device,
         token_stats: Collection[str] = (),
+        tile_rows: int | None = None,
     ) -> None:
         self._settings = settings
+        self._tile_rows = tile_rows
         self._num_tokens = num_tokens
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
@@ -129,6 +132,20 @@ class Sampler:
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         greedy: [rows], True where the likeliest token is taken; None if nowhere.
         """
+        if greedy is None:
+            chosen, logprobs = in_tiles(self._tile_rows, self._sample, logits, keys, positions)
+        else:
+            rows = (logits, keys, positions, greedy)
+            chosen, logprobs = in_tiles(self._tile_rows, self._sample, *rows)
+        return chosen, logprobs
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        greedy: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = logits[:, : self._num_tokens].float()
         if self._settings.temperature == 0:
             chosen = logits.argmax(-1)
@@ -147,8 +164,12 @@ class Sampler:
         """
         if not self._stats:
             return {}
+        found = in_tiles(self._tile_rows, self._compute_stats, logits)
+        return {name: values.tolist() for name, values in zip(self._stats, found, strict=True)}
+
+    def _compute_stats(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logprobs = logits[:, : self._num_tokens].float().log_softmax(-1)
-        return {name: compute(logprobs).tolist() for name, compute in self._stats.items()}
+        return tuple(compute(logprobs) for compute in self._stats.values())
 
     def _filter(self, scaled: torch.Tensor) -> torch.Tensor:
         """-inf for tokens that top-k, top-p or min-p leave out, in that order."""

@@ -9,56 +9,73 @@ from dataclasses import replace
 
 import torch
 
-from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
+from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
 from beamwright.kv import PathPart
 from beamwright.models import PrefillRequest, TreeModel
-from beamwright.models.decoder import Decoder
+from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import ModelShape
 from beamwright.models.weights import random_weights
 from beamwright.protocols import AttentionBackend
 from beamwright.runtime.sampling import Sampler
 
-_ROWS, _STEPS, _PROMPT = 21, 5, 13
+_ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 21, 70, 9
+_STEPS, _PROMPT = 5, 13
+_KV_TOKENS = 8192
 
 
 @torch.inference_mode()
 def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     """True if rows decoded in one batch equal, bit for bit, the same rows in small batches.
 
-    Runs the decoder's first layer and its LM head on a few random tokens. On a GPU, and of kernels
-    that an interpreter runs, it says nothing, which is False.
+    Runs the decoder's first layer and its LM head on a few random tokens, on the device and with
+    the attention that it has; fewer rows where an interpreter runs kernels. False where the device
+    has no memory left to try.
     """
-    if decoder.device.type != "cpu" or backend.name in KERNEL_BACKENDS:
-        return False
     shape = replace(decoder.shape, layers=1)
-    first = Decoder(shape, replace(decoder.weights, layers=decoder.weights.layers[:1]))
-    whole = _logits(first, backend, [range(_ROWS)])
-    return all(
-        torch.equal(whole, _logits(first, backend, split))
-        for split in (
-            [range(row, row + 1) for row in range(_ROWS)],
-            [range(3), range(3, 11), range(11, _ROWS)],
-        )
-    )
+    weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
+    first = Decoder(shape, weights, decoder.tile_rows)
+    splits = _splits(decoder.device, backend)
+    try:
+        whole = _logits(first, backend, [range(splits[0][-1].stop)])
+        return all(torch.equal(whole, _logits(first, backend, split)) for split in splits)
+    except torch.OutOfMemoryError:
+        return False
+
+
+def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]]:
+    """Ways to part a batch. Batches are padded to 8 rows, so the whole is larger than that."""
+    if device.type != "cpu":  # libraries choose kernels by size, up to that of a tile and beyond
+        return [
+            [range(1), range(1, 9), range(9, 30), range(30, _GPU_ROWS)],
+            [range(35), range(35, _GPU_ROWS)],
+        ]
+    if backend.name in KERNEL_BACKENDS:
+        return [[range(3), range(3, _INTERPRETED_ROWS)]]
+    return [
+        [range(row, row + 1) for row in range(_ROWS)],
+        [range(3), range(3, 11), range(11, _ROWS)],
+    ]
 
 
 def _logits(decoder: Decoder, backend: AttentionBackend, split: list[range]) -> torch.Tensor:
     """Noisy logits [rows, steps, vocab] of a fixed set of rows, decoded in these batches."""
+    device, rows = decoder.device, sum(map(len, split))
     generator = torch.Generator().manual_seed(0)
     vocab = decoder.shape.vocab
     prompt = torch.randint(vocab, (_PROMPT,), generator=generator).tolist()
-    lengths = (1 + torch.arange(_ROWS) % 4).tolist()
+    lengths = (1 + torch.arange(rows) % 4).tolist()
     steps = [torch.randint(vocab, (n,), generator=generator).tolist() for n in lengths]
-    tokens = torch.randint(vocab, (_ROWS, _STEPS), generator=generator)
-    keys = torch.randint(2**31 - 1, (_ROWS, 2), generator=generator).to(torch.int32)
+    tokens = torch.randint(vocab, (rows, _STEPS), generator=generator).to(device)
+    keys = torch.randint(2**31 - 1, (rows, 2), generator=generator).to(device, torch.int32)
     token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
-    model = TreeModel(decoder, backend, 8192 * token_bytes)
+    model = TreeModel(decoder, backend, _KV_TOKENS * token_bytes)
     root = model.store.create()
     model.prefill([PrefillRequest((), root, prompt, 0)])
     path = (PathPart(root, _PROMPT),)
-    found = torch.zeros(_ROWS, _STEPS)
-    sampler = Sampler(SamplingSettings(), vocab, decoder.device)
+    found = torch.zeros(rows, _STEPS, device=device)
+    sampler = Sampler(SamplingSettings(), vocab, device, tile_rows=decoder.tile_rows)
     for batch in split:
         mine = list(batch)
         parents = [model.store.create() for _ in mine]
@@ -67,9 +84,9 @@ def _logits(decoder: Decoder, backend: AttentionBackend, split: list[range]) -> 
         )
         paths = [(*path, PathPart(p, p.length)) for p in parents]
         session = model.open_session(paths, [model.store.create() for _ in mine])
-        index = torch.tensor([*mine, *[mine[0]] * (session.num_rows - len(mine))])
+        index = torch.tensor([*mine, *[mine[0]] * (session.num_rows - len(mine))], device=device)
         for step in range(_STEPS):
-            positions = _PROMPT + torch.tensor(lengths)[index] + step
+            positions = _PROMPT + torch.tensor(lengths, device=device)[index] + step
             logits = decoder.logits(session.forward(tokens[index, step], positions))
             _, logprobs = sampler.sample(logits, keys[index], positions)
             found[mine, step] = logprobs[: len(mine)].float() + logits[: len(mine), 0].float()
@@ -78,8 +95,26 @@ def _logits(decoder: Decoder, backend: AttentionBackend, split: list[range]) -> 
 
 
 def run_selftest() -> dict[str, bool]:
-    """The self-test of every backend on a small random shape (`beamwright doctor`)."""
+    """The self-test of every backend on a small random shape (`beamwright doctor`).
+
+    Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
+    """
     text = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
     shape = shape_from_text(text)
     decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0))
-    return {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    found = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    return {**found, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
+
+
+def _on_gpu(shape: ModelShape) -> dict[str, bool]:
+    """The same on the first CUDA device, in the dtype that it computes in by default."""
+    device = torch.device("cuda")
+    weights = random_weights(shape, torch.bfloat16, "cuda", 0)
+    names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
+    found = {}
+    for name in names or BACKENDS:
+        backend = make_attention(name, device, torch.bfloat16)
+        for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
+            decoder = Decoder(shape, weights, tile_rows)
+            found[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
+    return found

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel
-from beamwright.models.decoder import padded_rows
+from beamwright.models.decoder import Decoder
 from beamwright.models.weights import read_tensors, tensor_names
 from beamwright.verify.spec import Head, VerifierSpec
 
@@ -43,7 +43,7 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     layers = _read_layers(spec, model)
     if spec.head.kind == "token_mlp":
         return _TokenMlp(spec.head, model, layers, spec.activation)
-    return _Stack(layers, spec.activation)
+    return _Stack(model.decoder, layers, spec.activation)
 
 
 def _activate(values: torch.Tensor, activation: str) -> torch.Tensor:
@@ -56,28 +56,24 @@ def _activate(values: torch.Tensor, activation: str) -> torch.Tensor:
     return column.exp() if activation == "exp" else column
 
 
-def _padded(x: torch.Tensor) -> torch.Tensor:
-    """Rows repeated up to a multiple of 8, so that a row's bits do not depend on the batch."""
-    missing = padded_rows(x.shape[0]) - x.shape[0]
-    return torch.cat([x, x[:1].expand(missing, -1)]) if missing else x
-
-
 Layers = list[tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class _Stack:
     """Linear layers on the hidden state, ReLU between them."""
 
-    def __init__(self, layers: Layers, activation: str) -> None:
-        self._layers, self._activation = layers, activation
+    def __init__(self, decoder: Decoder, layers: Layers, activation: str) -> None:
+        self._decoder, self._layers, self._activation = decoder, layers, activation
 
     def __call__(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
     ) -> torch.Tensor:
-        x = _padded(hidden[at])
+        return _activate(self._decoder.by_rows(self._product, hidden[at]), self._activation)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         for number, (weight, bias) in enumerate(self._layers):
             x = F.linear(F.relu(x) if number else x, weight, bias)
-        return _activate(x[: len(at)], self._activation)
+        return x
 
 
 class _LogitPair:
@@ -115,10 +111,12 @@ class _TokenMlp:
             "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
         }
         x = torch.cat([parts[name]().to(hidden.dtype) for name in self._features], dim=1)
-        x = _padded(x)
+        return _activate(self._decoder.by_rows(self._product, x), self._activation)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         for number, (weight, bias) in enumerate(self._layers):
             x = F.linear(F.gelu(x) if number else x, weight, bias)
-        return _activate(x[: len(at)], self._activation)
+        return x
 
 
 def _token_id(token: str | int | None, model: LoadedModel) -> int:

@@ -5,6 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
+from beamwright.models.decoder import Decoder
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.weights import random_weights
+from beamwright.runtime import selftest
 from engines import grow
 
 SMALL = {
@@ -26,3 +30,19 @@ def test_a_search_grows_the_same_tree(make_solver, kernels):
     assert found.tree_hash == expected.tree_hash
     assert found.attention == "triton-tree"
     assert max(len(node.path()) for node in tree.nodes()) == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+@pytest.mark.parametrize("name", ["triton-tree", "triton-dense"])
+def test_the_self_test_asks_kernels_too(kernels, monkeypatch, name):
+    shape = shape_from_text(
+        "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
+    )
+    decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0))
+    monkeypatch.setattr(selftest, "_KV_TOKENS", 1024)
+    monkeypatch.setattr(selftest, "_STEPS", 2)
+    backend = kernels(name)
+    assert selftest.batches_are_exact(decoder, backend)
+    real = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, x: real(self, x) + 1e-5 * len(x))
+    assert not selftest.batches_are_exact(decoder, backend)

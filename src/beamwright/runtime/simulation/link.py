@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from beamwright.kv.link import Direction, Piece, SpanSink, Transfer, TransferState
@@ -62,6 +63,14 @@ class VirtualLink:
             return 0.0
         ends = [lane.end_of(pending) for lane in self._lanes.values()]
         return self._clock.reach(max(ends))
+
+    def order(self, transfers: Iterable[Transfer]) -> float:
+        """See `kv.Link`. The clock is the host's and the device's."""
+        return self.wait(transfers)
+
+    def together(self) -> AbstractContextManager[None]:
+        """See `kv.Link`. What a batch would save is within the cost of a piece."""
+        return nullcontext()
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """See `kv.Link`. The piece on its way still occupies the link, but nobody waits for it."""

@@ -1,0 +1,255 @@
+"""LayeredStore: segments whose first layers stand on the device and whose others stand on the host.
+
+What layer-wise offloading needs on a GPU (LBS section 2.4). Every segment has a block list in the
+host pool; its first layers are kept on the device, block by block, for as long as they are
+resident. A layer of a segment stands on one side or on both, never on neither. Knows no attention
+and no order of layers; who moves a layer says so here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+
+from beamwright.kv.layered_tail import LayeredTail, LayeredTokens
+from beamwright.kv.link import Direction, Link, Piece, Transfer
+from beamwright.kv.pool import BlockPool
+from beamwright.kv.segments import Segment
+from beamwright.kv.store import SegmentStore
+
+
+@dataclass(frozen=True)
+class Landing:
+    """A layer of a prefill's new tokens on its way home: [tokens, 2, kv_heads, head_dim]."""
+
+    tokens: torch.Tensor
+    transfer: Transfer
+
+
+class LayeredStore(SegmentStore):
+    """See the module. The pool is the host's; `device` is where attention computes.
+
+    near: per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
+    """
+
+    def __init__(self, pool: BlockPool, device: torch.device, link: Link) -> None:
+        super().__init__(pool)
+        self.link = link
+        self._device = device
+        self._near: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
+        self._home_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
+        self._landing: dict[int, Landing] = {}
+
+    @property
+    def compute_device(self) -> torch.device:
+        """Where attention's working copies stand."""
+        return self._device
+
+    def make_tail(self, num_rows: int, capacity: int) -> LayeredTail:
+        """The tail of a decode session over these segments."""
+        return LayeredTail(
+            self.pool.layout, num_rows, capacity, self.scratch, self._device, self.link
+        )
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def forget_landings(self) -> None:
+        """Nothing has been sent home yet of what is appended next."""
+        self._landing = {}
+
+    def land(self, layer: int, landing: Landing) -> None:
+        """A layer of the tokens that are appended next goes home by this transfer."""
+        self._landing[layer] = landing
+
+    def append(
+        self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor | LayeredTokens]
+    ) -> None:
+        """See `SegmentStore`. Whole tensors stay on the device, but for the layers that `land`."""
+        landing, self._landing = self._landing, {}
+        self.link.wait([each.transfer for each in landing.values()])
+        first, written = 0, list[LayeredTokens]()
+        for values in key_values:
+            if isinstance(values, LayeredTokens):
+                written.append(values)
+                continue
+            tokens = slice(first, first + len(values))
+            first += len(values)
+            written.append(_landed(values, landing, tokens))
+        self.reserve(
+            {s: s.length + each.num_tokens for s, each in zip(segments, written, strict=True)}
+        )
+        for segment, each in zip(segments, written, strict=True):
+            self._note_home(segment, each)
+            self._write_far(segment, each)
+            self._write_near(segment, each)
+            self.extend(segment, each.num_tokens)
+
+    def clear(self, segment: Segment) -> None:
+        """See `Residency`."""
+        self._near.pop(segment, None)
+        self._home_from.pop(segment, None)
+        super().clear(segment)
+
+    def _note_home(self, segment: Segment, fresh: LayeredTokens) -> None:
+        """New tokens are at home where they are not on the device, see `_write_far`."""
+        resident, held = fresh.near.shape[1], self.near_layers(segment)
+        home_from = min(resident, held)
+        if segment.length and held <= resident:
+            home_from = max(home_from, self.home_from(segment))
+        self._home_from[segment] = home_from
+
+    def _write_far(self, segment: Segment, fresh: LayeredTokens) -> None:
+        """Host layers of the new tokens; of older ones too, in layers that have left since."""
+        resident, held = fresh.near.shape[1], self.near_layers(segment)
+        before = fresh.num_before if resident < held else 0
+        values = fresh.far[fresh.num_before - before :]
+        self._put_home(segment, segment.length - before, resident, values)
+        if segment.length and held < resident:  # older tokens are not on the device in these
+            self._put_home(segment, segment.length, held, self._send_home(fresh.near[:, held:]))
+
+    def _put_home(self, segment: Segment, start: int, layer: int, values: torch.Tensor) -> None:
+        """Tokens from `start` on [tokens, layers, ...] in the layers from `layer` on."""
+        if not values.numel():
+            return
+        size = self.pool.block_tokens
+        positions = torch.arange(start, start + len(values))
+        blocks = torch.tensor(segment.blocks)[positions // size]
+        for number in range(values.shape[1]):
+            self.pool.storage[blocks, layer + number, :, positions % size] = values[:, number]
+
+    def _send_home(self, values: torch.Tensor) -> torch.Tensor:
+        """Device tokens [tokens, layers, ...] on the host."""
+        values = values.contiguous()
+        home = self.home_memory(values.shape)
+        self.link.wait(
+            [self.link.submit(Direction.D2H, "store", [Piece(home, values, values.nbytes)])]
+        )
+        return home
+
+    def _write_near(self, segment: Segment, fresh: LayeredTokens) -> None:
+        layout, resident = self.pool.layout, fresh.near.shape[1]
+        held = self._near.get(segment)
+        if segment.length:
+            resident = min(resident, self.near_layers(segment))
+        num_blocks = self.pool.blocks_for(segment.length + fresh.num_tokens)
+        if held is None or held.shape[:2] != (resident, num_blocks):
+            block = (2, layout.block_tokens, layout.num_kv_heads, layout.head_dim)
+            size = (resident, num_blocks, *block)
+            grown = torch.zeros(size, dtype=layout.dtype, device=self._device)
+            if held is not None:
+                kept = min(num_blocks, held.shape[1])
+                grown[:, :kept] = held[:resident, :kept]
+            self._near[segment] = held = grown
+        start, step = segment.length, layout.block_tokens
+        positions = torch.arange(start, start + fresh.num_tokens, device=self._device)
+        values = fresh.near[:, :resident].to(self._device, layout.dtype)
+        # Indices that a slice parts come first: [tokens, layers, 2, kv_heads, head_dim].
+        held[:, positions // step, :, positions % step] = values
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def home_memory(self, size: Sequence[int]) -> torch.Tensor:
+        """Host memory that the link can read and write at full speed."""
+        pinned = self._device.type == "cuda"
+        return torch.empty(tuple(size), dtype=self.pool.layout.dtype, pin_memory=pinned)
+
+    def near_layers(self, segment: Segment) -> int:
+        """Layers [0, n) of a segment stand on the device."""
+        held = self._near.get(segment)
+        return self.pool.layout.num_layers if held is None else held.shape[0]
+
+    def home_from(self, segment: Segment) -> int:
+        """Layers from here on are at home, whether they stand on the device too or not."""
+        return self._home_from.get(segment, self.pool.layout.num_layers)
+
+    def near(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
+        """Device tokens [visible, 2, kv_heads, head_dim] of one layer that is there."""
+        return self._near[segment][layer].transpose(1, 2).flatten(0, 1)[:visible]
+
+    def far(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
+        """The same on the host, of a layer that is at home."""
+        count = self.pool.blocks_for(visible)
+        blocks = torch.tensor(segment.blocks[:count], dtype=torch.long)
+        held = self.pool.storage[:, layer].index_select(0, blocks)
+        return held.transpose(1, 2).flatten(0, 1)[:visible]
+
+    def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
+        """See `SegmentStore`: on the device, wherever its layers stand."""
+        del copy
+        held = self.near_layers(segment)
+        layers = [
+            self.near(segment, visible, layer)
+            if layer < held
+            else self.far(segment, visible, layer).to(self._device)
+            for layer in range(self.pool.layout.num_layers)
+        ]
+        return torch.stack(layers).transpose(1, 2)
+
+    # --- layers that change sides ------------------------------------------------------------
+
+    def leave(self, segment: Segment, visible: int, layer: int) -> Iterator[Piece]:
+        """What brings a device layer of a segment home, block by block.
+
+        All of it goes; the bytes are those of the first `visible` tokens, because what paths do
+        not see as sealed yet is a tail's, and is counted there.
+        """
+        if layer >= self.near_layers(segment):
+            return
+        for number, block in enumerate(segment.blocks[: self.pool.blocks_for(segment.length)]):
+            home = self.pool.storage[block, layer]
+            num_bytes = self._token_bytes * self._in_block(visible, number)
+            yield Piece(home, self._near[segment][layer, number], num_bytes)
+
+    def _in_block(self, num_tokens: int, number: int) -> int:
+        size = self.pool.block_tokens
+        return min(size, max(0, num_tokens - number * size))
+
+    def drop_layers(self, segment: Segment, resident: int) -> None:
+        """Layers from `resident` on are at home: their device memory is free once nobody reads."""
+        held = self._near.get(segment)
+        self._home_from[segment] = min(resident, self.home_from(segment))
+        if held is not None and held.shape[0] > resident:
+            self._near[segment] = held[:resident].clone()
+
+    def add_layer(self, segment: Segment, tokens: torch.Tensor) -> None:
+        """Device tokens [all, 2, kv_heads, head_dim] of the layer after those that are there."""
+        held, size = self._near[segment], self.pool.block_tokens
+        positions = torch.arange(segment.length, device=self._device)
+        layer = held.new_zeros((1, *held.shape[1:]))
+        layer[0, positions // size, :, positions % size] = tokens
+        self._near[segment] = torch.cat([held, layer])
+
+    def bring(self, segments: Iterable[Segment], resident: int) -> list[Transfer]:
+        """Load what these segments lack of the layers below `resident`.
+
+        They lack some where layers became resident while no row read the segment.
+        """
+        pieces: list[Piece] = []
+        for segment in segments:
+            held = self._near.get(segment)
+            if held is None or len(held) >= resident:
+                continue
+            grown = held.new_zeros((resident, *held.shape[1:]))
+            grown[: len(held)] = held
+            self._near[segment] = grown
+            for layer in range(len(held), resident):
+                for number, block in enumerate(segment.blocks[: held.shape[1]]):
+                    num_bytes = self._token_bytes * self._in_block(segment.length, number)
+                    home = self.pool.storage[block, layer]
+                    pieces.append(Piece(grown[layer, number], home, num_bytes))
+        return [self.link.submit(Direction.H2D, "stream", pieces)] if pieces else []
+
+    @property
+    def _token_bytes(self) -> int:
+        return self.pool.layout.bytes_per_token // self.pool.layout.num_layers
+
+
+def _landed(values: torch.Tensor, landing: Mapping[int, Landing], tokens: slice) -> LayeredTokens:
+    """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers stand."""
+    resident = min(landing, default=values.shape[1])
+    far = [landing[layer].tokens[tokens] for layer in sorted(landing)]
+    none = torch.zeros((len(values), 0, *values.shape[2:]), dtype=values.dtype)
+    return LayeredTokens(values[:, :resident], torch.stack(far, dim=1) if far else none, 0)

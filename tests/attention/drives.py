@@ -1,0 +1,145 @@
+"""Rows that are decoded through an attention view, and what Eq. 1-2 say of each token."""
+
+from dataclasses import replace
+
+import torch
+
+from beamwright.attention import LayerwiseAttention, make_attention
+from beamwright.kv import BlockPool, ByteBudget, LayeredStore, PathPart, StreamLink
+
+LAYERS, TOKENS, FIRST_ROWS = 6, 7, 9
+KEEP, FLUSH = {2: [8, 0, 1, 3, 4, 6], 5: [0, 2, 5]}, (4,)
+LARGE = 1 << 40
+
+
+class Drive:
+    """Decodes rows of a forest like a session does, and works out Eq. 1-2 for every token."""
+
+    def __init__(self, forest, attention, rows, *, budget_bytes=LARGE, real=None):
+        self.forest, self.attention, self.rows = forest, attention, list(rows)
+        self.store, self.layout = forest.store, forest.layout
+        self.token_bytes = self.layout.bytes_per_token // self.layout.num_layers
+        self.own = [self.store.create() for _ in rows]
+        self.budget_bytes, self.real = budget_bytes, real
+        self.tail = self.store.make_tail(len(rows), attention.tail_tokens)
+        self.contexts, self.resident, self.held = [], [], []
+        self.open()
+
+    def open(self):
+        self.paths = [
+            (*self.forest.paths[row], *([PathPart(own, own.length)] if own.length else []))
+            for row, own in zip(self.rows, self.own, strict=True)
+        ]
+        self.view = self.attention.decode_view(self.store, self.paths, self.tail)
+        if self.real is not None:
+            self.view.count_rows(self.real)
+
+    def flush(self):
+        taken = [self.tail.take(row, 0, self.tail.length) for row in range(len(self.rows))]
+        self.store.append(self.own, taken)
+        self.tail.clear()
+        self.view.close()
+        self.open()
+
+    def keep(self, kept):
+        self.rows, self.own, self.paths = (
+            [each[i] for i in kept] for each in (self.rows, self.own, self.paths)
+        )
+        self.tail.keep_rows(torch.tensor(kept))
+        self.view.keep_rows(torch.tensor(kept))
+
+    def token(self, number):
+        real = self.paths[: self.real]
+        if self.attention.name == "dense":
+            sealed = sum(part.visible for path in real for part in path)
+        else:
+            sealed = sum(
+                {(id(p.segment), p.visible): p.visible for path in real for p in path}.values()
+            )
+        held = (sealed + len(real) * self.tail.length) * self.token_bytes
+        whole = held + len(real) * self.token_bytes
+        fits = self.layout.num_layers * whole <= self.budget_bytes
+        self.resident.append(
+            self.layout.num_layers if fits else max(0, self.budget_bytes // whole - 2)
+        )
+        self.held.append(held)
+        self.tail.make_room()
+        layers = []
+        for layer in range(self.layout.num_layers):
+            query, key_value = self.forest._token(0, number, layer)
+            context = self.view.attend(layer, query[self.rows], key_value[self.rows])
+            layers.append(context[: self.real].clone())
+        self.tail.length += 1
+        self.contexts.append(layers)
+
+    def run(self, num_tokens=TOKENS, keep=None, flush=()):
+        try:
+            for number in range(num_tokens):
+                if number in flush:
+                    self.flush()
+                if keep and number in keep:
+                    self.keep(keep[number])
+                self.token(number)
+            if flush:
+                self.flush()
+        finally:
+            self.close()
+        return self
+
+    def close(self):
+        self.view.close()
+        self.tail.close()
+
+    def streamed_bytes(self):
+        """Eq. 2 for every token, and each layer once when it becomes resident."""
+        num_layers, moved, before = self.layout.num_layers, 0, self.layout.num_layers
+        for resident, held in zip(self.resident, self.held, strict=True):
+            moved += (num_layers - resident + max(0, resident - before)) * held
+            before = resident
+        return moved
+
+
+def layer_bytes(forest, name, rows=FIRST_ROWS):
+    """One layer's KV of the first token, itself included."""
+    drive = Drive(forest, make_attention(name), range(rows))
+    drive.token(0)
+    drive.close()
+    return drive.held[0] + rows * drive.token_bytes
+
+
+def same(left, right):
+    return all(
+        torch.equal(a, b)
+        for x, y in zip(left, right, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+def layered(forest, link):
+    """The same forest in a layered store, everything on the device."""
+    pool = forest.store.pool
+    store = LayeredStore(
+        BlockPool(forest.layout, ByteBudget(pool.budget.total_bytes)), torch.device("cpu"), link
+    )
+    moved = {}
+    for segment in {part.segment: None for path in forest.paths for part in path}:
+        moved[segment] = store.create()
+        whole = forest.store.gather(segment, segment.length)
+        store.append([moved[segment]], [whole.permute(2, 0, 1, 3, 4)])
+    paths = [
+        tuple(PathPart(moved[part.segment], part.visible) for part in path) for path in forest.paths
+    ]
+    return replace(forest, store=store, paths=paths)
+
+
+def pair(make_forest, name, link, layers_that_fit, *, real=None, **shape):
+    """The backend alone and streamed, on equal forests, for the first token's Eq. 1."""
+    forests = [make_forest(4, layers=LAYERS, seed=5, **shape) for _ in range(3)]
+    if isinstance(link, StreamLink):
+        forests[2] = layered(forests[2], link)
+    budget = ByteBudget(int(layers_that_fit * layer_bytes(forests[0], name)))
+    backend = LayerwiseAttention(make_attention(name), budget, link)
+    rows = range(FIRST_ROWS)
+    plain = Drive(forests[1], make_attention(name), rows)
+    streamed = Drive(forests[2], backend, rows, budget_bytes=budget.total_bytes, real=real)
+    return plain, streamed, backend
