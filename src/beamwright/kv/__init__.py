@@ -1,6 +1,7 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget
+from beamwright.kv.fixed_tail import FixedTail
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
@@ -26,6 +27,7 @@ __all__ = [
     "CopierLink",
     "CudaStreams",
     "Direction",
+    "FixedTail",
     "HomeTier",
     "KVLayout",
     "Lease",
