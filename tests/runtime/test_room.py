@@ -96,6 +96,7 @@ def test_groups_are_as_large_as_the_free_memory_allows():
     assert room.max_rows(10) == 10
     free[0] = 399  # somebody else has taken the rest
     assert room.max_rows(10) == 3
+    assert room.max_rows(10, held_bytes=101) == 5
     assert room.max_rows(1000) == 1
     room.failed(4)
     assert room.max_rows(10) == 2

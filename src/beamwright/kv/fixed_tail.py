@@ -34,6 +34,11 @@ class FixedTail(TailBuffer):
         self._first_tokens = FIRST_TOKENS
         super().__init__(layout, 0, capacity, scratch, device)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its memory, whatever the present session uses of it."""
+        return self._flat.nbytes
+
     def expect(self, num_tokens: int) -> None:
         """Steps of about so many tokens come: the next session begins with room for them."""
         self._first_tokens = max(FIRST_TOKENS, 1 << max(0, num_tokens - 1).bit_length())

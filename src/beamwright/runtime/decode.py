@@ -79,7 +79,8 @@ class StepDecoder:
         """See `protocols.Executor`."""
         demand = self._demand.build(beams) if self.model.store.evicts else None
         longest = max(map(self._lengths.expected, beams), default=1)
-        return ScheduleView(beams, demand, self._room.max_rows(longest))
+        held_bytes = self._bursts.buffers.tail.num_bytes if self._bursts is not None else 0
+        return ScheduleView(beams, demand, self._room.max_rows(longest, held_bytes))
 
     # --- one group ---------------------------------------------------------------------------
 

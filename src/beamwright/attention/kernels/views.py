@@ -22,6 +22,8 @@ from beamwright.attention.layers import Tail
 from beamwright.errors import InputError
 from beamwright.kv import FixedTail, Path, SegmentStore
 
+_STAYING_ROOM = 128
+
 
 @dataclass(frozen=True)
 class KernelOptions:
@@ -40,11 +42,14 @@ class Workspace:
 
     They keep their addresses until they grow. num_moves: how often they did; then a captured step
     has to be captured again.
+    stays: it outlives its first view, so it takes more room than that one needs.
     """
 
-    def __init__(self, store: SegmentStore) -> None:
+    def __init__(self, store: SegmentStore, *, stays: bool) -> None:
         self._scratch, self._device = store.scratch, store.pool.storage.device
         self._buffers = WorkBuffers(self._device)
+        if stays:
+            self._buffers = WorkBuffers(self._device, _STAYING_ROOM, headroom=2)
         self._partials: Partials | None = None
         self._num_partials = self._counted = 0
 
@@ -95,7 +100,7 @@ class KernelDecode:
         self._paths = list(paths)
         self._live = [True] * len(paths)
         self._keeps = workspace is not None
-        self._workspace = workspace or Workspace(store)
+        self._workspace = workspace or Workspace(store, stays=False)
         # The tokens of a fixed tail are counted on the device, whoever replays the step.
         self._counts = not isinstance(tail, FixedTail)
         self._num_tail = (
@@ -225,7 +230,7 @@ class KernelAttention:
 
     def workspace(self, store: SegmentStore) -> Workspace:
         """What decode views of this store may share, one after the other."""
-        return Workspace(store)
+        return Workspace(store, stays=True)
 
     def decode_view(
         self,
