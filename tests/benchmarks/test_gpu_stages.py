@@ -195,6 +195,8 @@ def test_decode_steps_are_set_against_a_ceiling(context):
     assert all(0 < row["share_of_ceiling"] < 1 for row in data["steps"])
     assert data["steps"][0]["bytes"] < data["steps"][1]["bytes"]
     assert 0 < data["host"]["device_busy_share_profiled"] < 1
+    assert data["host"]["graphs"] == "auto"
+    assert data["host_token_by_token"]["graphs"] == "off"
 
 
 def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright import Solver
+from beamwright.runtime.replay import CudaGraphReplay
 from engines import assert_nothing_allocated
 from tape import put_on_tape
 
@@ -22,20 +23,33 @@ SMALL = {
 }
 
 
+def drawn(device, graphs, monkeypatch=None):
+    """(token ids, log-probabilities, stop) of every node; the solver; its tapes, if asked for."""
+    found, replay = [], None
+    solver = Solver(attention="triton-tree", graphs=graphs, device=device, **SMALL)
+    if monkeypatch is not None:
+        replay = put_on_tape(monkeypatch, solver, solver.generator.backend)
+    solver.synthetic(9, on_round=lambda report: found.append(report.tree))
+    assert_nothing_allocated(solver)
+    return [(n.token_ids, n.logprobs, n.stop) for n in found[-1].nodes()], solver, replay
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+def test_a_cuda_graph_has_the_bits_of_the_plain_loop():
+    expected, _, _ = drawn("cuda", "off")
+    found, solver, _ = drawn("cuda", "on")
+    assert isinstance(solver._decoder._bursts.replay, CudaGraphReplay)
+    assert solver._decoder._bursts.replay._graphs
+    assert found == expected
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
-def test_a_replayed_search_has_the_bits_of_the_plain_loop(kernels, monkeypatch):
+def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     """Work lists are rewritten in place between replays; where they have grown, a new tape."""
-    facts = []
-    for graphs in ("off", "on"):
-        found = []
-        solver = Solver(attention="triton-tree", graphs=graphs, **SMALL)
-        if graphs == "on":
-            replay = put_on_tape(monkeypatch, solver, solver.generator.backend)
-        solver.synthetic(9, on_round=lambda report, found=found: found.append(report.tree))
-        assert_nothing_allocated(solver)
-        facts.append([(n.token_ids, n.logprobs, n.stop) for n in found[-1].nodes()])
-    assert len(facts[0]) > 12
-    assert facts[0] == facts[1]
+    expected, _, _ = drawn("cpu", "off")
+    found, solver, replay = drawn("cpu", "on", monkeypatch)
+    assert len(expected) > 12
+    assert found == expected
     bursts = solver._decoder._bursts
     assert bursts.buffers.num_moves == 3, "a tail, lists and partial results; none has grown"
     # Of each round's four tokens three are drawn in its burst; the first of all is recorded.
