@@ -61,11 +61,11 @@ def test_every_strategy_grows_the_same_tree(make_solver, name):
 @pytest.mark.parametrize(
     "options",
     [
-        {"attention": "reference"},
-        {"attention": "dense"},
-        {"temperature": 0},
+        {"attention": "reference", "max_rounds": 3},
+        {"attention": "dense", "max_rounds": 3},
+        {"temperature": 0, "max_rounds": 2},
         {"top_k": 4, "top_p": 0.9, "min_p": 0.01, "max_rounds": 2},
-        {"context": 80, "max_tokens": None, "ignore_eos": True},
+        {"context": 60, "max_tokens": None, "ignore_eos": True, "n": 4, "width": 2},
         {"step_tokens": 280, "max_tokens": 280, "ignore_eos": True, "n": 3, "width": 3},
         {**LONG, "attention": "dense", "max_step_tokens": 90, "max_tokens": 100},
     ],
@@ -87,7 +87,7 @@ def test_what_is_drawn_after_the_end_is_dropped_and_counted(make_solver):
         found.append(grow(solver)[0])
     assert found[0].tokens.overrun == 0
     assert 0 < found[1].tokens.overrun <= found[1].kv.groups
-    fixed = {"step_tokens": 6, "ignore_eos": True, "max_tokens": 24}
+    fixed = {"step_tokens": 6, "ignore_eos": True, "max_rounds": 2, "n": 4}
     assert both(make_solver, **fixed)[1][0].tokens.overrun == 0
 
 
@@ -102,7 +102,7 @@ def test_beams_are_parked_and_moved_as_token_by_token(make_solver, monkeypatch, 
     build = partial(make_solver, attention=attention, dtype=dtype, evict=evict, **LONG)
     block = build(schedule="in-gpu").generator.store.device.bytes_per_block
     (plain, expected), (burst, found) = both(
-        partial(build, n=8, max_rounds=2, host_memory="8MiB"),
+        partial(build, n=8, max_rounds=1, host_memory="8MiB"),
         schedule="locality",
         kv_memory=15 * block,
     )
