@@ -64,6 +64,7 @@ def test_every_strategy_grows_the_same_tree(make_solver, name):
         {"attention": "reference", "max_rounds": 3},
         {"attention": "dense", "max_rounds": 3},
         {"temperature": 0, "max_rounds": 2},
+        {"max_step_tokens": 60, "max_tokens": 60, "n": 32, "max_rounds": 1},
         {"top_k": 4, "top_p": 0.9, "min_p": 0.01, "max_rounds": 2},
         {"context": 60, "max_tokens": None, "ignore_eos": True, "n": 4, "width": 2},
         {"step_tokens": 280, "max_tokens": 280, "ignore_eos": True, "n": 3, "width": 3},
