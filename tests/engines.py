@@ -1,6 +1,10 @@
 """Small real engines, and what must hold of them after every round."""
 
+import torch
+
 from beamwright import Solver
+from beamwright.models import TreeModel
+from beamwright.models.decoder import Decoder
 
 PROBLEM = "Ann has 12 apples. She eats 3."
 CHAT = (
@@ -58,3 +62,25 @@ def grow(solver, problem=PROBLEM, **options):
     solution = solver.solve(problem, on_round=on_round, **options)
     assert_nothing_allocated(solver)
     return solution, seen["tree"]
+
+
+class FailingDevice:
+    """Stands in for calls that allocate on a device: they raise as its allocator does.
+
+    fails: (name of the call, rows, number of the call) -> whether it fails.
+    """
+
+    def __init__(self, monkeypatch, fails):
+        self.num_calls = self.num_failures = 0
+        for owner, name in [(Decoder, "hidden"), (Decoder, "logits"), (TreeModel, "open_session")]:
+            monkeypatch.setattr(owner, name, self.guarded(name, getattr(owner, name), fails))
+
+    def guarded(self, name, real, fails):
+        def call(owner, *args, **kwargs):
+            self.num_calls += 1
+            if fails(name, len(args[0]), self.num_calls):
+                self.num_failures += 1
+                raise torch.OutOfMemoryError("an injected failure")
+            return real(owner, *args, **kwargs)
+
+        return call

@@ -195,11 +195,15 @@ def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, An
 
 
 def tree_rows(context: Context) -> list[dict[str, Any]]:
-    """Hashes of one search under each backend, whole and in groups."""
+    """Hashes of one search under each backend: whole, without graphs, and in groups."""
     rows = []
+    whole: dict[str, Any] = {"max_batch": None, "graphs": "auto"}
+    ways = [whole, {**whole, "graphs": "off"}, {**whole, "max_batch": 8}]
+    if not context.smoke:
+        ways.append({**whole, "max_batch": 3})
     for attention in BACKENDS:
-        for max_batch in (None, 8) if context.smoke else (None, 8, 3):
-            row: dict[str, Any] = {"attention": attention, "max_batch": max_batch}
+        for how in ways:
+            row = {"attention": attention, **how}
             try:
                 rows.append({**row, "tree_hash": _small_search(context, **row)})
             except Exception as error:

@@ -180,6 +180,9 @@ def _roofline(data: Mapping[str, Any]) -> str:
     host = data.get("host", {})
     gap = host.get("host_gap_share_unprofiled", _short(host.get("error")))
     title = f"Decode step; host gap at {host.get('model')}, batch {host.get('batch')}: {gap}"
+    plain = data.get("host_token_by_token", {}).get("host_gap_share_unprofiled")
+    if plain is not None:
+        title += f" (without graphs {plain})"
     return _section(title + _deterministic(data.get("deterministic", {})), rows)
 
 

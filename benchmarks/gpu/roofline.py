@@ -23,6 +23,7 @@ from common import matmul_parameters
 from gpu.ceilings import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
 from gpu.context import Context, one_line, release
 
+_LAST_S = 12.0  # loading a 7B shape again, and a few steps
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
 
 
@@ -66,6 +67,9 @@ def run(context: Context) -> dict[str, Any]:
         release(context.device)
         context.save(data)
     data["ceiling"] = max(data["ceiling"], _ceiling(context, sizes))
+    if context.left_s > _LAST_S:
+        # Beside it, the loop without graphs: what they are worth.
+        data["host_token_by_token"] = _attempt(lambda: host_share(context, few, graphs="off"))
     for row in data["steps"]:
         if "bytes_per_s" in row:
             row["share_of_ceiling"] = round(row["bytes_per_s"] / data["ceiling"], 4)
@@ -90,7 +94,13 @@ def _attempt(work: Any) -> dict[str, Any]:
 
 
 def _solver(
-    context: Context, case: Case, shape: str, batch: int, *, deterministic: bool = False
+    context: Context,
+    case: Case,
+    shape: str,
+    batch: int,
+    graphs: str = "auto",
+    *,
+    deterministic: bool = False,
 ) -> Solver:
     tokens = case.rounds * case.step_tokens
     return Solver(
@@ -106,6 +116,7 @@ def _solver(
         ignore_eos=True,
         schedule="in-gpu",
         deterministic=deterministic,
+        graphs=graphs,
         kv_memory=str(_kv_bytes(context, shape, batch, case.prompt + tokens)),
     )
 
@@ -170,13 +181,15 @@ def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
     }
 
 
-def host_share(context: Context, case: Case) -> dict[str, Any]:
+def host_share(context: Context, case: Case, graphs: str = "auto") -> dict[str, Any]:
     """How much of the time of a search the device had nothing to do.
+
+    graphs: as `--graphs`; `auto` replays CUDA graphs where the kernels run.
 
     On a CPU, where operators run on the host, their own time stands for the device's.
     """
     kinds = [ProfilerActivity.CUDA] if context.on_gpu else [ProfilerActivity.CPU]
-    with _solver(context, case, case.large, case.large_batch) as solver:
+    with _solver(context, case, case.large, case.large_batch, graphs) as solver:
         _round_s(solver, case.prompt)
         plain_s = sum(_round_s(solver, case.prompt)[1:])
         with profile(activities=kinds) as profiler:
@@ -189,6 +202,7 @@ def host_share(context: Context, case: Case) -> dict[str, Any]:
     return {
         "model": case.large,
         "batch": case.large_batch,
+        "graphs": graphs,
         "step_ms": round(1e3 * plain_s / steps, 4),
         "step_ms_profiled": round(1e3 * sum(rounds[1:]) / steps, 4),
         "device_busy_share_profiled": round(busy_share, 4),

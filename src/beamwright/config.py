@@ -197,6 +197,7 @@ class ScheduleSettings(Section):
     evict: Literal["host", "recompute"] = "host"
     link_bandwidth: Rate = None
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
+    graphs: Literal["auto", "on", "off"] = "auto"
 
 
 class Settings(Section):

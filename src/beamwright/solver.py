@@ -78,6 +78,7 @@ class Solver:
             reuse=self.settings.schedule.reuse,
             prefetch=self.settings.schedule.prefetch,
             token_stats=stats_read_by(self.verifier, self.strategy),
+            graphs=self.settings.schedule.graphs,
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
         self._decisive = tree_settings(self.settings, dtype)

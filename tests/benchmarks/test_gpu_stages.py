@@ -218,6 +218,8 @@ def test_decode_steps_are_set_against_a_ceiling(context):
     assert fixed["deterministic_exact"]
     cost = fixed["deterministic_step_ms"] / fixed["step_ms"] - 1
     assert fixed["cost"] == pytest.approx(cost, abs=0.01)
+    assert data["host"]["graphs"] == "auto"
+    assert data["host_token_by_token"]["graphs"] == "off"
 
 
 def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from beamwright.errors import DeviceMemoryError
-from beamwright.models import TreeModel, device_memory
-from beamwright.models.decoder import Decoder
+from beamwright.models import device_memory
 from beamwright.protocols import ScheduleView
 from beamwright.runtime.room import WorkingRoom
 from beamwright.schedule import make_schedule
-from engines import PROBLEM, assert_nothing_allocated, grow
+from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
 from fakes import new_tree
 
 SMALL = {"n": 16, "width": 4, "max_rounds": 6, "host_memory": "1MiB"}
@@ -19,28 +18,6 @@ HOW = [
     {"schedule": "locality", "kv_memory": 22 * 4096},
     {"attention": "dense"},
 ]
-
-
-class FailingDevice:
-    """Stands in for calls that allocate on a device: they raise as its allocator does.
-
-    fails: (name of the call, rows, number of the call) -> whether it fails.
-    """
-
-    def __init__(self, monkeypatch, fails):
-        self.num_calls = self.num_failures = 0
-        for owner, name in [(Decoder, "hidden"), (Decoder, "logits"), (TreeModel, "open_session")]:
-            monkeypatch.setattr(owner, name, self.guarded(name, getattr(owner, name), fails))
-
-    def guarded(self, name, real, fails):
-        def call(owner, *args, **kwargs):
-            self.num_calls += 1
-            if fails(name, len(args[0]), self.num_calls):
-                self.num_failures += 1
-                raise torch.OutOfMemoryError("an injected failure")
-            return real(owner, *args, **kwargs)
-
-        return call
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -154,6 +131,7 @@ def test_groups_are_as_large_as_the_free_memory_allows():
     assert room.max_rows(10) == 10
     free[0] = 399  # somebody else has taken the rest
     assert room.max_rows(10) == 3
+    assert room.max_rows(10, held_bytes=101) == 5
     assert room.max_rows(1000) == 1
     room.failed(4)
     assert room.max_rows(10) == 2

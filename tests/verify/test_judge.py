@@ -199,9 +199,9 @@ def sessions(monkeypatch):
     """(model, rows) of every decode session from here on."""
     found, real = [], DecodeSession.__init__
 
-    def init(self, model, paths, segments, lease, *, write_back):
+    def init(self, model, paths, *args, **named):
         found.append((model, len(paths)))
-        real(self, model, paths, segments, lease, write_back=write_back)
+        real(self, model, paths, *args, **named)
 
     monkeypatch.setattr(DecodeSession, "__init__", init)
     return found

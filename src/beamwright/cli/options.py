@@ -104,6 +104,11 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "evict": (None, "Evicted KV comes back from host memory, or is computed again."),
     "link_bandwidth": ("SIZE/s", "Throttle the link to this rate (emulated)."),
     "max_batch": ("BEAMS", "Most beams decoded together."),
+    "graphs": (
+        None,
+        "Tokens up to the next block without the host: CUDA graphs with Triton kernels "
+        "(auto), the same loop without capture elsewhere (on), token by token (off).",
+    ),
 }
 
 

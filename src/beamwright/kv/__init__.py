@@ -1,6 +1,7 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
+from beamwright.kv.fixed_tail import FixedTail
 from beamwright.kv.layered import Landing, LayeredStore
 from beamwright.kv.layered_tail import LayeredTail, LayeredTokens
 from beamwright.kv.lease import Lease
@@ -29,6 +30,7 @@ __all__ = [
     "CopierLink",
     "CudaStreams",
     "Direction",
+    "FixedTail",
     "HomeTier",
     "KVLayout",
     "Landing",

@@ -15,7 +15,7 @@ import torch
 from beamwright.kv.budget import ScratchMeter
 from beamwright.kv.pool import KVLayout
 
-_FIRST_TOKENS = 16
+FIRST_TOKENS = 16
 
 
 class TailBuffer:
@@ -37,7 +37,7 @@ class TailBuffer:
         self.layout = layout
         self._scratch, self._device = scratch, device
         self._counted = 0
-        self.storage = self._allocate(num_rows, min(_FIRST_TOKENS, capacity))
+        self.storage = self._allocate(num_rows, min(FIRST_TOKENS, capacity))
 
     @property
     def num_rows(self) -> int:
@@ -97,11 +97,14 @@ class TailBuffer:
         self._counted = 0
 
     def _allocate(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        layout = self.layout
-        shape = (layout.num_layers, 2, num_rows, layout.num_kv_heads, num_tokens, layout.head_dim)
-        fresh = torch.empty(shape, dtype=layout.dtype, device=self._device)
+        shape = self._shape(num_rows, num_tokens)
+        fresh = torch.empty(shape, dtype=self.layout.dtype, device=self._device)
         self._count(fresh)
         return fresh
+
+    def _shape(self, num_rows: int, num_tokens: int) -> tuple[int, ...]:
+        layout = self.layout
+        return (layout.num_layers, 2, num_rows, layout.num_kv_heads, num_tokens, layout.head_dim)
 
     def _count(self, storage: torch.Tensor) -> None:
         num_bytes = storage.numel() * storage.element_size()

@@ -3,6 +3,7 @@
 Knows no search strategy and no verifier format.
 """
 
+from beamwright.models.fixed import FixedBackend, FixedBuffers
 from beamwright.models.load import LoadedModel, inspect_model, load_model
 from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession
@@ -12,6 +13,8 @@ from beamwright.models.tree_model import HomeOptions, TreeModel
 
 __all__ = [
     "DecodeSession",
+    "FixedBackend",
+    "FixedBuffers",
     "HomeOptions",
     "LoadedModel",
     "ModelShape",

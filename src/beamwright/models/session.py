@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import Lease, Path, PathPart, Segment, copies_needed
+from beamwright.kv import Lease, Path, PathPart, Segment, TailBuffer, copies_needed
 from beamwright.models.decoder import padded_rows
+from beamwright.models.fixed import FixedBuffers
 from beamwright.protocols import DecodeView
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class DecodeSession:
     Rows are padded to a multiple of 8 with repeats of the first, which own no segment. A row's
     newest tokens stand in the tail, which attention reads; block by block they are also written
     to the row's segment, so that they can go home while decoding goes on (LBS section 4.1).
+
+    A token is `forward`; or, with `fixed` buffers, `prepare` once for the tokens up to the next
+    block, and `compute` and `advance` for each of them.
     """
 
     def __init__(
@@ -37,8 +41,10 @@ class DecodeSession:
         lease: Lease,
         *,
         write_back: bool,
+        fixed: FixedBuffers | None = None,
     ) -> None:
         self._model, self._store, self._lease = model, model.store, lease
+        self._fixed = fixed
         self._write_back = write_back
         padding = padded_rows(len(paths)) - len(paths)
         self._paths = [*paths, *([paths[0]] * padding)]
@@ -48,7 +54,7 @@ class DecodeSession:
         tail_tokens = model.backend.tail_tokens
         # A function of the token alone, so that parked rows go on with the same partial sums.
         self._flushed = segments[0].length // tail_tokens * tail_tokens
-        self._tail = self._store.make_tail(len(self._paths), tail_tokens)
+        self._tail = self._open_tail(tail_tokens)
         try:
             self._stored = self._restore(segments)
             self._view = self._make_view()
@@ -60,6 +66,16 @@ class DecodeSession:
     def num_rows(self) -> int:
         """Rows of the present batch, padding included."""
         return len(self._paths)
+
+    @property
+    def tokens_to_block(self) -> int:
+        """Tokens until `make_room` has to be asked again; at least one."""
+        return self._store.pool.block_tokens - self._tail.length % self._store.pool.block_tokens
+
+    @property
+    def tail_shape(self) -> tuple[int, ...]:
+        """What the kernels' strides depend on: [layer, K or V, row, kv_head, token, head_dim]."""
+        return tuple(self._tail.storage.shape)
 
     def make_room(self, rows: Sequence[int]) -> list[int]:
         """Make sure that these rows' next token has a block; parks rows for which there is none.
@@ -100,18 +116,38 @@ class DecodeSession:
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [rows, embed_dim] of one token per row ([rows] ids and positions)."""
+        self.prepare()
+        hidden = self.compute(token_ids, positions)
+        self.advance()
+        return hidden
+
+    def prepare(self) -> None:
+        """Make sure that the tail has a place for the next token, and for those of its block."""
         if self._tail.length - self._stored >= self._store.pool.block_tokens:
             self._save(range(self.num_rows))
         if self._tail.full:
             self._flush()
         self._tail.make_room()
+        if self._fixed is not None:
+            self._fixed.prepare()
+
+    def compute(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """What `forward` returns, and nothing else: the host does not count the token."""
         hidden = self._model.decoder.hidden(token_ids, positions, self._view)
-        self._tail.length += 1
+        if self._fixed is not None:
+            self._fixed.tail.count()
         return hidden
 
-    def seal(self, rows: Sequence[int]) -> None:
-        """The steps of these rows are complete: move what is left of their tails into blocks."""
-        owned = self._append(rows)
+    def advance(self) -> None:
+        """One more token has been computed."""
+        self._tail.length += 1
+
+    def seal(self, rows: Sequence[int], *, surplus: int = 0) -> None:
+        """The steps of these rows are complete: move what is left of their tails into blocks.
+
+        surplus: the newest tokens of the tail, which these rows decoded after their steps' end.
+        """
+        owned = self._append(rows, self._tail.length - surplus)
         for segment in owned:
             self._store.trim(segment)
         if self._write_back:
@@ -143,19 +179,25 @@ class DecodeSession:
 
     # --- inside ------------------------------------------------------------------------------
 
+    def _open_tail(self, capacity: int) -> TailBuffer:
+        if self._fixed is not None:
+            self._fixed.tail.open(self.num_rows)
+            return self._fixed.tail
+        return self._store.make_tail(self.num_rows, capacity)
+
     def _save(self, rows: Sequence[int]) -> None:
         """Write the tail's tokens to blocks; attention goes on reading the tail."""
         if self._tail.length > self._stored:
-            owned = self._append(rows)
+            owned = self._append(rows, self._tail.length)
             self._stored = self._tail.length
             if self._write_back:
                 self._store.write_back(owned, sealed=False)
 
-    def _append(self, rows: Sequence[int]) -> list[Segment]:
+    def _append(self, rows: Sequence[int], end: int) -> list[Segment]:
         owned = [(row, segment) for row in rows if (segment := self._segments[row]) is not None]
         self._store.append(
             [segment for _, segment in owned],
-            [self._tail.take(row, self._stored, self._tail.length) for row, _ in owned],
+            [self._tail.take(row, self._stored, end) for row, _ in owned],
         )
         return [segment for _, segment in owned]
 
@@ -195,7 +237,10 @@ class DecodeSession:
             visible_path(path if own is not None else self._paths[live], own, self._flushed)
             for path, own in zip(self._paths, self._segments, strict=True)
         ]
-        view = self._model.backend.decode_view(self._store, paths, self._tail)
+        if self._fixed is not None:
+            view = self._fixed.open_view(paths)
+        else:
+            view = self._model.backend.decode_view(self._store, paths, self._tail)
         view.count_rows(self._num_real)
         view.drop_rows([row for row, own in enumerate(self._segments) if own is None])
         return view

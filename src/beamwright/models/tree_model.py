@@ -27,6 +27,7 @@ from beamwright.kv import (
 )
 from beamwright.kv.movement import ResidenceLog
 from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.fixed import FixedBuffers
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -203,13 +204,16 @@ class TreeModel:
         *,
         lease: Lease | None = None,
         write_back: bool = False,
+        fixed: FixedBuffers | None = None,
     ) -> DecodeSession:
         """Start decoding: row i goes on with segment i behind path i.
 
         All segments hold the same number of tokens: none, or what rows that were parked together
         had stored. lease: what pins the rows' paths. write_back: copy whole blocks home at once.
+        fixed: where the tail and the work lists stand; no other session may be using them.
         """
-        return DecodeSession(self, paths, segments, lease or Lease({}), write_back=write_back)
+        lease = lease or Lease({})
+        return DecodeSession(self, paths, segments, lease, write_back=write_back, fixed=fixed)
 
 
 def _home_tier(layout: KVLayout, home: HomeOptions | None, *, pinned: bool) -> HomeTier | None:

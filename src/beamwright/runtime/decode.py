@@ -19,6 +19,7 @@ from beamwright.models import TextCodec, TreeModel
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepParked
 from beamwright.runtime.batch import Batch, Row, worth_compacting
+from beamwright.runtime.bursts import Bursts, make_replay
 from beamwright.runtime.chains import (
     OWNER,
     Chains,
@@ -32,14 +33,15 @@ from beamwright.runtime.demand import DemandBuilder
 from beamwright.runtime.expect import StepLengths
 from beamwright.runtime.room import WorkingRoom
 from beamwright.runtime.sampling import Sampler
-from beamwright.runtime.stops import DelimiterTable, StopDetector, row_limit
-from beamwright.tree import Node
+from beamwright.runtime.stops import DelimiterTable, StopDetector, StopWords, row_limit
+from beamwright.tree import Node, StopReason
 
 
 class StepDecoder:
     """Writes the next step of open nodes. Owns the `generator` handles.
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
+    graphs: `auto`, `on` or `off`, see `bursts`; statistics are taken token by token whatever it is.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class StepDecoder:
         reuse: bool = True,
         prefetch: bool = True,
         token_stats: Collection[str] = (),
+        graphs: str = "off",
     ) -> None:
         self.model = model
         self._chains = Chains(model)
@@ -67,6 +70,9 @@ class StepDecoder:
         self._table: DelimiterTable | None = None
         if codec is not None and step.step_tokens is None:
             self._table = DelimiterTable(step.delimiter.encode(), codec.token_bytes(), device)
+        replay = None if token_stats else make_replay(graphs, device, model.backend)
+        words = StopWords(step, self._eos, self._table, device)
+        self._bursts = Bursts(model, self._sampler, words, replay) if replay is not None else None
         self._lengths = StepLengths(step, model.decoder.shape.context)
         self._demand = DemandBuilder(model.store, segment_of, self._lengths.expected)
 
@@ -74,7 +80,8 @@ class StepDecoder:
         """See `protocols.Executor`."""
         demand = self._demand.build(beams) if self.model.store.evicts else None
         longest = max(map(self._lengths.expected, beams), default=1)
-        return ScheduleView(beams, demand, self._room.max_rows(longest))
+        held_bytes = self._bursts.buffers.tail.num_bytes if self._bursts is not None else 0
+        return ScheduleView(beams, demand, self._room.max_rows(longest, held_bytes))
 
     # --- one group ---------------------------------------------------------------------------
 
@@ -129,6 +136,8 @@ class StepDecoder:
         try:
             self._decode_together(rows, work)
         except torch.OutOfMemoryError:
+            if self._bursts is not None:
+                self._bursts.release()
             return False
         return True
 
@@ -143,11 +152,13 @@ class StepDecoder:
             self._reserve(rows)
             if self._prefetch and work.upcoming:
                 store.prefetch(self._needs(work.upcoming[0]))
+            longest = max(map(self._lengths.expected, beams))
             session = self.model.open_session(
                 [path_to(row.node.parent) for row in rows],
                 [row.segment for row in rows],
                 lease=lease,
                 write_back=work.write_back,
+                fixed=self._bursts.expect(longest) if self._bursts is not None else None,
             )
             try:
                 self._run(rows, session)
@@ -172,22 +183,14 @@ class StepDecoder:
 
     def _run(self, rows: list[Row], session: DecodeSession) -> None:
         """Token by token until every row has stopped; stopped rows are dropped in bulk."""
-        decoder = self.model.decoder
-        batch = Batch(rows, session.num_rows, self._seed, decoder.device)
+        batch = Batch(rows, session.num_rows, self._seed, self.model.decoder.device)
         stops = self._stops(batch)
-        hidden: torch.Tensor | None = None
         if rows[0].tokens:  # parked before: the last token is drawn, but not forwarded
             tokens = batch.token(-1)
         else:
             hidden = torch.cat([last_hidden(row.node.parent) for row in batch.rows])
+            tokens = self._draw(batch, session, stops, hidden)
         while True:
-            if hidden is not None:
-                logits = decoder.logits(hidden)
-                tokens, logprobs = self._sampler.sample(
-                    logits, batch.keys, batch.positions, batch.greedy
-                )
-                batch.append(tokens.tolist(), logprobs.tolist(), self._sampler.stats(logits))
-                self._stop(batch, session, stops, tokens)
             active = batch.active_rows()
             parked = session.make_room(active) if active else []
             batch.park(parked)
@@ -198,11 +201,42 @@ class StepDecoder:
                 kept = session.keep_rows(active)
                 batch.keep_rows(kept)
                 stops.keep_rows(kept)
-                tokens = tokens[torch.tensor(kept, device=decoder.device)]
-            hidden = session.forward(tokens, batch.positions)
-            # Rows that have stopped stay inside the context; what they decode is dropped.
-            batch.positions.add_(1).clamp_(max=decoder.shape.context - 1)
+                tokens = tokens[torch.tensor(kept, device=tokens.device)]
+            advance = self._next_token if self._bursts is None else self._next_tokens
+            tokens = advance(batch, session, stops, tokens)
+
+    def _next_token(
+        self, batch: Batch, session: DecodeSession, stops: StopDetector, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Forward the newest token of every row and draw the next."""
+        hidden = session.forward(tokens, batch.positions)
+        # Rows that have stopped stay inside the context; what they decode is dropped.
+        batch.positions.add_(1).clamp_(max=self.model.decoder.shape.context - 1)
+        batch.count_overrun()
+        return self._draw(batch, session, stops, hidden)
+
+    def _next_tokens(
+        self, batch: Batch, session: DecodeSession, stops: StopDetector, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """The same up to the next block, with the host a step behind (see `bursts`)."""
+        assert self._bursts is not None
+        drawn, tokens = self._bursts.run(batch, session, stops, tokens)
+        for number, step in enumerate(drawn):
             batch.count_overrun()
+            batch.append(step.tokens, step.logprobs, {})
+            surplus = len(drawn) - 1 - number
+            self._stop(batch, session, stops.reasons(step.codes), surplus)
+        return tokens
+
+    def _draw(
+        self, batch: Batch, session: DecodeSession, stops: StopDetector, hidden: torch.Tensor
+    ) -> torch.Tensor:
+        """A token of every row [rows], given to those that have not stopped."""
+        logits = self.model.decoder.logits(hidden)
+        tokens, logprobs = self._sampler.sample(logits, batch.keys, batch.positions, batch.greedy)
+        batch.append(tokens.tolist(), logprobs.tolist(), self._sampler.stats(logits))
+        self._stop(batch, session, stops.feed(tokens))
+        return tokens
 
     def _stops(self, batch: Batch) -> StopDetector:
         """A detector that has seen what parked rows decoded before."""
@@ -215,13 +249,18 @@ class StepDecoder:
         return stops
 
     def _stop(
-        self, batch: Batch, session: DecodeSession, stops: StopDetector, tokens: torch.Tensor
+        self,
+        batch: Batch,
+        session: DecodeSession,
+        reasons: dict[int, StopReason],
+        surplus: int = 0,
     ) -> None:
-        stopped = {i: r for i, r in stops.feed(tokens).items() if batch.active[i]}
+        """Complete the steps of these rows. surplus: tokens that they have decoded since."""
+        stopped = {i: reason for i, reason in reasons.items() if batch.active[i]}
         if not stopped:
             return
         batch.stop(stopped)
-        session.seal([i for i, reason in stopped.items() if not reason.ends_path])
+        session.seal([i for i, reason in stopped.items() if not reason.ends_path], surplus=surplus)
         session.drop(list(stopped))
         for index, reason in stopped.items():
             row = batch.rows[index]

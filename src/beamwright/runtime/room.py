@@ -39,11 +39,15 @@ class WorkingRoom:
 
         return cls(device_memory.free_bytes(model.decoder.device), row_bytes)
 
-    def max_rows(self, step_tokens: int) -> int | None:
-        """Rows with steps of this length that there is room for, at least one; None if unknown."""
+    def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
+        """Rows with steps of this length that there is room for, at least one; None if unknown.
+
+        held_bytes: not free, but kept for the next rows.
+        """
         limits = [] if self._failed_at is None else [max(1, self._failed_at // 2)]
         if self._free_bytes is not None:
-            limits.append(max(1, self._free_bytes() // self._row_bytes(step_tokens)))
+            free_bytes = self._free_bytes() + held_bytes
+            limits.append(max(1, free_bytes // self._row_bytes(step_tokens)))
         return min(limits, default=None)
 
     def failed(self, num_rows: int) -> None:

@@ -72,6 +72,45 @@ def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
     return min(limits, key=lambda limit: limit.tokens)
 
 
+@dataclass
+class StopState:
+    """Of each row [rows]: bytes of the delimiter that its text ends with, and tokens left."""
+
+    matched: torch.Tensor
+    left: torch.Tensor
+
+
+_EOS, _LIMIT, _DELIMITER = 1, 2, 4
+
+
+class StopWords:
+    """What ends a step wherever it began: EOS ids and the delimiter. On the device only."""
+
+    def __init__(
+        self,
+        settings: StepSettings,
+        eos_ids: frozenset[int],
+        table: DelimiterTable | None,
+        device: torch.device,
+    ) -> None:
+        eos = [] if settings.ignore_eos else sorted(eos_ids)
+        self._eos = torch.tensor(eos, dtype=torch.long, device=device)
+        self._table = table if settings.step_tokens is None else None
+
+    def observe(self, token_ids: torch.Tensor, state: StopState) -> torch.Tensor:
+        """Codes [rows] uint8 of these tokens [rows], 0 where a row goes on; `state` moves on.
+
+        The host reads nothing here, and `state` stays in place, so that a graph can hold it.
+        """
+        state.left.sub_(1)
+        codes = (token_ids.unsqueeze(1) == self._eos).any(1).to(torch.uint8) * _EOS
+        codes += (state.left <= 0) * _LIMIT
+        if self._table is not None:
+            codes += self._table.hit[state.matched, token_ids] * _DELIMITER
+            state.matched.copy_(self._table.next_state[state.matched, token_ids])
+        return codes
+
+
 class StopDetector:
     """Stop reasons of a batch of rows, one token at a time.
 
@@ -87,45 +126,39 @@ class StopDetector:
         num_rows: int,
         device: torch.device,
     ) -> None:
-        eos = [] if settings.ignore_eos else sorted(eos_ids)
-        self._eos = torch.tensor(eos, dtype=torch.long, device=device)
-        self._table = table if settings.step_tokens is None else None
-        self._state = torch.zeros(num_rows, dtype=torch.long, device=device)
+        self._words = StopWords(settings, eos_ids, table, device)
         self._limits = list(limits)
         spare = [2**62] * (num_rows - len(self._limits))
         tokens = [limit.tokens for limit in self._limits] + spare
-        self._most = torch.tensor(tokens, dtype=torch.long, device=device)
+        self.state = StopState(
+            matched=torch.zeros(num_rows, dtype=torch.long, device=device),
+            left=torch.tensor(tokens, dtype=torch.long, device=device),
+        )
         self._rows = list(range(num_rows))
-        self._decoded = 0
 
     def feed(self, token_ids: torch.Tensor) -> dict[int, StopReason]:
         """Stop reasons of the rows (of the present batch) that end with these tokens [rows]."""
-        self._decoded += 1
-        eos = torch.isin(token_ids, self._eos)
-        at_limit = self._most <= self._decoded
-        stopped = eos | at_limit
-        hit = None
-        if self._table is not None:
-            hit = self._table.hit[self._state, token_ids]
-            self._state = self._table.next_state[self._state, token_ids]
-            stopped = stopped | hit
-        rows: list[int] = stopped.nonzero().flatten().tolist()
-        return {row: self._reason(row, eos, at_limit, hit) for row in rows}
+        return self.reasons(self._words.observe(token_ids, self.state).tolist())
 
-    def _reason(
-        self, row: int, eos: torch.Tensor, at_limit: torch.Tensor, hit: torch.Tensor | None
-    ) -> StopReason:
-        if bool(eos[row]):
+    def reasons(self, codes: Sequence[int]) -> dict[int, StopReason]:
+        """What the codes of `StopWords` mean, of the rows that stop."""
+        return {row: self._reason(row, code) for row, code in enumerate(codes) if code}
+
+    def _reason(self, row: int, code: int) -> StopReason:
+        if code & _EOS:
             return StopReason.EOS
-        delimited = hit is not None and bool(hit[row])
-        if bool(at_limit[row]):
+        if code & _LIMIT:
             reason = self._limits[self._rows[row]].reason
-            if reason.ends_path or not delimited:
+            if reason.ends_path or not code & _DELIMITER:
                 return reason
         return StopReason.DELIMITER
 
+    def most_tokens(self, rows: Sequence[int]) -> int:
+        """The longest step that any of these rows may have."""
+        return max(self._limits[self._rows[row]].tokens for row in rows)
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""
-        index = torch.tensor(list(rows), device=self._state.device)
-        self._state, self._most = self._state[index], self._most[index]
+        index = torch.tensor(list(rows), device=self.state.left.device)
+        self.state = StopState(self.state.matched[index], self.state.left[index])
         self._rows = [self._rows[row] for row in rows]

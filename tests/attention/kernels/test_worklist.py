@@ -147,3 +147,15 @@ def test_lists_are_rewritten_in_place_until_they_outgrow_their_room(make_forest)
     again.write(small)
     again.write(large)
     assert again.num_moves == 2
+
+
+def test_lists_with_headroom_move_less_often(make_forest):
+    """A captured step has to be captured again whenever they move."""
+    paths = make_forest(5).paths
+    tight, ample = (WorkBuffers(torch.device("cpu"), 8, headroom) for headroom in (1, 4))
+    for num_rows in range(1, len(paths) + 1):
+        work = decode_work(paths[:num_rows], 16, CUTS, 4, copy_per_row=False)
+        for buffers in (tight, ample):
+            lists = buffers.write(work)
+            assert lists[5][: len(work.row_slots)].tolist() == work.row_slots.tolist()
+    assert 0 < ample.num_moves < tight.num_moves

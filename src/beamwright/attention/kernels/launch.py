@@ -41,6 +41,11 @@ class Partials:
         )
 
     @property
+    def num_rows(self) -> int:
+        """Rows whose tails have a slot."""
+        return self.lse.shape[0] - self.first_tail
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of both."""
         return self.context.nbytes + self.lse.nbytes

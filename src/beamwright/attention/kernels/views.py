@@ -17,10 +17,12 @@ from beamwright.attention.kernels.choice import why_no_kernels
 from beamwright.attention.kernels.cuts import Cuts
 from beamwright.attention.kernels.launch import Partials, decode_attention, prefill_attention
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
-from beamwright.attention.kernels.worklist import WorkBuffers, decode_work, prefill_work
+from beamwright.attention.kernels.worklist import DecodeWork, WorkBuffers, decode_work, prefill_work
 from beamwright.attention.layers import Tail
 from beamwright.errors import InputError
-from beamwright.kv import Path, SegmentStore
+from beamwright.kv import FixedTail, Path, SegmentStore
+
+_STAYING_ROOM = 128
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,87 @@ class KernelOptions:
     copy_per_row: bool
 
 
+class Workspace:
+    """Work lists and partial results of decode views that follow one another.
+
+    They keep their addresses until they grow. num_moves: how often they did; then a captured step
+    has to be captured again.
+    stays: it outlives its first view, so it takes more room than that one needs.
+    """
+
+    def __init__(self, store: SegmentStore, *, stays: bool) -> None:
+        self._scratch, self._device = store.scratch, store.pool.storage.device
+        self._buffers = WorkBuffers(self._device)
+        if stays:
+            self._buffers = WorkBuffers(self._device, _STAYING_ROOM, headroom=2)
+        self._partials: Partials | None = None
+        self._num_partials = self._counted = 0
+
+    @property
+    def num_moves(self) -> int:
+        """See the class."""
+        return self._buffers.num_moves + self._num_partials
+
+    def write(
+        self, work: DecodeWork, heads: HeadLayout, num_rows: int
+    ) -> tuple[list[torch.Tensor], Partials]:
+        """The lists on the device, and room for the partial results of so many rows."""
+        lists = self._buffers.write(work)
+        num_slots, held = len(lists[3]), self._partials
+        if held is None or held.first_tail < num_slots or held.num_rows < num_rows:
+            num_rows = max(num_rows, held.num_rows if held is not None else 0)
+            held = Partials.empty(heads, num_slots, num_rows, self._device)
+            self._partials = held
+            self._num_partials += 1
+            self._count(held.num_bytes)
+        return lists, held
+
+    def release(self) -> None:
+        """Give the partial results back; lists are small."""
+        self._partials = None
+        self._count(0)
+
+    def _count(self, num_bytes: int) -> None:
+        self._scratch.add(num_bytes - self._counted)
+        self._counted = num_bytes
+
+
 class KernelDecode:
-    """One new token per row: parts of the paths, then the rows' own tails, then the merge."""
+    """One new token per row: parts of the paths, then the rows' own tails, then the merge.
+
+    workspace: of a caller who keeps it for the views to come; else the view has its own.
+    """
 
     def __init__(
-        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, options: KernelOptions
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        tail: Tail,
+        options: KernelOptions,
+        workspace: Workspace | None = None,
     ) -> None:
         self._store, self._tail, self._options = store, tail, options
         self._paths = list(paths)
         self._live = [True] * len(paths)
-        device = store.pool.storage.device
-        self._buffers = WorkBuffers(device)
-        self._num_tail = torch.zeros(1, dtype=torch.int32, device=device)
+        self._keeps = workspace is not None
+        self._workspace = workspace or Workspace(store, stays=False)
+        # The tokens of a fixed tail are counted on the device, whoever replays the step.
+        self._counts = not isinstance(tail, FixedTail)
+        self._num_tail = (
+            tail.counter
+            if isinstance(tail, FixedTail)
+            else torch.zeros(1, dtype=torch.int32, device=store.pool.storage.device)
+        )
         self._work: list[torch.Tensor] = []
         self._partials: Partials | None = None
-        self._counted = 0
         self._stale = True
+
+    def prepare(self, num_heads: int) -> None:
+        """Rewrite the work lists if rows or paths have changed, so that tokens only read them."""
+        layout = self._store.pool.layout
+        heads = HeadLayout(layout.num_kv_heads, num_heads // layout.num_kv_heads, layout.head_dim)
+        if self._stale:
+            self._rebuild(heads, decode_tile(heads, layout.dtype.itemsize).queries)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
@@ -60,7 +127,7 @@ class KernelDecode:
         tile = decode_tile(heads, query.element_size())
         if self._stale:
             self._rebuild(heads, tile.queries)
-        if layer == 0:
+        if layer == 0 and self._counts:
             self._num_tail.fill_(self._tail.length + 1)
         assert self._partials is not None
         return decode_attention(
@@ -93,8 +160,8 @@ class KernelDecode:
 
     def close(self) -> None:
         """See `protocols.AttentionView`."""
-        self._store.scratch.add(-self._counted)
-        self._counted = 0
+        if not self._keeps:
+            self._workspace.release()
         self._partials = None
 
     def _rebuild(self, heads: HeadLayout, queries_per_tile: int) -> None:
@@ -105,14 +172,7 @@ class KernelDecode:
             queries_per_tile,
             copy_per_row=self._options.copy_per_row,
         )
-        self._work = self._buffers.write(work)
-        num_slots, num_rows = len(self._work[3]), len(self._paths)
-        held = self._partials
-        if held is None or held.first_tail < num_slots:
-            device = self._store.pool.storage.device
-            self._partials = Partials.empty(heads, num_slots, num_rows, device)
-            self._store.scratch.add(self._partials.num_bytes - self._counted)
-            self._counted = self._partials.num_bytes
+        self._work, self._partials = self._workspace.write(work, heads, len(self._paths))
         self._stale = False
 
 
@@ -168,10 +228,20 @@ class KernelAttention:
         self.copies_per_beam = options.copy_per_row
         self._options = options
 
-    def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> KernelDecode:
+    def workspace(self, store: SegmentStore) -> Workspace:
+        """What decode views of this store may share, one after the other."""
+        return Workspace(store, stays=True)
+
+    def decode_view(
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        tail: Tail,
+        workspace: Workspace | None = None,
+    ) -> KernelDecode:
         """A view for one token per row."""
         self._check(store)
-        return KernelDecode(store, paths, tail, self._options)
+        return KernelDecode(store, paths, tail, self._options, workspace)
 
     def prefill_view(
         self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]

@@ -191,10 +191,14 @@ class WorkBuffers:
 
     They grow by doubling. `num_moves` counts how often they were allocated anew: a graph that was
     captured before has to be captured again.
+    least_room: entries that every list has room for. headroom: a list that grows gets room for so
+    many times what it holds.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self, device: torch.device, least_room: int = _LEAST_ROOM, headroom: int = 1
+    ) -> None:
+        self._device, self._least_room, self._headroom = device, least_room, headroom
         self._flat = torch.zeros(0, dtype=torch.int32)
         self._sizes: tuple[int, ...] = ()
         self.num_moves = 0
@@ -205,7 +209,7 @@ class WorkBuffers:
         needed = [len(each) for each in lists]
         room = self._sizes or (0,) * len(needed)
         if any(size > held for size, held in zip(needed, room, strict=True)):
-            grown = [power_of_two(size, _LEAST_ROOM) for size in needed]
+            grown = [power_of_two(self._headroom * n, self._least_room) for n in needed]
             self._sizes = tuple(map(max, grown, room))
             self._flat = torch.zeros(sum(self._sizes), dtype=torch.int32, device=self._device)
             self.num_moves += 1
