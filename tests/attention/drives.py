@@ -117,10 +117,9 @@ def same(left, right):
 
 def layered(forest, link):
     """The same forest in a layered store, everything on the device."""
-    pool = forest.store.pool
-    store = LayeredStore(
-        BlockPool(forest.layout, ByteBudget(pool.budget.total_bytes)), torch.device("cpu"), link
-    )
+    device, budget = torch.device(forest.device), forest.store.pool.budget
+    pool = BlockPool(forest.layout, ByteBudget(budget.total_bytes), pinned=device.type == "cuda")
+    store = LayeredStore(pool, device, link)
     moved = {}
     for segment in {part.segment: None for path in forest.paths for part in path}:
         moved[segment] = store.create()

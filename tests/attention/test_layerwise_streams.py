@@ -8,7 +8,7 @@ from beamwright.attention import LayerwiseAttention, make_attention
 from beamwright.attention.layers import Entry
 from beamwright.attention.offload import Offload
 from beamwright.attention.streams import LayerStreams
-from beamwright.kv import ByteBudget, CopierLink, Direction, Piece, StreamLink
+from beamwright.kv import ByteBudget, CopierLink, CudaStreams, Direction, Piece, StreamLink
 from streams import EagerStreams, LateStreams
 
 NAMES = pytest.mark.parametrize("name", ["dense", "tree"])
@@ -241,3 +241,19 @@ def test_the_stall_is_what_the_device_says(make_forest, copier):
     device.run(TOKENS)
     assert len(streams.held) > TOKENS * 4
     assert backend.stall_s > link.held_back_s == pytest.approx(0.01 * len(streams.held))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+@NAMES
+def test_a_card_s_streams_change_no_context(make_forest, name):
+    """Over real events; twenty tokens, so that the tail grows under way."""
+    link = StreamLink(CudaStreams(torch.device("cuda")))
+    shape = {"dtype": torch.float32, "device": "cuda"}
+    plain, device, backend = pair(make_forest, name, link, 3.9, **shape)
+    expected, found = plain.run(20).contexts, device.run(20).contexts
+    for one, two in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, two)
+    assert link.bytes_moved[Direction.H2D] == device.streamed_bytes() + backend.discarded_bytes
+    link.close()
+    assert backend.stall_s >= 0.0

@@ -133,3 +133,14 @@ def test_on_a_gpu_attention_needs_fixed_shapes():
         with pytest.raises(InputError, match=r"--deterministic on cuda: .*--attention reference"):
             check_deterministic(backend, cuda, torch.float64)
     check_deterministic(make_attention("reference"), cuda, torch.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+def test_tiles_and_kernels_are_exact_on_a_card():
+    shape, device = shape_from_text(TINY), torch.device("cuda")
+    decoder = Decoder(shape, random_weights(shape, torch.bfloat16, "cuda", 0), TILE_ROWS)
+    for name in ("tree", "dense"):
+        backend = make_attention(name, device, torch.bfloat16)
+        check_deterministic(backend, device, torch.bfloat16)
+        assert batches_are_exact(decoder, backend)
