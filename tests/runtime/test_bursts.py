@@ -1,6 +1,7 @@
 """Bursts and replays: the same bits as token by token, whatever happens between bursts."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -64,7 +65,6 @@ def test_every_strategy_grows_the_same_tree(make_solver, name):
         {"attention": "reference", "max_rounds": 3},
         {"attention": "dense", "max_rounds": 3},
         {"temperature": 0, "max_rounds": 2},
-        {"max_step_tokens": 60, "max_tokens": 60, "n": 32, "max_rounds": 1},
         {"top_k": 4, "top_p": 0.9, "min_p": 0.01, "max_rounds": 2},
         {"context": 60, "max_tokens": None, "ignore_eos": True, "n": 4, "width": 2},
         {"step_tokens": 280, "max_tokens": 280, "ignore_eos": True, "n": 3, "width": 3},
@@ -114,6 +114,22 @@ def test_beams_are_parked_and_moved_as_token_by_token(make_solver, monkeypatch, 
     assert burst.kv.h2d_bytes == plain.kv.h2d_bytes
     assert burst.kv.d2h_bytes == plain.kv.d2h_bytes
     assert burst.kv.device_peak_bytes <= 15 * block
+
+
+def test_a_burst_after_a_compaction_ends_where_blocks_begin_too(make_solver, monkeypatch):
+    """Compaction may come at any token, and the host must be there at every 16th all the same."""
+    lengths, real = [], DecodeSession.prepare
+
+    def prepare(self):
+        lengths.append(self._tail.length)
+        real(self)
+
+    monkeypatch.setattr(DecodeSession, "prepare", prepare)
+    options = {"n": 32, "max_rounds": 1, "max_step_tokens": 60, "max_tokens": 60}
+    grow(make_solver(graphs="on", **options))
+    assert {length % 16 for length in lengths} > {0}
+    for start, end in pairwise(lengths):  # groups begin at 0
+        assert end <= (start // 16 + 1) * 16
 
 
 def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch):
