@@ -26,7 +26,7 @@ demo: $(BIN)/.installed ## solve one word problem with the bundled models and wa
 	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 0
 
 test: $(BIN)/.installed-dev ## install what tests need and run everything
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between rooms
 	$(BIN)/ruff check .

@@ -1,11 +1,13 @@
 import pytest
 
-from beamwright.config import MemorySettings
+from beamwright import tiers
+from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage
 from beamwright.errors import InputError
 from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
 
+GIB = 2**30
 BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"
 
 
@@ -76,3 +78,19 @@ def test_weights_that_are_turned_back_need_room(generator):
     quantised = ModelBytes(generator.shape, 4, Storage.INT8)
     largest = 2 * 128 * 64 * 4
     assert quantised.activations(16) == generator.activations(16) + largest
+
+
+def test_the_host_tier_is_half_of_the_memory_that_there_is(tmp_path, monkeypatch):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(tiers, "_CONTAINER_LIMIT", limit)
+    whole = tiers.host_kv_bytes(Settings.build())
+    for written in ("max", ""):
+        limit.write_text(written)
+        assert tiers.host_kv_bytes(Settings.build()) == whole
+    limit.write_text("1000000\n")
+    assert tiers.host_kv_bytes(Settings.build()) == 500_000
+    assert tiers.host_kv_bytes(Settings.build(host_memory="3GiB")) == 3 * GIB
+    limit.write_text(str(2**45))
+    monkeypatch.setattr(tiers.os, "sysconf", lambda name: 2**22)
+    assert tiers.host_kv_bytes(Settings.build()) == 2**43
+    assert tiers.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned at once"

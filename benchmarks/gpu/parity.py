@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright.attention import BACKENDS, make_attention
+from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.config import ModelSettings
 from beamwright.kv import PathPart
 from beamwright.models import PrefillRequest, TreeModel, load_model
@@ -136,7 +136,9 @@ def _write_tokenizer(folder: Path) -> None:
 def tree_logits(settings: ModelSettings) -> torch.Tensor:
     """Logits [steps, rows, vocab] in float64 of rows under a small tree, decoded together."""
     decoder = load_model(settings.model, settings).decoder
-    attention, device = make_attention(settings.attention), decoder.device
+    device, name = decoder.device, settings.attention
+    known = (device, decoder.dtype) if name in KERNEL_BACKENDS else ()
+    attention = make_attention(name, *known)
     drawn = torch.Generator().manual_seed(1)
     vocab = decoder.shape.vocab
     token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
@@ -173,7 +175,7 @@ def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, An
     expected = tree_logits(oracle)
     rows = []
     for dtype, limit in LIMITS.items():
-        for attention in BACKENDS:
+        for attention in (*BACKENDS, *(KERNEL_BACKENDS if context.on_gpu else ())):
             row: dict[str, Any] = {"family": family, "dtype": dtype, "attention": attention}
             try:
                 settings = ModelSettings(

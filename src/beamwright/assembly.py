@@ -50,8 +50,7 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
         InputError: for a bad model or verifier, or a memory number that does not hold them.
     """
     model = settings.model
-    if settings.memory.memory is not None:
-        cap_memory(model.device, settings.memory.memory)
+    cap_memory(model.device, settings.memory.memory)
     loaded = load_model(model.model, model, chat_template=model.chat_template)
     source = resolve_verifier(model)
     if source.model is not None and loaded.codec is None:

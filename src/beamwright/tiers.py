@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -18,16 +20,26 @@ from beamwright.models import HomeOptions, TreeModel
 from beamwright.runtime.timeline import Timeline
 
 _FALLBACK_HOST_BYTES = 8 * 1024**3
+_MOST_PINNED_BYTES = 16 * 1024**3
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def host_kv_bytes(settings: Settings) -> int:
-    """`--host-memory`, or half of the machine's memory; pages are committed as they are touched."""
+    """`--host-memory`, or half of the memory of the machine, or of its container.
+
+    On a CPU pages are committed as they are touched; for a GPU they are pinned at once, so the
+    default is at most 16 GiB there.
+    """
     if settings.memory.host_memory is not None:
         return settings.memory.host_memory
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (ValueError, OSError, AttributeError):
-        return _FALLBACK_HOST_BYTES
+        half = _FALLBACK_HOST_BYTES
+    with suppress(OSError, ValueError):  # the file may be missing, or say "max"
+        half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
+    pinned = torch.device(settings.model.device).type != "cpu"
+    return min(half, _MOST_PINNED_BYTES) if pinned else half
 
 
 @dataclass(frozen=True)

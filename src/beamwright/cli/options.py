@@ -97,7 +97,10 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "stop_score": ("SCORE", "Stop once a finished candidate scores at least this."),
     "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
     "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
-    "host_memory": ("SIZE", "Most KV kept in host memory (default: half of it)."),
+    "host_memory": (
+        "SIZE",
+        "Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB).",
+    ),
     "schedule": (None, "How beams are arranged on the device."),
     "planner": (None, "Groups by dynamic programming over ranges, or by LBS's Algorithm 1."),
     "inter_beam": (None, "Group beams that share a prefix, and move the prefix once."),

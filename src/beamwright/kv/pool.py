@@ -6,6 +6,7 @@ so that the link moves it in one transfer (FACTS 2).
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +88,20 @@ def _lazy_zeros(
 
     Zeros, because a masked position must never hold NaN bits left over from other memory.
     """
-    if device != "cpu" or pinned or not shape[0]:
-        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
+    if device != "cpu" or not shape[0]:
+        return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    memory = np.zeros(num_bytes, dtype=np.uint8)
+    if pinned:
+        _pin(memory)
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def _pin(memory: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Page-lock an array while it lives.
+
+    Not by `pin_memory=True`: that allocator rounds up to a power of two, and keeps what is freed.
+    """
+    cudart, address = torch.cuda.cudart(), memory.ctypes.data
+    torch.cuda.check_error(int(cudart.cudaHostRegister(address, memory.nbytes, 0)))
+    weakref.finalize(memory, cudart.cudaHostUnregister, address)

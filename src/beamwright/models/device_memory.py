@@ -13,8 +13,10 @@ import torch
 from beamwright.errors import InputError
 
 
-def cap_memory(name: str, limit_bytes: int) -> None:
-    """Let this process allocate at most so much on a GPU; more raises OutOfMemoryError.
+def cap_memory(name: str, limit_bytes: int | None) -> None:
+    """Let this process allocate at most so much on a GPU, or all (None).
+
+    More than that raises OutOfMemoryError.
 
     The driver's own context (some 0.5 GB) stands outside the allocator and is not counted.
 
@@ -22,12 +24,16 @@ def cap_memory(name: str, limit_bytes: int) -> None:
         InputError: if the card has less than that.
     """
     device = torch.device(name)
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_available():
         return
-    total = torch.cuda.get_device_properties(device).total_memory
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if limit_bytes is None:
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+        return
+    total = torch.cuda.get_device_properties(index).total_memory
     if limit_bytes > total:
         raise InputError(f"--memory {limit_bytes:,} bytes: {device} has {total:,}")
-    torch.cuda.set_per_process_memory_fraction(limit_bytes / total, device)
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total, index)
 
 
 def free_bytes(device: torch.device) -> Callable[[], int] | None:

@@ -158,6 +158,8 @@ def _check_device(device: str) -> str:
         raise InputError(f"--device {device!r} is not a device") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {device}: no CUDA device is available here")
+    if kind == "cuda" and torch.device(device).index is not None:
+        torch.cuda.set_device(torch.device(device))  # kernels are launched on the current one
     return device
 
 
