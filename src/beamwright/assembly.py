@@ -15,6 +15,7 @@ from beamwright.kv import ByteBudget
 from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory
+from beamwright.models.load import check_device
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import make_schedule
@@ -50,7 +51,7 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
         InputError: for a bad model or verifier, or a memory number that does not hold them.
     """
     model = settings.model
-    cap_memory(model.device, settings.memory.memory)
+    cap_memory(check_device(model.device), settings.memory.memory)
     loaded = load_model(model.model, model, chat_template=model.chat_template)
     source = resolve_verifier(model)
     if source.model is not None and loaded.codec is None:

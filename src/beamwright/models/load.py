@@ -86,7 +86,7 @@ def load_model(
         InputError, UnsupportedModelError, UnavailableError: with one line that says why.
     """
     dtype = resolve_dtype(settings.dtype, settings.device)
-    device = _check_device(settings.device)
+    device = check_device(settings.device)
     storage = _storage(settings, dtype, role)
     tile = TILE_ROWS if settings.deterministic else None
     if spec.startswith("random:"):
@@ -151,7 +151,12 @@ def _capped(shape: ModelShape, max_context: int | None) -> ModelShape:
     return replace(shape, context=min(shape.context, max_context))
 
 
-def _check_device(device: str) -> str:
+def check_device(device: str) -> str:
+    """The same, if there is such a device.
+
+    Raises:
+        InputError: if it is no device, or none of its kind is here.
+    """
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
