@@ -35,10 +35,9 @@ class ModelBytes:
     def activations(self, num_rows: int) -> int:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
         shape = self.shape
-        width = 4 * shape.hidden + 3 * shape.intermediate
         decode = num_rows * shape.working_bytes_per_row(self.element_bytes)
         scratch = product_scratch_bytes(shape, self.element_bytes, self.storage)
-        return max(decode, _PREFILL_TOKENS * width * self.element_bytes) + scratch
+        return max(decode, _PREFILL_TOKENS * shape.activation_width * self.element_bytes) + scratch
 
 
 @dataclass(frozen=True)

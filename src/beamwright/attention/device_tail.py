@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from beamwright.attention.home_record import HomeRecord
 from beamwright.attention.offload import NUM_BUFFERS
 from beamwright.kv import LayeredTail, Piece
 
@@ -25,8 +26,7 @@ class DeviceTail:
         self._tail, self._streams = tail, streams
         self.capacity = tail.capacity
         self._buffers: list[torch.Tensor] = []
-        # Per token: the first layer from which it is at home.
-        self._home_from = [streams.resident_before] * tail.length
+        self._at_home = HomeRecord(tail.length, streams.resident_before)
 
     @property
     def length(self) -> int:
@@ -54,7 +54,7 @@ class DeviceTail:
         """See `TailBuffer`. In a streamed layer the token goes home over the link."""
         tail, streams, step = self._tail, self._streams, self.length
         if layer == 0:
-            self._home_from[step:] = [streams.resident]
+            self._at_home.begin(step, streams.resident)
             tail.resident = streams.resident
         own = key_value[: tail.num_real].contiguous()
         slot = streams.slot_of(layer)
@@ -89,16 +89,14 @@ class DeviceTail:
     @property
     def home_from(self) -> int:
         """The first layer from which all tokens so far are at home."""
-        return max(self._home_from, default=0)
+        return self._at_home.layer
 
     def write_home(self, resident: int) -> Iterator[tuple[int, Piece]]:
         """(layer, piece) of tokens that are not at home in layers that are not resident."""
-        for layer in range(resident, self.home_from):
-            first = next(i for i, since in enumerate(self._home_from) if since > layer)
+        for layer, first in self._at_home.missing(resident):
             for piece in self._pieces(self._tail.far(layer), self._tail.near(layer), first):
                 self._tail.left = True
                 yield layer, piece
-        self._home_from = [min(since, resident) for since in self._home_from]
 
     def left(self, resident: int) -> None:
         """Layers from `resident` on have been sent home: the device forgets them."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from beamwright.attention.home_record import HomeRecord
 from beamwright.attention.offload import NUM_BUFFERS, Array, StreamedCopy, as_array, neighbours
 from beamwright.attention.streams import LayerStreams
 from beamwright.kv import Piece, TailBuffer
@@ -23,8 +24,7 @@ class StreamedTail:
         self._tail, self._streams = tail, streams
         self.capacity = tail.capacity
         self._buffers: list[torch.Tensor] = []
-        # Per token: the first layer from which it is at home.
-        self._home_from = [streams.resident_before] * tail.length
+        self._at_home = HomeRecord(tail.length, streams.resident_before)
 
     @property
     def length(self) -> int:
@@ -56,7 +56,7 @@ class StreamedTail:
         """See `TailBuffer`. In a streamed layer the token goes home over the link."""
         streams, step = self._streams, self.length
         if layer == 0:
-            self._home_from[step:] = [streams.resident]
+            self._at_home.begin(step, streams.resident)
         slot = streams.slot_of(layer)
         if slot is None:
             self._tail.write(layer, key_value)
@@ -91,16 +91,14 @@ class StreamedTail:
     @property
     def home_from(self) -> int:
         """The first layer from which all tokens so far are at home."""
-        return max(self._home_from, default=0)
+        return self._at_home.layer
 
     def write_home(self, resident: int) -> Iterator[tuple[int, Piece]]:
         """(layer, piece) of tokens that are not at home in layers that are not resident."""
-        for layer in range(resident, self.home_from):
-            first = next(i for i, since in enumerate(self._home_from) if since > layer)
+        for layer, first in self._at_home.missing(resident):
             home = self._home(layer)
             for piece in self._pieces(home, np.empty_like(home), first):
                 yield layer, piece
-        self._home_from = [min(since, resident) for since in self._home_from]
 
     def _home(self, layer: int) -> Array:
         return as_array(self._tail.storage[layer])

@@ -79,8 +79,12 @@ class ModelShape:
     def working_bytes_per_row(self, element_bytes: int) -> int:
         """Estimate of what a decode step needs per row beside KV: activations, and logits five
         times in float32 (scores, scaled, filtered, with noise, as log-probabilities)."""
-        width = 4 * self.hidden + 3 * self.intermediate
-        return 5 * 4 * self.vocab + width * element_bytes
+        return 5 * 4 * self.vocab + self.activation_width * element_bytes
+
+    @property
+    def activation_width(self) -> int:
+        """Estimate of the values that one token has in flight inside a layer."""
+        return 4 * self.hidden + 3 * self.intermediate
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """K and V of one token over all layers."""

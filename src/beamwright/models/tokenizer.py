@@ -13,7 +13,7 @@ from typing import Any
 
 from beamwright.errors import InputError
 
-_REPLY = "\ue000"  # stands for a reply: a private character that no template touches
+PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -61,7 +61,7 @@ class TextCodec:
         messages = [{"role": "user", "content": problem}]
         if system_prompt is not None:
             messages.insert(0, {"role": "system", "content": system_prompt})
-        return self.encode(self._chat(messages))
+        return self.encode(self.chat(messages, add_generation_prompt=True))
 
     def render_turn(self, text: str) -> list[int]:
         """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.
@@ -73,21 +73,34 @@ class TextCodec:
             raise InputError("asking a model again needs a chat template (--chat-template)")
         messages = [
             {"role": "user", "content": "?"},
-            {"role": "assistant", "content": _REPLY},
+            {"role": "assistant", "content": PLACE},
             {"role": "user", "content": text},
         ]
-        _, found, after = self._chat(messages).rpartition(_REPLY)
+        _, found, after = self.chat(messages, add_generation_prompt=True).rpartition(PLACE)
         if not found:
             raise InputError("chat template: it leaves out what the assistant has said")
         return self.encode(after)
 
-    def _chat(self, messages: list[dict[str, str]]) -> str:
+    def chat(
+        self,
+        messages: Sequence[dict[str, str]],
+        name: str | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """A conversation as text, special tokens included. name: what an error names.
+
+        Raises:
+            InputError: if the chat template fails.
+        """
         try:
             text: str = self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False
+                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
             )
         except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
-            raise InputError(f"chat template: {' '.join(str(error).split())}") from error
+            whose = f"{name}: " if name else ""
+            line = " ".join(str(error).split())
+            raise InputError(f"{whose}chat template: {line}") from error
         return text
 
     def encode(self, text: str) -> list[int]:

@@ -17,14 +17,13 @@ from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.compat import final_candidates
 from beamwright.search.lookahead import rolled_from, rollout
-from beamwright.search.ranking import duplicates, ranked
+from beamwright.search.ranking import TIE, duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
 _VOTES_CHANGE = {
     "revise": "a path's answer may still change",
     "deepconf": "a path that has voted may still be pruned",
 }
-_TIE = 1e-6  # sums this close are equal in `search.choose`
 
 
 def check_stops(
@@ -209,7 +208,7 @@ def weights_are_settled(ended: Iterable[Node], num_remaining: int) -> bool:
             weights.setdefault(answer, []).append(score)
     totals = sorted((math.fsum(scores) for scores in weights.values()), reverse=True)
     most, second = (*totals, 0.0, 0.0)[:2]
-    return most > second + num_remaining + _TIE
+    return most > second + num_remaining + TIE
 
 
 def _ballots(ended: Iterable[Node]) -> Iterator[tuple[str, float | None]]:

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from beamwright.search.answers import normalise_answer
+from beamwright.search.ranking import TIE
 
 Choice = Literal["best", "majority", "weighted"]
 CHOICES: tuple[Choice, ...] = ("best", "majority", "weighted")
-
-_TIE = 1e-6  # scores this close are equal; order (lineage) decides
 
 
 def choose(
@@ -71,7 +70,7 @@ def _best(indices: Iterable[int], scores: Sequence[float | None]) -> int:
 def _first_largest(values: Sequence[float]) -> int:
     """Index of the first value that is within the tie distance of the largest."""
     largest = max(values)
-    return next(i for i, value in enumerate(values) if value >= largest - _TIE)
+    return next(i for i, value in enumerate(values) if value >= largest - TIE)
 
 
 def _vote_weights(voters: Sequence[int], scores: Sequence[float | None]) -> dict[int, float]:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.search.ranking import TIE
 from beamwright.tree import Node, NodeState, SearchTree
 
 WARMUP = 16
 KEEP = 0.9  # DeepConf-high; DeepConf-low is 0.1
-_TIE = 1e-6  # scores this close are equal (DESIGN, "Sameness")
 
 
 class OnlineDeepConf:
@@ -88,7 +88,7 @@ def percentile(ascending: Sequence[float], share: float) -> float:
 
 
 def _below(nodes: Iterable[Node], bar: float) -> list[Node]:
-    return [node for node in nodes if node.score is not None and node.score < bar - _TIE]
+    return [node for node in nodes if node.score is not None and node.score < bar - TIE]
 
 
 def _end(node: Node) -> Node:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from beamwright.tree import Node
 
+TIE = 1e-6  # scores this close are equal; order (lineage) decides
 _TIE_DECIMALS = 6
 
 

@@ -26,13 +26,13 @@ from pydantic import Field, ValidationError, field_validator
 from beamwright.config import Section
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
+from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node
 from beamwright.verify.spec import read_yaml
-from beamwright.verify.write import Span, render_chat
+from beamwright.verify.write import Span
 
 JUDGE_FILE = "judge.yaml"
 _PACKAGED = Path(__file__).parent / JUDGE_FILE
-_PLACE = "\ue000"  # stands where the steps will: a private character that no template touches
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _EMPHASIS = re.compile(r"[*`$]+")
 
@@ -164,16 +164,16 @@ class JudgePrompts:
         """The text before the first step, and behind the last one."""
         before, _, rest = self._spec.prompt.partition("{problem}")
         between, _, after = rest.partition("{steps}")
-        turns = [{"role": "user", "content": f"{before}{problem}{between}{_PLACE}{after}"}]
-        head, place, tail = self._render(turns, add_generation_prompt=True).rpartition(_PLACE)
+        turns = [{"role": "user", "content": f"{before}{problem}{between}{PLACE}{after}"}]
+        head, place, tail = self._render(turns, add_generation_prompt=True).rpartition(PLACE)
         if not place:
             raise InputError(f"{self._name}: its chat template leaves the user's turn out")
         return head, tail
 
     def _end_of_turn(self) -> frozenset[int]:
         """The special token behind the assistant's turns, if there is one."""
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PLACE}]
-        _, place, behind = self._render(turns, add_generation_prompt=False).rpartition(_PLACE)
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
+        _, place, behind = self._render(turns, add_generation_prompt=False).rpartition(PLACE)
         added = self._codec.tokenizer.added_tokens_decoder
         first = self._codec.encode(behind.lstrip())[:1] if place else []
         return frozenset(token for token in first if token in added and added[token].special)
@@ -181,9 +181,7 @@ class JudgePrompts:
     def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         if self._spec.system is not None:
             turns = [{"role": "system", "content": self._spec.system}, *turns]
-        return render_chat(
-            self._codec, turns, self._name, add_generation_prompt=add_generation_prompt
-        )
+        return self._codec.chat(turns, self._name, add_generation_prompt=add_generation_prompt)
 
 
 def _num_before(spans: Sequence[Span], end: int) -> int:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
+from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
 
-_PLACE = "\ue000"  # stands where the first step will: a private character that no template touches
 Span = tuple[int, int]
 
 
@@ -46,9 +46,9 @@ class PathWriter:
         """The text before the first step."""
         template = self._template
         if template.layout == "dialogue":
-            return self._dialogue(problem, [_PLACE]).rpartition(_PLACE)[0]
+            return self._dialogue(problem, [PLACE]).rpartition(PLACE)[0]
         if template.layout == "answer":
-            return self._answer(problem, _PLACE).rpartition(_PLACE)[0]
+            return self._answer(problem, PLACE).rpartition(PLACE)[0]
         if template.prefix is not None:
             return template.prefix.replace("{problem}", problem)
         return self._codec.decode_raw(self._codec.render(problem, template.system))
@@ -123,28 +123,4 @@ class PathWriter:
     def _render(self, turns: list[dict[str, str]]) -> str:
         if self._template.system is not None:
             turns = [{"role": "system", "content": self._template.system}, *turns]
-        return render_chat(self._codec, turns, f"verifier format {self._spec.name}")
-
-
-def render_chat(
-    codec: TextCodec,
-    turns: Sequence[dict[str, str]],
-    name: str,
-    *,
-    add_generation_prompt: bool = False,
-) -> str:
-    """A conversation as text, special tokens included.
-
-    name: what an error names.
-
-    Raises:
-        InputError: if the chat template fails.
-    """
-    try:
-        text: str = codec.tokenizer.apply_chat_template(
-            list(turns), tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-    except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
-        line = " ".join(str(error).split())
-        raise InputError(f"{name}: chat template: {line}") from error
-    return text
+        return self._codec.chat(turns, f"verifier format {self._spec.name}")
