@@ -20,13 +20,19 @@ def page_part(name: str) -> str:
 def write_page(path: Path, name: str, parts: Mapping[str, str], styles: str = "") -> None:
     """Write the page `name` with its placeholders filled in.
 
-    parts: markup, so text of a user is escaped already. styles: rules before the page's own.
+    parts: markup, so text of a user is escaped already; a page may run scripts if it has a
+    `script`. styles: rules before the page's own.
 
     Raises:
         InputError: if the file cannot be written.
     """
     style = page_part("base.css") + styles + page_part(f"{name}.css")
-    filled = {**parts, "style": style}
-    page = _PLACEHOLDER.sub(lambda match: filled[match[1]], page_part(f"{name}.html"))
+    scripts = "; script-src 'unsafe-inline'" if "script" in parts else ""
+    head = _fill("head.html", {"title": parts["title"], "style": style, "scripts": scripts})
+    page = _fill(f"{name}.html", {**parts, "head": head})
     # ASCII throughout: a model's text may hold what UTF-8 cannot.
     write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
+
+
+def _fill(name: str, parts: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], page_part(name))
