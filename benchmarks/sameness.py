@@ -278,7 +278,7 @@ def _flip_rates(
 
 
 def _ok(result: dict[str, Any]) -> bool:
-    """All that DESIGN requires: layer 1 where the self-test says exact, layer 2, and seeds."""
+    """All that docs/architecture.md requires: layer 1 where the self-test says exact, layer 2, and seeds."""
     required = [
         check
         for backend in result["float32_one_backend"].values()

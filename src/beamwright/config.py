@@ -1,7 +1,7 @@
 """Frozen settings, recipes and byte sizes. Knows names and ranges; no torch, no models.
 
 Each section is a frozen pydantic model that rejects unknown keys. A recipe is a YAML file with the
-same sections; command-line options override it (DESIGN, "Command line and JSON").
+same sections; command-line options override it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The seams between rooms: what each room promises the loop. Types and data only, no torch.
 
-Work goes down to an executor, events come back up; policies get views and return data (DESIGN,
-"The loop" and "Seams"). The imports under TYPE_CHECKING name types and are never executed.
+Work goes down to an executor, events come back up; policies get views and return data
+(docs/architecture.md). The imports under TYPE_CHECKING name types and are never executed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Equal trees whatever the grouping, and whatever the backend in float64 (DESIGN, "Sameness")."""
+"""Equal trees whatever the grouping, and whatever the backend in float64 (docs/architecture.md)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The tree does not depend on tiers, budgets or schedules (DESIGN, point 3 and "Sameness")."""
+"""The tree does not depend on tiers, budgets or schedules (docs/architecture.md, "Sameness")."""
 
 from functools import cache, partial
 from itertools import combinations, product

@@ -1,6 +1,6 @@
 """Attention over a part of the keys, with the log-sum-exp that lets parts be merged.
 
-`attend_part` uses torch's CPU flash operator where it can (it returns the log-sum-exp, FACTS 6);
+`attend_part` uses torch's CPU flash operator where it can (it returns the log-sum-exp);
 `attend_part_oracle` is the same in plain matrix products.
 
 A row's bits depend neither on the other rows nor on masked keys behind its own, as long as queries

@@ -1,4 +1,4 @@
-"""Seconds of each operation: the slower of memory and compute, plus launches (FACTS 2). No torch.
+"""Seconds of each operation: the slower of memory and compute, plus launches. No torch.
 
 A floor that real kernels approach to the shares that the hardware profile states.
 """

@@ -1,4 +1,4 @@
-"""What must cross the link, from the tree and the budget alone (FACTS 2)."""
+"""What must cross the link, from the tree and the budget alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """BlockPool: a ledger of blocks and the memory that they stand in.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
-so that the link moves it in one transfer (FACTS 2).
+so that the link moves it in one transfer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DecodeSession: the rows of a group, decoded together, one token per row and call.
 
 The tail's size is a constant of the backend, never a function of the budget or of the batch: it
-sets where attention's partial sums are cut, and results must not depend on the schedule (DESIGN,
-point 3).
+sets where attention's partial sums are cut, and results must not depend on the schedule 
+(docs/architecture.md, "Sameness").
 """
 
 from __future__ import annotations

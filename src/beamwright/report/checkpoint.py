@@ -69,7 +69,7 @@ def tree_settings(settings: Settings, dtype: str) -> dict[str, Any]:
     """The settings that a tree depends on, by option.
 
     dtype: the precision that `auto` stands for. Where and in which order things are computed is
-    left out: it changes the time, and in float32 the last bits (DESIGN, "Sameness").
+    left out: it changes the time, and in float32 the last bits (docs/architecture.md, "Sameness").
     """
     chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
     found = {

@@ -2,7 +2,7 @@
 
 A delimiter is found across token boundaries by a small automaton over bytes: its state is how many
 of the delimiter's bytes the text ends with. The token that completes it ends the step, with
-whatever text it holds after it (DESIGN, "step").
+whatever text it holds after it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Strategies: pure policies over a scored tree. One file and one table row each.
 
-Knows no models, no KV, no schedules. LBS section 2.3; FlashTTS section 2; FACTS 3.
+Knows no models, no KV, no schedules. LBS section 2.3; FlashTTS section 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A cycle of k + 1 rounds: candidates are written, each is rolled out by k greedy steps of one path,
 and the score of the rollout's end decides which candidates survive. Rollouts are then dropped.
-search-and-learn writes such rollouts, too, but its scores do not use them (FACTS 3).
+search-and-learn writes such rollouts, too, but its scores do not use them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from beamwright.tree import Node, NodeState, SearchTree
 
 EXPLORATION = 1.0
 NODES_PER_CANDIDATE = 16
-_DECIMALS = 6  # values this close are equal (DESIGN, "Sameness")
+_DECIMALS = 6  # values this close are equal
 
 
 class MonteCarloTreeSearch:

@@ -1,4 +1,4 @@
-"""Order among candidates: by score, ties within 1e-6 by lineage (DESIGN, "Sameness")."""
+"""Order among candidates: by score, ties within 1e-6 by lineage."""
 
 from __future__ import annotations
 

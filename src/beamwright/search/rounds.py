@@ -1,7 +1,7 @@
 """What step-wise strategies have in common: a round's candidates, and when the search is over.
 
 Finished candidates keep their place: a round extends n minus the finished, so that a search ends
-with exactly n candidates (DESIGN). search-and-learn replicates to n and overshoots (FACTS 3).
+with exactly n candidates. search-and-learn replicates to n and overshoots.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def weights_of(
     itself; scores below zero are log-probabilities, and weigh exp(score). A missing score weighs
     nothing; if nothing weighs anything, all weigh the same.
     """
-    # Scores within 1e-6 are equal (DESIGN): their last bits must not decide who gets a child.
+    # Scores within 1e-6 are equal: their last bits must not decide who gets a child.
     scores = [None if s is None or math.isnan(s) else round(s, 6) for s in scores]
     known = [score for score in scores if score is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""tree_hash: one number that says two searches grew the same tree (DESIGN, "Sameness")."""
+"""tree_hash: one number that says two searches grew the same tree (docs/architecture.md)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ AGGREGATES: dict[str, Callable[[list[float]], float]] = {
 def aggregate(step_scores: Sequence[float | None], how: str) -> float | None:
     """One score for a path. Steps without a score (empty ones) are left out; None if all are.
 
-    So "last" never scores an empty step (FACTS 3).
+    So "last" never scores an empty step.
     """
     scores = [score for score in step_scores if score is not None]
     return AGGREGATES[how](scores) if scores else None

@@ -2,7 +2,7 @@
 
 A node's encoding shares the longest common token prefix with its parent's; only the rest is
 prefilled, and belongs to the node. Knows tokens and segments; what is read from them is the
-verifier's business. search-and-learn re-encodes every path in every round (FACTS 3).
+verifier's business. search-and-learn re-encodes every path in every round.
 """
 
 from __future__ import annotations

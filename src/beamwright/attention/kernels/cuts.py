@@ -2,7 +2,7 @@
 
 Each part gives one partial result per row, and a row's parts are merged in path order. So the cuts
 may depend on the row's own path and on constants, and on nothing else: then its bits are the same
-whoever is in the batch (DESIGN, "Sameness").
+whoever is in the batch (docs/architecture.md, "Sameness").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tile sizes of the kernels: constants of the model's shape, never of the batch.
 
 A tile decides in which order a row's sums are taken, so it may depend on nothing that changes with
-who else is decoded (DESIGN, point 3).
+who else is decoded (docs/architecture.md, "Sameness").
 """
 
 from __future__ import annotations

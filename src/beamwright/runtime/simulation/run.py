@@ -61,8 +61,8 @@ class SimulationResult:
     """One search under one schedule.
 
     time_s: decode_s + stall_s; decode_s: computing, prefills included; io_share: stall_s / time_s.
-    dm_lower_bound_bytes: what must cross the link whatever the schedule (FACTS: from the tree and
-        the budget alone). cancelled: transfers that pruning made needless.
+    dm_lower_bound_bytes: what must cross the link whatever the schedule (from the tree
+        and the budget alone). cancelled: transfers that pruning made needless.
     """
 
     time_s: float
