@@ -278,7 +278,7 @@ def _flip_rates(
 
 
 def _ok(result: dict[str, Any]) -> bool:
-    """All that docs/architecture.md requires: layer 1 where the self-test says exact, layer 2, and seeds."""
+    """What docs/architecture.md requires: layer 1 where the self-test says so, layer 2, seeds."""
     required = [
         check
         for backend in result["float32_one_backend"].values()

@@ -134,7 +134,7 @@ class Solver:
         """Go on with a search from its checkpoint, to the tree that it would have grown anyway.
 
         Required with `dtype="float64"`; elsewhere KV that is computed again may flip a token in a
-        million (docs/architecture.md, "Sameness", layer 2). Bytes and peaks are those of this process.
+        million (docs/architecture.md, "Sameness"). Bytes and peaks are those of this process.
         problem: what the checkpoint has to be of. checkpoint: where to save further rounds.
 
         Raises:

@@ -2,9 +2,8 @@
 
 A work item is (segment, visible tokens) with the rows whose paths pass through it. Items of
 similar size are batched into buckets; the partial results of a row are merged by log-sum-exp in
-path order (on two cores, 32 beams over
-a prefix of 1,024 tokens: 4.6 times as fast as a copy per beam). LBS keeps copies here "due to CUDA kernel layout
-constraints".
+path order. 32 beams over a prefix of 1,024 tokens, on two cores: 4.6 times as fast as a copy per
+beam. LBS keeps copies here "due to CUDA kernel layout constraints".
 
 Sameness: an item's queries are padded to a multiple of 8 rows and a row's parts are merged in the
 order of its path, so a row's bits do not depend on who else is in the batch.

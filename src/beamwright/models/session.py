@@ -1,7 +1,7 @@
 """DecodeSession: the rows of a group, decoded together, one token per row and call.
 
 The tail's size is a constant of the backend, never a function of the budget or of the batch: it
-sets where attention's partial sums are cut, and results must not depend on the schedule 
+sets where attention's partial sums are cut, and results must not depend on the schedule
 (docs/architecture.md, "Sameness").
 """
 

@@ -1,7 +1,8 @@
 """TreeModel: a decoder whose KV lives in tree segments. Batched prefill and decode sessions.
 
 Chunk and tail sizes are constants, never functions of the budget or of the batch: they set where
-attention's partial sums are cut, and results must not depend on the schedule (docs/architecture.md, "Sameness").
+attention's partial sums are cut, and results must not depend on the schedule
+(docs/architecture.md, "Sameness").
 """
 
 from __future__ import annotations

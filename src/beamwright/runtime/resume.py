@@ -1,7 +1,8 @@
 """A resumed tree's KV: computed again, by prefill, for the nodes that the search still needs.
 
 A checkpoint holds no KV. What prefill computes differs from what decoding computed in float32's
-last bits, so the tree goes on exactly as before in float64 only (docs/architecture.md, "Sameness", layer 2).
+last bits, so the tree goes on exactly as before in float64 only
+(docs/architecture.md, "Sameness", layer 2).
 """
 
 from __future__ import annotations

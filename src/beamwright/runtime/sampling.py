@@ -1,7 +1,8 @@
 """Counter-based sampling: Gumbel-max keyed by (seed, lineage, position, token id).
 
 A token's noise is a hash of those four, so a node's tokens do not depend on the batch, and
-removing tokens from the vocabulary never shifts the draws of the others (docs/architecture.md, "Sameness").
+removing tokens from the vocabulary never shifts the draws of the others
+(docs/architecture.md, "Sameness").
 """
 
 from __future__ import annotations

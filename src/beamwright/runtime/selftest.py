@@ -1,6 +1,6 @@
 """Start-up self-test of sameness, layer 1: do a row's bits depend on the batch it stands in?
 
-Probed on the machine at hand, because another CPU or another matrix library may differ (docs/architecture.md).
+Probed on the machine at hand, because another CPU or another matrix library may differ.
 """
 
 from __future__ import annotations
