@@ -20,8 +20,8 @@ def test_what_is_written_is_read(tmp_path):
 def test_writing_again_replaces(tmp_path):
     file = tmp_path / "profile.json"
     write_profile(PROFILE, file)
-    write_profile(NAMED_PROFILES["a100"], file)
-    assert read_profile(file).name == "a100"
+    write_profile(NAMED_PROFILES["t4"], file)
+    assert read_profile(file).name == "t4"
 
 
 def test_the_default_is_below_the_home_folder(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from beamwright.config import ModelSettings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import inspect_model, load_model
 from beamwright.models.load import resolve_folder
-from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
+from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
 
 INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"
 
@@ -111,12 +111,45 @@ def test_random_weights_are_the_same_every_time():
         ("qwen2.5-1.5b", 1.54, 2 * 28 * 256 * 2),
         ("qwen2.5-7b", 7.62, 2 * 28 * 512 * 2),
         ("qwen3-8b", 8.19, 2 * 36 * 1024 * 2),
+        ("llama-3.2-1b", 1.24, 2 * 16 * 512 * 2),
+        ("llama-3.2-3b", 3.21, 2 * 28 * 1024 * 2),
+        ("mistral-7b", 7.25, 2 * 32 * 1024 * 2),
+        ("qwen2.5-0.5b", 0.494, 2 * 24 * 128 * 2),
+        ("qwen2.5-3b", 3.09, 2 * 36 * 256 * 2),
+        ("qwen2.5-14b", 14.77, 2 * 48 * 1024 * 2),
+        ("qwen3-0.6b", 0.596, 2 * 28 * 1024 * 2),
+        ("qwen3-1.7b", 1.72, 2 * 28 * 1024 * 2),
+        ("qwen3-4b", 4.02, 2 * 36 * 1024 * 2),
+        ("qwen3-14b", 14.77, 2 * 40 * 1024 * 2),
+        ("skywork-prm-1.5b", 1.54, 2 * 28 * 256 * 2),
+        ("math-shepherd-7b", 7.24, 2 * 32 * 1024 * 2),
+        ("rlhflow-prm-8b", 8.03, 2 * 32 * 1024 * 2),
+        ("qwen2.5-math-prm-7b", 7.62, 2 * 28 * 512 * 2),
     ],
 )
 def test_named_shapes_have_their_published_sizes(name, billions, kv_bytes):
     shape = NAMED_SHAPES[name]
     assert shape.num_parameters / 1e9 == pytest.approx(billions, abs=0.006)
     assert shape.kv_bytes_per_token(2) == kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("QWEN2.5-1.5b", "qwen2.5-1.5b"),
+        ("hf:Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5-1.5b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Skywork/Skywork-o1-Open-PRM-Qwen-2.5-1.5B", "skywork-prm-1.5b"),
+        ("peiyi9979/math-shepherd-mistral-7b-prm", "math-shepherd-7b"),
+        ("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data", "rlhflow-prm-8b"),
+    ],
+)
+def test_a_model_is_known_by_its_name_on_the_hub(text, name):
+    assert named_shape(text) is NAMED_SHAPES[name]
+
+
+def test_a_name_that_means_nothing_has_no_shape():
+    assert named_shape("Qwen/Qwen9-1B") is None
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
 def find_shape(
     settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
 ) -> ModelShape:
-    """The shape that `--model` means; a bare name of a shape will do. Reads no weights.
+    """The shape that `--model` means; the name of a known model will do. Reads no weights.
 
     role: "generator" or "verifier", the bundled folder that `bundled` stands for.
     written, known: of the option, for an error's words (`resolve_folder`).
@@ -196,15 +196,20 @@ def find_shape(
         InputError, UnsupportedModelError, UnavailableError: as loading the model would.
     """
     from beamwright.models.load import read_shape, resolve_folder  # noqa: PLC0415
-    from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text  # noqa: PLC0415
+    from beamwright.models.named_shapes import (  # noqa: PLC0415
+        NAMED_SHAPES,
+        named_shape,
+        shape_from_text,
+    )
 
     spec = settings.model
-    bare = spec.lower() in NAMED_SHAPES and not Path(spec).is_dir()
-    if not bare and not spec.startswith("random:"):
+    shape = None if Path(spec).is_dir() else named_shape(spec)
+    if shape is None and spec.startswith("random:"):
+        shape = shape_from_text(spec.removeprefix("random:"))
+    if shape is None:
         shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
         hint = "; ".join(filter(None, (known, shapes)))
         return read_shape(resolve_folder(spec, role, written, hint), settings.context)
-    shape = shape_from_text(spec.removeprefix("random:"))
     if settings.context is None:
         return shape
     return replace(shape, context=min(shape.context, settings.context))

@@ -1,9 +1,8 @@
-"""Profiles by name: published peaks of GPUs, and a small CPU machine. No torch.
+"""Profiles by name: cards from their data sheets, and a small CPU machine. No torch.
 
-Peaks are from the vendors' data sheets: 16-bit tensor FLOP/s are dense, with 32-bit accumulation.
-PCIe is nominal per direction (4.0: 1.969 GB/s a lane, 5.0: 3.938), of which large pinned copies
-reach about 82 % (measured by others on 5.0 x16: 52 of 63 GB/s). The launch costs are usual values
-for an eager framework, not measurements of each card.
+What a data sheet does not say is assumed here, alike for all cards: large pinned copies reach 82 %
+of the link (measured by others on PCIe 5.0 x16: 52 of 63 GB/s), and the launch costs are usual
+values for an eager framework.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from types import MappingProxyType
 
 from beamwright.errors import InputError
 from beamwright.hardware.cache import read_profile
+from beamwright.hardware.cards import CARDS, Card
 from beamwright.hardware.profile import HardwareProfile
 
 DEFAULT_PROFILE = "rtx-4090"
 MEASURED = "measured"
 
 _GIB = 2**30
-_PCIE4_X8, _PCIE4_X16, _PCIE5_X16 = 15.75e9, 31.5e9, 63.0e9
+_HALF = 2
+_ALIASES = MappingProxyType({"a100": "a100-80gb"})
 
 # Fitted, one number for all cards: the LBS paper's layer-wise baseline (eager, a copy per beam)
 # stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). With the link's time known, that leaves
@@ -30,16 +31,15 @@ _BANDWIDTH_SHARE = 0.85
 _COPIES_SHARE = _BANDWIDTH_SHARE / 6
 
 
-def _gpu(
-    name: str, memory_gib: int, device_bandwidth: float, flops: float, link_bandwidth: float
-) -> HardwareProfile:
+def card_profile(card: Card, element_bytes: int = _HALF) -> HardwareProfile:
+    """A card with models in elements of so many bytes."""
     return HardwareProfile(
-        name=name,
-        device_memory_bytes=memory_gib * _GIB,
-        device_bandwidth=device_bandwidth,
-        flops=flops,
-        h2d_bandwidth=link_bandwidth,
-        d2h_bandwidth=link_bandwidth,
+        name=card.name,
+        device_memory_bytes=card.memory_bytes,
+        device_bandwidth=card.bandwidth_gb * 1e9,
+        flops=card.flops(element_bytes),
+        h2d_bandwidth=card.link_bandwidth,
+        d2h_bandwidth=card.link_bandwidth,
         launch_s=5e-6,
         copy_launch_s=1e-6,
         decode_ops_per_layer=16,
@@ -47,48 +47,42 @@ def _gpu(
         copies_share=_COPIES_SHARE,
         flops_share=0.6,
         link_share=0.82,
-        element_bytes=2,
+        element_bytes=element_bytes,
     )
 
 
-_RTX_4090 = _gpu(DEFAULT_PROFILE, 24, 1008e9, 165.2e12, _PCIE4_X8)  # the link of the LBS paper
+# Two cores of a server CPU with AVX-512 under a hypervisor, from `measure_profile`.
+_EPYC_2CORE = HardwareProfile(
+    name="epyc-2core",
+    device_memory_bytes=24 * _GIB,
+    device_bandwidth=22e9,
+    flops=200e9,
+    h2d_bandwidth=16e9,
+    d2h_bandwidth=16e9,
+    launch_s=3.2e-6,
+    copy_launch_s=7e-6,
+    decode_ops_per_layer=35,
+    bandwidth_share=1.0,
+    copies_share=1.0,
+    flops_share=0.62,
+    link_share=1.0,
+    element_bytes=4,
+)
 
 NAMED_PROFILES = MappingProxyType(
     {
-        profile.name: profile
-        for profile in (
-            _gpu("rtx-3080-ti", 12, 912e9, 68.2e12, _PCIE4_X16),
-            _RTX_4090,
-            replace(
-                _RTX_4090,
-                name="rtx-4090-x16",
-                h2d_bandwidth=_PCIE4_X16,
-                d2h_bandwidth=_PCIE4_X16,
-            ),
-            _gpu("rtx-5090", 32, 1792e9, 209.5e12, _PCIE5_X16),
-            _gpu("a100", 80, 2039e9, 312e12, _PCIE4_X16),
-            _gpu("h100", 80, 3350e9, 989e12, _PCIE5_X16),
-            _gpu("h200", 141, 4800e9, 989e12, _PCIE5_X16),
-            # Two cores of a server CPU with AVX-512 under a hypervisor, from `measure_profile`.
-            HardwareProfile(
-                name="epyc-2core",
-                device_memory_bytes=24 * _GIB,
-                device_bandwidth=22e9,
-                flops=200e9,
-                h2d_bandwidth=16e9,
-                d2h_bandwidth=16e9,
-                launch_s=3.2e-6,
-                copy_launch_s=7e-6,
-                decode_ops_per_layer=35,
-                bandwidth_share=1.0,
-                copies_share=1.0,
-                flops_share=0.62,
-                link_share=1.0,
-                element_bytes=4,
-            ),
-        )
+        **{name: card_profile(card) for name, card in CARDS.items()},
+        _EPYC_2CORE.name: _EPYC_2CORE,
     }
 )
+
+
+def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfile:
+    """The same machine with models in another precision: a card's FLOP/s differ by it."""
+    if profile.element_bytes == element_bytes or profile.name not in CARDS:
+        return profile
+    card = CARDS[profile.name]
+    return replace(profile, flops=card.flops(element_bytes), element_bytes=element_bytes)
 
 
 def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
@@ -99,9 +93,10 @@ def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
     Raises:
         InputError: for an unknown name, or if nothing valid has been measured yet.
     """
-    key = name.lower()
+    key = "-".join(name.lower().split())
     if key == MEASURED:
         return read_profile(cache_file)
+    key = _ALIASES.get(key, key)
     if key not in NAMED_PROFILES:
         raise InputError(
             f"--gpu {name}: no such profile; known: {', '.join(NAMED_PROFILES)}, {MEASURED}"

@@ -1,4 +1,8 @@
-"""Shapes by name (`random:opt-6.7b`) and inline (`random:llama,layers=4,hidden=128,...`)."""
+"""Shapes by name (`random:opt-6.7b`) and inline (`random:llama,layers=4,hidden=128,...`).
+
+Sizes are those of the models' published configs. A process reward model has the shape of the model
+that it was trained from; its own head is a few rows, and is left out.
+"""
 
 from __future__ import annotations
 
@@ -62,18 +66,74 @@ def _opt(
     )
 
 
+def _qwen2(*sizes: int, **flags: Any) -> ModelShape:
+    hidden, layers, heads, kv_heads, intermediate, vocab, context = sizes
+    return _gated(
+        "qwen2", (hidden, layers, heads, kv_heads, intermediate, vocab, context), 1e6, **flags
+    )
+
+
+def _qwen3(*sizes: int, **flags: Any) -> ModelShape:
+    hidden, layers, heads, kv_heads, intermediate = sizes
+    rest = (hidden, layers, heads, kv_heads, intermediate, 151936, 40960)
+    return _gated("qwen3", rest, 1e6, head_dim=128, **flags)
+
+
 # hidden, layers, heads, kv_heads, intermediate, vocab, context
+_QWEN_1_5B = (1536, 28, 12, 2, 8960, 151936)
+_QWEN_7B = (3584, 28, 28, 4, 18944, 152064)
+_LLAMA_8B = (4096, 32, 32, 8, 14336, 128256, 131072)
+
 NAMED_SHAPES: dict[str, ModelShape] = {
     "opt-2.7b": _opt(2560, 32, 32),
     "opt-6.7b": _opt(4096, 32, 32),
     "llama-2-7b": _gated("llama", (4096, 32, 32, 32, 11008, 32000, 4096), 1e4),
-    "llama-3.1-8b": _gated("llama", (4096, 32, 32, 8, 14336, 128256, 131072), 5e5),
+    "llama-3.1-8b": _gated("llama", _LLAMA_8B, 5e5),
+    "llama-3.2-1b": _gated("llama", (2048, 16, 32, 8, 8192, 128256, 131072), 5e5, tied=True),
+    "llama-3.2-3b": _gated("llama", (3072, 28, 24, 8, 8192, 128256, 131072), 5e5, tied=True),
+    "mistral-7b": _gated("mistral", (4096, 32, 32, 8, 14336, 32768, 32768), 1e6),
     "qwen1.5-4b": _gated("qwen2", (2560, 40, 20, 20, 6912, 151936, 32768), 5e6),
     "qwen1.5-7b": _gated("qwen2", (4096, 32, 32, 32, 11008, 151936, 32768), 1e6),
-    "qwen2.5-1.5b": _gated("qwen2", (1536, 28, 12, 2, 8960, 151936, 32768), 1e6, tied=True),
-    "qwen2.5-7b": _gated("qwen2", (3584, 28, 28, 4, 18944, 152064, 32768), 1e6),
-    "qwen3-8b": _gated("qwen3", (4096, 36, 32, 8, 12288, 151936, 40960), 1e6, head_dim=128),
+    "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 4864, 151936, 32768, tied=True),
+    "qwen2.5-1.5b": _qwen2(*_QWEN_1_5B, 32768, tied=True),
+    "qwen2.5-3b": _qwen2(2048, 36, 16, 2, 11008, 151936, 32768, tied=True),
+    "qwen2.5-7b": _qwen2(*_QWEN_7B, 32768),
+    "qwen2.5-14b": _qwen2(5120, 48, 40, 8, 13824, 152064, 32768),
+    "qwen2.5-math-1.5b": _qwen2(*_QWEN_1_5B, 4096, tied=True),
+    "qwen2.5-math-7b": _qwen2(*_QWEN_7B, 4096),
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 8, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 28, 16, 8, 6144, tied=True),
+    "qwen3-4b": _qwen3(2560, 36, 32, 8, 9728, tied=True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 8, 12288),
+    "qwen3-14b": _qwen3(5120, 40, 40, 8, 17408),
+    "skywork-prm-1.5b": _qwen2(*_QWEN_1_5B, 4096, tied=True),
+    "skywork-prm-7b": _qwen2(*_QWEN_7B, 4096),
+    "math-shepherd-7b": _gated("mistral", (4096, 32, 32, 8, 14336, 32000, 32768), 1e4),
+    "rlhflow-prm-8b": _gated("llama", _LLAMA_8B, 5e5),
+    "qwen2.5-math-prm-7b": _qwen2(*_QWEN_7B, 4096),
 }
+
+# How the hub calls them, where more than a suffix differs.
+_HUB_NAMES = {
+    "skywork-o1-open-prm-qwen-2.5-1.5b": "skywork-prm-1.5b",
+    "skywork-o1-open-prm-qwen-2.5-7b": "skywork-prm-7b",
+    "math-shepherd-mistral-7b-prm": "math-shepherd-7b",
+    "llama3.1-8b-prm-deepseek-data": "rlhflow-prm-8b",
+    "llama3.1-8b-prm-mistral-data": "rlhflow-prm-8b",
+}
+_SUFFIXES = ("-instruct", "-chat", "-hf")
+
+
+def named_shape(text: str) -> ModelShape | None:
+    """The shape of a model by its short name, or by the hub's `[hf:][ORG/]NAME`; None if unknown.
+
+    Reads nothing: `Qwen/Qwen2.5-1.5B-Instruct` is known by its name to be a `qwen2.5-1.5b`.
+    """
+    key = text.removeprefix("hf:").rpartition("/")[2].lower().removeprefix("meta-")
+    for suffix in _SUFFIXES:
+        key = key.removesuffix(suffix)
+    return NAMED_SHAPES.get(_HUB_NAMES.get(key, key))
+
 
 _INLINE_KEYS = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "context")
 

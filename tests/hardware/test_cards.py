@@ -1,0 +1,41 @@
+import pytest
+
+from beamwright.hardware import CARDS, NAMED_PROFILES, card_of_device
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("device_name", "memory_gib", "name"),
+    [
+        ("NVIDIA GeForce RTX 3060", 11.8, "rtx-3060"),
+        ("NVIDIA GeForce RTX 4060 Ti", 15.6, "rtx-4060-ti-16gb"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "rtx-4090"),
+        ("Tesla T4", 14.6, "t4"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
+        ("NVIDIA H200", 139.8, "h200"),
+        # Another chip, or another amount of memory, is another card.
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.6, None),
+        ("NVIDIA GeForce RTX 3060", 7.8, None),
+        ("NVIDIA GeForce RTX 4070 Ti", 11.7, None),
+        ("NVIDIA GeForce RTX 3080 Ti", 11.7, "rtx-3080-ti"),
+        ("NVIDIA GeForce RTX 4080 SUPER", 15.6, None),
+        ("AMD Radeon", 15.6, None),
+    ],
+)
+def test_a_card_by_what_cuda_calls_it(device_name, memory_gib, name):
+    found = card_of_device(device_name, round(memory_gib * GIB))
+    assert (found and found.name) == name
+
+
+def test_every_card_names_its_source_and_is_a_profile():
+    for name, card in CARDS.items():
+        assert card.source
+        assert NAMED_PROFILES[name].device_memory_bytes == card.memory_bytes
+        assert card.flops(2) >= card.flops(4)
+
+
+def test_the_int4_kernel_needs_bfloat16():
+    assert [name for name, card in CARDS.items() if not card.has_int4_kernel] == ["t4"]
