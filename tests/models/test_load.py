@@ -18,6 +18,13 @@ def test_a_missing_folder_names_the_option(tmp_path):
         resolve_folder(str(tmp_path / "gone"), "verifier")
 
 
+def test_the_verifiers_backbone_writes_as_the_strong_bundled_model():
+    strong = load_model("bundled:strong", ModelSettings())
+    assert strong.folder == resolve_folder("bundled", "verifier")
+    assert strong.codec is not None
+    assert strong.decoder.shape == load_model("bundled", ModelSettings()).decoder.shape
+
+
 def test_a_folder_without_config_says_so(tmp_path):
     with pytest.raises(InputError, match=r"no config\.json"):
         load_model(str(tmp_path), ModelSettings())

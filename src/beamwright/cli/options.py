@@ -35,7 +35,7 @@ _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the setting
 
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
-    "model": ("MODEL", "Generator: PATH, bundled, hf:ORG/NAME or random:SHAPE."),
+    "model": ("MODEL", "Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."),
     "verifier": (
         "MODEL",
         "What scores steps: PATH, bundled, family:NAME:PATH, judge:PATH, entropy, none, ...",

@@ -1,4 +1,4 @@
-"""From `PATH | bundled | hf:ORG/NAME | random:SHAPE` to a decoder and its tokenizer."""
+"""From `PATH | bundled[:strong] | hf:ORG/NAME | random:SHAPE` to a decoder and its tokenizer."""
 
 from __future__ import annotations
 
@@ -48,15 +48,16 @@ def resolve_dtype(name: str, device: str) -> torch.dtype:
 def resolve_folder(spec: str, role: str, written: str | None = None, known: str = "") -> Path:
     """The checkpoint folder that `--model` or `--verifier` means.
 
-    role: "generator" or "verifier", the bundled folder that `bundled` stands for.
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for;
+    `bundled:strong` is the verifier's in either, whose backbone is a generator, too.
     written: the option's value where it says more than `spec`. known: what could be meant where
     there is no such folder.
 
     Raises:
         InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
     """
-    if spec == "bundled":
-        return _BUNDLED / role
+    if spec in ("bundled", "bundled:strong"):
+        return _BUNDLED / (role if spec == "bundled" else "verifier")
     if spec.startswith("hf:"):
         return _download(spec.removeprefix("hf:"))
     folder = Path(spec)
