@@ -234,9 +234,10 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
         ({"beams": 4}, "unknown option 'beams'"),
         ({"stop_votes": True}, "--stop-votes goes with --choose majority or weighted, not best"),
         (
-            {"stop_votes": True, "choose": "weighted", "verifier": "none"},
+            {"stop_votes": True, "choose": "weighted", "verifier": "deepconf"},
             "--stop-votes with --choose weighted needs a verifier",
         ),
+        ({"search": "beam", "verifier": "none"}, "--search beam needs scores"),
         ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
         ({"verifier": "/nowhere"}, "--verifier /nowhere: no such folder"),
         ({"memory": "100KiB", "kv_memory": None}, "nothing is left for KV"),

@@ -56,7 +56,7 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
     source = resolve_verifier(model)
     if source.model is not None and loaded.codec is None:
         raise InputError(
-            f"--verifier {model.verifier}: --model {model.model} has no tokenizer, so its "
+            f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
             "steps have no text to score; use --verifier logprob or none"
         )
     sizes = None if source.model is None else _sizes(source.model)

@@ -109,7 +109,7 @@ class ModelSettings(Section):
     """Which models run, where and in what precision."""
 
     model: str = "bundled"
-    verifier: str = "bundled"
+    verifier: str | None = None
     system_prompt: str | None = None
     chat_template: str | None = None
     device: str = "cpu"
@@ -119,6 +119,23 @@ class ModelSettings(Section):
     weights: Literal["auto", "int8", "int4"] = "auto"
     verifier_weights: Literal["auto", "int8", "int4"] = "auto"
     deterministic: bool = False
+
+    @property
+    def is_random(self) -> bool:
+        """The model is a shape with random weights, there to be measured."""
+        return self.model.startswith("random:")
+
+    @property
+    def default_verifier(self) -> str:
+        """What scores steps where no verifier is given: the bundled one knows one model alone."""
+        if self.is_random:
+            return "logprob"
+        return "bundled" if self.model == "bundled" else "none"
+
+    @property
+    def scorer(self) -> str:
+        """The verifier, given or default."""
+        return self.default_verifier if self.verifier is None else self.verifier
 
 
 class SamplingSettings(Section):
@@ -146,7 +163,7 @@ class StepSettings(Section):
 class SearchSettings(Section):
     """Which strategy, how wide, and how the final answer is chosen."""
 
-    search: str = "beam"
+    search: str | None = None
     n: int = Field(16, ge=1)
     width: int = Field(4, ge=1)
     max_rounds: int = Field(40, ge=1)

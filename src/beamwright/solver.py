@@ -25,7 +25,8 @@ from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
-from beamwright.search import make_strategy, with_defaults
+from beamwright.search import make_strategy
+from beamwright.search.defaults import with_defaults
 from beamwright.solution import Solution, describe, with_partial
 from beamwright.tiers import Traffic, stalled_s
 from beamwright.tree import SearchTree
@@ -55,7 +56,9 @@ class Solver:
         function = options.pop("verifier") if callable(options.get("verifier")) else None
         if function is not None:
             options["verifier"] = "none"
-        self.settings = with_defaults(settings or Settings.build(**options))
+        self.settings = with_defaults(
+            settings or Settings.build(**options), own_scores=function is not None
+        )
         self.strategy = make_strategy(self.settings.search)
         check_stops(self.settings.stop, self.settings.search)
         self.timeline = timeline or NullTimeline()

@@ -33,6 +33,27 @@ def test_only_a_search_level_by_level_is_recorded(cli, fake, tmp_path, search):
     assert not fake.calls
 
 
+def test_a_model_of_ones_own_votes_and_one_line_says_how_to_score(cli, fake, generator_folder):
+    outcome = cli("solve", "6*7?", "--model", generator_folder, "--json")
+    assert outcome.json["answer"] == "42"
+    assert (fake.settings.search.search, fake.settings.model.verifier) == ("majority", "none")
+    (said,) = [line for line in outcome.err.splitlines() if "majority" in line]
+    assert "without a verifier: majority vote of 16 paths" in said
+    assert "--verifier PATH" in said
+
+
+def test_a_search_that_needs_scores_is_refused_without_a_verifier(cli, fake, generator_folder):
+    outcome = cli("solve", "6*7?", "--model", generator_folder, "--search", "beam")
+    assert outcome.code == 2
+    assert "--search beam needs scores" in outcome.complaint
+    assert not fake.calls
+
+
+def test_a_synthetic_prompt_is_a_measurement(cli, fake, generator_folder):
+    assert cli("solve", "--prompt-tokens", 8, "--model", generator_folder).code == 0
+    assert (fake.settings.search.search, fake.settings.model.verifier) == ("beam", "logprob")
+
+
 def test_figures_that_do_not_apply_are_left_out(fake):
     solution = {**fake.solution, "goodput_tok_s": None, "kv": {"device_peak_bytes": None}}
     assert accounting(solution).endswith("| 1.2 s")

@@ -7,6 +7,7 @@ import pytest
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
+from beamwright.search.defaults import resolved
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
 
@@ -25,21 +26,25 @@ def named(recipe):
     return {run.name: run.settings for run in recipe.runs}
 
 
+def built(**options):
+    return resolved(Settings.build(**options))
+
+
 def test_without_a_recipe_there_is_one_run_without_a_name():
     (run,) = read_recipe(None, {"n": 8}).runs
-    assert (run.name, run.settings) == (None, Settings.build(n=8))
+    assert (run.name, run.settings) == (None, built(n=8))
 
 
 def test_a_plain_recipe_is_one_run(write):
     (run,) = read_recipe(write("search: {n: 8, search: dvts}"), {"n": 4}).runs
-    assert (run.name, run.settings) == (None, Settings.build(n=4, search="dvts"))
+    assert (run.name, run.settings) == (None, built(n=4, search="dvts"))
 
 
 def test_a_grid_is_every_combination_over_the_base(write):
     path = write("base: {search: {width: 2}, seed: 3}\ngrid: {search: [beam, dvts], n: [4, 16]}")
     runs = named(read_recipe(path, {}))
     assert list(runs) == ["beam-n4", "beam-n16", "dvts-n4", "dvts-n16"]
-    assert runs["dvts-n16"] == Settings.build(search="dvts", n=16, width=2, seed=3)
+    assert runs["dvts-n16"] == built(search="dvts", n=16, width=2, seed=3)
 
 
 def test_named_settings_over_the_whole_grid(write):
@@ -52,8 +57,8 @@ def test_named_settings_over_the_whole_grid(write):
     )
     runs = named(read_recipe(path, {}))
     assert list(runs) == ["a-seed0", "a-seed1", "b-seed0", "b-seed1"]
-    assert runs["a-seed1"] == Settings.build(n=8, width=2, seed=1)
-    assert runs["b-seed0"] == Settings.build(n=8, schedule="locality", prefetch=False)
+    assert runs["a-seed1"] == built(n=8, width=2, seed=1)
+    assert runs["b-seed0"] == built(n=8, schedule="locality", prefetch=False)
 
 
 def test_the_command_line_goes_first_and_takes_its_axis_out(write):
@@ -61,6 +66,21 @@ def test_the_command_line_goes_first_and_takes_its_axis_out(write):
     runs = named(read_recipe(path, {"n": 64}))
     assert [(name, each.search.n) for name, each in runs.items()] == [("beam", 64), ("dvts", 64)]
     assert list(named(read_recipe(path, {"n": 64, "search": "beam"}))) == ["run"]
+
+
+def test_a_setting_without_a_verifier_votes_and_says_so(write):
+    path = write("grid: {verifier: [none, logprob]}\nbase: {search: majority}")
+    assert all(run.note is None for run in read_recipe(path, {}).runs)  # as was asked for
+    (run,) = read_recipe(write("model: {model: own}"), {"n": 8}).runs
+    assert (run.settings.search.search, run.settings.model.verifier) == ("majority", "none")
+    assert "--model own without a verifier: majority vote of 8 paths" in run.note
+
+
+def test_a_setting_that_needs_scores_is_refused_before_any_runs(write):
+    both = "[{name: a, search: majority}, {name: b, search: beam}]"
+    path = write(f"base: {{model: own}}\nsettings: {both}")
+    with pytest.raises(InputError, match="setting 'b': --search beam needs scores"):
+        read_recipe(path, {})
 
 
 def test_the_problems_may_be_named(write):

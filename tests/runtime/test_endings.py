@@ -10,8 +10,9 @@ from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.runtime import Accounting, SearchLoop, TreeRun
 from beamwright.runtime.limits import StopRule, check_stops
-from beamwright.search import make_strategy, with_defaults
+from beamwright.search import make_strategy
 from beamwright.search.choose import choose
+from beamwright.search.defaults import with_defaults
 from beamwright.solution import _candidate, complete_nodes, final_nodes
 from beamwright.tree import StopReason
 from beamwright.verify import aggregate

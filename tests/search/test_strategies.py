@@ -4,7 +4,8 @@ import pytest
 
 from beamwright.config import SearchSettings, Settings
 from beamwright.errors import InputError
-from beamwright.search import KNOBS, STRATEGIES, make_strategy, with_defaults
+from beamwright.search import KNOBS, STRATEGIES, make_strategy
+from beamwright.search.defaults import with_defaults
 from played import play
 
 VALUES = {

@@ -176,7 +176,7 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
     """
     from beamwright.verify.make import known_verifiers, named_checkpoint  # noqa: PLC0415
 
-    name = settings.verifier
+    name = settings.scorer
     place = named_checkpoint(name)
     if place is None:
         return None

@@ -111,6 +111,8 @@ def evaluate(
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
     problem_set = load_problems(dataset, recipe.limit if limit is None else limit)
+    for note in dict.fromkeys(each.note for each in recipe.runs if each.note):
+        complain(note)
     with AnswerChecker() as checker:
         in_flight = recipe.in_flight if in_flight is None else in_flight
         work = _Work(problem_set, out, in_flight, trees or 0, checker)

@@ -38,7 +38,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "model": ("MODEL", "Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."),
     "verifier": (
         "MODEL",
-        "What scores steps: PATH, bundled, family:NAME:PATH, judge:PATH, entropy, none, ...",
+        "What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... "
+        "(default: bundled beside --model bundled, else none).",
     ),
     "system_prompt": (None, "System message of the chat template."),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
@@ -65,7 +66,10 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "step_limits": ("TOKENS,...", "Longest first, second, ... step; the last stands for the rest."),
     "max_tokens": ("TOKENS", "Longest path after the prompt; revise: longest reply."),
     "ignore_eos": (None, "Go on after the end-of-text token."),
-    "search": ("NAME", "Strategy; list explains them all."),
+    "search": (
+        "NAME",
+        "Strategy; list explains them all (default: beam; majority where there is no verifier).",
+    ),
     "n": (None, "Candidates per round."),
     "width": (None, "Children per survivor; n / width survive a round."),
     "max_rounds": (

@@ -101,7 +101,7 @@ def _verifier(invocation: Invocation, profile: HardwareProfile) -> _Verifier | N
         return None
     element_bytes, storage = _kept(settings.verifier_weights, settings, profile)
     return _Verifier(
-        name=settings.verifier,
+        name=settings.scorer,
         costs=ModelCosts.of(shape, element_bytes, storage),
         activation_bytes=engine.activation_bytes(
             shape, element_bytes, invocation.settings.search.n, storage

@@ -24,6 +24,7 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.report.recorded import RecordedTree, read_recorded
+from beamwright.search import DEFAULT_SEARCH
 
 _DEFAULT_STEP_TOKENS = 32
 _BASELINE = "layerwise"
@@ -182,9 +183,10 @@ class _Case:
 
 def _synthetic(invocation: Invocation, own: Mapping[str, Any]) -> _Case:
     settings, search = invocation.settings, invocation.settings.search
-    if search.search not in _SEARCHES:
+    name = search.search or DEFAULT_SEARCH
+    if name not in _SEARCHES:
         known = ", ".join(_SEARCHES)
-        raise InputError(f"--search {search.search}: no such search to simulate; known: {known}")
+        raise InputError(f"--search {name}: no such search to simulate; known: {known}")
     prompt, generate = own["prompt"] or 128, own["generate"] or 1920
     step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
     sigma = own["step_spread"] or 0.0
@@ -195,7 +197,7 @@ def _synthetic(invocation: Invocation, own: Mapping[str, Any]) -> _Case:
         "generate": generate,
         "step_tokens": step_tokens,
         "step_spread": sigma,
-        "search": search.search,
+        "search": name,
         "survival": own["survival"] or "random",
         "seed": search.seed,
         "tree": None,

@@ -17,8 +17,10 @@ from beamwright.cli.live import LiveTree, round_line
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import format_bytes, one_line, print_json, printable, quiet_stdout
 from beamwright.cli.views import Views
+from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted
 from beamwright.search import strategy_row
+from beamwright.search.defaults import resolved, vote_note
 
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
@@ -126,10 +128,12 @@ def solve(
         with quiet_stdout():
             found = engine.resumed_settings(resume, invocation.settings)
         invocation = replace(invocation, settings=found)
-    strategy = strategy_row(invocation.settings.search)
+    settings = _resolved(invocation.settings, measures=prompt_tokens is not None)
+    invocation = replace(invocation, settings=settings)
+    strategy = strategy_row(settings.search)
     if record_tree is not None and not strategy.by_level:
         raise InputError(
-            f"--record-tree does not go with --search {invocation.settings.search.search}: "
+            f"--record-tree does not go with --search {settings.search.search}: "
             "its rounds are not the tree's levels"
         )
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
@@ -149,6 +153,20 @@ def solve(
                 complain(solution.reason_fewer)
     if stopped is not None:
         raise stopped
+
+
+def _resolved(settings: Settings, *, measures: bool) -> Settings:
+    """Settings in which a strategy and a verifier are named; says where it is a vote by default.
+
+    measures: the prompt is synthetic; any scores will do, so that it is still a tree that grows.
+    """
+    if measures and settings.model.verifier is None and settings.model.scorer == "none":
+        model = settings.model.model_copy(update={"verifier": "logprob"})
+        settings = settings.model_copy(update={"model": model})
+    note = vote_note(settings)
+    if note is not None and (":" in settings.model.model or Path(settings.model.model).is_dir()):
+        complain(note)  # of a model that is not there, the error says all
+    return resolved(settings)
 
 
 def _print_plain(solution: Solution, as_json: bool) -> None:

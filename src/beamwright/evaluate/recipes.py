@@ -19,6 +19,7 @@ from beamwright.config import Settings, load_recipe
 from beamwright.errors import InputError
 from beamwright.evaluate.foreign import is_foreign, translate
 from beamwright.search import make_strategy
+from beamwright.search.defaults import resolved, vote_note
 
 _PARTS = ("base", "settings", "grid", "dataset")
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
@@ -28,10 +29,14 @@ _BARE = ("search", "model", "verifier", "schedule")  # their values say what the
 
 @dataclass(frozen=True)
 class NamedSettings:
-    """One run of several. name: of its folder; None where a recipe holds a single run."""
+    """One run of several, its strategy and verifier named.
+
+    name: of its folder; None where a recipe holds a single run. note: what its user should know.
+    """
 
     name: str | None
     settings: Settings
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,17 +64,15 @@ def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
         InputError: one line that names the recipe, and the setting where there is one.
     """
     if path is None:
-        return Recipe((NamedSettings(None, Settings.build(**given)),))
+        return Recipe((_checked(None, Settings.build(**given)),))
     content = load_recipe(path)
     if is_foreign(content):
         found = translate(content, f"recipe {path}", given)
-        settings = _build(found.options, given, f"recipe {path}")
-        run = NamedSettings(None, settings)
+        run = _built(None, found.options, given, f"recipe {path}")
         return Recipe((run,), found.dataset, found.limit, found.in_flight, found.notes)
     if not set(_PARTS) & set(content):
         settings = Settings.build(path, **given)
-        _check(settings, f"recipe {path}")
-        return Recipe((NamedSettings(None, settings),))
+        return Recipe((_checked(None, settings, f"recipe {path}: "),))
     dataset = content.get("dataset")
     if dataset is not None and not isinstance(dataset, str):
         raise InputError(f"recipe {path}: 'dataset' must be text, as DATASET of the command line")
@@ -93,8 +96,8 @@ def _expand(
             if full in taken:
                 raise InputError(f"{where}: two settings named {full!r}")
             taken.add(full)
-            settings = _build({**base, **overrides, **chosen}, given, f"{where}, setting {full!r}")
-            yield NamedSettings(full, settings)
+            options = {**base, **overrides, **chosen}
+            yield _built(full, options, given, f"{where}, setting {full!r}")
 
 
 def _named(entries: Any, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -152,21 +155,24 @@ def _owners() -> dict[str, str]:
     }
 
 
-def _build(options: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Settings:
+def _built(
+    name: str | None, options: Mapping[str, Any], given: Mapping[str, Any], where: str
+) -> NamedSettings:
     try:
         settings = Settings.build(**{**options, **given})
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
-    _check(settings, where)
-    return settings
+    return _checked(name, settings, f"{where}: ")
 
 
-def _check(settings: Settings, where: str) -> None:
+def _checked(name: str | None, settings: Settings, where: str = "") -> NamedSettings:
     """A strategy that refuses its settings does so before hours of other runs."""
     try:
-        make_strategy(settings.search)
+        chosen = resolved(settings)
+        make_strategy(chosen.search)
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{where}{error}") from error
+    return NamedSettings(name, chosen, vote_note(settings))
 
 
 def _label(key: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.models.load import resolve_dtype
 from beamwright.report.checkpoint import DECISIVE_SECTIONS, read_checkpoint, tree_settings
-from beamwright.search import with_defaults
+from beamwright.search.defaults import with_defaults
 
 
 def resumed_settings(file: Path, given: Settings) -> Settings:

@@ -5,11 +5,10 @@ Knows no models, no KV, no schedules. LBS section 2.3; FlashTTS section 2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from beamwright.config import SearchSettings, Settings
+from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Strategy
 from beamwright.search.beam import BeamSearch
@@ -28,6 +27,7 @@ KNOBS = (
     "branching", "score_temperature", "ess", "lookahead", "warmup", "keep",
     "revisions", "critique_prompt", "revision_prompt", "exploration", "nodes",
 )  # fmt: skip
+DEFAULT_SEARCH = "beam"
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 
 
@@ -39,6 +39,8 @@ class StrategyRow:
     chosen where the settings do not say. step_limits: its steps' lengths, likewise.
     by_level: every step of a round is as deep as the round's number. reads_width: --width matters.
     competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
+    needs_scores: without them its tree is no search. scorer: what scores steps, of the generator's
+    own tokens, where no verifier is given.
     """
 
     make: Callable[[SearchSettings], Strategy]
@@ -49,6 +51,8 @@ class StrategyRow:
     by_level: bool = True
     reads_width: bool = False
     competes: bool = True
+    needs_scores: bool = False
+    scorer: str | None = None
 
 
 STRATEGIES: dict[str, StrategyRow] = {
@@ -65,31 +69,32 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "beam": StrategyRow(
         BeamSearch, "keep the best n / width steps a round, width children each",
-        reads_width=True,
+        reads_width=True, needs_scores=True,
     ),
     "dvts": StrategyRow(
         DiverseTrees, "n / width separate subtrees, the best of width children in each",
-        reads_width=True,
+        reads_width=True, needs_scores=True,
     ),
     "dynamic": StrategyRow(
         DynamicBranching, "children in proportion to the score: softmax (REBASE) or linear",
-        knobs=("branching", "score_temperature"),
+        knobs=("branching", "score_temperature"), needs_scores=True,
     ),
     "varying": StrategyRow(
         BeamSearch, "beam search with short steps first: 64 tokens three times, then up to 2048",
-        step_limits=VARYING_LIMITS, reads_width=True,
+        step_limits=VARYING_LIMITS, reads_width=True, needs_scores=True,
     ),
     "lookahead": StrategyRow(
         Lookahead, "beam search that scores a candidate by a greedy rollout of k steps",
-        knobs=("lookahead",), by_level=False, reads_width=True,
+        knobs=("lookahead",), by_level=False, reads_width=True, needs_scores=True,
     ),
     "particles": StrategyRow(
         ParticleFilter, "paths resampled in proportion to exp(score / temperature)",
-        knobs=("score_temperature", "ess"),
+        knobs=("score_temperature", "ess"), needs_scores=True,
     ),
     "deepconf": StrategyRow(
         OnlineDeepConf, "best-of-n whose paths are pruned below the confidence of the first ones",
         knobs=("warmup", "keep"), choose="weighted", by_level=False, competes=False,
+        needs_scores=True, scorer="deepconf",
     ),
     "revise": StrategyRow(
         SequentialRevision, "n paths, each a draft, its critique and a new answer, in turn",
@@ -97,7 +102,7 @@ STRATEGIES: dict[str, StrategyRow] = {
     ),
     "mcts": StrategyRow(
         MonteCarloTreeSearch, "tree search: score plus exploration bonus picks the leaves (PUCT)",
-        knobs=("exploration", "nodes"), by_level=False, reads_width=True,
+        knobs=("exploration", "nodes"), by_level=False, reads_width=True, needs_scores=True,
     ),
 }  # fmt: skip
 
@@ -121,32 +126,19 @@ def make_strategy(settings: SearchSettings) -> Strategy:
 
 
 def strategy_row(settings: SearchSettings) -> StrategyRow:
-    """The row that `--search` names.
+    """The row that `--search` names, or of beam search.
 
     Raises:
         InputError: for an unknown name.
     """
-    if settings.search not in STRATEGIES:
-        raise InputError(f"--search {settings.search!r}: choose one of {', '.join(STRATEGIES)}")
-    return STRATEGIES[settings.search]
-
-
-def with_defaults(settings: Settings) -> Settings:
-    """Settings in which the strategy's own choice and step lengths stand where none were given."""
-    row = strategy_row(settings.search)
-    search, step = settings.search, settings.step
-    if search.choose is None:
-        search = search.model_copy(update={"choose": row.choose})
-    if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:
-        cap = step.max_step_tokens if "max_step_tokens" in step.model_fields_set else math.inf
-        limits = tuple(limit for limit in row.step_limits if limit < cap)
-        if len(limits) < len(row.step_limits):
-            limits = (*limits, step.max_step_tokens)
-        step = step.model_copy(update={"step_limits": limits})
-    return settings.model_copy(update={"search": search, "step": step})
+    name = settings.search or DEFAULT_SEARCH
+    if name not in STRATEGIES:
+        raise InputError(f"--search {name!r}: choose one of {', '.join(STRATEGIES)}")
+    return STRATEGIES[name]
 
 
 __all__ = [
+    "DEFAULT_SEARCH",
     "KNOBS",
     "STRATEGIES",
     "BeamSearch",
@@ -162,5 +154,4 @@ __all__ = [
     "StrategyRow",
     "make_strategy",
     "strategy_row",
-    "with_defaults",
 ]

@@ -29,7 +29,7 @@ def measure_score_drift(
     pairs = zip(_scores(plain, samples), _scores(settings, samples), strict=True)
     diffs = [abs(a - b) for a, b in pairs if a is not None and b is not None]
     if not diffs:
-        raise InputError(f"--verifier {settings.verifier}: it scores none of the sample steps")
+        raise InputError(f"--verifier {settings.scorer}: it scores none of the sample steps")
     return {
         "steps": len(diffs),
         "max_abs_score_diff": max(diffs),
@@ -42,7 +42,7 @@ def _scores(settings: ModelSettings, samples: Sequence[tuple[str, str]]) -> list
     if source.model is None:
         raise InputError(
             f"--verifier-weights {settings.verifier_weights}: "
-            f"--verifier {settings.verifier} has no weights"
+            f"--verifier {settings.scorer} has no weights"
         )
     decoder = source.model.decoder
     budget = _KV_TOKENS * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)

@@ -59,7 +59,7 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
     Raises:
         InputError: if it is not there, or nothing says how its scores are read.
     """
-    name = settings.verifier
+    name = settings.scorer
     place = named_checkpoint(name)
     kind, colon, rest = name.partition(":")
     if place is None:

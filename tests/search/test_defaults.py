@@ -1,0 +1,83 @@
+"""Which strategy and verifier stand where none are given, and what is refused without scores."""
+
+import pytest
+
+from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.search import STRATEGIES
+from beamwright.search.defaults import resolved, vote_note
+
+WAYS = ("--verifier PATH", "judge:PATH", "likelihood:PATH", "logprob", "docs/verifiers.md")
+
+
+def names(**options):
+    found = resolved(Settings.build(**options))
+    return found.search.search, found.model.verifier
+
+
+def test_the_bundled_verifier_stands_beside_the_bundled_model_only():
+    assert names() == ("beam", "bundled")
+    assert names(search="dvts") == ("dvts", "bundled")
+    assert names(verifier="none") == ("majority", "none")
+    assert names(model="own") == ("majority", "none")
+    assert names(model="own", verifier="none") == ("majority", "none")
+    assert names(model="own", verifier="bundled") == ("beam", "bundled")
+
+
+def test_a_verifier_makes_it_a_search():
+    assert names(model="own", verifier="prm") == ("beam", "prm")
+    assert names(model="own", verifier="logprob", search="mcts") == ("mcts", "logprob")
+
+
+def test_a_model_that_is_measured_scores_itself():
+    assert names(model="random:opt-6.7b") == ("beam", "logprob")
+    assert names(model="random:opt-6.7b", verifier="none") == ("beam", "none")
+
+
+def test_deepconf_brings_its_own_scores():
+    assert names(model="own", search="deepconf") == ("deepconf", "deepconf")
+    assert names(search="deepconf") == ("deepconf", "bundled")
+
+
+@pytest.mark.parametrize("search", STRATEGIES)
+@pytest.mark.parametrize("model", [{"model": "own"}, {"verifier": "none"}])
+def test_what_cannot_do_without_scores_says_where_to_get_them(search, model):
+    options = {"search": search, **model}
+    row = STRATEGIES[search]
+    if row.choose == "majority" or (row.scorer and "model" in model):
+        assert names(**options)[0] == search
+        return
+    with pytest.raises(InputError) as caught:
+        names(**options)
+    line = str(caught.value)
+    assert line.startswith(f"--search {search} needs scores")
+    assert all(way in line for way in WAYS)
+    assert ("--search majority" in line) is row.needs_scores
+    if not row.needs_scores:  # it needs them for the choice alone
+        assert names(**options, choose="majority")[0] == search
+        assert names(**options, n=1)[0] == search
+
+
+def test_whoever_scores_steps_is_enough():
+    found = resolved(Settings.build(verifier="none", model="own"), own_scores=True)
+    assert found.search.search == "beam"
+
+
+def test_resolving_twice_changes_nothing():
+    for options in ({}, {"model": "own"}, {"model": "random:opt-6.7b"}):
+        once = resolved(Settings.build(**options))
+        assert resolved(once) == once
+
+
+def test_only_a_vote_by_default_is_worth_a_line():
+    note = vote_note(Settings.build(model="own", n=8))
+    assert note.startswith("--model own without a verifier: majority vote of 8 paths")
+    assert all(way in note for way in WAYS)
+    for options in (
+        {},
+        {"model": "own", "search": "majority"},
+        {"model": "own", "verifier": "logprob"},
+        {"model": "random:opt-6.7b"},
+        {"model": "random:opt-6.7b", "verifier": "none"},
+    ):
+        assert vote_note(Settings.build(**options)) is None
