@@ -5,6 +5,13 @@ Trees are recorded or made up, costs come from the roofline or from a fit to a r
 
 from beamwright.runtime.simulation.clock import VirtualClock
 from beamwright.runtime.simulation.costs import DeviceCosts, RooflineCosts
+from beamwright.runtime.simulation.engines import (
+    ENGINES,
+    FAIR,
+    EngineResult,
+    EngineRules,
+    simulate_engine,
+)
 from beamwright.runtime.simulation.link import VirtualLink
 from beamwright.runtime.simulation.replay import ReplayStrategy, ReplayTree, Script, Step, StepTree
 from beamwright.runtime.simulation.run import (
@@ -16,7 +23,11 @@ from beamwright.runtime.simulation.run import (
 from beamwright.runtime.simulation.synthetic import SyntheticSearch, grow
 
 __all__ = [
+    "ENGINES",
+    "FAIR",
     "DeviceCosts",
+    "EngineResult",
+    "EngineRules",
     "ReplayStrategy",
     "ReplayTree",
     "RooflineCosts",
@@ -30,5 +41,6 @@ __all__ = [
     "VirtualLink",
     "grow",
     "simulate",
+    "simulate_engine",
     "simulate_if_fits",
 ]

@@ -1,0 +1,129 @@
+"""What a serving engine is sent, and what it answers: requests, iterations, the engine's verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Lineage = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Request:
+    """The next step of one beam, sent as a prompt.
+
+    path: the nodes of the prompt, the root () first; lengths: tokens of each.
+    node: whose step is decoded; step_tokens: that it will have.
+    drawn: tokens sampled so far; computed: tokens of prompt and step whose KV is on the device.
+    """
+
+    path: tuple[Lineage, ...]
+    lengths: tuple[int, ...]
+    node: Lineage
+    step_tokens: int
+    drawn: int = 0
+    computed: int = 0
+    prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = sum(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of prompt and step so far; the newest one has no KV yet."""
+        return self.prompt_tokens + self.drawn
+
+    @property
+    def final_tokens(self) -> int:
+        """The same when the step is complete."""
+        return self.prompt_tokens + self.step_tokens
+
+    @property
+    def complete(self) -> bool:
+        """True once all tokens are drawn."""
+        return self.drawn == self.step_tokens
+
+    def forward(self, num_tokens: int) -> None:
+        """So many more tokens have KV; what ends at the newest one draws another."""
+        self.computed += num_tokens
+        if self.computed == self.num_tokens:
+            self.drawn += 1
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What the engine does next.
+
+    rows: tokens that each request forwards in one pass; passes: how many such passes come before
+        anything can change (more than one only where each row forwards one token).
+    distinct_tokens: KV that the rows read where shared parts are read once, new tokens included.
+    loads: (request, tokens) to bring from the host before the request can run.
+    load_tokens: to bring while the pass runs, which ends no earlier.
+    store_tokens: to send to the host meanwhile; evicted_tokens: to send before the pass begins.
+    """
+
+    rows: Sequence[tuple[Request, int]] = ()
+    passes: int = 1
+    distinct_tokens: int = 0
+    loads: Sequence[tuple[Request, int]] = ()
+    load_tokens: int = 0
+    store_tokens: int = 0
+    evicted_tokens: int = 0
+
+
+class Engine(Protocol):
+    """Takes requests, says what runs next, and is told when it has run.
+
+    preemptions: requests that lost their place and their KV. peak_tokens, host_peak_tokens: most
+    KV on either side.
+    """
+
+    preemptions: int
+
+    @property
+    def peak_tokens(self) -> int: ...
+    @property
+    def host_peak_tokens(self) -> int: ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. The device has to hold any one of them, and a block more."""
+        ...
+
+    def schedule(self) -> Iteration:
+        """The next iteration; without rows where everything waits for loads."""
+        ...
+
+    def loaded(self, request: Request) -> None:
+        """What a request waited for has arrived."""
+        ...
+
+    def commit(self, iteration: Iteration) -> list[Request]:
+        """The iteration has run; returns the requests that are complete."""
+        ...
+
+
+class PlannedStep(Protocol):
+    """A step of a search that is known in advance."""
+
+    @property
+    def lineage(self) -> Lineage: ...
+    @property
+    def tokens(self) -> int: ...
+
+
+def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[list[Request]]:
+    """The requests of each round of a search, siblings beside each other.
+
+    search-and-learn sends them in another order; this one is what prefix caches like best.
+    """
+    lengths: dict[Lineage, int] = {(): prompt_tokens}
+    lengths.update((step.lineage, step.tokens) for step in steps)
+    rounds: dict[int, list[Request]] = {}
+    for lineage in sorted(lengths):
+        if not lineage:
+            continue
+        path = tuple(lineage[:depth] for depth in range(len(lineage)))
+        request = Request(path, tuple(lengths[node] for node in path), lineage, lengths[lineage])
+        rounds.setdefault(len(lineage), []).append(request)
+    return [rounds[number] for number in sorted(rounds)]

@@ -1,0 +1,215 @@
+"""vLLM's scheduler: first come, first served; preemption by recompute; an optional host tier.
+
+The rules of `v1/core/sched`: running requests are served in order; where a block is missing the
+one admitted last is preempted, keeps its tokens and goes to the head of the queue; an iteration
+that preempted admits nobody; admission needs room for the whole present sequence and none for its
+future, and ends at the first request that does not fit. Prefix hits are whole blocks and leave at
+least one token to compute. The host tier is the offloading connector with `offload_prompt_only`
+off: full blocks are stored once they are computed, loads are what follows the hits on the device
+without a gap, and arrive while others run.
+
+Kinder than the real engine: the host holds everything, requests that need a block on its way share
+it, and all rows of a search may run at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from beamwright.schedule.engines.blocks import BlockPool
+from beamwright.schedule.engines.requests import Iteration, Lineage, Request
+
+_MAX_BATCHED_TOKENS = 8192
+
+
+class VllmEngine:
+    """See `requests.Engine`. num_blocks: of the device; offload: with a host tier."""
+
+    def __init__(self, num_blocks: int, *, block_tokens: int = 16, offload: bool = False) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.preemptions = 0
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self._size, self._offload = block_tokens, offload
+        self._blocks: dict[Request, list[int]] = {}
+        self._kept: dict[Request, int] = {}  # leading blocks that can be found
+        self._loading: dict[Request, list[int]] = {}  # keys of new blocks
+        self._arriving: set[int] = set()
+        self._on_host: set[int] = set()
+        self._num_unsaved = 0
+        self._keys: dict[Lineage, tuple[int, ...]] = {}
+        self._num_keys = 0
+
+    @property
+    def peak_tokens(self) -> int:
+        """See `requests.Engine`."""
+        return self.pool.peak_held * self._size
+
+    @property
+    def host_peak_tokens(self) -> int:
+        """See `requests.Engine`."""
+        return len(self._on_host) * self._size
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See `requests.Engine`."""
+        self.waiting += requests
+
+    def schedule(self) -> Iteration:
+        """See `requests.Engine`."""
+        stored, self._num_unsaved = self._num_unsaved, 0
+        budget, preempted = _MAX_BATCHED_TOKENS, self.preemptions
+        rows: list[tuple[Request, int]] = []
+        place = 0
+        while place < len(self.running) and budget:
+            request = self.running[place]
+            new = min(request.num_tokens - request.computed, budget)
+            if not self._grow(request, request.computed + new):
+                break  # it has preempted itself
+            rows.append((request, new))
+            budget -= new
+            place += 1
+        loads: list[tuple[Request, int]] = []
+        if self.preemptions == preempted:
+            self._admit(rows, loads, budget)
+        return Iteration(
+            rows=rows,
+            passes=self._passes(rows),
+            distinct_tokens=self._distinct(rows),
+            loads=loads,
+            store_tokens=stored * self._size,
+        )
+
+    def loaded(self, request: Request) -> None:
+        """See `requests.Engine`."""
+        self._arriving.difference_update(self._loading.pop(request))
+        self.running.append(request)
+
+    def commit(self, iteration: Iteration) -> list[Request]:
+        """See `requests.Engine`."""
+        done = []
+        for request, new in iteration.rows:
+            for _ in range(iteration.passes):
+                request.forward(new)
+            self._keep_full(request)
+            if request.complete:
+                done.append(request)
+        for request in done:
+            self.running.remove(request)
+            self.pool.release(self._blocks.pop(request))
+        return done
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Blocks for so many tokens of a running request, others preempted for it; False if it
+        was preempted itself."""
+        blocks = self._blocks[request]
+        missing = self._count(num_tokens) - len(blocks)
+        while (found := self.pool.allocate(max(0, missing))) is None:
+            victim = self.running.pop()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        blocks += found
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.preemptions += 1
+        self.pool.release(self._blocks.pop(request))
+        request.computed = 0
+        self.waiting.appendleft(request)
+
+    def _admit(
+        self, rows: list[tuple[Request, int]], loads: list[tuple[Request, int]], budget: int
+    ) -> None:
+        while self.waiting and budget:
+            request = self.waiting[0]
+            keys = self.keys(request)[: (request.num_tokens - 1) // self._size]
+            hits = self.pool.match(keys)
+            num_blocks = self._count(request.num_tokens)
+            if not self.pool.fits(hits, num_blocks):
+                return
+            self.waiting.popleft()
+            self.pool.hold(hits)
+            fresh = self.pool.allocate(num_blocks - len(hits))
+            assert fresh is not None
+            self._blocks[request] = [*hits, *fresh]
+            num_loaded = self._num_at_home(keys, len(hits))
+            known = len(hits) + num_loaded
+            self._kept[request] = known
+            request.computed = known * self._size
+            late = not self._arriving.isdisjoint(keys[: len(hits)])
+            new = 0 if num_loaded or late else min(request.num_tokens - request.computed, budget)
+            # What is loaded or computed in this iteration is found by the next request already.
+            full = (request.computed + new) // self._size
+            for block, key in zip(fresh, keys[len(hits) : full], strict=False):
+                self.pool.store(block, key)
+            if not new:
+                self._loading[request] = list(keys[len(hits) : known])
+                self._arriving.update(self._loading[request])
+                loads.append((request, num_loaded * self._size))
+                continue
+            self.running.append(request)
+            rows.append((request, new))
+            budget -= new
+
+    def _num_at_home(self, keys: Sequence[int], first: int) -> int:
+        if not self._offload:
+            return 0
+        num = 0
+        while first + num < len(keys) and keys[first + num] in self._on_host:
+            num += 1
+        return num
+
+    def _keep_full(self, request: Request) -> None:
+        """Blocks that are full by now can be found, and are stored at home."""
+        blocks, keys = self._blocks[request], self.keys(request)
+        full = request.computed // self._size
+        for place in range(self._kept[request], full):
+            self.pool.store(blocks[place], keys[place])
+            if self._offload and keys[place] not in self._on_host:
+                self._on_host.add(keys[place])
+                self._num_unsaved += 1
+        self._kept[request] = full
+
+    # --- counting ----------------------------------------------------------------------------
+
+    def keys(self, request: Request) -> tuple[int, ...]:
+        """One key per block that prompt and step fill, prefix first."""
+        keys: tuple[int, ...] = ()
+        end = 0
+        for node, length in zip(
+            (*request.path, request.node), (*request.lengths, request.step_tokens), strict=True
+        ):
+            end += length
+            if node not in self._keys:
+                new = end // self._size - len(keys)
+                fresh = range(self._num_keys, self._num_keys + new)
+                self._num_keys += new
+                self._keys[node] = (*keys, *fresh)
+            keys = self._keys[node]
+        return keys
+
+    def _count(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._size)
+
+    def _passes(self, rows: Sequence[tuple[Request, int]]) -> int:
+        """Passes until a block is full or a step complete."""
+        if self._loading or not rows or any(new > 1 for _, new in rows):
+            return 1
+        if any(request.computed + 1 < request.num_tokens for request, _ in rows):
+            return 1
+        return min(
+            min(self._size - request.computed % self._size, request.step_tokens - request.drawn)
+            for request, _ in rows
+        )
+
+    def _distinct(self, rows: Sequence[tuple[Request, int]]) -> int:
+        """Tokens in the blocks of the running requests, those of this pass included."""
+        empty = sum(
+            len(self._blocks[request]) * self._size - request.computed - new
+            for request, new in rows
+        )
+        arriving = sum(map(len, self._loading.values()))
+        return (self.pool.num_held - arriving) * self._size - empty
