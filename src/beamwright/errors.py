@@ -7,6 +7,7 @@ BeamwrightError            exit 1   something failed; one line says what
 │   └── ProblemTooLongError         the prompt does not fit the model's context
 ├── CapacityError          exit 1   a KV budget (device or host) is exhausted
 ├── DeviceMemoryError      exit 1   the device has no working memory for even one beam
+├── NotFiniteError         exit 1   a model's numbers are NaN or infinite: a bad weight, an overflow
 ├── LinkError              exit 1   a transfer between host and device failed
 └── UnavailableError       exit 1   something outside (the hub, a package) cannot be reached
 ```
@@ -84,6 +85,10 @@ class DeviceMemoryError(BeamwrightError):
             f"the device is out of memory: {what} "
             "(lower --kv-memory, or give --memory more; other programs may hold some of it)"
         )
+
+
+class NotFiniteError(BeamwrightError):
+    """A weight, a logit or a score is NaN, infinite, or too large to reckon with."""
 
 
 class LinkError(BeamwrightError):

@@ -13,7 +13,13 @@ from typing import Any
 
 from beamwright.assembly import assemble
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, InputError
+from beamwright.errors import (
+    BeamwrightError,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    NotFiniteError,
+)
 from beamwright.protocols import RoundCallback
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
@@ -161,7 +167,8 @@ class Solver:
         """Solve several (id, problem) pairs with their trees in flight together.
 
         A problem's own error stands in its place, and the others are solved: bad input as
-        InputError, KV that does not hold even this one search as CapacityError. If the trees do
+        InputError, KV that does not hold even this one search as CapacityError, logits or scores
+        that are no numbers as NotFiniteError. If the trees do
         not fit together they are solved one at a time.
         """
         found: dict[int, Solution | BeamwrightError] = {}
@@ -176,7 +183,7 @@ class Solver:
             try:
                 runs = [self._begin(good[place].bare()) for place in places]
                 found.update(zip(places, self._run(runs, on_round), strict=True))
-            except (CapacityError, DeviceMemoryError) as error:
+            except (CapacityError, DeviceMemoryError, NotFiniteError) as error:
                 found.update(dict.fromkeys(places, error))
                 if len(places) > 1:
                     for place in places:

@@ -7,7 +7,10 @@ from beamwright.config import ModelSettings
 from beamwright.errors import UnsupportedModelError
 from beamwright.models import inspect_model
 
-TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+TINY = {
+    **{"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
 
 
 @pytest.fixture

@@ -221,8 +221,11 @@ def _decoded(node: Node) -> bool:
 def _share(score: float, most: float) -> float:
     """How full a bar is: a probability as it is, a log-probability exponentiated.
 
-    most: the largest score, which fills the bar; 1 where scores are probabilities.
+    most: the largest score, which fills the bar; 1 where scores are probabilities. A score that
+    is no number has an empty bar.
     """
+    if math.isnan(score):
+        return 0.0
     return min(max(score / most if score >= 0 else math.exp(score), 0.0), 1.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -20,7 +21,16 @@ def quiet_stdout() -> Iterator[None]:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command, in ASCII: any terminal or pipe can take it."""
-    typer.echo(json.dumps(content, allow_nan=False))
+    typer.echo(json.dumps(_finite(content), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what JSON has no number for: a figure that does not apply."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def one_line(text: str) -> str:

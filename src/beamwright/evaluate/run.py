@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, InputError
+from beamwright.errors import BeamwrightError, InputError, NotFiniteError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
@@ -30,7 +30,8 @@ class Solved(Protocol):
 class SolveMany(Protocol):
     """Solves (id, text) pairs, in any order inside; answers in the order given.
 
-    A problem's own bad input is returned in its place as an InputError, never raised.
+    A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one)
+    is returned in its place, never raised.
     """
 
     def __call__(
@@ -131,7 +132,7 @@ def _solve_batch(
     outcomes = solve_many([(problem.unique_id, problem.problem) for problem in batch])
     failure: BeamwrightError | None = None
     for problem, outcome in zip(batch, outcomes, strict=True):
-        if isinstance(outcome, InputError):
+        if isinstance(outcome, InputError | NotFiniteError):
             log.add(make_error_record(problem, outcome))
         elif isinstance(outcome, BeamwrightError):
             # Not this problem's fault: keep what else finished, then stop.

@@ -6,7 +6,8 @@ decoder compute something else than the checkpoint means.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from beamwright.errors import UnsupportedModelError
@@ -20,6 +21,21 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
+# The names of all families; what a family does not have is not looked for.
+_COUNTS = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "ffn_dim",
+    "word_embed_proj_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_LARGEST = 2**31 - 1
+_WIDEST_HEAD = 2**14
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -37,11 +53,52 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
         raise UnsupportedModelError(f"architecture {kind!r} is not supported; {supported()}")
     if getattr(config, "quantization_config", None):
         raise UnsupportedModelError(f"quantised weights are not supported; {supported()}")
+    _check_heads(config)
     context = config.max_position_embeddings
     if max_context is not None:
         context = min(context, max_context)
     _check_window(config, kind, context)
-    return FAMILIES[kind](config, context)
+    return _check_shape(FAMILIES[kind](config, context))
+
+
+def check_counts(values: Mapping[str, Any]) -> None:
+    """Counts and widths are counts and widths, where they are given.
+
+    Raises:
+        UnsupportedModelError: that names the first that is not.
+    """
+    for name in _COUNTS:
+        value = values.get(name)
+        if value is not None and (type(value) is not int or not 1 <= value <= _LARGEST):
+            raise UnsupportedModelError(
+                f"config.json: {name} must be a whole number from 1 to {_LARGEST:,}, "
+                f"not {value!r:.80}"
+            )
+    heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise UnsupportedModelError(
+            f"config.json: num_attention_heads {heads} is no multiple of "
+            f"num_key_value_heads {kv_heads}"
+        )
+
+
+def _check_heads(config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if not 1 <= head_dim <= _WIDEST_HEAD:  # as many rotary frequencies are computed
+        raise UnsupportedModelError(
+            f"config.json: head_dim must be from 1 to {_WIDEST_HEAD:,}, not {head_dim:,}"
+        )
+
+
+def _check_shape(shape: ModelShape) -> ModelShape:
+    """What follows from the numbers is usable, too."""
+    if shape.inv_freq and len(shape.inv_freq) * 2 != shape.head_dim:
+        raise UnsupportedModelError(f"config.json: an odd head_dim ({shape.head_dim})")
+    numbers = {"rope": (*shape.inv_freq, shape.rope_scale), "rms_norm_eps": (shape.norm_eps,)}
+    for name, values in numbers.items():
+        if not all(isinstance(v, float | int) and math.isfinite(v) and v >= 0 for v in values):
+            raise UnsupportedModelError(f"config.json: its {name} gives no finite numbers")
+    return shape
 
 
 def supported() -> str:

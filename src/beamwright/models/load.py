@@ -12,9 +12,10 @@ from beamwright.config import ModelSettings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.decoder import TILE_ROWS, Decoder
-from beamwright.models.hf_config import shape_from_config, supported
+from beamwright.models.hf_config import check_counts, shape_from_config, supported
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.packed import pack_weights
+from beamwright.models.pretrained import read_config, read_object
 from beamwright.models.quantised import storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
@@ -67,7 +68,15 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
         raise InputError(f"--{option} {written or spec}: no such folder{hint}")
     if not (folder / "config.json").is_file():
         raise InputError(f"{spec}: no config.json in this folder")
+    _check_files(folder)
     return folder
+
+
+def _check_files(folder: Path) -> None:
+    """A pipe among a model's files would be waited for, a device be read for ever."""
+    for file in folder.iterdir():
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise InputError(f"{file}: not a regular file")
 
 
 def load_model(
@@ -110,16 +119,19 @@ def _storage(settings: ModelSettings, dtype: torch.dtype, role: str) -> Storage:
 
 def read_shape(folder: Path, max_context: int | None) -> ModelShape:
     """The shape in a folder's config.json."""
-    from transformers import AutoConfig  # noqa: PLC0415 (slow import)
-
     try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        line = " ".join(str(error).split())[:200]
+        check_counts(read_object(folder / "config.json"))
+        config = read_config(folder, supported())
+        return shape_from_config(config, max_context)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"model {folder}: {error}") from error
+    except InputError as error:
+        raise UnsupportedModelError(f"config cannot be read: {error}; {supported()}") from error
+    except Exception as error:  # a value of a kind that no rule here foresees
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UnsupportedModelError(
-            f"model {folder}: config cannot be read ({line}); {supported()}"
+            f"model {folder}: config.json holds what no model can be made of ({line})"
         ) from error
-    return shape_from_config(config, max_context)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart
 from beamwright.models.load import LoadedModel, load_model
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.quiet import no_progress_bar, quiet_import
+from beamwright.models.pretrained import read_reference
 from beamwright.models.tree_model import TreeModel
 
 _TOKENS = 48
@@ -41,13 +41,8 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
 
 def _transformers_logits(loaded: LoadedModel, token_ids: list[int]) -> torch.Tensor:
     decoder = loaded.decoder
-    with quiet_import(), no_progress_bar():  # it imports torchao, if that is installed
-        from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
-
-        model = AutoModelForCausalLM.from_pretrained(
-            loaded.folder, dtype=decoder.dtype, attn_implementation="eager"
-        )
-    model = model.to(decoder.device).eval()
+    assert loaded.folder is not None
+    model = read_reference(loaded.folder, decoder.dtype).to(decoder.device).eval()
     with torch.inference_mode():
         logits: torch.Tensor = model(torch.tensor([token_ids], device=decoder.device)).logits[0]
     return logits

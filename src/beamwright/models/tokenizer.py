@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
+from beamwright.models.pretrained import read_eos_ids, read_tokenizer
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
@@ -36,15 +37,10 @@ class TextCodec:
         Raises:
             InputError: if the tokenizer or the template cannot be read.
         """
-        from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"model {folder}: its tokenizer cannot be read ({error})") from error
+        tokenizer = read_tokenizer(folder)
         if chat_template is not None:
             tokenizer.chat_template = _template_text(chat_template)
-        ids = {tokenizer.eos_token_id} | _generation_eos(folder)
+        ids = {tokenizer.eos_token_id} | read_eos_ids(folder)
         return cls(tokenizer, frozenset(i for i in ids if i is not None))
 
     @property
@@ -161,18 +157,6 @@ def _template_text(chat_template: str) -> str:
     if "{" not in chat_template:
         raise InputError(f"--chat-template {chat_template!r}: no such file, and not a template")
     return chat_template
-
-
-def _generation_eos(folder: Path) -> set[int]:
-    found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        if file.is_file():
-            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-            found |= set(value) if isinstance(value, list) else {value}
-            if name == "generation_config.json" and value is not None:
-                break
-    return {value for value in found if isinstance(value, int)}
 
 
 def _is_byte_level(tokenizer: Any) -> bool:

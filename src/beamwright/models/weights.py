@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from beamwright.cost import Storage
-from beamwright.errors import InputError
+from beamwright.errors import InputError, NotFiniteError
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.quantised import quantiser
 from beamwright.models.shape import ModelShape
@@ -54,8 +54,10 @@ class _Checkpoint:
                 self._handles[path] = handle
                 return list(handle.keys())
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if not isinstance(tensors, dict):
+                raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
             self._handles[path] = tensors
-            return list(tensors)
+            return [name for name in tensors if isinstance(tensors[name], torch.Tensor)]
         except (
             SafetensorError,
             pickle.UnpicklingError,
@@ -63,6 +65,8 @@ class _Checkpoint:
             RuntimeError,
             EOFError,
             ValueError,
+            TypeError,
+            AttributeError,
         ) as error:
             line = " ".join(str(error).split())[:200]
             raise InputError(f"model file {path}: cannot be read ({line})") from error
@@ -84,9 +88,12 @@ class _Checkpoint:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         found: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if not all(isinstance(file, str) for file in found.values()):
+            raise TypeError("weight_map names something that is no file")
         return found
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"model index {index}: cannot be read ({error})") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"model index {index}: cannot be read ({line})") from error
 
 
 class _Reader:
@@ -107,7 +114,9 @@ class _Reader:
                 f"model {self._where}: {name} has shape {tuple(tensor.shape)}, "
                 f"config says {rows_by_columns}"
             )
-        return tensor.to(device=self._device, dtype=self._dtype)
+        placed = tensor.to(device=self._device, dtype=self._dtype)
+        check_finite(placed, tensor, f"model {self._where}: weight {self._prefix}{name}")
+        return placed
 
     def need(self, name: str, *size: int) -> torch.Tensor:
         tensor = self.maybe(name, size)
@@ -128,6 +137,21 @@ class _Reader:
             return Norm(shape.norm, size, shape.norm_eps)
         bias = self.need(f"{name}.bias", size) if shape.norm == "layer" else None
         return Norm(shape.norm, size, shape.norm_eps, self.need(f"{name}.weight", size), bias)
+
+
+def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
+    """See that no value is NaN or infinite. placed: `stored` in the precision that it is used in.
+
+    Raises:
+        NotFiniteError: that names `what`, and says if it is the precision's fault.
+    """
+    # A sum takes one pass and no memory; it can overflow by itself, so a bad one is looked into.
+    if placed.sum(dtype=torch.float32).isfinite() or placed.isfinite().all():
+        return
+    if stored.isfinite().all():
+        narrow = str(placed.dtype).removeprefix("torch.")
+        raise NotFiniteError(f"{what} does not fit into {narrow}: use --dtype bfloat16 or float32")
+    raise NotFiniteError(f"{what} holds NaN or infinite values: the file is damaged")
 
 
 def tensor_names(folder: Path) -> frozenset[str]:

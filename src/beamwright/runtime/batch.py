@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from beamwright.errors import NotFiniteError
 from beamwright.kv import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.runtime.sampling import lineage_key, stack_keys
@@ -64,9 +66,14 @@ class Batch:
         """Add what was drawn to the rows that have not stopped.
 
         stats: by name, a value per row of the batch.
+
+        Raises:
+            NotFiniteError: if a row's logits were no distribution; its token means nothing then.
         """
         for index in self.active_rows():
             row = self.rows[index]
+            if not math.isfinite(logprobs[index]):
+                raise _no_distribution(row)
             row.tokens.append(tokens[index])
             row.logprobs.append(logprobs[index])
             for name, values in stats.items():
@@ -102,6 +109,14 @@ class Batch:
         index = torch.tensor(kept, device=self.keys.device)
         self.keys, self.positions = self.keys[index], self.positions[index]
         self.greedy = self.greedy[index] if self.greedy is not None else None
+
+
+def _no_distribution(row: Row) -> NotFiniteError:
+    place = f"problem {row.node.problem_id}, step {row.node.depth}, token {len(row.tokens) + 1}"
+    return NotFiniteError(
+        f"the generator's logits are NaN or infinite: {place} "
+        "(a damaged checkpoint, or an overflow: try another --dtype)"
+    )
 
 
 def worth_compacting(num_active: int, num_rows: int) -> bool:

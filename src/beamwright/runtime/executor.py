@@ -18,13 +18,13 @@ from beamwright.protocols import (
     ScheduleView,
     StepDecoded,
     StepParked,
-    StepScored,
     Ticket,
     Verifier,
     VerifyWork,
     Work,
 )
 from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.scores import scored
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.tree import Node
 
@@ -93,7 +93,7 @@ class TorchExecutor:
         assert isinstance(work, VerifyWork)
         with self._timed("verify", "verify", steps=len(work.nodes)):
             scores = self._verifier.score(work.nodes)
-        return [StepScored(node, score) for node, score in zip(work.nodes, scores, strict=True)]
+        return [*scored(self._verifier, work.nodes, scores)]
 
     @contextmanager
     def _timed(self, phase: str, track: str, **args: Any) -> Iterator[None]:

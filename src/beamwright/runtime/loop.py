@@ -28,6 +28,7 @@ from beamwright.protocols import (
 )
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.limits import StopRule
+from beamwright.runtime.scores import check_path_score
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
@@ -178,6 +179,7 @@ class SearchLoop:
             elif isinstance(event, StepScored):
                 node.step_score = event.score
                 node.score = self._aggregate([step.step_score for step in node.reply()])
+                check_path_score(node)
 
     def _apply(self, run: TreeRun, on_round: RoundCallback | None) -> None:
         """Let the strategy decide, obey, free what nobody needs, tell the caller."""

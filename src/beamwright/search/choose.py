@@ -30,7 +30,8 @@ def choose(
     then returns the best-scored candidate with that answer. A tie that is left goes to the
     candidate that comes first.
 
-    A missing score ranks last in `best` and weighs as much as any other missing one in a vote.
+    A missing score ranks last in `best` and weighs as much as any other missing one in a vote;
+    so does one that is NaN or infinite.
     Negative scores are log-probabilities: in a vote they weigh exp(score).
 
     Raises:
@@ -40,6 +41,7 @@ def choose(
         raise ValueError("there are no candidates to choose from")
     if not len(answers) == len(scores) == len(complete):
         raise ValueError("answers, scores and complete must have the same length")
+    scores = [score if score is not None and math.isfinite(score) else None for score in scores]
     voters = [i for i, answer in enumerate(answers) if complete[i] and answer and answer.strip()]
     if not voters:
         finished = [i for i in range(len(answers)) if complete[i]]
@@ -64,7 +66,7 @@ def choose(
 def _best(indices: Iterable[int], scores: Sequence[float | None]) -> int:
     chosen = list(indices)
     values = [scores[i] for i in chosen]
-    return chosen[_first_largest([-math.inf if v is None or math.isnan(v) else v for v in values])]
+    return chosen[_first_largest([-math.inf if v is None else v for v in values])]
 
 
 def _first_largest(values: Sequence[float]) -> int:

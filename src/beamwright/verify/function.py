@@ -24,7 +24,7 @@ class CallableVerifier:
 
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
         self._function = function
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self.name = getattr(function, "__name__", type(function).__name__)
         self.default_aggregate = aggregate
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -40,7 +40,7 @@ class CallableVerifier:
 
     def _score(self, node: Node) -> float | None:
         steps = [each.step_text for each in node.reply() if each.step_text.strip()]
-        where = f"verifier {self._name} on problem {node.problem_id}, step {node.depth}"
+        where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
         try:
             value: Any = self._function(node.root.problem_text, steps)
         except Exception as error:  # whatever a user's function raises
@@ -53,6 +53,8 @@ class CallableVerifier:
         except (TypeError, ValueError) as error:
             kind = type(value).__name__
             raise InputError(f"{where}: it returned {kind}, not a number") from error
+        except OverflowError as error:
+            raise InputError(f"{where}: it returned a number beyond all floats") from error
         if not math.isfinite(number):
             raise InputError(f"{where}: it returned {number}, not a finite number")
         return number

@@ -7,6 +7,7 @@ critique stand in segments that live as long as the batch does. What is asked is
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from beamwright.errors import CapacityError, DeviceMemoryError
+from beamwright.errors import CapacityError, DeviceMemoryError, NotFiniteError
 from beamwright.kv import Path, PathPart, Segment, copies_needed
 from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
@@ -66,6 +67,7 @@ class JudgeVerifier:
         if model.codec is None:
             raise ValueError("a judge needs a tokenizer")
         self.spec = spec
+        self.name = name
         self.default_aggregate: str = spec.aggregate
         self.tree_model = tree_model
         self._codec: TextCodec = model.codec
@@ -240,7 +242,9 @@ class JudgeVerifier:
         starts = [len((row or rows[0]).asked.token_ids) for row in present]
         positions = torch.tensor(starts, device=decoder.device)
         while True:
-            tokens = decoder.logits(hidden)[:, : self._num_tokens].argmax(-1)
+            likeliest = decoder.logits(hidden)[:, : self._num_tokens].max(-1)
+            tokens = likeliest.indices
+            self._check(present, likeliest.values.tolist())
             going = self._append(present, tokens.tolist(), session)
             if not going:
                 return
@@ -255,6 +259,13 @@ class JudgeVerifier:
             hidden = session.forward(tokens, positions)
             # Rows that have stopped stay inside the context; what they decode is dropped.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
+
+    def _check(self, present: Sequence[_Row | None], logits: Sequence[float]) -> None:
+        """Raises NotFiniteError if the largest logit of a row that goes on is no number."""
+        for row, logit in zip(present, logits, strict=True):
+            if row is not None and not row.stopped and not math.isfinite(logit):
+                place = f"problem {row.node.problem_id}, step {row.node.depth}"
+                raise NotFiniteError(f"verifier {self.name}: NaN or infinite logits at {place}")
 
     def _append(
         self, present: Sequence[_Row | None], tokens: Sequence[int], session: DecodeSession

@@ -5,6 +5,7 @@ What a node's encoding shares with its parent's is not computed again (`path_kv`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -25,6 +26,7 @@ class PrmVerifier:
         if model.codec is None:
             raise ValueError("a verifier needs a tokenizer")
         self.spec = spec
+        self.name = spec.name if model.folder is None else str(model.folder)
         self.default_aggregate: str = spec.aggregate
         self.probabilities = spec.gives_probabilities
         self.tree_model = tree_model
@@ -97,6 +99,8 @@ class PrmVerifier:
         first = 0
         for encoded, _ in work:
             count = len(encoded.read_at)
-            found.append(combine(values[first : first + count]))
+            own = values[first : first + count]
+            # A minimum would pass over NaN.
+            found.append(combine(own) if all(map(math.isfinite, own)) else math.nan)
             first += count
         return found

@@ -1,0 +1,107 @@
+"""All that `transformers` is asked for: a checkpoint folder's config, tokenizer and own model.
+
+A folder holds data. Code that it brings along (`auto_map`) is never run and never asked about;
+where `transformers` has a class of its own for the same thing, that one is used.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.models.quiet import no_progress_bar, quiet_import
+
+_LONGEST_LINE = 200
+
+
+def read_config(folder: Path, supported: str) -> Any:
+    """The `transformers` config of a folder. supported: what an error, which leaves the folder's
+    name to the caller, lists.
+
+    Raises:
+        UnsupportedModelError: if it cannot be read, or stands for code of the folder's own.
+    """
+    from transformers import AutoConfig  # noqa: PLC0415 (slow import)
+
+    written = read_object(folder / "config.json")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of many kinds; each is about what the file says
+        if _brings_code(written, "AutoConfig"):
+            raise UnsupportedModelError(f"{_wants_to_run('config.json')}; {supported}") from error
+        raise UnsupportedModelError(
+            f"config cannot be read ({_line(error)}); {supported}"
+        ) from error
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The `transformers` tokenizer of a folder.
+
+    Raises:
+        InputError: if it cannot be read, or stands for code of the folder's own.
+    """
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # as above
+        file = folder / "tokenizer_config.json"
+        if file.is_file() and _brings_code(read_object(file), "AutoTokenizer"):
+            raise InputError(f"model {folder}: {_wants_to_run(file.name)}") from error
+        line = _line(error)
+        raise InputError(f"model {folder}: its tokenizer cannot be read ({line})") from error
+
+
+def read_reference(folder: Path, dtype: Any) -> Any:
+    """The folder's model as `transformers` builds it, to compare with."""
+    with quiet_import(), no_progress_bar():  # it imports torchao, if that is installed
+        from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
+
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
+        )
+
+
+def read_eos_ids(folder: Path) -> frozenset[int]:
+    """The token ids that end a reply, as generation_config.json or else config.json has them.
+
+    Raises:
+        InputError: if one of the files is not a JSON object.
+    """
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        value = read_object(file).get("eos_token_id")
+        if value is not None:
+            ids = value if isinstance(value, list) else [value]
+            return frozenset(each for each in ids if type(each) is int and each >= 0)
+    return frozenset()
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Raises InputError if the file does not hold a JSON object."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{file}: cannot be read as JSON ({_line(error)})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{file}: a JSON object is expected, not {type(found).__name__}")
+    return found
+
+
+def _brings_code(written: dict[str, Any], kind: str) -> bool:
+    """True if the file names a class of the folder's own for this."""
+    named = written.get("auto_map")
+    return isinstance(named, list | tuple) or (isinstance(named, dict) and kind in named)
+
+
+def _wants_to_run(name: str) -> str:
+    return f"this folder wants to run its own code (auto_map in {name}), which is never done"
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]
