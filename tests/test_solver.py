@@ -14,7 +14,7 @@ SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_t
 
 SOLVE_KEYS = {
     **{"answer": None, "text": None, "score": None, "stop": None, "rounds": None},
-    "candidates": {"answer", "score", "stop", "tokens"},
+    "candidates": {"answer", "text", "score", "stop", "tokens", "lineage", "step_scores"},
     "tree": {"nodes", "pruned", "unique_tokens", "path_tokens"},
     "tokens": {
         *("generated", "kept", "overrun", "speculated", "speculated_kept"),
@@ -30,6 +30,7 @@ SOLVE_KEYS = {
     },
     **{"io_share": None, "goodput_tok_s": None, "tree_hash": None, "exact": None, "seed": None},
     **{"schedule": None, "attention": None, "reason_fewer": None},
+    **{"problem_id": None, "problem": None, "lineage": None, "settings": None},
 }
 
 
@@ -64,19 +65,37 @@ def test_json_has_exactly_the_keys_of_the_design(make_solver):
 
 
 def test_a_solution_describes_its_tree(make_solver):
-    solution, tree = grow(make_solver())
+    solver = make_solver()
+    solution, tree = grow(solver)
+    assert solution.tree is tree
+    assert solution.settings == solver.settings
     nodes = [node for node in tree.nodes() if node.parent]
     final = tree.finished() + tree.candidates()
-    assert solution.tree.nodes == len(nodes)
-    assert solution.tree.pruned == sum(node.state is NodeState.PRUNED for node in nodes)
-    assert solution.tree.path_tokens == sum(node.num_path_tokens for node in final)
+    assert solution.tree_stats.nodes == len(nodes)
+    assert solution.tree_stats.pruned == sum(node.state is NodeState.PRUNED for node in nodes)
+    assert solution.tree_stats.path_tokens == sum(node.num_path_tokens for node in final)
     assert [c.text for c in solution.candidates] == [node.text for node in final]
+    for candidate, node in zip(solution.candidates, final, strict=True):
+        assert tree.node(candidate.lineage) is node
+        assert candidate.step_scores == tuple(each.step_score for each in node.path()[1:])
     assert solution.rounds == tree.rounds
     assert len(solution.candidates) == 16
     assert solution.reason_fewer is None
-    chosen = [c for c in solution.candidates if c.text == solution.text]
-    assert solution.score in [c.score for c in chosen]
+    (chosen,) = [c for c in solution.candidates if c.lineage == solution.lineage]
+    assert (solution.text, solution.score) == (chosen.text, chosen.score)
     assert solution.kv.device_peak_bytes > 0
+
+
+def test_json_keeps_all_but_the_tree(make_solver):
+    """Problem, settings and every candidate can be read back from it."""
+    solver = make_solver(n=4, width=2)
+    solution = solver.solve(PROBLEM, problem_id="p1")
+    found = json.loads(json.dumps(solution.to_json()))
+    assert (found["problem_id"], found["problem"]) == ("p1", PROBLEM)
+    assert Settings.model_validate(found["settings"]) == solver.settings
+    assert [c["text"] for c in found["candidates"]] == [c.text for c in solution.candidates]
+    assert all(c["lineage"][0] == "p1" and c["step_scores"] for c in found["candidates"])
+    assert found["lineage"] in [c["lineage"] for c in found["candidates"]]
 
 
 def test_time_is_counted_once(make_solver):

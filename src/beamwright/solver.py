@@ -13,6 +13,7 @@ from typing import Any
 
 from beamwright.assembly import assemble
 from beamwright.config import Settings
+from beamwright.describe import describe, with_partial
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,
@@ -33,7 +34,7 @@ from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.search import make_strategy
 from beamwright.search.defaults import with_defaults
-from beamwright.solution import Solution, describe, with_partial
+from beamwright.solution import Solution
 from beamwright.tiers import Traffic, stalled_s
 from beamwright.tree import SearchTree
 from beamwright.verify import aggregate

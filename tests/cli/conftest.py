@@ -18,6 +18,7 @@ def solution_json(**changes):
         "text": "6*7=42.\n\nThe answer is \\boxed{42}.",
         "score": 0.9,
         "stop": "eos",
+        "lineage": [0, 0, 0],
         "rounds": 2,
         "reason_fewer": None,
         "candidates": [{"answer": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
@@ -65,6 +66,16 @@ def grow_tree(num_rounds=2, children=4, text="step {round}.{ordinal}\n\n"):
         parent = nodes[0]
 
 
+def make_solution(content, tree):
+    """A solution with this JSON."""
+    stats = {name: SimpleNamespace(**content[name]) for name in ("tokens", "kv", "time")}
+    return SimpleNamespace(
+        **{**content, **stats, "tree": tree},
+        tree_stats=SimpleNamespace(**content["tree"]),
+        to_json=lambda: content,
+    )
+
+
 @dataclass
 class FakeSolver:
     """Answers everything with one scripted solution, or raises."""
@@ -82,8 +93,7 @@ class FakeSolver:
         for report in grow_tree():
             if on_round is not None:
                 on_round(report)
-        content = self.solution
-        return SimpleNamespace(to_json=lambda: content, **content)
+        return make_solution(self.solution, report.tree)
 
     def __enter__(self):
         return self
@@ -153,3 +163,8 @@ def cli(capsys):
 @pytest.fixture
 def reports():
     return grow_tree
+
+
+@pytest.fixture
+def as_solution():
+    return make_solution

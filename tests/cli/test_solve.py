@@ -1,4 +1,5 @@
 import io
+import json
 import re
 import sys
 
@@ -54,9 +55,9 @@ def test_a_synthetic_prompt_is_a_measurement(cli, fake, generator_folder):
     assert (fake.settings.search.search, fake.settings.model.verifier) == ("beam", "logprob")
 
 
-def test_figures_that_do_not_apply_are_left_out(fake):
-    solution = {**fake.solution, "goodput_tok_s": None, "kv": {"device_peak_bytes": None}}
-    assert accounting(solution).endswith("| 1.2 s")
+def test_figures_that_do_not_apply_are_left_out(fake, as_solution):
+    solution = as_solution({**fake.solution, "goodput_tok_s": None}, None)
+    assert accounting(solution).endswith("| 1.2 s | KV peak 3.0 MiB")
 
 
 def test_no_answer_prints_the_text(cli, fake):
@@ -78,6 +79,16 @@ def test_a_terminal_sees_the_tree(cli, fake, monkeypatch):
     out = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", cli("solve", "6*7?").out)
     for text in ("Problem", "6*7?", "step 1.0", "Answer  42", "2 rounds | 9 nodes"):
         assert text in out
+
+
+def test_the_page_marks_the_chosen_candidate_among_equal_texts(cli, fake, tmp_path):
+    fake.solution["lineage"] = [0, 0, 1]
+    assert cli("solve", "6*7?", "--tree", tmp_path / "tree.html").code == 0
+    data = re.search(
+        r'<script[^>]*id="data"[^>]*>(.*?)</script>', (tmp_path / "tree.html").read_text()
+    )
+    tree = json.loads(data[1])["trees"][0]
+    assert tree["nodes"][tree["chosen"]]["lineage"] == "0.0.1"
 
 
 def test_problem_from_a_file_and_from_standard_input(cli, fake, tmp_path, monkeypatch):

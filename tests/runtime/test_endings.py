@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from beamwright.config import SearchSettings, Settings, StopSettings
+from beamwright.describe import _candidate, complete_nodes, final_nodes
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.runtime import Accounting, SearchLoop, TreeRun
@@ -13,7 +14,6 @@ from beamwright.runtime.limits import StopRule, check_stops
 from beamwright.search import make_strategy
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
-from beamwright.solution import _candidate, complete_nodes, final_nodes
 from beamwright.tree import StopReason
 from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from beamwright.config import SearchSettings, Settings, StopSettings, parse_duration
+from beamwright.describe import final_nodes
 from beamwright.errors import InputError
 from beamwright.runtime import Accounting, SearchLoop, TreeRun
 from beamwright.runtime.limits import (
@@ -22,7 +23,6 @@ from beamwright.schedule import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
-from beamwright.solution import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree

@@ -67,7 +67,7 @@ def test_critiques_are_not_scored_and_turns_are_not_generated(make_solver, verif
     assert all(node.step_score is None for node in steps if not node.answers)
     assert all(node.step_score is not None for node in steps if node.answers and node.step_text)
     assert solution.tokens.generated == sum(len(node.token_ids) for node in steps)
-    assert solution.tree.nodes == len(steps)
+    assert solution.tree_stats.nodes == len(steps)
     given = sum(len(node.token_ids) for node in tree.nodes() if node.turn is not None)
     assert solution.tokens.generator_prefilled >= len(tree.root.token_ids) + given
 

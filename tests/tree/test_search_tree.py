@@ -215,3 +215,15 @@ def test_a_kept_node_of_which_nothing_is_left_can_be_pruned():
     tree.prune(node)
     assert node.state is NodeState.PRUNED
     assert tree.release_dead() == [two, one, node, tree.root]
+
+
+def test_a_node_is_found_by_its_lineage(tree):
+    first, second = tree.expand(tree.root, 2)
+    add_step(tree, second, "a")
+    tree.keep(second)
+    (third,) = tree.expand(second, 1)
+    for node in (tree.root, first, second, third):
+        assert tree.node(node.lineage) is node
+    for unknown in [(0, 2), (0, 0, 0), ("other", 0)]:
+        with pytest.raises(KeyError):
+            tree.node(unknown)

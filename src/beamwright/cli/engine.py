@@ -58,15 +58,14 @@ def write_views(
     """Write the files that `solve` was asked for."""
     from beamwright import report  # noqa: PLC0415
     from beamwright.runtime.timeline import NullTimeline  # noqa: PLC0415
-    from beamwright.solution import final_nodes  # noqa: PLC0415
 
     title = tree.root.problem_text or "synthetic prompt"
     found = timeline or NullTimeline()
     if views.trace is not None:
         report.write_trace(found, views.trace, title)
     if views.tree is not None:
-        nodes = [n for n in final_nodes(tree) if solution and n.text == solution.text]
-        shown = report.ShownTree(tree, nodes[0] if nodes else None)
+        chosen = None if solution is None else tree.node(solution.lineage)
+        shown = report.ShownTree(tree, chosen)
         report.write_tree_page([shown], found, views.tree, title)
     if views.record_tree is not None:
         report.write_recorded(tree, views.record_tree)

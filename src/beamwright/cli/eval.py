@@ -179,10 +179,9 @@ def _solving(
     def solve_many(
         problems: Sequence[tuple[str | int, str]],
     ) -> Sequence[Solved | BeamwrightError]:
-        if pages is None:
-            return solver().solve_many(problems)
-        outcomes = solver().solve_many(problems, on_round=pages.saw)
-        pages.write(problems, outcomes)
+        outcomes = solver().solve_many(problems)
+        if pages is not None:
+            pages.write(outcomes)
         return outcomes
 
     return solve_many

@@ -178,7 +178,7 @@ def _print_plain(solution: Solution, as_json: bool) -> None:
         complain("no candidate states an answer; this is the text of the best one")
     else:
         typer.echo(one_line(solution.answer))
-    typer.echo(accounting(solution.to_json()), err=True)
+    typer.echo(accounting(solution), err=True)
 
 
 def _run(
@@ -257,20 +257,19 @@ def _print_solution(console: Console, solution: Solution) -> None:
         console.print(answer)
     if solution.reason_fewer:
         console.print(Text(f"fewer candidates than asked for: {solution.reason_fewer}", "yellow"))
-    console.print(Text(accounting(solution.to_json()), style="dim"), soft_wrap=True)
+    console.print(Text(accounting(solution), style="dim"), soft_wrap=True)
 
 
-def accounting(solution: dict[str, Any]) -> str:
-    """One line of what a search took, from the object of `solve --json`."""
-    tree, goodput = solution["tree"], solution["goodput_tok_s"]
-    peak = solution["kv"]["device_peak_bytes"]
+def accounting(solution: Solution) -> str:
+    """One line of what a search took."""
+    stats, goodput = solution.tree_stats, solution.goodput_tok_s
     parts = [
-        f"{solution['rounds']} rounds",
-        f"{tree['nodes']:,} nodes",
-        f"{tree['pruned']:,} pruned",
-        f"{solution['tokens']['generated']:,} tokens generated",
-        f"{solution['time']['total_s']:.1f} s",
+        f"{solution.rounds} rounds",
+        f"{stats.nodes:,} nodes",
+        f"{stats.pruned:,} pruned",
+        f"{solution.tokens.generated:,} tokens generated",
+        f"{solution.time.total_s:.1f} s",
         None if goodput is None else f"goodput {goodput:.1f} tok/s",
-        None if peak is None else f"KV peak {format_bytes(peak)}",
+        f"KV peak {format_bytes(solution.kv.device_peak_bytes)}",
     ]
     return " | ".join(part for part in parts if part)

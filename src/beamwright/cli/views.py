@@ -12,7 +12,6 @@ from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate import Problem
 
 if TYPE_CHECKING:
-    from beamwright.protocols import RoundReport
     from beamwright.runtime.timeline import Timeline
     from beamwright.solution import Solution
     from beamwright.tree import SearchTree
@@ -66,32 +65,21 @@ class TreePages:
     def __init__(self, folder: Path, problems: Sequence[Problem]) -> None:
         self._folder = folder
         self._files = {each.unique_id: tree_page(folder, each.index) for each in problems}
-        self._views: dict[str | int, Views] = {}
 
-    def saw(self, report: RoundReport) -> None:
-        """A round of a tree is complete."""
-        problem_id = report.tree.root.problem_id
-        file = self._files.get(str(problem_id))
-        if file is not None:
-            self._views.setdefault(problem_id, Views(tree=file)).saw(report.tree)
-
-    def write(
-        self,
-        problems: Sequence[tuple[str | int, str]],
-        outcomes: Sequence[Solution | BeamwrightError],
-    ) -> None:
-        """Write the pages of the problems that were solved, and let go of their trees.
+    def write(self, outcomes: Sequence[Solution | BeamwrightError]) -> None:
+        """Write the pages of those of the problems that were solved.
 
         Raises:
             InputError: if a page cannot be written.
         """
-        for (problem_id, _), outcome in zip(problems, outcomes, strict=True):
-            views = self._views.pop(problem_id, None)
-            if views is not None and not isinstance(outcome, BeamwrightError):
-                try:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    raise InputError(
-                        f"{self._folder}: cannot be made ({error.strerror})"
-                    ) from error
-                views.write(outcome)
+        for outcome in outcomes:
+            if isinstance(outcome, BeamwrightError):
+                continue
+            file = self._files.get(str(outcome.problem_id))
+            if file is None:
+                continue
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"{self._folder}: cannot be made ({error.strerror})") from error
+            engine.write_views(outcome.tree, outcome, None, Views(tree=file))

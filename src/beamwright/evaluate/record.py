@@ -14,6 +14,7 @@ from beamwright.search.answers import normalise_answer
 from beamwright.search.choose import CHOICES, choose
 
 COMPLETE_STOP = "eos"  # the only stop reason of a path that ended by itself
+_KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
 _NEEDED = frozenset({"unique_id", "index", "problem", "gold", "level"})
 
 
@@ -24,8 +25,8 @@ class Record:
     correct: None when the file names no answer; a problem with an `error` is wrong.
     choices: for best, majority and weighted what it would have answered, from these candidates.
     num_correct: candidates that ended by themselves with the right answer; None when the file
-    names no answer. kv: the solution's KV figures, in bytes. mean_path_tokens: over the final
-    candidates, after the prompt.
+    names no answer. candidates: without their texts, which are many times the rest. kv: the
+    solution's KV figures, in bytes. mean_path_tokens: over the final candidates, after the prompt.
     """
 
     unique_id: str
@@ -72,7 +73,9 @@ class Record:
 
 def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:
     """Judge a solution (the object that `solve --json` prints)."""
-    candidates = solution["candidates"]
+    candidates = [
+        {name: each[name] for name in _KEPT if name in each} for each in solution["candidates"]
+    ]
     judged = _Judge(problem.answer, checker)
     lengths = [candidate["tokens"] for candidate in candidates]
     return Record(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from beamwright.tree.node import Node, NodeState, StopReason, Turn
+from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn
 
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
@@ -113,6 +113,22 @@ class SearchTree:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children))
+
+    def node(self, lineage: Lineage) -> Node:
+        """The node with this lineage.
+
+        Raises:
+            KeyError: if there is none.
+        """
+        node = self.root
+        try:
+            if lineage[0] != node.problem_id:
+                raise KeyError(lineage)
+            for ordinal in lineage[1:]:
+                node = node.children[int(ordinal)]
+        except IndexError as error:
+            raise KeyError(lineage) from error
+        return node
 
     def open_nodes(self) -> list[Node]:
         """Nodes whose step is not decoded yet, in lineage order."""

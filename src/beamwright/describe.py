@@ -1,0 +1,204 @@
+"""From a search that has ended, or was stopped, to its Solution. Solver room; no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from beamwright.cost import dm_lower_bound_bytes
+from beamwright.errors import BeamwrightError, Interrupted
+from beamwright.runtime.facts import RunFacts
+from beamwright.runtime.limits import cut_short
+from beamwright.runtime.loop import TreeRun
+from beamwright.search.answers import extract_answer
+from beamwright.search.choose import choose
+from beamwright.search.compat import final_candidates
+from beamwright.search.ranking import ranked
+from beamwright.search.revise import asked_again, best_answer
+from beamwright.solution import (
+    Candidate,
+    KVStats,
+    Solution,
+    TimeStats,
+    TokenCounts,
+    TreeStats,
+)
+from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
+
+_ROUND_LIMIT = "round_limit"
+
+
+def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
+    """Final candidates, each kind in lineage order: finished ones, then those cut off by a limit,
+    the best-scored of these if there are more than n in all.
+
+    Where a deadline struck in the middle of a round, paths that did not get their turn end a
+    step earlier. Of a path that was asked again, its best answer stands.
+    """
+    finished, unfinished = tree.finished(), [*tree.candidates(), *cut_short(tree)]
+    if n is not None:
+        best = ranked(unfinished)[: max(0, n - len(finished))]
+        unfinished = [leaf for leaf in unfinished if leaf in best]
+    return [best_answer(leaf) for leaf in [*finished, *unfinished][:n]]
+
+
+def complete_nodes(tree: SearchTree) -> list[Node]:
+    """Candidates that stand wherever a search is broken off: finished paths, and answers that
+    were asked about again."""
+    unfinished = [leaf for leaf in (*tree.candidates(), *cut_short(tree)) if asked_again(leaf)]
+    return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
+
+
+def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
+    """What a search that was stopped has finished; None if that is no candidate."""
+    nodes = complete_nodes(run.tree)
+    run.tree.reason_fewer = reason
+    return _describe(run, facts, nodes) if nodes else None
+
+
+def describe_best(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
+    """The same for a search that its user has stopped; unfinished paths where none is finished."""
+    found = describe_finished(run, facts, reason)
+    nodes = final_nodes(run.tree, facts.settings.search.n)
+    return found or (_describe(run, facts, nodes) if nodes else None)
+
+
+def with_partial(
+    error: BeamwrightError | KeyboardInterrupt, runs: Sequence[TreeRun], facts: RunFacts
+) -> BeamwrightError | Interrupted:
+    """The error to raise for one that stopped a search, with what was finished before it."""
+    stopped = error if isinstance(error, BeamwrightError) else Interrupted()
+    if len(runs) == 1:
+        describe = describe_best if isinstance(stopped, Interrupted) else describe_finished
+        stopped.partial = describe(runs[0], facts, str(error) or "interrupted")
+    return stopped
+
+
+def describe(run: TreeRun, facts: RunFacts) -> Solution:
+    """The solution of one finished tree."""
+    search = facts.settings.search
+    nodes = final_nodes(run.tree, search.n)
+    if search.compat is not None:
+        nodes = final_candidates(run.tree.finished(), search.n) or nodes
+    return _describe(run, facts, nodes)
+
+
+def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
+    tree = run.tree
+    candidates = tuple(_candidate(node) for node in nodes)
+    decoded = [
+        node
+        for node in tree.nodes()
+        if node.parent is not None and node.turn is None and node.state is not NodeState.OPEN
+    ]
+    chosen = choose(
+        [c.answer for c in candidates],
+        [c.score for c in candidates],
+        [c.stop == StopReason.EOS for c in candidates],
+        facts.settings.search.choose or "best",
+    )
+    usage = _tokens(tree, decoded)
+    return Solution(
+        problem_id=tree.root.problem_id,
+        problem=tree.root.problem_text,
+        answer=candidates[chosen].answer,
+        text=candidates[chosen].text,
+        score=candidates[chosen].score,
+        stop=candidates[chosen].stop,
+        lineage=candidates[chosen].lineage,
+        rounds=tree.rounds,
+        reason_fewer=tree.reason_fewer,
+        candidates=candidates,
+        tree_stats=TreeStats(
+            nodes=len(decoded),
+            pruned=sum(node.state is NodeState.PRUNED for node in decoded),
+            unique_tokens=sum(len(node.token_ids) for node in decoded),
+            path_tokens=sum(candidate.tokens for candidate in candidates),
+        ),
+        tokens=usage,
+        kv=KVStats(
+            device_budget_bytes=facts.device_budget_bytes,
+            device_peak_bytes=facts.device_peak_bytes,
+            host_peak_bytes=facts.host_peak_bytes,
+            h2d_bytes=facts.h2d_bytes,
+            d2h_bytes=facts.d2h_bytes,
+            groups=facts.accounting.num_groups,
+            dm_lower_bound_bytes=dm_lower_bound_bytes(
+                (tokens * facts.kv_bytes_per_token for tokens in run.round_tokens),
+                facts.generator_budget_bytes,
+            ),
+            scratch_peak_bytes=facts.scratch_peak_bytes,
+            recomputed_tokens=facts.recomputed_tokens,
+            link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
+        ),
+        time=_time(facts, usage.generated),
+        io_share=facts.accounting.seconds["stall"] / facts.total_s if facts.total_s else 0.0,
+        goodput_tok_s=_goodput(run, nodes),
+        tree_hash=tree_hash(tree),
+        exact=facts.exact,
+        seed=facts.settings.search.seed,
+        schedule=facts.schedule,
+        attention=facts.attention,
+        settings=facts.settings,
+        tree=tree,
+    )
+
+
+def _candidate(node: Node) -> Candidate:
+    reply = node.reply()
+    asked_again = any(child.turn is not None for child in node.children)
+    stop = str(node.stop) if node.state is NodeState.FINISHED or asked_again else _ROUND_LIMIT
+    return Candidate(
+        answer=extract_answer(node.text),
+        text=node.text,
+        score=node.score,
+        stop=stop,
+        tokens=node.num_path_tokens,
+        lineage=node.lineage,
+        step_scores=tuple(step.step_score for step in reply),
+        notes=next((step.notes for step in reversed(reply) if step.notes), {}),
+    )
+
+
+def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
+    usage: Counter[str] = Counter()
+    for node in tree.nodes():
+        usage.update(node.usage)
+    return TokenCounts(
+        generated=sum(len(node.token_ids) for node in decoded),
+        kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
+        overrun=usage["overrun"],
+        speculated=0,
+        speculated_kept=0,
+        generator_prefilled=usage["generator_prefilled"],
+        generator_reused=usage["generator_reused"],
+        verifier_prefilled=usage["verifier_prefilled"],
+        verifier_reused=usage["verifier_reused"],
+        verifier_generated=usage["verifier_generated"],
+    )
+
+
+def _time(facts: RunFacts, generated: int) -> TimeStats:
+    """A tree's share of the run, by the tokens it generated: shares add up to the wall time."""
+    share = generated / facts.total_generated if facts.total_generated else 1.0
+    phases = {name: seconds * share for name, seconds in facts.accounting.seconds.items()}
+    total_s = facts.total_s * share
+    return TimeStats(
+        total_s=total_s,
+        decode_s=phases.get("decode", 0.0),
+        verify_s=phases.get("verify", 0.0),
+        both_s=0.0,
+        schedule_s=phases.get("schedule", 0.0),
+        stall_s=phases.get("stall", 0.0),
+        other_s=max(0.0, total_s - sum(phases.values())),
+    )
+
+
+def _goodput(run: TreeRun, nodes: Sequence[Node]) -> float | None:
+    """Mean path tokens over mean seconds from admission to the end of a candidate's scoring."""
+    if not nodes:
+        return None
+    ended_s = {best_answer(leaf): seconds for leaf, seconds in run.finished_s.items()}
+    seconds = [ended_s.get(node, run.ended_s) for node in nodes]
+    tokens = [node.num_path_tokens for node in nodes]
+    return sum(tokens) / sum(seconds) if sum(seconds) > 0 else None
