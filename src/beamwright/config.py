@@ -127,10 +127,10 @@ class ModelSettings(Section):
 
     @property
     def default_verifier(self) -> str:
-        """What scores steps where no verifier is given: the bundled one knows one model alone."""
+        """What scores steps where none is given: the bundled one knows the bundled models."""
         if self.is_random:
             return "logprob"
-        return "bundled" if self.model == "bundled" else "none"
+        return "bundled" if self.model.partition(":")[0] == "bundled" else "none"
 
     @property
     def scorer(self) -> str:

@@ -48,6 +48,10 @@ def no_worker():
     ("gold", "answer", "verdict"),
     [
         ("27", "27.0", "equal"),
+        ("60", "60 eggs", "equal"),
+        ("60 eggs", "60", "equal"),
+        ("60", "61 eggs", "different"),
+        ("1200", "1,200 red marbles.", "equal"),
         ("1,000", "$1000$", "equal"),
         ("1e3", "1000", "equal"),
         ("27", "28", "different"),

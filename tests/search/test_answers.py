@@ -2,7 +2,13 @@ from fractions import Fraction
 
 import pytest
 
-from beamwright.search.answers import extract_answer, normalise_answer, read_number, split_unit
+from beamwright.search.answers import (
+    counted_number,
+    extract_answer,
+    normalise_answer,
+    read_number,
+    split_unit,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,29 @@ from beamwright.search.answers import extract_answer, normalise_answer, read_num
         ("Only one is left: (B) or (C)", None),
         ("(B)\n\nis not it", None),
         ("Answer: C\n\nor rather \\boxed{D}", "D"),
+        ("48/2 = 24.\n48+24 = 72\n#### 72", "72"),
+        ("####1,200", "1,200"),
+        ("#### $18", "$18"),
+        (r"#### $\frac{1}{2}$", r"\frac{1}{2}"),
+        ("#### -3.5", "-3.5"),
+        ("#### 72\n\nThe answer is 73.", "73"),
+        ("The answer is 73.\n\n#### 72", "72"),
+        ("#### 72\n\\boxed{71}", "71"),
+        ("#### Step 1: add 2 and 3", None),
+        ("#### 2. Multiply", None),
+        ("#### 5 eggs a day", None),
+        ("##### 5", None),
+        ("### 5", None),
+        ("in a line #### 5", None),
+        ("<answer>60</answer>", "60"),
+        ("<think>maybe 7</think> <Answer> $60$. </Answer>", "60"),
+        ("<answer>1</answer> or rather <answer>2</answer>", "2"),
+        ("<answer>60</answer> The answer is 61.", "60"),
+        ("<answer>(B) 12 cm</answer>", "B"),
+        ("<answer></answer>", None),
+        ("<answer>60", None),
+        (r"<answer>so \boxed{4}</answer>", "4"),
+        ("The answer is 60 eggs.", "60 eggs"),
         ("nothing here", None),
         ("The answer is", None),
         ("", None),
@@ -170,3 +199,26 @@ def test_boxes_that_never_close_are_read_in_one_pass():
     assert extract_answer(r"\boxed{" * 20_000 + "5") is None
     assert extract_answer(r"\boxed{" * 20_000 + "5}") == "5"
     assert extract_answer(r"} \boxed{a \} b} {") == r"a \} b"
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("60 eggs", "60"),
+        ("1,200 red marbles.", "1,200"),
+        ("3.5 apples", "3.5"),
+        ("60", None),
+        ("60x", None),
+        ("60 x", None),
+        ("2 pi", None),
+        ("60 percent", None),
+        ("5 dozen eggs", None),
+        ("5 more than Ann", None),
+        ("5 factorial", None),
+        ("3 or 4", None),
+        ("3 and a half", None),
+        ("two eggs", None),
+    ],
+)
+def test_what_is_counted_leaves_the_number(answer, number):
+    assert counted_number(answer) == number

@@ -18,6 +18,7 @@ def names(**options):
 def test_the_bundled_verifier_stands_beside_the_bundled_model_only():
     assert names() == ("beam", "bundled")
     assert names(search="dvts") == ("dvts", "bundled")
+    assert names(model="bundled:strong") == ("beam", "bundled")
     assert names(verifier="none") == ("majority", "none")
     assert names(model="own") == ("majority", "none")
     assert names(model="own", verifier="none") == ("majority", "none")

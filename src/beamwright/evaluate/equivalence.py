@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.search.answers import normalise_answer, read_number, split_unit
+from beamwright.search.answers import counted_number, normalise_answer, read_number, split_unit
 
 Verdict = Literal["equal", "different", "timeout", "crash"]
 
@@ -215,9 +215,20 @@ def _decide(gold: str, answer: str) -> Verdict | tuple[str, str]:
     left_number, right_number = read_number(left), read_number(right)
     if left_number is not None and right_number is not None:
         return _verdict(left_number * scale == right_number)
+    if gold_unit is None and unit is None:
+        left_number = left_number if left_number is not None else _counted(gold, right_number)
+        right_number = right_number if right_number is not None else _counted(answer, left_number)
+        if left_number is not None and right_number is not None:
+            return _verdict(left_number == right_number)
     if scale != 1:
         return f"({gold_value})\\cdot\\frac{{{scale.numerator}}}{{{scale.denominator}}}", value
     return _decide_text(left, right) or (gold_value, value)
+
+
+def _counted(answer: str, other: Fraction | None) -> Fraction | None:
+    """The number of `60 eggs`, which is to be compared with a plain number."""
+    number = counted_number(answer) if other is not None else None
+    return None if number is None else read_number(normalise_answer(number))
 
 
 def _decide_text(left: str, right: str) -> Verdict | None:

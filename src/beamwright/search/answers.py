@@ -15,6 +15,14 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _PHRASE = re.compile(
     r"\b(?:answer\s+is|answer(?:\*\*)?\s*:|correct\s+(?:option|choice)\s+is)[:\s*]*", re.IGNORECASE
 )
+# "#### 60" as GSM8K ends its solutions; a Markdown heading of that level holds words.
+_HASHES = re.compile(
+    r"^[ \t]*####[ \t]*"
+    r"(\$[^$\n]+\$|[-+\u2212]?[$\u20ac\u00a3]?\d[\d,]*(?:\.\d+)?(?:/\d+)?[ \t]*\\?%?)"
+    r"[ \t]*\.?[ \t]*$",
+    re.MULTILINE,
+)
+_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
 _SENTENCE_END = re.compile(r"\.(?=\s|$|\*)|\n")
 # "(B)", "B)" or "B." before the option's text, or a letter that stands alone.
 _LETTER = re.compile(r"\**(?:\(([A-J])\)|([A-J])(?:[).:]|\**$))(?=[\s.,:;*]|$)")
@@ -41,6 +49,18 @@ _WRAPPED_UNIT = re.compile(
 _PLAIN_UNIT = re.compile(rf"(.*[\d}}]){_GAP}([A-Za-z][A-Za-z /.]+)(\^\{{?\d\}}?)?")
 _DEGREES = re.compile(r"(.+?)\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\u00b0)")
 _DOLLARS = re.compile(r"-?\s*\\?\$\s*([^$]+)")
+_COUNTED = re.compile(r"([+-]?\$?\d[\d,]*(?:\.\d+)?)((?: +[A-Za-z][a-z'-]{2,}){1,4})")
+# Words after a number that make another number of it, or a statement.
+_NOT_COUNTED = re.compile(
+    r"\b(?:"
+    r"and|are|base|billion|choose|cubed|divided|dozen|dozens|eighth|eighths|equals|"
+    r"factorial|fifth|fifths|for|from|greater|half|halves|hundred|hundreds|less|log|"
+    r"million|minus|mod|modulo|more|most|not|over|pair|pairs|percent|per|plus|quarter|"
+    r"quarters|root|score|sixth|sixths|squared|tenth|tenths|than|the|third|thirds|"
+    r"thousand|thousands|times|trillion|with"
+    r")\b",
+    re.IGNORECASE,
+)
 _LONGEST_NUMBER = 400  # characters, and the largest exponent: no number takes long to compare
 
 # name of the dimension, its power, size of the unit, spellings of the unit
@@ -93,27 +113,36 @@ class Unit:
 def extract_answer(text: str) -> str | None:
     r"""The final answer that `text` states, or None.
 
-    The last balanced, non-empty `\boxed{...}` or `\fbox{...}` wins; without one, what follows
-    the last "The answer is", "Answer:" or "The correct option is"; without that, a multiple
-    choice letter that is the whole last line ("(B)"). Of an option stated with its text,
-    "(B) 12 cm", the letter is the answer. Surrounding `$`, emphasis and a final period do not
-    belong to the answer.
+    The last balanced, non-empty `\boxed{...}` or `\fbox{...}` wins; without one, the last
+    `<answer>...</answer>`; without that, the last of what follows "The answer is", "Answer:" or
+    "The correct option is", and of lines such as `#### 60`; without any, a multiple choice letter
+    that is the whole last line ("(B)"). Of an option stated with its text, "(B) 12 cm", the
+    letter is the answer. Surrounding `$`, emphasis and a final period do not belong to it.
     """
     closing = _closing_braces(text)
     for match in reversed(list(_BOX.finditer(text))):
         answer = _trim(text[match.end() + 1 : closing.get(match.end(), 0)])
         if answer:
             return answer
-    for match in reversed(list(_PHRASE.finditer(text))):
-        stated = text[match.end() :]
-        letter = _LETTER.match(stated.partition("\n")[0].rstrip())
-        if letter:
-            return letter[1] or letter[2]
-        answer = _trim(_SENTENCE_END.split(stated, maxsplit=1)[0].rstrip("* "))
+    for match in reversed(list(_TAG.finditer(text))):
+        answer = _stated(match[1].strip()) if "\n" not in match[1].strip() else _trim(match[1])
+        if answer:
+            return answer
+    found = [*_PHRASE.finditer(text), *_HASHES.finditer(text)]
+    for match in sorted(found, key=lambda each: each.start(), reverse=True):
+        answer = _trim(match[1]) if match.re is _HASHES else _stated(text[match.end() :])
         if answer:
             return answer
     alone = _LETTER_LINE.fullmatch(text.rstrip().rpartition("\n")[2])
     return alone[1] if alone else None
+
+
+def _stated(text: str) -> str:
+    """The answer at the beginning of `text`: an option's letter, or the rest of the sentence."""
+    letter = _LETTER.match(text.partition("\n")[0].rstrip())
+    if letter:
+        return letter[1] or letter[2]
+    return _trim(_SENTENCE_END.split(text, maxsplit=1)[0].rstrip("* "))
 
 
 def normalise_answer(answer: str) -> str:
@@ -189,6 +218,18 @@ def split_unit(answer: str) -> tuple[str, Unit | None]:
             if unit is not None:
                 return match[1], unit
     return text, None
+
+
+def counted_number(answer: str) -> str | None:
+    """The number of `60 eggs` or `$1,200 in all`; None where the words may change what it is.
+
+    Words of a known unit are `split_unit`'s.
+    """
+    text = _trim(answer)
+    match = _COUNTED.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
+    if match is None or _NOT_COUNTED.search(match[2]):
+        return None
+    return match[1]
 
 
 def _parse_unit(text: str) -> Unit | None:
