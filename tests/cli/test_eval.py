@@ -264,3 +264,57 @@ def test_real_searches_leave_trees_and_a_report(cli, generator_folder, dataset, 
     page = (out / "report.html").read_text()
     assert 'href="beam-n2/trees/0001.html"' in page
     assert len(made["png"]) == 5
+
+
+def test_a_right_answer_under_an_unknown_name_is_found_out_before_the_first_problem(
+    cli, fake, tmp_path
+):
+    file = tmp_path / "set.jsonl"
+    file.write_text(json.dumps({"problem": "p", "target": "42"}) + "\n")
+    outcome = cli("eval", file)
+    assert outcome.code == 2
+    assert "there are problem, target); name its field with --answer-field" in outcome.complaint
+    assert not fake.calls
+    assert cli("eval", file, "--answer-field", "target", "--json").json["accuracy"] == 1.0
+    unjudged = cli("eval", file, "--answer-field", "none")
+    assert "none judged: the problems name no right answers" in unjudged.out
+
+
+def test_a_recipe_names_fields(cli, fake, tmp_path):
+    (tmp_path / "set.jsonl").write_text(json.dumps({"text": "p", "target": "42"}) + "\n")
+    recipe = tmp_path / "recipe.yaml"
+    named = f"dataset: {tmp_path / 'set.jsonl'}\nproblem_field: text\nanswer_field: target\n"
+    recipe.write_text(f"{named}grid: {{n: [4]}}\n")
+    (run,) = cli("eval", "--recipe", recipe, "--json").json["runs"]
+    assert (run["judged"], run["accuracy"]) == (1, 1.0)
+
+
+def test_other_fields_do_not_resume_a_run(cli, fake, dataset, tmp_path):
+    out = tmp_path / "out"
+    assert cli("eval", dataset, "--out", out).code == 0
+    outcome = cli("eval", dataset, "--out", out, "--problem-field", "problem")
+    assert outcome.code == 2
+    assert "fields was None, is {'problem': 'problem'}" in outcome.complaint
+
+
+def test_the_table_says_how_many_were_judged(cli, fake, dataset):
+    assert re.search(r"problems +│ 3, 3 judged", cli("eval", dataset).out)
+
+
+def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_path):
+    real, fake_answer = fake.solve_many, []
+
+    def interrupted(problems, *, on_round=None):
+        fake_answer.append(problems)
+        if len(fake_answer) == 3:
+            raise KeyboardInterrupt
+        return real(problems)
+
+    fake.solve_many = interrupted
+    words = ("eval", dataset, "--in-flight", "1")
+    outcome = cli(*words, "--out", tmp_path / "out")
+    assert outcome.code == 130
+    assert "2 of 3 problems finished, accuracy so far 50.0% (95 %: 9.5% to 90.5%)" in outcome.err
+    assert "run the same command again to resume" in outcome.err
+    fake_answer.clear()
+    assert "with --out DIR they would have been kept" in cli(*words).err

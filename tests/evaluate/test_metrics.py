@@ -6,11 +6,11 @@ import pytest
 
 from beamwright.evaluate import Record, summarise
 from beamwright.evaluate.estimates import (
-    bootstrap_interval,
     estimate_mean,
     estimate_percentile,
     estimate_ratio,
     pass_at_k,
+    wilson_interval,
 )
 from beamwright.evaluate.metrics import goodput
 
@@ -60,7 +60,7 @@ def test_levels_in_numeric_order():
     records = [record(i, i == 0, level=level) for i, level in enumerate(levels)]
     by_level = summarise(records)["by_level"]
     assert list(by_level) == ["9", "10", "hard"]
-    interval = bootstrap_interval(1, 2)
+    interval = wilson_interval(0.5, 2)
     assert by_level["10"] == {
         "problems": 2,
         "correct": 1,
@@ -76,13 +76,28 @@ def test_errors_are_wrong_whoever_chooses():
     assert summary["by_choice"] == {"best": 0.5, "majority": 0.5, "weighted": 0.5}
 
 
-def test_bootstrap_interval():
-    low, high = bootstrap_interval(50, 100)
-    assert 0.38 <= low <= 0.42
-    assert 0.58 <= high <= 0.62
-    assert bootstrap_interval(50, 100) == [low, high]
-    assert bootstrap_interval(7, 7) == [1.0, 1.0]
-    assert bootstrap_interval(0, 0) is None
+@pytest.mark.parametrize(
+    ("right", "total", "low", "high"),
+    [  # Brown, Cai and DasGupta's formula, worked by hand to four places
+        (50, 100, 0.4038, 0.5962),
+        (1, 1, 0.2065, 1.0),
+        (0, 1, 0.0, 0.7935),
+        (7, 7, 0.6457, 1.0),
+        (0, 20, 0.0, 0.1611),
+        (1, 20, 0.0089, 0.2361),
+    ],
+)
+def test_wilson_interval(right, total, low, high):
+    assert wilson_interval(right / total, total) == pytest.approx([low, high], abs=5e-5)
+
+
+def test_wilson_interval_solves_the_score_equation():
+    """The interval's ends are the shares from which the one seen is 1.96 standard errors away."""
+    for right, total in [(3, 10), (196, 200), (1, 3)]:
+        share = right / total
+        for end in wilson_interval(share, total):
+            assert abs(share - end) == pytest.approx(1.959964 * (end * (1 - end) / total) ** 0.5)
+    assert wilson_interval(0.0, 0) is None
 
 
 # --- pass@k ----------------------------------------------------------------------------------
@@ -140,8 +155,8 @@ def test_top1_by_every_vote_with_its_interval():
         how: {"answer": "1", "correct": how != "best"} for how in ("best", "majority", "weighted")
     }
     top1 = summarise([record(0, False, choices=choices), record(1, False, error="x")])["top1"]
-    assert top1["best"] == {"value": 0.0, "interval": [0.0, 0.0]}
-    assert top1["majority"] == {"value": 0.5, "interval": bootstrap_interval(1, 2)}
+    assert top1["best"] == {"value": 0.0, "interval": wilson_interval(0.0, 2)}
+    assert top1["majority"] == {"value": 0.5, "interval": wilson_interval(0.5, 2)}
 
 
 def test_the_interval_of_a_mean_is_about_two_standard_errors():

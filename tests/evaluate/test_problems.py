@@ -42,7 +42,16 @@ def test_reads_every_question_field(write_jsonl, name):
         ({"solution": "so \\boxed{3}", "answer": "2"}, "2"),
         ({"solution": "so \\boxed{3}", "answer": None}, "3"),
         ({"solution": "so \\boxed{3}", "answer": ""}, "3"),
-        ({"solution": "a long\nproof"}, None),
+        ({"answer": ["60"]}, "60"),
+        ({"answer": '["60"]'}, "60"),
+        ({"answer": "['60']"}, "60"),
+        ({"answer": "[5, 6]"}, "[5, 6]"),
+        ({"answer": "[5]"}, "[5]"),
+        ({"expected_answer": "2"}, "2"),
+        ({"final_answer": [2]}, "2"),
+        ({"ground_truth": "2"}, "2"),
+        ({"gold": "2"}, "2"),
+        ({"solution": "so \\boxed{3}", "gold": "2"}, "2"),
         ({"answer": "5 * 2 = 10\n#### 10"}, "10"),
         ({}, None),
     ],
@@ -50,6 +59,35 @@ def test_reads_every_question_field(write_jsonl, name):
 def test_reads_every_answer_field_by_priority(write_jsonl, fields, answer):
     (problem,) = load_problems(write_jsonl({"problem": "p", **fields})).problems
     assert problem.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "there"),
+    [({"key": "2"}, "problem, key"), ({"solution": "a long\nproof"}, "problem, solution")],
+)
+def test_a_right_answer_that_nobody_reads_is_an_error(write_jsonl, fields, there):
+    path = write_jsonl({"problem": "p", **fields})
+    with pytest.raises(
+        InputError, match=rf"line 1: no answer \(looked for answer, .*{there}\)"
+    ) as e:
+        load_problems(path)
+    assert "--answer-field" in str(e.value)
+    assert load_problems(path, answer_field="none").problems[0].answer is None
+
+
+def test_fields_can_be_named(write_jsonl):
+    row = {"text": "1+1?", "problem": "not this", "target": 2, "answer": "nor this"}
+    found = load_problems(write_jsonl(row), problem_field="text", answer_field="target")
+    assert (found.problems[0].problem, found.problems[0].answer) == ("1+1?", "2")
+    assert found.named == {"problem": "text", "answer": "target"}
+
+
+def test_a_named_field_that_is_not_there_is_an_error(write_jsonl):
+    path = write_jsonl({"problem": "p", "answer": "1"})
+    with pytest.raises(InputError, match="looked for text; there are problem, answer"):
+        load_problems(path, problem_field="text")
+    with pytest.raises(InputError, match="looked for target; there are problem, answer"):
+        load_problems(path, answer_field="target")
 
 
 def test_math500_fields(write_jsonl):
@@ -92,7 +130,7 @@ def test_limit_keeps_the_first_and_the_fingerprint(write_jsonl):
         ('{"text": "p"}', "line 2: no problem field"),
         ('{"problem": "  "}', "line 2: the problem is empty"),
         ('{"problem": [1]}', "line 2: field 'problem' is not text"),
-        ('{"problem": "p", "answer": [1]}', "line 2: field 'answer' is neither"),
+        ('{"problem": "p", "answer": [1, 2]}', "line 2: field 'answer' is neither"),
     ],
 )
 def test_bad_lines_are_named_in_one_line(write_jsonl, line, message):

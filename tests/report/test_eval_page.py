@@ -7,10 +7,18 @@ from html.parser import HTMLParser
 import pytest
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.report.eval_charts import COLOURS, draw_svg, format_number
+from beamwright.report.eval_charts import COLOURS, axis_ticks, draw_svg, format_number
 from beamwright.report.eval_page import write_eval_page
 from beamwright.report.eval_png import write_pngs
-from beamwright.report.eval_runs import EvaluatedRun, TreeLink, make_charts, method_names
+from beamwright.report.eval_runs import (
+    Chart,
+    EvaluatedRun,
+    Line,
+    Point,
+    TreeLink,
+    make_charts,
+    method_names,
+)
 
 HOSTILE = '</title><script>alert(1)</script> & "{{style}}" \u2028 \ud800'
 
@@ -24,6 +32,7 @@ def summary_of(accuracy=0.5, tokens=1000.0, **changes):
     share = {"value": accuracy, "interval": [accuracy - 0.1, accuracy + 0.1]} if known else None
     return {
         "problems": 20,
+        "judged": 20,
         "accuracy": accuracy,
         "accuracy_interval": share and share["interval"],
         "top1": dict.fromkeys(("best", "majority", "weighted"), share),
@@ -254,3 +263,16 @@ def test_without_matplotlib_one_line_says_so(tmp_path, monkeypatch):
 def test_a_png_that_cannot_be_written(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         write_pngs(make_charts([run_of()]), tmp_path / "nowhere" / "report.html")
+
+
+def test_a_run_says_how_many_of_its_problems_were_judged(tmp_path):
+    write_eval_page([run_of(summary=summary_of(judged=17))], tmp_path / "r.html", "t")
+    assert "20<br><small>17 judged</small>" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize("xs", [(480.0, 520.0), (0.021, 0.024), (3.0, 900.0), (1e-3, 1e5), (7.0,)])
+def test_an_axis_has_more_than_one_tick(xs):
+    points = tuple(Point(x, 0.5, None, None, "p") for x in xs)
+    ticks = axis_ticks(Chart("tokens", "t", "x", (Line("m", 0, points),), counted=False))
+    assert len(ticks) > 1
+    assert ticks == sorted(set(ticks))

@@ -31,6 +31,8 @@ from beamwright.evaluate import (
     load_problems,
     run,
 )
+from beamwright.evaluate.estimates import wilson_interval
+from beamwright.evaluate.fields import ANSWER_FIELDS, QUESTION_FIELDS, SOLUTION_FIELDS
 from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -68,6 +70,23 @@ _InFlightOption = Annotated[
     int | None,
     typer.Option("--in-flight", metavar="N", help="Problems solved together (default: 64 / n)."),
 ]
+_ProblemFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        "--problem-field",
+        metavar="NAME",
+        help=f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).",
+    ),
+]
+_AnswerFieldOption = Annotated[
+    str | None,
+    typer.Option(
+        "--answer-field",
+        metavar="NAME",
+        help="Field of DATASET with the right answer; none to go without accuracy (default: "
+        f"{', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))}).",
+    ),
+]
 _TreesOption = Annotated[
     int | None,
     typer.Option(
@@ -98,6 +117,8 @@ def evaluate(
     out: _OutOption = None,
     in_flight: _InFlightOption = None,
     trees: _TreesOption = None,
+    problem_field: _ProblemFieldOption = None,
+    answer_field: _AnswerFieldOption = None,
 ) -> None:
     """Solve a set of problems and report the accuracy."""
     if trees is not None and trees < 1:
@@ -110,7 +131,12 @@ def evaluate(
     dataset = dataset or recipe.dataset
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
-    problem_set = load_problems(dataset, recipe.limit if limit is None else limit)
+    problem_set = load_problems(
+        dataset,
+        recipe.limit if limit is None else limit,
+        problem_field=problem_field or recipe.problem_field,
+        answer_field=answer_field or recipe.answer_field,
+    )
     for note in dict.fromkeys(each.note for each in recipe.runs if each.note):
         complain(note)
     with AnswerChecker() as checker:
@@ -165,7 +191,23 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
         on_record = stack.enter_context(_progress(named.name))
         solve_many = _solving(named.settings, pages, stack)
         options = RunOptions(out, work.in_flight, on_record)
-        return run(work.problem_set, solve_many, named.settings, options, work.checker)
+        try:
+            return run(work.problem_set, solve_many, named.settings, options, work.checker)
+        except KeyboardInterrupt:
+            complain(_so_far(on_record, out))
+            raise
+
+
+def _so_far(progress: _Tally, out: Path | None) -> str:
+    """What an interrupted run has found, and how to go on with it."""
+    line = f"{progress.done} of {progress.total or '?'} problems finished"
+    if progress.verdicts:
+        right, judged = sum(progress.verdicts), len(progress.verdicts)
+        low, high = wilson_interval(right / judged, judged) or (0.0, 1.0)
+        line += f", accuracy so far {right / judged:.1%} (95 %: {low:.1%} to {high:.1%})"
+    if out is None:
+        return f"{line}; with --out DIR they would have been kept"
+    return f"{line}; run the same command again to resume"
 
 
 def _solving(
@@ -187,8 +229,28 @@ def _solving(
     return solve_many
 
 
+class _Tally:
+    """Finished problems and their verdicts, shown on a bar. prefix: before what the bar says."""
+
+    def __init__(self, bar: Progress, prefix: str) -> None:
+        self.done, self.total = 0, 0
+        self.verdicts: list[bool] = []
+        self._bar, self._prefix = bar, prefix
+        self._task = bar.add_task(f"{prefix}loading models", total=None)
+
+    def __call__(self, record: Record, done: int, total: int) -> None:
+        """See `RunOptions.on_record`."""
+        self.done, self.total = done, total
+        if record.correct is not None:
+            self.verdicts.append(record.correct)
+        right = sum(self.verdicts)
+        share = f"{right / len(self.verdicts):.1%}" if self.verdicts else "not judged"
+        said = f"{self._prefix}accuracy {share}"
+        self._bar.update(self._task, completed=done, total=total, description=said)
+
+
 @contextmanager
-def _progress(name: str | None) -> Iterator[Callable[[Record, int, int], None]]:
+def _progress(name: str | None) -> Iterator[_Tally]:
     """A bar on standard error, if that is a terminal. name: of the setting, of several."""
     prefix = "" if name is None else f"{name}: "
     console = Console(stderr=True)
@@ -200,14 +262,5 @@ def _progress(name: str | None) -> Iterator[Callable[[Record, int, int], None]]:
         console=console,
         disable=not sys.stderr.isatty(),
     )
-    verdicts: list[bool] = []
     with bar:
-        task = bar.add_task(f"{prefix}loading models", total=None)
-
-        def on_record(record: Record, done: int, total: int) -> None:
-            if record.correct is not None:
-                verdicts.append(record.correct)
-            share = f"{sum(verdicts) / len(verdicts):.1%}" if verdicts else "not judged"
-            bar.update(task, completed=done, total=total, description=f"{prefix}accuracy {share}")
-
-        yield on_record
+        yield _Tally(bar, prefix)

@@ -50,6 +50,18 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
+def _problems(report: Mapping[str, Any]) -> str:
+    """How many, how many of them were judged, and how many could not be attempted."""
+    parts = [f"{report['problems']:,}"]
+    if report["judged"]:
+        parts.append(f"{report['judged']:,} judged")
+    else:
+        parts.append("none judged: the problems name no right answers")
+    if report["errors"]:
+        parts.append(f"{report['errors']:,} could not be attempted (wrong)")
+    return ", ".join(parts)
+
+
 def _table(report: Mapping[str, Any]) -> Table:
     table = Table(title=report["dataset"], show_header=False, title_justify="left")
     for name, value in _rows(report):
@@ -58,7 +70,7 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "problems", f"{report['problems']:,}"
+    yield "problems", _problems(report)
     if report["accuracy_interval"] is not None:
         low, high = report["accuracy_interval"]
         yield "accuracy", f"{report['accuracy']:.1%}  (95 %: {low:.1%} to {high:.1%})"
@@ -67,8 +79,6 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for level, group in report["by_level"].items():
         if group["accuracy"] is not None:
             yield f"  level {level}", f"{group['accuracy']:.1%} of {group['problems']}"
-    if report["errors"]:
-        yield "could not be attempted", str(report["errors"])
     if report["pass_at"]:
         k, estimate = list(report["pass_at"].items())[-1]
         if estimate is not None:

@@ -17,7 +17,10 @@ from beamwright.search.answers import extract_answer
 
 # In order of priority; the first that is present and not empty counts.
 QUESTION_FIELDS = ("problem", "question", "Problem", "Question", "prompt")
-ANSWER_FIELDS = ("answer", "Answer", "reference_answer", "extracted_groundtruth")
+ANSWER_FIELDS = (
+    "answer", "Answer", "reference_answer", "extracted_groundtruth", "expected_answer",
+    "final_answer", "ground_truth", "gold",
+)  # fmt: skip
 SOLUTION_FIELDS = ("canonical_solution", "solution", "Solution")
 ID_FIELDS = ("unique_id", "id", "ID", "Record ID")
 SUBJECT_FIELDS = ("subject", "type", "Subdomain")
@@ -34,6 +37,7 @@ _CHOOSE = "Answer with the letter of the correct option."
 
 _GSM8K_MARK = "####"  # a worked solution in an answer field ends with "#### ANSWER"
 _ANY_TEXT = ("utf-8", "surrogatepass")  # JSON may hold half a surrogate pair
+_LISTED = re.compile(r"""\[\s*(?:"([^"]*)"|'([^']*)')\s*\]""")  # a list of one, as a table holds it
 _WHOLE_FLOAT = re.compile(r"([+-]?\d+)\.0+")
 
 
@@ -52,7 +56,36 @@ class Problem:
     subject: str | None = None
 
 
-def read_problem(fields: Mapping[str, Any], where: str, index: int) -> Problem:
+@dataclass(frozen=True)
+class FieldNames:
+    """The fields that a user names; None looks for the known ones.
+
+    answer: "none" stands for problems whose right answer is not known.
+    """
+
+    problem: str | None = None
+    answer: str | None = None
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """Where the problem's text may be."""
+        return QUESTION_FIELDS if self.problem is None else (self.problem,)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """Where the right answer may be, solutions that end with it left out."""
+        return ANSWER_FIELDS if self.answer is None else (self.answer,)
+
+
+def unread_fields(fields: Mapping[str, Any]) -> list[str]:
+    """Fields of a row that no problem needs, one of which may hold the right answer."""
+    known = {*QUESTION_FIELDS, *ID_FIELDS, *SUBJECT_FIELDS, "level"}
+    return [str(name) for name in fields if name not in known]
+
+
+def read_problem(
+    fields: Mapping[str, Any], where: str, index: int, names: FieldNames | None = None
+) -> Problem:
     """The problem in a row; `unique_id` is "" where the row has none.
 
     Of a multiple choice row (OPTION_FIELDS) the options become part of the problem, in an
@@ -63,12 +96,13 @@ def read_problem(fields: Mapping[str, Any], where: str, index: int) -> Problem:
     """
     level = fields.get("level")
     unique_id = next((str(v) for k in ID_FIELDS if (v := fields.get(k)) not in (None, "")), "")
-    problem = _question(fields, where)
+    names = names or FieldNames()
+    problem = _question(fields, where, names)
     answer: str | None
-    if fields.get(OPTION_FIELDS[0]) not in (None, ""):
+    if names.answer is None and fields.get(OPTION_FIELDS[0]) not in (None, ""):
         problem, answer = _multiple_choice(problem, unique_id, fields, where)
     else:
-        answer = _answer(fields, where)
+        answer = _answer(fields, where, names)
     return Problem(
         problem=problem,
         answer=answer,
@@ -79,10 +113,14 @@ def read_problem(fields: Mapping[str, Any], where: str, index: int) -> Problem:
     )
 
 
-def _question(fields: Mapping[str, Any], where: str) -> str:
-    present = [name for name in QUESTION_FIELDS if fields.get(name) is not None]
+def _question(fields: Mapping[str, Any], where: str, names: FieldNames) -> str:
+    present = [name for name in names.questions if fields.get(name) is not None]
     if not present:
-        raise InputError(f"{where}: no problem field (looked for {', '.join(QUESTION_FIELDS)})")
+        there = ", ".join(map(str, fields)) or "no fields"
+        raise InputError(
+            f"{where}: no problem field (looked for {', '.join(names.questions)}; "
+            f"there are {there}); name one with --problem-field"
+        )
     for name in present:
         if not isinstance(fields[name], str):
             raise InputError(f"{where}: field {name!r} is not text")
@@ -109,13 +147,13 @@ def _multiple_choice(
     return text, _LETTERS[order.index(0)]
 
 
-def _answer(fields: Mapping[str, Any], where: str) -> str | None:
-    for name in ANSWER_FIELDS:
+def _answer(fields: Mapping[str, Any], where: str, names: FieldNames) -> str | None:
+    for name in names.answers:
         text = _text(fields, name, where).rpartition(_GSM8K_MARK)[2].strip()
         if text:
             whole = _WHOLE_FLOAT.fullmatch(text)
             return whole[1] if whole else text
-    for name in SOLUTION_FIELDS:
+    for name in SOLUTION_FIELDS if names.answer is None else ():
         text = str(fields.get(name) or "").strip()
         answer = extract_answer(text)
         # A single line without a marked answer is taken to be the answer itself.
@@ -127,6 +165,10 @@ def _answer(fields: Mapping[str, Any], where: str) -> str | None:
 def _text(fields: Mapping[str, Any], name: str, where: str) -> str:
     """A text or number field as text, "" where there is none."""
     value = fields.get(name)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, str) and (listed := _LISTED.fullmatch(value.strip())):
+        value = listed[1] or listed[2] or ""
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise InputError(f"{where}: field {name!r} is neither text nor a number")
     if value is None or (isinstance(value, float) and math.isnan(value)):  # tables' empty cell

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from beamwright.evaluate.estimates import (
     Estimate,
-    bootstrap_interval,
     estimate_mean,
     estimate_percentile,
     estimate_ratio,
+    estimate_share,
     pass_at_k,
+    wilson_interval,
 )
 from beamwright.evaluate.record import Record
 from beamwright.search.choose import CHOICES
@@ -28,7 +29,8 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
 
     Accuracies are over the problems whose right answer is known (`judged`), null if there are
     none. `tokens` and `time` are sums over problems, null where no problem has the figure. An
-    estimate is an object of `value` and `interval`, the 95 % bootstrap interval over problems.
+    estimate is an object of `value` and `interval`, the 95 % interval over problems: Wilson's for
+    a share, the bootstrap's for anything else.
     `latency_s` is a problem's own time, its share of the batch where several were in flight;
     `completion_s` is from a problem's start to the end of a candidate, the mean of its candidates.
 
@@ -41,7 +43,7 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
         "judged": len(verdicts),
         "correct": sum(verdicts),
         "accuracy": _mean(verdicts),
-        "accuracy_interval": bootstrap_interval(sum(verdicts), len(verdicts)),
+        "accuracy_interval": _interval(verdicts),
         "by_choice": {how: _mean(_choice_verdicts(records, how)) for how in CHOICES},
         "top1": {how: _accuracy(_choice_verdicts(records, how)) for how in CHOICES},
         "pass_at": _pass_at(records, num_candidates),
@@ -98,7 +100,7 @@ def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str,
     known = [(len(r.candidates), c) for r in records if (c := r.num_correct) is not None]
     steps = [2**power for power in range(n.bit_length()) if 2**power < n]
     return {
-        str(k): estimate_mean([pass_at_k(max(n, total), right, k) for total, right in known])
+        str(k): estimate_share([pass_at_k(max(n, total), right, k) for total, right in known])
         for k in [*steps, *([n] if n else [])]
     }
 
@@ -121,10 +123,11 @@ def _known(values: Iterable[_Value | None]) -> list[_Value]:
 
 
 def _accuracy(verdicts: Sequence[bool]) -> Estimate | None:
-    interval = bootstrap_interval(sum(verdicts), len(verdicts))
-    if interval is None:
-        return None
-    return {"value": sum(verdicts) / len(verdicts), "interval": interval}
+    return estimate_share(verdicts)
+
+
+def _interval(verdicts: Sequence[bool]) -> list[float] | None:
+    return wilson_interval(sum(verdicts) / len(verdicts), len(verdicts)) if verdicts else None
 
 
 def _choice_verdicts(records: Sequence[Record], how: str) -> list[bool]:
@@ -148,7 +151,7 @@ def _by_level(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
             "problems": len(groups[level]),
             "correct": sum(verdicts),
             "accuracy": _mean(verdicts),
-            "interval": bootstrap_interval(sum(verdicts), len(verdicts)),
+            "interval": _interval(verdicts),
         }
     return summary
 

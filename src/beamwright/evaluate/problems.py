@@ -7,36 +7,56 @@ its own: equal texts stay different problems.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 
 from beamwright.errors import InputError
-from beamwright.evaluate.fields import ANSWER_FIELDS, SOLUTION_FIELDS, Problem, read_problem
+from beamwright.evaluate.fields import (
+    ANSWER_FIELDS,
+    SOLUTION_FIELDS,
+    FieldNames,
+    Problem,
+    read_problem,
+    unread_fields,
+)
 from beamwright.evaluate.formats import Rows, read_content, read_hub, read_path
 
 __all__ = ["BUNDLED", "Problem", "ProblemSet", "load_problems"]
 
 BUNDLED = ("test", "dev")
+NO_ANSWERS = "none"
 
 
 @dataclass(frozen=True)
 class ProblemSet:
     """Problems in file order, under the name that they were asked for by.
 
-    fingerprint: SHA-256 of all that was read, whatever the limit.
+    fingerprint: SHA-256 of all that was read, whatever the limit. named: the fields that the user
+    named, by what they hold ("problem", "answer").
     """
 
     name: str
     problems: tuple[Problem, ...]
     fingerprint: str
+    named: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_problems(source: str, limit: int | None = None) -> ProblemSet:
+def load_problems(
+    source: str,
+    limit: int | None = None,
+    *,
+    problem_field: str | None = None,
+    answer_field: str | None = None,
+) -> ProblemSet:
     """The first `limit` problems of `source`; everything is read and checked all the same.
 
     `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them
     (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`, `hf:ORG/NAME/CONFIG@SPLIT` of the
     hub. Either every problem has an answer, or none has.
+    problem_field, answer_field: where the problem and its right answer are, in other fields than
+    the known ones (`fields.QUESTION_FIELDS`, `ANSWER_FIELDS`, `SOLUTION_FIELDS`); the answer field
+    "none" says that the right answers are not known.
 
     Raises:
         InputError: one line that names the file, and the line or row where there is one.
@@ -45,12 +65,17 @@ def load_problems(source: str, limit: int | None = None) -> ProblemSet:
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, got {limit}")
     rows = _read(source)
-    problems = [read_problem(row.fields, row.where, index) for index, row in enumerate(rows.rows)]
+    names = FieldNames(problem_field, answer_field)
+    problems = [
+        read_problem(row.fields, row.where, index, names) for index, row in enumerate(rows.rows)
+    ]
     if not problems:
         raise InputError(f"{source}: holds no problems")
-    _check_answers(rows, problems)
+    if answer_field != NO_ANSWERS:
+        _check_answers(rows, problems, names)
     unique = _with_unique_ids(problems)
-    return ProblemSet(source, tuple(unique[:limit]), rows.fingerprint)
+    named = {name: value for name, value in asdict(names).items() if value is not None}
+    return ProblemSet(source, tuple(unique[:limit]), rows.fingerprint, named)
 
 
 def bundled_samples(count: int) -> list[tuple[str, str]]:
@@ -75,13 +100,26 @@ def _read(source: str) -> Rows:
         raise InputError(f"{source}: missing from this installation") from error
 
 
-def _check_answers(rows: Rows, problems: list[Problem]) -> None:
-    """A hole among the answers is a damaged file: an accuracy would silently leave it out."""
+def _check_answers(rows: Rows, problems: list[Problem], names: FieldNames) -> None:
+    """A hole among the answers is a damaged file: an accuracy would silently leave it out.
+
+    Where no problem has one, a field that nothing reads is likely to be it.
+    """
     missing = [problem.index for problem in problems if problem.answer is None]
-    if 0 < len(missing) < len(problems):
-        fields = ", ".join((*ANSWER_FIELDS, *SOLUTION_FIELDS))
-        where = rows.rows[missing[0]].where
-        raise InputError(f"{where}: no answer, though others have one (looked for {fields})")
+    if not missing:
+        return
+    first = rows.rows[missing[0]]
+    known = (*ANSWER_FIELDS, *SOLUTION_FIELDS) if names.answer is None else (names.answer,)
+    if len(missing) < len(problems):
+        looked = ", ".join(known)
+        raise InputError(f"{first.where}: no answer, though others have one (looked for {looked})")
+    unread = [name for name in unread_fields(first.fields) if name != names.problem]
+    if unread or names.answer is not None:
+        there = ", ".join(map(str, first.fields))
+        raise InputError(
+            f"{first.where}: no answer (looked for {', '.join(known)}; there are {there}); name "
+            f"its field with --answer-field, or --answer-field {NO_ANSWERS} to go without accuracy"
+        )
 
 
 def _with_unique_ids(problems: list[Problem]) -> list[Problem]:

@@ -3,7 +3,7 @@
 A recipe with sections alone is one run. With `settings:` (named overrides), `grid:` (lists of
 values, every combination) or both (each named setting over the whole grid) it is several. Keys are
 the options of `Settings`, flat or in their sections; what the command line gives goes before all.
-A recipe of several may name its `dataset:`.
+A recipe of several may name its `dataset:`, and in it `problem_field:` and `answer_field:`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from beamwright.evaluate.foreign import is_foreign, translate
 from beamwright.search import make_strategy
 from beamwright.search.defaults import resolved, vote_note
 
-_PARTS = ("base", "settings", "grid", "dataset")
+_TEXTS = ("dataset", "problem_field", "answer_field")
+_PARTS = ("base", "settings", "grid", *_TEXTS)
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _BARE = ("search", "model", "verifier", "schedule")  # their values say what they are
@@ -43,8 +44,8 @@ class NamedSettings:
 class Recipe:
     """What a recipe asks for.
 
-    dataset, limit, in_flight: as the options of `eval`, where the recipe names them. notes: how
-    keys of another program were read, a line each.
+    dataset, limit, in_flight, problem_field, answer_field: as the options of `eval`, where the
+    recipe names them. notes: how keys of another program were read, a line each.
     """
 
     runs: tuple[NamedSettings, ...]
@@ -52,6 +53,8 @@ class Recipe:
     limit: int | None = None
     in_flight: int | None = None
     notes: tuple[str, ...] = ()
+    problem_field: str | None = None
+    answer_field: str | None = None
 
 
 def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
@@ -73,10 +76,11 @@ def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
     if not set(_PARTS) & set(content):
         settings = Settings.build(path, **given)
         return Recipe((_checked(None, settings, f"recipe {path}: "),))
-    dataset = content.get("dataset")
-    if dataset is not None and not isinstance(dataset, str):
-        raise InputError(f"recipe {path}: 'dataset' must be text, as DATASET of the command line")
-    return Recipe(tuple(_expand(content, given, f"recipe {path}")), dataset)
+    texts: dict[str, Any] = {name: content.get(name) for name in _TEXTS}
+    for name, value in texts.items():
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"recipe {path}: {name!r} must be text, as on the command line")
+    return Recipe(tuple(_expand(content, given, f"recipe {path}")), **texts)
 
 
 def _expand(

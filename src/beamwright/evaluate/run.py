@@ -153,5 +153,6 @@ def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:
     return {
         "dataset": problem_set.name,
         "dataset_sha256": problem_set.fingerprint,
+        **({"fields": dict(problem_set.named)} if problem_set.named else {}),
         "settings": settings.model_dump(mode="json"),
     }

@@ -141,16 +141,18 @@ def _grid(axes: _Axes, chart: Chart) -> list[str]:
 
 
 def axis_ticks(chart: Chart) -> list[float]:
-    """Where x is labelled: at every n or k; else at 1, 2, 5 of every decade."""
+    """Where x is labelled: at every n or k; else at 1, 2, 5 of every decade, or finer."""
     axes = _Axes.of(chart)
     own = sorted({point.x for line in chart.lines for point in line.points})
     if chart.counted:
         return own
     first, last = math.floor(math.log10(axes.x_low)), math.ceil(math.log10(axes.x_high))
-    steps = (1, 2, 5) if last - first <= 4 else (1,)
-    values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-    within = [value for value in values if axes.x_low <= value <= axes.x_high]
-    return within or [own[0]]
+    for steps in ((1,) if last - first > 4 else (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        values = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+        within = [value for value in values if axes.x_low <= value <= axes.x_high]
+        if len(within) > 1:  # a single tick does not say what the scale is
+            return within
+    return own
 
 
 def format_number(value: float) -> str:

@@ -130,7 +130,8 @@ def _cells(run: EvaluatedRun) -> Iterator[str]:
     if interval is not None:
         own = {"value": summary["accuracy"], "interval": interval}
     yield str(run.n)
-    yield str(summary["problems"])
+    judged, problems = summary["judged"], summary["problems"]
+    yield str(problems) if judged == problems else f"{problems}<br><small>{judged} judged</small>"
     yield _share(own)
     for how in ("best", "majority", "weighted"):
         yield _share(summary["top1"][how])
