@@ -25,7 +25,7 @@ LEVELS = (
     ("models",),
     ("verify",),
     ("runtime",),
-    ("solver", "assembly", "solution", "describe", "memory", "tiers", "report"),
+    ("solver", "assembly", "solution", "describe", "calls", "memory", "tiers", "report"),
     ("evaluate",),
     ("serve", "cli"),
     ("bundled", "__main__", "__init__"),

@@ -1,4 +1,8 @@
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -227,6 +231,45 @@ def test_a_problems_own_error_stands_in_its_place(make_solver):
     assert solver.solve_many([]) == []
 
 
+def test_plain_problems_have_their_places_for_ids(make_solver):
+    solver = make_solver(n=4, width=2)
+    together = solver.solve_many(["1+1", ("b", "2+2"), "3+3"])
+    assert [each.problem_id for each in together] == [0, "b", 2]
+    assert together[2].tree_hash == solver.solve("3+3", problem_id=2).tree_hash
+    assert [each.problem for each in solver.solve_many(iter(["1+1"]))] == ["1+1"]
+
+
+# --- threads ---------------------------------------------------------------------------------
+
+
+def test_calls_from_several_threads_run_one_after_another(make_solver):
+    """The budget holds one search; of four at once, some would run out."""
+    solver = make_solver(n=8, schedule="in-gpu", kv_memory=48 * 4096)
+    alone = [solver.solve(problem, problem_id=i).tree_hash for i, problem in PROBLEMS[:4]]
+    seen, start = [], threading.Barrier(4)
+
+    def solve(problem_id, problem):
+        start.wait()
+        seen_by = lambda report: seen.append(report.tree.root.problem_id)  # noqa: E731
+        return solver.solve(problem, problem_id=problem_id, on_round=seen_by)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(solve, *zip(*PROBLEMS[:4], strict=True)))
+    assert [solution.tree_hash for solution in found] == alone
+    assert len([*groupby(seen)]) == 4, "rounds of two searches took turns"
+    assert_nothing_allocated(solver)
+
+
+def test_a_callback_cannot_call_its_own_solver(make_solver):
+    solver = make_solver(n=4, width=2)
+    with pytest.raises(InputError, match="in the middle of a search"):
+        solver.solve("1+1", on_round=lambda report: solver.solve("2+2"))
+    with pytest.raises(InputError, match="in the middle of a search"):
+        solver.solve("1+1", on_round=lambda report: solver.close())
+    assert_nothing_allocated(solver)
+    assert solver.solve("2+2").candidates
+
+
 # --- bad input -------------------------------------------------------------------------------
 
 
@@ -265,6 +308,45 @@ def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
 def test_bad_options_are_input_errors(make_solver, options, complaint):
     with pytest.raises(InputError, match=complaint):
         make_solver(**options)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda solver: solver.solve(["1+1"]), "a problem is one text, not list"),
+        (lambda solver: solver.solve(None), "a problem is one text, not NoneType"),
+        (lambda solver: solver.solve("1+1", problem_id=1.5), "problem_id is a str or an int"),
+        (lambda solver: solver.solve("1+1", on_round=3), "on_round .* 3 cannot be called"),
+        (lambda solver: solver.solve("1+1", checkpoint=3), "checkpoint: a path is a str or a Path"),
+        (lambda solver: solver.resume(None), "file: a path is a str or a Path, not NoneType"),
+        (lambda solver: solver.solve_many("1+1"), "takes a list of problems, not str"),
+        (lambda solver: solver.solve_many(None), "takes a list of problems, not NoneType"),
+        (lambda solver: solver.solve_many(["1+1", 5]), "problem 1: give a text or an .* not int"),
+        (lambda solver: solver.solve_many([(0, "1+1", 2)]), "problem 0: give a text or an"),
+        (lambda solver: Solver("bundled"), r"Solver\(model=\.\.\.\), not Solver\(str\)"),
+        (lambda solver: Solver(model=5), "--model"),
+    ],
+)
+def test_a_wrong_type_is_one_clear_error(make_solver, call, complaint):
+    with pytest.raises(InputError, match=complaint) as found:
+        call(make_solver(n=4, width=2))
+    assert "\n" not in str(found.value)
+
+
+def test_a_path_may_be_a_str_or_a_path(generator_folder, verifier_folder, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("search: {n: 4, width: 2}\n")
+    options = {"max_rounds": 2, "kv_memory": "64MiB"}
+    settings = [
+        Settings.build(kind(recipe), model=kind(generator_folder), verifier=kind(verifier_folder))
+        for kind in (str, Path)
+    ]
+    assert settings[0] == settings[1]
+    for kind in (str, Path):
+        solver = Solver(model=kind(generator_folder), verifier="logprob", n=4, width=2, **options)
+        solution = solver.solve("1+1", checkpoint=kind(tmp_path / "search.json"))
+        again = solver.resume(kind(tmp_path / "search.json"))
+        assert again.tree_hash == solution.tree_hash
 
 
 def test_settings_and_options_do_not_mix():

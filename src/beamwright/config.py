@@ -6,6 +6,7 @@ same sections; command-line options override it.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -90,6 +91,13 @@ def _duration_or_none(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
+def _path_as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Text = Annotated[str, BeforeValidator(_path_as_text)]
+"""A text that may be a path; a `Path` will do."""
+TextOrNone = Annotated[str | None, BeforeValidator(_path_as_text)]
 StepLimit = Annotated[int, Field(ge=1)]
 StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
 Size = Annotated[int | None, BeforeValidator(_size_or_none)]
@@ -108,10 +116,10 @@ class Section(BaseModel):
 class ModelSettings(Section):
     """Which models run, where and in what precision."""
 
-    model: str = "bundled"
-    verifier: str | None = None
+    model: Text = "bundled"
+    verifier: TextOrNone = None
     system_prompt: str | None = None
-    chat_template: str | None = None
+    chat_template: TextOrNone = None
     device: str = "cpu"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"
@@ -229,13 +237,13 @@ class Settings(Section):
     schedule: ScheduleSettings = ScheduleSettings()
 
     @classmethod
-    def build(cls, recipe: Path | None = None, **options: Any) -> Settings:
+    def build(cls, recipe: str | os.PathLike[str] | None = None, **options: Any) -> Settings:
         """Settings from an optional recipe and flat options, which override it.
 
         A flat option belongs to the one section that has a field of its name; `None` means
         "not given". Raises InputError with one line on an unknown or impossible value.
         """
-        sections: dict[str, dict[str, Any]] = load_recipe(recipe) if recipe else {}
+        sections: dict[str, dict[str, Any]] = load_recipe(Path(recipe)) if recipe else {}
         owners = {
             name: section
             for section, info in cls.model_fields.items()
@@ -278,7 +286,7 @@ def _fields_of(annotation: Any) -> list[str]:
     return list(annotation.model_fields)
 
 
-def _one_line(error: ValidationError, recipe: Path | None) -> str:
+def _one_line(error: ValidationError, recipe: str | os.PathLike[str] | None) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     source = f"recipe {recipe}: " if recipe else ""

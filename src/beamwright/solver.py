@@ -5,12 +5,13 @@ Five lines solve a problem; a callback sees every round (`protocols.RoundReport`
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from beamwright import calls
 from beamwright.assembly import assemble
 from beamwright.config import Settings
 from beamwright.describe import describe, with_partial
@@ -47,6 +48,9 @@ class Solver:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
     timeline: collects what ran when, and where each segment's KV was.
 
+    Paths are `str` or `Path` everywhere. Calls from several threads run one after another; a call
+    from a callback or a verifier of the same solver is an error.
+
     Raises:
         InputError: for a bad option, model or verifier.
     """
@@ -58,6 +62,9 @@ class Solver:
         timeline: Timeline | None = None,
         **options: Any,
     ) -> None:
+        if settings is not None and not isinstance(settings, Settings):
+            kind = type(settings).__name__
+            raise InputError(f"options have names: Solver(model=...), not Solver({kind})")
         if settings is not None and options:
             raise InputError("give Solver either settings or options, not both")
         function = options.pop("verifier") if callable(options.get("verifier")) else None
@@ -69,6 +76,7 @@ class Solver:
         self.strategy = make_strategy(self.settings.search)
         check_stops(self.settings.stop, self.settings.search)
         self.timeline = timeline or NullTimeline()
+        self._calls = calls.OneAtATime()
         parts = assemble(self.settings, self.timeline, function)
         self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
         self.schedule, self.generator, self.verifier = (
@@ -101,6 +109,10 @@ class Solver:
 
     def close(self) -> None:
         """Stop the link's copier threads; the solver can still be used, and starts them again."""
+        with self._calls.turn():
+            self._stop_copiers()
+
+    def _stop_copiers(self) -> None:
         if self._tier is not None:
             self._tier.link.close()
 
@@ -118,7 +130,7 @@ class Solver:
         *,
         problem_id: str | int = 0,
         on_round: RoundCallback | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Solution:
         """Solve one problem.
 
@@ -130,16 +142,18 @@ class Solver:
             CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
             the link fails; Interrupted: on Ctrl-C. What was finished is in the error's `partial`.
         """
-        tree = self._prompts.tree(problem_id, problem)
-        return self._run([self._begin(tree)], on_round, checkpoint)[0]
+        calls.check_problem(problem, problem_id)
+        with self._calls.turn():
+            tree = self._prompts.tree(problem_id, problem)
+            return self._run([self._begin(tree)], on_round, checkpoint)[0]
 
     def resume(
         self,
-        file: Path,
+        file: str | os.PathLike[str],
         *,
         problem: str | None = None,
         on_round: RoundCallback | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Solution:
         """Go on with a search from its checkpoint, to the tree that it would have grown anyway.
 
@@ -151,30 +165,45 @@ class Solver:
             InputError: if the file is no whole checkpoint, or of other settings or another
             problem; otherwise as `solve`.
         """
+        file = calls.as_path(file, "file")
         saved = read_checkpoint(file)
         saved.check_settings(file, self._decisive)
-        self._prompts.check(saved.tree, file, problem)
-        run, accounting = saved.progress()
-        run.rule = self._stop_rule()
-        run.restore = partial(restore_kv, self.generator, self.verifier)
-        return self._run([run], on_round, checkpoint, accounting)[0]
+        with self._calls.turn():
+            self._prompts.check(saved.tree, file, problem)
+            run, accounting = saved.progress()
+            run.rule = self._stop_rule()
+            run.restore = partial(restore_kv, self.generator, self.verifier)
+            return self._run([run], on_round, checkpoint, accounting)[0]
 
     def solve_many(
         self,
-        problems: Sequence[tuple[str | int, str]],
+        problems: Iterable[calls.Problem],
         *,
         on_round: RoundCallback | None = None,
     ) -> list[Solution | BeamwrightError]:
-        """Solve several (id, problem) pairs with their trees in flight together.
+        """Solve several problems with their trees in flight together.
+
+        problems: texts, whose ids are then their places from 0, or (id, text) pairs. Equal ids and
+        seeds give equal trees, here and in `solve`.
 
         A problem's own error stands in its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores
-        that are no numbers as NotFiniteError. If the trees do
-        not fit together they are solved one at a time.
+        that are no numbers as NotFiniteError. If the trees do not fit together they are solved one
+        at a time.
+
+        Raises:
+            InputError: if these are no problems.
         """
+        pairs = calls.with_ids(problems)
+        with self._calls.turn():
+            return self._solve_pairs(pairs, on_round)
+
+    def _solve_pairs(
+        self, pairs: Sequence[tuple[str | int, str]], on_round: RoundCallback | None
+    ) -> list[Solution | BeamwrightError]:
         found: dict[int, Solution | BeamwrightError] = {}
         good: dict[int, SearchTree] = {}
-        for place, pair in enumerate(problems):
+        for place, pair in enumerate(pairs):
             try:
                 good[place] = self._prompts.tree(*pair)
             except InputError as error:
@@ -191,7 +220,7 @@ class Solver:
                         attempt([place])
 
         attempt([*good])
-        return [found[place] for place in range(len(problems))]
+        return [found[place] for place in range(len(pairs))]
 
     def _stop_rule(self) -> StopRule:
         return StopRule(self.settings.stop, self.settings.search)
@@ -201,15 +230,16 @@ class Solver:
         num_prompt_tokens: int,
         *,
         on_round: RoundCallback | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> Solution:
         """Search from a prompt of random token ids (benchmarks of random shapes).
 
         Raises:
             ProblemTooLongError: if the prompt fills the context.
         """
-        run = self._begin(self._prompts.synthetic(num_prompt_tokens))
-        return self._run([run], on_round, checkpoint)[0]
+        with self._calls.turn():
+            run = self._begin(self._prompts.synthetic(num_prompt_tokens))
+            return self._run([run], on_round, checkpoint)[0]
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -220,13 +250,14 @@ class Solver:
         self,
         runs: Sequence[TreeRun],
         on_round: RoundCallback | None,
-        checkpoint: Path | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         accounting: Accounting | None = None,
     ) -> list[Solution]:
         """Run these trees to their end.
 
         checkpoint: of a tree that runs alone. accounting: what earlier processes measured of it.
         """
+        calls.check_callback(on_round)
         accounting = accounting or Accounting()
         for model in self._tree_models:
             model.reset_peaks()
@@ -248,7 +279,8 @@ class Solver:
             render_turn=self._prompts.turn,
         )
         if checkpoint is not None:
-            runs[0].save = CheckpointWriter(checkpoint, self._decisive, accounting)
+            file = calls.as_path(checkpoint, "checkpoint")
+            runs[0].save = CheckpointWriter(file, self._decisive, accounting)
         start = time.perf_counter()
 
         def facts() -> RunFacts:
@@ -272,7 +304,7 @@ class Solver:
             loop.run(runs, on_round)
         except (BeamwrightError, KeyboardInterrupt) as error:
             stopped = with_partial(error, runs, facts())
-            self.close()  # a copier that died starts afresh with the next problem
+            self._stop_copiers()  # one that died starts afresh with the next problem
             if stopped is error:
                 raise
             raise stopped from error
