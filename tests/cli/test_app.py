@@ -1,8 +1,11 @@
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import beamwright
 from beamwright.errors import CapacityError
 
 
@@ -34,6 +37,27 @@ def test_bad_usage_is_one_line_and_exit_2(cli, fake, words, message):
     assert outcome.code == 2
     assert message in outcome.complaint
     assert outcome.out == ""
+
+
+def test_version(cli):
+    assert cli("--version").out == f"beamwright {beamwright.__version__}\n"
+
+
+def test_make_checks_the_python_before_it_installs_anything(tmp_path):
+    old = tmp_path / "python"
+    old.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 10, 4)\n'
+        "sys.version = '3.10.4 (main)'\n$2\"\n"
+    )
+    old.chmod(0o755)
+    root = Path(__file__).parents[2]
+    shutil.copy(root / "Makefile", tmp_path)
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    command = ["make", "demo", f"PYTHON={old}"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode != 0
+    assert "is Python 3.10.4, and Beamwright needs 3.11 or later" in found.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_other_failures_are_one_line_and_exit_1(cli, fake):

@@ -62,7 +62,7 @@ def test_without_matplotlib_the_page_is_made_and_one_line_says_so(cli, folder, m
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     outcome = cli("report", folder)
     assert outcome.code == 0
-    assert "matplotlib is missing (the extra 'plot')" in outcome.complaint
+    assert "pip install 'beamwright[plot]'" in outcome.complaint
     assert "<svg" in (folder / "report.html").read_text()
 
 

@@ -256,7 +256,7 @@ def test_a_png_per_chart(tmp_path):
 
 def test_without_matplotlib_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UnavailableError, match="extra 'plot'"):
+    with pytest.raises(UnavailableError, match=r"pip install 'beamwright\[plot\]'"):
         write_pngs(make_charts([run_of()]), tmp_path / "report.html")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+import beamwright
 from beamwright.cli.doctor import doctor
 from beamwright.cli.eval import evaluate
 from beamwright.cli.guard import INTERRUPTED, complain
@@ -21,11 +23,11 @@ _USAGE_ERROR = 2
 def _make_app() -> typer.Typer:
     app = typer.Typer(
         name="beamwright",
-        help="Verifier-guided tree search on one small GPU or a laptop.",
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
+    app.callback()(_about)
     app.command("solve")(solve)
     app.command("eval")(evaluate)
     app.command("report")(report)
@@ -33,6 +35,21 @@ def _make_app() -> typer.Typer:
     app.command("simulate")(simulate)
     app.command("doctor")(doctor)
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"beamwright {beamwright.__version__}")
+        raise typer.Exit
+
+
+def _about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Verifier-guided tree search on one small GPU or a laptop."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,7 +28,9 @@ def write_pngs(charts: Sequence[Chart], page: Path) -> list[Path]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (an extra)
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
-        raise UnavailableError("no PNGs: matplotlib is missing (the extra 'plot')") from error
+        raise UnavailableError(
+            "no PNGs: they need matplotlib (pip install 'beamwright[plot]')"
+        ) from error
     files = []
     for chart in charts:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
