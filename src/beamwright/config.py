@@ -11,11 +11,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from beamwright.errors import InputError
+from beamwright.yaml_file import read_yaml
 
+_LONGEST_SHOWN = 120
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}IB"] = 1024**_power
@@ -266,12 +267,7 @@ def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         InputError: if the file is missing, is not YAML, or is not a mapping of mappings.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"recipe {path}: cannot be read ({error})") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"recipe {path}: not YAML ({' '.join(str(error).split())})") from error
+    content = read_yaml(path, "recipe")
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -280,6 +276,12 @@ def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
         if section in Settings.model_fields and not isinstance(keys, dict):
             raise InputError(f"recipe {path}: section {section!r} must hold keys and values")
     return content
+
+
+def _short(value: Any) -> str:
+    """A value as an error shows it, whatever a file may hold in its place."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _fields_of(annotation: Any) -> list[str]:
@@ -296,4 +298,4 @@ def _one_line(error: ValidationError, recipe: str | os.PathLike[str] | None) -> 
     option = names[-1].replace("_", "-")
     if first["type"] == "value_error":  # of a parser above, whose words hold the value
         return f"{source}{where} (--{option}): {first['ctx']['error']}"
-    return f"{source}{where} (--{option}): {first['msg']}, got {first['input']!r}"
+    return f"{source}{where} (--{option}): {first['msg']}, got {_short(first['input'])}"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from beamwright.cli import engine
 from beamwright.cli.options import Invocation, with_settings
-from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.output import add_row, print_json, quiet_stdout
 from beamwright.errors import InputError, UnsupportedModelError
 
 _ParityOption = Annotated[
@@ -85,7 +85,7 @@ def _show(report: Mapping[str, Any], as_json: bool) -> None:
         return
     table = Table(show_header=False)
     for name, value in _rows(report):
-        table.add_row(name, value)
+        add_row(table, name, value)
     Console().print(table)
 
 

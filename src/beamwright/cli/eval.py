@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from beamwright.cli import engine
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
 from beamwright.cli.options import Invocation, with_settings
-from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.output import one_line, print_json, quiet_stdout
 from beamwright.cli.views import TreePages
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
@@ -99,13 +99,14 @@ _TreesOption = Annotated[
 
 @dataclass(frozen=True)
 class _Work:
-    """What every setting of a run shares."""
+    """What every setting of a run shares. failures: pages that were not written."""
 
     problem_set: ProblemSet
     out: Path | None
     in_flight: int | None
     num_trees: int
     checker: AnswerChecker
+    failures: list[InputError] = field(default_factory=list)
 
 
 @with_settings(recipe=False)
@@ -127,7 +128,7 @@ def evaluate(
         raise InputError("--trees needs --out DIR to write to")
     recipe = read_recipe(recipe_file, invocation.given)
     for note in recipe.notes:
-        typer.echo(f"{recipe_file}: {note}", err=True)
+        typer.echo(one_line(f"{recipe_file}: {note}"), err=True)
     dataset = dataset or recipe.dataset
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
@@ -147,6 +148,8 @@ def evaluate(
             _show(report, print_report, invocation)
         else:
             _evaluate_all(recipe, work, invocation)
+    for failure in work.failures:
+        raise failure
 
 
 def _evaluate_all(recipe: Recipe, work: _Work, invocation: Invocation) -> None:
@@ -192,10 +195,13 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
         solve_many = _solving(named.settings, pages, stack)
         options = RunOptions(out, work.in_flight, on_record)
         try:
-            return run(work.problem_set, solve_many, named.settings, options, work.checker)
+            report = run(work.problem_set, solve_many, named.settings, options, work.checker)
         except KeyboardInterrupt:
             complain(_so_far(on_record, out))
             raise
+    if pages is not None and pages.failure is not None:
+        work.failures.append(pages.failure)
+    return report
 
 
 def _so_far(progress: _Tally, out: Path | None) -> str:
@@ -223,7 +229,7 @@ def _solving(
     ) -> Sequence[Solved | BeamwrightError]:
         outcomes = solver().solve_many(problems)
         if pages is not None:
-            pages.write(outcomes)
+            pages.write(outcomes)  # what fails there is told at the end
         return outcomes
 
     return solve_many
@@ -255,7 +261,7 @@ def _progress(name: str | None) -> Iterator[_Tally]:
     prefix = "" if name is None else f"{name}: "
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

@@ -9,6 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from beamwright.cli.output import add_row, plain
+
 _COLUMNS = ("accuracy", "95 %", "majority", "pass@n", "tokens", "s")
 
 
@@ -19,15 +21,17 @@ def print_report(report: Mapping[str, Any], console: Console) -> None:
 
 def print_reports(whole: Mapping[str, Any], console: Console) -> None:
     """Several settings, a row each. tokens and s: per problem."""
-    table = Table(title=whole["dataset"], title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=plain(whole["dataset"]), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1)
+    )
     table.add_column("setting", overflow="fold", min_width=16)
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for report in whole["runs"]:
         if "error" in report:
-            table.add_row(report["name"], "failed")
+            add_row(table, report["name"], "failed")
         else:
-            table.add_row(report["name"], *_cells(report))
+            add_row(table, report["name"], *_cells(report))
     console.print(table)
 
 
@@ -63,9 +67,9 @@ def _problems(report: Mapping[str, Any]) -> str:
 
 
 def _table(report: Mapping[str, Any]) -> Table:
-    table = Table(title=report["dataset"], show_header=False, title_justify="left")
+    table = Table(title=plain(report["dataset"]), show_header=False, title_justify="left")
     for name, value in _rows(report):
-        table.add_row(name, value)
+        add_row(table, name, value)
     return table
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import typer
 
+from beamwright.cli.output import one_line
 from beamwright.errors import BeamwrightError
 
 INTERRUPTED = 130
@@ -32,6 +33,11 @@ def guard(debug: bool) -> Iterator[None]:
         # Or the interpreter complains when it flushes on its way out.
         sys.stdout = None
         raise typer.Exit(1) from error
+    except OSError as error:  # of what nobody reads or writes on purpose: a full standard output
+        where = error.filename or "standard output"
+        _stop(f"error: {where}: {error.strerror or error}", 1, debug, error)
+    except MemoryError as error:
+        _stop("error: out of memory (lower --n, --kv-memory or --host-memory)", 1, debug, error)
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         _stop(f"internal error: {what} (--debug shows where)", 1, debug, error)
@@ -39,11 +45,12 @@ def guard(debug: bool) -> Iterator[None]:
 
 def complain(line: str) -> None:
     """One line on standard error, whatever the text holds."""
-    typer.echo(f"beamwright: {' '.join(line.split())}", err=True)
+    typer.echo(f"beamwright: {one_line(line)}", err=True)
 
 
 def _stop(line: str, exit_code: int, debug: bool, error: BaseException) -> None:
     if debug:
         traceback.print_exception(error, file=sys.stderr)
     complain(line)
-    raise typer.Exit(exit_code) from error
+    # Not from the error: a StopIteration behind it would be taken for this generator's own.
+    raise typer.Exit(exit_code) from None

@@ -25,6 +25,7 @@ from beamwright.tree import Node, NodeState, SearchTree
 _BAR_CELLS = 8
 _REFRESH_HZ = 6
 _FRAME_LINES = 3  # the status line and room for the prompt below
+_PROBLEM_CHARACTERS = 4000
 _LABEL_CHARACTERS = 400  # far wider than a terminal; the label is cut to the line anyway
 
 
@@ -34,7 +35,10 @@ class LiveTree:
     def __init__(self, console: Console, problem: str) -> None:
         self._console = console
         self._problem = Panel(
-            Text(printable(problem)), title="Problem", title_align="left", border_style="cyan"
+            Text(printable(problem[:_PROBLEM_CHARACTERS])),
+            title="Problem",
+            title_align="left",
+            border_style="cyan",
         )
         self._marks = _Marks.for_console(console)
         waiting = self._frame(None, "loading models")

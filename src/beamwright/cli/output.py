@@ -10,6 +10,8 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 
 @contextmanager
@@ -41,6 +43,16 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """`text` with its line breaks, without other control characters."""
     return "".join(c if c.isprintable() or c == "\n" else " " for c in text).strip()
+
+
+def plain(text: str) -> Text:
+    """`text` for rich as it stands: no markup, no emoji codes, no control characters."""
+    return Text("".join(c if c.isprintable() or c == "\n" else " " for c in text))
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of `plain` cells: what a file or a model has named is text and nothing else."""
+    table.add_row(*map(plain, cells))
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from beamwright.cli import engine
 from beamwright.cli.options import Invocation, with_settings
-from beamwright.cli.output import format_bytes, print_json, quiet_stdout
+from beamwright.cli.output import add_row, format_bytes, plain, print_json, quiet_stdout
 from beamwright.config import ModelSettings, Settings
 from beamwright.cost import (
     Estimate,
@@ -238,17 +238,17 @@ def _analytic(workload: Workload, model: ModelCosts, budget: int) -> dict[str, f
 def _view(report: Mapping[str, Any]) -> Group:
     facts = Table(show_header=False, box=None)
     for name, value in _facts(report):
-        facts.add_row(name, value)
+        add_row(facts, name, value)
     title = (
         f"{report['model']} on {report['gpu']}, {report['n']} beams, width {report['width']}, "
         f"{report['prompt']} + {report['generate']} tokens in steps of {report['step_tokens']}"
     )
-    schedules = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    schedules = Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
     schedules.add_column("seconds, GiB", no_wrap=True)
     for column in ("time", "decode", "stall", "I/O", "in", "out", "groups", "peak KV"):
         schedules.add_column(column, justify="right", no_wrap=True)
     for name, content in report["schedules"].items():
-        schedules.add_row(name, *_cells(Estimate(**content)))
+        add_row(schedules, name, *_cells(Estimate(**content)))
     return Group(schedules, facts)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from beamwright.cli.guard import complain, guard
-from beamwright.cli.output import print_json
+from beamwright.cli.output import one_line, print_json
 from beamwright.cli.views import tree_page
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate import summarise
@@ -68,7 +68,7 @@ def report(
             )
         else:
             for file in (page, *pngs):
-                typer.echo(str(file))
+                typer.echo(one_line(str(file)))
 
 
 def _runs_in(folder: Path, page: Path) -> Iterator[EvaluatedRun]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from beamwright.cli.output import add_row, plain
+
 _GIB = 2**30
 
 
@@ -18,13 +20,13 @@ def comparison_table(report: Mapping[str, Any]) -> Table:
         f"{report['model']} on {report['gpu']} (simulated), {budget:.1f} GiB for KV\n"
         f"{report['n']} beams, {what}, {report['prompt']} + {report['generate']} tokens"
     )
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
     table.add_column("seconds, GiB", no_wrap=True)
     columns = ("time", "stall", "I/O", "in", "out", "groups", "speedup")
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for name, each in {**report["schedules"], **(report["ablation"] or {})}.items():
-        table.add_row(name, *_cells(each))
+        add_row(table, name, *_cells(each))
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from beamwright.cli.output import format_bytes, one_line, print_json, printable,
 from beamwright.cli.views import Views
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted
+from beamwright.files import check_writable
 from beamwright.search import strategy_row
 from beamwright.search.defaults import resolved, vote_note
 
@@ -142,17 +144,29 @@ def solve(
         with LiveTree(console, task.title) as shown:
             solution, stopped = _run(invocation, task, shown.show, views)
         if solution is not None:
-            _print_solution(console, solution)
+            _print_solution(console, solution, stopped)
     else:
         with quiet_stdout():
             show = _line_per_round if progress else None
             solution, stopped = _run(invocation, task, show, views)
         if solution is not None:
-            _print_plain(solution, invocation.as_json)
+            _print_plain(solution, invocation.as_json, stopped)
             if stopped is None and solution.reason_fewer and not invocation.as_json:
                 complain(solution.reason_fewer)
+    _write_views(views, solution, stopped)
     if stopped is not None:
         raise stopped
+
+
+def _write_views(views: Views, solution: Solution | None, stopped: BaseException | None) -> None:
+    """Behind the answer, so that a file that cannot be written takes nothing with it."""
+    try:
+        with quiet_stdout():
+            views.write(solution)
+    except InputError as error:
+        if stopped is None:
+            raise
+        complain(f"error: {error}")
 
 
 def _resolved(settings: Settings, *, measures: bool) -> Settings:
@@ -169,9 +183,15 @@ def _resolved(settings: Settings, *, measures: bool) -> Settings:
     return resolved(settings)
 
 
-def _print_plain(solution: Solution, as_json: bool) -> None:
+def _print_plain(solution: Solution, as_json: bool, stopped: BaseException | None = None) -> None:
+    """The answer on standard output. Of a search that failed, it is no answer but a remark."""
+    failed = isinstance(stopped, BeamwrightError)
     if as_json:
-        print_json(solution.to_json())
+        failure = {"partial": True, "error": str(stopped)} if failed else {}
+        print_json({**solution.to_json(), **failure})
+        return
+    if failed:
+        complain(_partial(solution))
         return
     if solution.answer is None:
         typer.echo(printable(solution.text))
@@ -179,6 +199,17 @@ def _print_plain(solution: Solution, as_json: bool) -> None:
     else:
         typer.echo(one_line(solution.answer))
     typer.echo(accounting(solution), err=True)
+
+
+def _partial(solution: Solution) -> str:
+    """What a search that failed had finished, as a remark."""
+    candidates = solution.to_json()["candidates"]
+    answers = Counter(each["answer"] for each in candidates if each["answer"] is not None)
+    stated = ", ".join(f"{one_line(answer)} ({n})" for answer, n in answers.most_common(5))
+    return (
+        f"the search failed with {len(candidates)} candidates finished; "
+        f"they state: {stated or 'no answer'}"
+    )
 
 
 def _run(
@@ -201,7 +232,6 @@ def _run(
             solution = task.solve(solver, seen)
         except (BeamwrightError, Interrupted) as error:
             stopped, solution = error, error.partial
-    views.write(solution)
     return solution, stopped
 
 
@@ -209,10 +239,10 @@ def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
     """Find out before the models are loaded that a file is not there."""
     if resume is not None and not resume.is_file():
         raise InputError(f"--resume {resume}: no such file")
-    if checkpoint is not None and (
-        checkpoint.is_dir() or not checkpoint.absolute().parent.is_dir()
-    ):
-        raise InputError(f"--checkpoint {checkpoint}: cannot be written there")
+    if checkpoint is not None:
+        check_writable(checkpoint, "--checkpoint ")
+        if checkpoint.exists() and not checkpoint.is_file():
+            raise InputError(f"--checkpoint {checkpoint}: not a regular file")
 
 
 def _problem_text(
@@ -231,7 +261,7 @@ def _problem_text(
         text = sys.stdin.read()
     elif problem_file is not None:
         try:
-            text = Path(problem_file).read_text(encoding="utf-8")
+            text = Path(problem_file).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(f"--problem-file {problem_file}: not UTF-8 text") from error
         except OSError as error:
@@ -246,7 +276,12 @@ def _line_per_round(report: RoundReport) -> None:
     typer.echo(round_line(report), err=True)
 
 
-def _print_solution(console: Console, solution: Solution) -> None:
+def _print_solution(
+    console: Console, solution: Solution, stopped: BaseException | None = None
+) -> None:
+    if isinstance(stopped, BeamwrightError):
+        console.print(Text(_partial(solution), style="bold yellow"))
+        return
     console.print(Text(printable(solution.text), style="dim"))
     console.print()
     if solution.answer is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from beamwright.cli import engine
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate import Problem
+from beamwright.files import check_writable
 
 if TYPE_CHECKING:
     from beamwright.runtime.timeline import Timeline
@@ -35,8 +36,8 @@ class Views:
         """
         named = {"trace": self.trace, "tree": self.tree, "record-tree": self.record_tree}
         for option, path in named.items():
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise InputError(f"--{option} {path}: cannot be written there")
+            if path is not None:
+                check_writable(path, f"--{option} ")
 
     def timeline(self) -> Timeline | None:
         """Where the engine writes what ran when; None if nobody asked."""
@@ -60,26 +61,28 @@ def tree_page(folder: Path, index: int) -> Path:
 
 
 class TreePages:
-    """Pages of some problems' trees, one file per problem, named by its place in the set."""
+    """Pages of some problems' trees, one file per problem, named by its place in the set.
+
+    failure: why a page could not be written. The results go on without pages then.
+    """
 
     def __init__(self, folder: Path, problems: Sequence[Problem]) -> None:
         self._folder = folder
         self._files = {each.unique_id: tree_page(folder, each.index) for each in problems}
+        self.failure: InputError | None = None
 
     def write(self, outcomes: Sequence[Solution | BeamwrightError]) -> None:
-        """Write the pages of those of the problems that were solved.
-
-        Raises:
-            InputError: if a page cannot be written.
-        """
+        """Write the pages of those of the problems that were solved."""
         for outcome in outcomes:
-            if isinstance(outcome, BeamwrightError):
+            if isinstance(outcome, BeamwrightError) or self.failure is not None:
                 continue
             file = self._files.get(str(outcome.problem_id))
             if file is None:
                 continue
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
+                engine.write_views(outcome.tree, outcome, None, Views(tree=file))
+            except InputError as error:
+                self.failure = error
             except OSError as error:
-                raise InputError(f"{self._folder}: cannot be made ({error.strerror})") from error
-            engine.write_views(outcome.tree, outcome, None, Views(tree=file))
+                self.failure = InputError(f"{self._folder}: cannot be made ({error.strerror})")

@@ -22,6 +22,7 @@ from typing import Any
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
+_BOM = "\ufeff".encode()  # the mark that some editors put at the front
 _ABOUT = ("dataset_info.json", "dataset_infos.json")  # describe a data set, hold no rows
 _HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 
@@ -171,7 +172,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _parse_jsonl(content: bytes, name: str) -> Iterator[Row]:
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), start=1):
         if line.strip():
             where = f"{name}, line {number}"
             yield _row(_load_json(_decode(line, where), where), where)

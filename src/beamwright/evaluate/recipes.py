@@ -9,6 +9,7 @@ A recipe of several may name its `dataset:`, and in it `problem_field:` and `ans
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from beamwright.search.defaults import resolved, vote_note
 
 _TEXTS = ("dataset", "problem_field", "answer_field")
 _PARTS = ("base", "settings", "grid", *_TEXTS)
+_MOST_POINTS = 10_000
 _UNSAFE = re.compile(r"[^A-Za-z0-9.-]+")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _BARE = ("search", "model", "verifier", "schedule")  # their values say what they are
@@ -91,6 +93,9 @@ def _expand(
         raise InputError(f"{where}: {unknown[0]!r} beside {', '.join(_PARTS)}; it belongs in base")
     base = _flat(content.get("base"), f"{where}, base")
     axes = _axes(content.get("grid"), given, where)
+    num_points = math.prod(map(len, axes.values()))
+    if num_points > _MOST_POINTS:
+        raise InputError(f"{where}, grid: {num_points:,} combinations; at most {_MOST_POINTS:,}")
     taken: set[str] = set()
     for name, overrides in _named(content.get("settings"), where):
         for point in itertools.product(*axes.values()):

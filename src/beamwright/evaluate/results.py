@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import IO, Any, Self
 
 from beamwright.errors import InputError
 from beamwright.evaluate.record import Record
+from beamwright.files import write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -42,6 +44,8 @@ class ResultsFolder:
         except OSError as error:
             raise InputError(f"--out {folder}: cannot be used ({error.strerror})") from error
         try:
+            if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                raise InputError(f"{self._results}: not a regular file")
             self._lock()
             self._check_settings(settings)
             self.records = self._recover()
@@ -61,11 +65,22 @@ class ResultsFolder:
         self._file.close()
 
     def add(self, record: Record) -> None:
-        """Write one finished problem through to the disk."""
-        line = record.to_line()
-        while line:
-            line = line[self._file.write(line) or 0 :]
-        os.fsync(self._file.fileno())
+        """Write one finished problem through to the disk.
+
+        Raises:
+            InputError: if it cannot be written; what was written before stays.
+        """
+        try:
+            line = record.to_line()
+            while line:
+                line = line[self._file.write(line) or 0 :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            # A torn last line is dropped when the run goes on.
+            raise InputError(
+                f"{self._results}: cannot be written ({error.strerror or error}); "
+                f"{len(self.records)} problems are kept: run again with --out {self._folder}"
+            ) from error
         self.records[record.unique_id] = record
 
     def _lock(self) -> None:
@@ -81,7 +96,7 @@ class ResultsFolder:
         # What JSON makes of the settings is what is compared (tuples become lists).
         wanted = json.loads(json.dumps(settings))
         if not self._results.stat().st_size:  # nothing finished: the folder is anybody's
-            _write_whole(path, json.dumps(wanted, indent=2) + "\n")
+            write_whole(path, json.dumps(wanted, indent=2) + "\n")
             return
         if not path.exists():
             raise InputError(f"--out {self._folder}: results.jsonl without settings.json")
@@ -172,22 +187,6 @@ def _parse_lines(path: Path, lines: Sequence[bytes]) -> dict[str, Record]:
             break
         records[record.unique_id] = record
     return records
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there with all its text, or not at all."""
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    if sys.platform != "win32":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _differences(found: Any, wanted: Any, name: str = "") -> list[str]:

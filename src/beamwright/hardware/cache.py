@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
+from beamwright.files import write_whole
 from beamwright.hardware.profile import HardwareProfile
 
 _ADVICE = "run `beamwright doctor --probe`"
@@ -29,16 +28,9 @@ def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
     file = file or default_cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(asdict(profile), stream, indent=2)
-            os.replace(partial, file)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise InputError(f"{file}: the measured profile cannot be written ({error})") from error
+    write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
     return file
 
 

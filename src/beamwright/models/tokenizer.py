@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.models.pretrained import read_eos_ids, read_tokenizer
+from beamwright.models.template import check_template, render
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
+_PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -40,6 +43,7 @@ class TextCodec:
         tokenizer = read_tokenizer(folder)
         if chat_template is not None:
             tokenizer.chat_template = _template_text(chat_template)
+        check_template(tokenizer.chat_template, f"model {folder}")
         ids = {tokenizer.eos_token_id} | read_eos_ids(folder)
         return cls(tokenizer, frozenset(i for i in ids if i is not None))
 
@@ -89,15 +93,23 @@ class TextCodec:
         Raises:
             InputError: if the chat template fails.
         """
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
-            )
-        except Exception as error:  # Jinja raises many kinds; all of them are the template's fault
-            whose = f"{name}: " if name else ""
-            line = " ".join(str(error).split())
-            raise InputError(f"{whose}chat template: {line}") from error
-        return text
+        make = partial(
+            self.tokenizer.apply_chat_template,
+            list(messages),
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        return render(make, f"{name}: " if name else "")
+
+    def is_longer(self, text: str, num_tokens: int) -> bool:
+        """True if a text has more tokens than that, without looking at the rest of it."""
+        count = 0
+        for start in range(0, len(text), _PIECE):
+            # What a cut splits is a token more; so long a text may have some more.
+            count += len(self.encode(text[start : start + _PIECE])) - 1
+            if count > num_tokens:
+                return True
+        return False
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""
@@ -151,7 +163,7 @@ def _template_text(chat_template: str) -> str:
     path = Path(chat_template)
     try:
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
     except OSError:
         pass  # a long literal template is no file name
     if "{" not in chat_template:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +19,7 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
+from beamwright.files import write_whole
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
@@ -118,23 +117,9 @@ def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
     """
     content = _dumps(_body(checkpoint))
     head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": _digest(content)})
-    target = file.resolve()
-    partial = target.with_name(f"{target.name}.partial")
-    try:
-        with partial.open("w", encoding="ascii") as stream:
-            stream.write(f'{head[:-1]}, "search": {content}}}\n')
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, target)
-        if sys.platform != "win32":  # the name, too, has to survive a power cut
-            folder = os.open(target.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"--checkpoint {file}: cannot be written ({reason})") from error
+    if file.exists() and not file.is_file():
+        raise InputError(f"--checkpoint {file}: not a regular file; it could not be resumed from")
+    write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
 
 
 def _body(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import UnavailableError
+from beamwright.files import write_bytes
 from beamwright.report.eval_charts import COLOURS, axis_ticks, format_number
 from beamwright.report.eval_runs import Chart
 
@@ -38,10 +40,9 @@ def write_pngs(charts: Sequence[Chart], page: Path) -> list[Path]:
         _draw(figure.add_subplot(), chart)
         figure.legend(loc="outside right upper", fontsize=8)  # beside the lines, never over them
         file = page.with_name(f"{page.stem}-{chart.name}.png")
-        try:
-            figure.savefig(file, dpi=_DPI)
-        except OSError as error:
-            raise InputError(f"{file}: cannot be written ({error.strerror or error})") from error
+        content = io.BytesIO()
+        figure.savefig(content, dpi=_DPI, format="png")
+        write_bytes(file, content.getvalue())
         files.append(file)
     return files
 

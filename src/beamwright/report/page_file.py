@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from beamwright.report.files import write_whole
+from beamwright.files import write_whole
 
 _PARTS = Path(__file__).parent / "page"
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.report.files import write_whole
+from beamwright.files import write_whole
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
 VERSION = 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.report.files import write_whole
+from beamwright.files import write_whole
 
 if TYPE_CHECKING:
     from beamwright.runtime.timeline import Span, Timeline

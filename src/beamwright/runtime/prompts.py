@@ -26,7 +26,7 @@ class Prompts:
         """A tree with the rendered prompt; space around a problem belongs to neither model.
 
         Raises:
-            InputError: if the problem is empty or too long, or the model has no tokenizer.
+            InputError: if the problem is empty, too long or no text, or the model has no tokenizer.
         """
         problem = problem.strip()
         if not problem:
@@ -35,7 +35,22 @@ class Prompts:
             raise InputError(
                 f"--model {self._settings.model} has no tokenizer: use --prompt-tokens N"
             )
+        check_text(problem, "the problem")
+        check_text(self._settings.system_prompt or "", "--system-prompt")
+        # A text of megabytes would take gigabytes to tokenise.
+        if self._codec.is_longer(problem, self._shape.context):
+            raise ProblemTooLongError(
+                f"the problem has {len(problem):,} characters, "
+                f"the model's context is {self._shape.context} tokens"
+            )
         ids = self._codec.render(problem, self._settings.system_prompt)
+        if not ids:
+            raise InputError("the prompt has no tokens: see --chat-template and the tokenizer")
+        if max(ids) >= self._shape.vocab:
+            raise InputError(
+                f"the tokenizer gives token {max(ids)}, the model has {self._shape.vocab}: "
+                "they do not belong together"
+            )
         self._check_length(len(ids))
         return SearchTree(problem_id, tuple(ids), problem)
 
@@ -97,3 +112,13 @@ class Prompts:
                 f"the problem is {num_tokens} tokens long, "
                 f"the model's context is {self._shape.context}"
             )
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises InputError for a text with halves of characters, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{what} is no text: character {error.start + 1} is half of one ({text[error.start]!a})"
+        ) from error

@@ -27,7 +27,7 @@ def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, in
     purpose: a tag for streams beside the tree's own (rollouts, revisions).
     """
     text = "\x1f".join([str(seed), purpose, *(f"{type(x).__name__}:{x}" for x in lineage)])
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
     return (
         int.from_bytes(digest[:4], "little", signed=True),
         int.from_bytes(digest[4:], "little", signed=True),

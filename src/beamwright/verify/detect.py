@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from beamwright.config import Section
 from beamwright.errors import InputError
 from beamwright.models.weights import tensor_names
-from beamwright.verify.spec import SPEC_FILE, VerifierSpec, parse_spec, read_yaml
+from beamwright.verify.spec import SPEC_FILE, VerifierSpec, parse_spec, read_spec_file
 
 _FOLDER = Path(__file__).parent / "families"
 _TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
@@ -54,7 +54,7 @@ def families(folder: Path = _FOLDER) -> dict[str, Family]:
     """
     found: dict[str, Family] = {}
     for file in sorted(folder.glob("*.yaml")):
-        written = read_yaml(file)
+        written = read_spec_file(file)
         about, detect = str(written.pop("about", "")), written.pop("detect", None)
         spec = parse_spec(written, str(file))
         try:
@@ -82,9 +82,11 @@ def load_spec(folder: Path) -> VerifierSpec:
     """
     file = folder / SPEC_FILE
     if file.is_file():
-        written = read_yaml(file)
+        written = read_spec_file(file)
         if "family" in written:
-            name = str(written.pop("family"))
+            name = written.pop("family")
+            if not isinstance(name, str):
+                raise InputError(f"verifier {file}: family: a name is expected")
             written = _merged({**_row(name).written, "name": f"{name}, changed"}, written)
         return parse_spec(written, str(file))
     rows = families()
@@ -148,4 +150,4 @@ def _hub_name(folder: Path) -> str:
 def _has_token(folder: Path, token: str) -> bool:
     written = json.dumps(token)
     files = [folder / name for name in _TOKEN_FILES]
-    return any(f.is_file() and written in f.read_text(encoding="utf-8") for f in files)
+    return any(f.is_file() and written in f.read_text("utf-8", errors="replace") for f in files)

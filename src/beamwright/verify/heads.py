@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel
 from beamwright.models.decoder import Decoder
-from beamwright.models.weights import read_tensors, tensor_names
+from beamwright.models.weights import check_finite, read_tensors, tensor_names
 from beamwright.verify.spec import Head, VerifierSpec
 
 
@@ -120,10 +122,13 @@ class _TokenMlp:
 
 
 def _token_id(token: str | int | None, model: LoadedModel) -> int:
-    if isinstance(token, int):
+    vocab = model.decoder.shape.vocab
+    if type(token) is int:
+        if not 0 <= token < vocab:
+            raise InputError(f"verifier {model.folder}: there is no token {token}, of {vocab}")
         return token
-    ids = model.codec.encode(token or "") if model.codec else []
-    if len(ids) != 1:
+    ids = model.codec.encode(str(token or "")) if model.codec else []
+    if len(ids) != 1 or ids[0] >= vocab:
         raise InputError(f"verifier {model.folder}: {token!r} is {len(ids)} tokens, not one")
     return ids[0]
 
@@ -144,14 +149,19 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:
     where = folder if head.file is None else folder / head.file
     if head.file is not None and not where.is_file():
         raise InputError(f"verifier head {where}: no such file")
-    stored = load_file(where) if head.file is not None else read_tensors(folder, _both(head.layers))
+    stored = (
+        _read_file(where) if head.file is not None else read_tensors(folder, _both(head.layers))
+    )
     dtype, device = model.decoder.dtype, model.decoder.device
     tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
+    for name, tensor in tensors.items():
+        check_finite(tensor, stored[name], f"verifier head {where}: {name}")
     names = head.layers or _numbered(tensors)
     for name in names or ("layers.0",):
         if f"{name}.weight" not in tensors:
             raise InputError(f"verifier head {where}: no tensor named {name}.weight")
     layers = [(tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in names]
+    _check_layers(layers, names, _head_width(head, model), str(where))
     needed, found = 2 if spec.activation == "softmax" else 1, layers[-1][0].shape[0]
     if found != needed:
         raise InputError(
@@ -159,6 +169,40 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:
             f"{spec.activation} needs {needed}"
         )
     return layers
+
+
+def _read_file(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        found: dict[str, torch.Tensor] = load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise InputError(f"verifier head {file}: cannot be read ({line})") from error
+    return found
+
+
+def _head_width(head: Head, model: LoadedModel) -> int:
+    """Values that go into the first layer."""
+    shape = model.decoder.shape
+    if head.kind != "token_mlp":
+        return shape.embed_dim or shape.hidden
+    widths = {"previous_hidden": shape.embed_dim or shape.hidden}
+    widths["token_embedding"] = shape.embed_dim or shape.hidden
+    return sum(widths.get(feature, 1) for feature in head.features)
+
+
+def _check_layers(layers: Layers, names: Sequence[str], width: int, where: str) -> None:
+    """See that each layer takes what the one before gives."""
+    for name, (weight, bias) in zip(names, layers, strict=True):
+        if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
+            shape = list(weight.shape)
+            raise InputError(
+                f"verifier head {where}: {name}.weight is {shape}, [outputs, {width}] is expected"
+            )
+        width = weight.shape[0]
+        if bias is not None and list(bias.shape) != [width]:
+            raise InputError(
+                f"verifier head {where}: {name}.bias is {list(bias.shape)}, [{width}] is expected"
+            )
 
 
 def _both(layers: tuple[str, ...]) -> list[str]:

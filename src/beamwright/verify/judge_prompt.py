@@ -28,7 +28,7 @@ from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node
-from beamwright.verify.spec import read_yaml
+from beamwright.verify.spec import read_spec_file
 from beamwright.verify.write import Span
 
 JUDGE_FILE = "judge.yaml"
@@ -95,9 +95,9 @@ def load_judge(folder: Path) -> JudgeSpec:
         InputError: if it is not valid.
     """
     file = folder / JUDGE_FILE
-    written: dict[str, Any] = read_yaml(_PACKAGED)
+    written: dict[str, Any] = read_spec_file(_PACKAGED)
     if file.is_file():
-        written |= read_yaml(file)
+        written |= read_spec_file(file)
     try:
         return JudgeSpec.model_validate(written)
     except ValidationError as error:

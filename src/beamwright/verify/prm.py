@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from beamwright.errors import InputError
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel
 from beamwright.tree import Node
 from beamwright.verify.aggregate import AGGREGATES
@@ -75,6 +76,10 @@ class PrmVerifier:
         if not encoded.read_at or len(token_ids) > self.tree_model.decoder.shape.context:
             self._kv.stand_still(node)
             return None
+        if max(token_ids) >= self.tree_model.decoder.shape.vocab:
+            raise InputError(
+                f"verifier {self.name}: its tokenizer has tokens that it does not know"
+            )
         shared = min(self._kv.num_shared(node, token_ids), len(token_ids) - 1)
         return self._kv.extend(node, token_ids, max(0, shared - self._look_back))
 

@@ -24,11 +24,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from beamwright.config import Section
 from beamwright.errors import InputError
+from beamwright.yaml_file import read_yaml
 
 SPEC_FILE = "verifier.yaml"
 
@@ -157,16 +157,13 @@ LIKELIHOOD_SPEC = VerifierSpec(
 )
 
 
-def read_yaml(file: Path) -> dict[str, Any]:
+def read_spec_file(file: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
         InputError: if it is not YAML, or not a mapping.
     """
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise InputError(f"verifier {file}: not YAML ({' '.join(str(error).split())})") from error
+    found = read_yaml(file, "verifier")
     if not isinstance(found, dict):
         raise InputError(f"verifier {file}: spec: a mapping is expected")
     return found

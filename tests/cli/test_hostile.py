@@ -1,0 +1,189 @@
+"""Outputs that cannot be written, failures half way, and text that would act on a terminal."""
+
+import errno
+import io
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from beamwright.cli.guard import guard
+from beamwright.cli.output import add_row, plain
+from beamwright.errors import CapacityError
+
+ESCAPES = "\x1b]0;PWN\x07\x1b[2J\x9b1m\u202e\ud800"
+
+
+# --- outputs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--tree", "--trace", "--record-tree"])
+def test_the_answer_comes_before_a_file_that_cannot_be_written(cli, fake, option):
+    found = cli("solve", "6*7?", option, "/dev/full")
+    assert (found.code, found.out) == (2, "42\n")
+    assert "/dev/full: cannot be written (No space left on device)" in found.err
+
+
+@pytest.mark.parametrize("option", ["--checkpoint", "--tree", "--resume"])
+def test_what_cannot_be_written_at_all_is_found_before_the_search(cli, fake, tmp_path, option):
+    found = cli("solve", "6*7?", option, tmp_path / "none" / "file")
+    assert found.code == 2
+    assert option in found.complaint
+    assert not fake.calls
+
+
+def test_a_checkpoint_is_never_a_device(cli, fake, tmp_path):
+    for file in ("/dev/null", tmp_path / "link", tmp_path / "pipe"):
+        if file == tmp_path / "link":
+            file.symlink_to("/dev/null")
+        elif file == tmp_path / "pipe":
+            os.mkfifo(file)
+        found = cli("solve", "6*7?", "--checkpoint", file)
+        assert found.code == 2
+        assert "not a regular file" in found.complaint
+    assert not fake.calls
+
+
+def test_a_disk_that_fills_up_during_an_eval_keeps_what_is_there(cli, fake, tmp_path, monkeypatch):
+    dataset, out = tmp_path / "set.jsonl", tmp_path / "out"
+    dataset.write_text((json.dumps({"problem": "p", "answer": "42"}) + "\n") * 4)
+    real, calls = os.fsync, []
+
+    def fsync(handle):
+        calls.append(handle)
+        if len(calls) > 4:  # settings.json and its folder, then two problems
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    found = cli("eval", dataset, "--out", out)
+    assert found.code == 2
+    assert "results.jsonl: cannot be written (No space left on device)" in found.err
+    assert "2 problems are kept: run again with --out" in found.err
+    monkeypatch.setattr(os, "fsync", real)
+    assert cli("eval", dataset, "--out", out, "--json").json["correct"] == 4
+
+
+def test_pages_that_cannot_be_written_do_not_end_an_eval(cli, fake, tmp_path, monkeypatch):
+    dataset, out = tmp_path / "set.jsonl", tmp_path / "out"
+    dataset.write_text((json.dumps({"problem": "p", "answer": "42"}) + "\n") * 3)
+    out.mkdir()
+    (out / "trees").write_text("in the way")
+    real = fake.solve_many
+
+    def solve_many(problems, **options):
+        solved = real(problems, **options)
+        for (problem_id, _), solution in zip(problems, solved, strict=True):
+            solution.problem_id, solution.tree = problem_id, None
+        return solved
+
+    monkeypatch.setattr(fake, "solve_many", solve_many)
+    found = cli("eval", dataset, "--out", out, "--trees", "2")
+    assert "100.0%" in found.out
+    assert len((out / "results.jsonl").read_text().splitlines()) == 3
+    assert found.code == 2
+    assert "trees: cannot be made" in found.err
+
+
+def test_results_that_are_no_file(cli, fake, tmp_path):
+    dataset, out = tmp_path / "set.jsonl", tmp_path / "out"
+    dataset.write_text(json.dumps({"problem": "p", "answer": "42"}) + "\n")
+    out.mkdir()
+    os.mkfifo(out / "results.jsonl")
+    found = cli("eval", dataset, "--out", out)
+    assert found.code == 2
+    assert "not a regular file" in found.complaint
+
+
+def test_a_full_standard_output_is_one_line(cli, fake, monkeypatch):
+    def full(*words, **options):
+        if not options.get("err"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(typer, "echo", full)
+    assert cli("solve", "6*7?").code == 1
+
+
+# --- failures half way -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(fake):
+    """A search that fails with two candidates finished."""
+    fake.error = CapacityError("a step", 10, 0, 5)
+    candidates = [{"answer": a, "score": 0.5, "stop": "eos", "tokens": 9} for a in ("111", "\x1b7")]
+    content = {**fake.solution, "answer": "111", "candidates": candidates}
+    fake.error.partial = SimpleNamespace(to_json=lambda: content, **content)
+    return fake
+
+
+def test_a_search_that_failed_prints_no_answer(cli, failing):
+    found = cli("solve", "6*7?")
+    assert (found.code, found.out) == (1, "")
+    assert "the search failed with 2 candidates finished; they state: 111 (1), 7 (1)" in found.err
+    assert "exhausted" in found.err
+
+
+def test_in_json_what_was_finished_comes_with_the_error(cli, failing):
+    found = cli("solve", "6*7?", "--json")
+    assert found.code == 1
+    assert found.json["partial"] is True
+    assert "exhausted" in found.json["error"]
+    assert len(found.json["candidates"]) == 2
+
+
+@pytest.mark.parametrize("kind", [StopIteration, RuntimeError, ValueError, RecursionError])
+def test_whatever_is_raised_ends_as_one_line(kind, capsys):
+    with pytest.raises(typer.Exit) as caught, guard(debug=False):
+        raise kind("odd")
+    assert caught.value.exit_code == 1
+    assert capsys.readouterr().err == (
+        f"beamwright: internal error: {kind.__name__}: odd (--debug shows where)\n"
+    )
+
+
+def test_memory_that_is_refused_is_no_internal_error(capsys):
+    with pytest.raises(typer.Exit), guard(debug=False):
+        raise MemoryError
+    assert "out of memory" in capsys.readouterr().err
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def clean(text):
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_names_in_data_are_neither_markup_nor_escapes(cli, fake, tmp_path):
+    dataset = tmp_path / "set.jsonl"
+    rows = [{"problem": "p", "answer": "42", "level": level} for level in ("[/x]", ESCAPES, ":x:")]
+    dataset.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = cli("eval", dataset)
+    assert found.code == 0
+    assert "level [/x]" in found.out
+    assert "level :x:" in found.out
+    assert clean(found.out)
+
+
+def test_an_error_about_a_file_is_text(cli, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text('"\\e]0;PWN\\e[2J[/x]": {a: 1}\n')
+    found = cli("solve", "6*7?", "--recipe", recipe)
+    assert found.code == 2
+    assert clean(found.complaint)
+
+
+@pytest.mark.parametrize("text", ["[red]x[/]", "[/x]", ":smile:", ESCAPES, "a\nb", "[link=x]y"])
+def test_a_table_shows_text_as_it_is(text):
+    stream = io.StringIO()
+    table = Table(title=plain(text))
+    add_row(table, text, text)
+    Console(file=stream, width=200, force_terminal=False).print(table)
+    shown = stream.getvalue()
+    assert clean(shown)
+    assert all(part in shown for part in text.split("\n") if clean(part))
