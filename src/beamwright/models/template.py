@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from beamwright.errors import InputError
 
 RENDER_S = 5.0
+_POWER = ("operator", "**")
 MOST_CHARACTERS = 1 << 24
 
 
@@ -31,10 +33,12 @@ def check_template(template: Any, where: str) -> None:
         if not isinstance(text, str):
             continue
         try:
-            operators = {value for _, kind, value in Environment().lex(text) if kind == "operator"}
+            lexed = Environment().lex(text)
+            tokens = [(kind, value) for _, kind, value in lexed if kind != "whitespace"]
         except TemplateSyntaxError:
             continue  # said by whoever renders it
-        if "**" in operators:
+        # Behind a bracket or a comma it hands on arguments.
+        if any(b == _POWER and a[1] not in ("(", ",") for a, b in pairwise(tokens)):
             raise InputError(f"{where}: chat template: powers (**) are not allowed")
 
 

@@ -1,0 +1,79 @@
+"""Problems that cannot be used are an error of their own, found before they cost anything."""
+
+import json
+
+import pytest
+
+from beamwright.errors import InputError, ProblemTooLongError
+from beamwright.evaluate import AnswerChecker, RunOptions, load_problems, run
+from beamwright.models.tokenizer import TextCodec
+from beamwright.runtime.sampling import lineage_key
+from engines import PROBLEM
+
+
+@pytest.mark.parametrize("text", ["\ud800 eggs", "eggs \udfff", "\ud83d"])
+def test_half_a_character_is_no_text(make_solver, text):
+    with make_solver(n=4) as solver, pytest.raises(InputError, match="is half of one"):
+        solver.solve(text)
+
+
+def test_a_system_prompt_of_half_a_character(make_solver, generator_folder):
+    with pytest.raises(InputError, match=r"system[-_]prompt"):
+        make_solver(n=4, system_prompt="a\ud800").solve(PROBLEM)
+
+
+def test_any_problem_id_has_a_random_stream():
+    keys = {lineage_key(0, (name, 1)) for name in ("\ud800", "\udfff", "a", 0, "0")}
+    assert len(keys) == 5
+
+
+def test_a_long_text_is_not_tokenised_to_its_end(make_solver, monkeypatch):
+    seen = []
+    real = TextCodec.encode
+
+    def encode(codec, text):
+        seen.append(len(text))
+        return real(codec, text)
+
+    with make_solver(n=4) as solver:
+        monkeypatch.setattr(TextCodec, "encode", encode)
+        with pytest.raises(ProblemTooLongError, match="30,000,000 characters"):
+            solver.solve("the 12 " * 4_000_000 + "x" * 2_000_000)
+    assert sum(seen) < 200_000
+
+
+def test_the_exact_length_is_what_decides(make_solver):
+    """A text that is tokenised piece by piece is refused only if it is too long as a whole."""
+    with make_solver(n=4) as solver:
+        codec, context = solver._prompts._codec, solver._prompts._shape.context
+        assert not codec.is_longer("a" * context, context)
+        assert codec.is_longer("a" * (context + 2), context)
+
+
+@pytest.mark.parametrize("template", ["{{ '' }}", "{% if false %}x{% endif %}"])
+def test_a_template_that_renders_nothing(make_solver, template):
+    solver = make_solver(n=4, chat_template=template)
+    with solver, pytest.raises(InputError, match="the prompt has no tokens"):
+        solver.solve(PROBLEM)
+
+
+def test_a_tokenizer_of_another_model(make_solver, monkeypatch):
+    with make_solver(n=4) as solver:
+        vocab = solver._prompts._shape.vocab
+        monkeypatch.setattr(TextCodec, "render", lambda *words: [1, vocab])
+        with pytest.raises(InputError, match="do not belong together"):
+            solver.solve(PROBLEM)
+
+
+def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path):
+    problems = ["\ud800 eggs", PROBLEM, "x" * 2_000_000, PROBLEM]
+    file = tmp_path / "set.jsonl"
+    rows = [json.dumps({"problem": text, "answer": "1", "id": "\ud800"}) for text in problems]
+    file.write_text("\ufeff" + "\n".join(rows), encoding="utf-8")
+    records = []
+    with make_solver(n=4, max_rounds=2) as solver, AnswerChecker() as checker:
+        options = RunOptions(on_record=lambda record, done, total: records.append(record))
+        report = run(load_problems(str(file)), solver.solve_many, solver.settings, options, checker)
+    assert report["errors"] == 2
+    assert ["half of one" in (each.error or "") for each in records] == [True, False, False, False]
+    assert "2,000,000 characters" in records[2].error

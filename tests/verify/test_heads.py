@@ -1,0 +1,67 @@
+"""Heads whose files are not what the spec says: one line that names file and tensor."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from beamwright.config import ModelSettings
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.models import load_model
+from beamwright.verify import VerifierSpec
+from beamwright.verify.heads import make_head
+
+HIDDEN = 32
+NAN = torch.full((1, HIDDEN), float("nan"))
+
+
+@pytest.fixture(scope="module")
+def model(verifier_folder, tmp_path_factory):
+    folder = shutil.copytree(verifier_folder, tmp_path_factory.mktemp("head") / "model")
+    return load_model(str(folder), ModelSettings(), role="verifier")
+
+
+def spec(**head):
+    words = {"kind": "linear", "file": "head.safetensors", **head}
+    softmax = words["kind"] in ("logit_pair", "two_layer")
+    activation = "softmax" if softmax else "sigmoid"
+    return VerifierSpec(name="x", read="step_end", head=words, activation=activation)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ({}, "no tensor named layers.0.weight"),
+        (
+            {"layers.0.weight": torch.zeros(1, HIDDEN + 1)},
+            "layers.0.weight is .1, 33., .outputs, 32",
+        ),
+        ({"layers.0.weight": torch.zeros(HIDDEN)}, "layers.0.weight is .32."),
+        ({"layers.0.weight": torch.zeros(0, HIDDEN)}, "layers.0.weight is .0, 32."),
+        ({"layers.0.weight": torch.zeros(2, HIDDEN)}, "gives 2 values"),
+        (
+            {"layers.0.weight": torch.zeros(1, HIDDEN), "layers.0.bias": torch.zeros(2)},
+            "layers.0.bias is .2., .1. is expected",
+        ),
+        ({"layers.0.weight": NAN}, "layers.0.weight holds NaN"),
+    ],
+)
+def test_a_head_of_another_shape(model, tensors, complaint):
+    save_file(tensors, model.folder / "head.safetensors")
+    with pytest.raises(BeamwrightError, match=complaint) as caught:
+        make_head(spec(), model)
+    assert "head.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"not tensors"])
+def test_a_head_file_that_is_none(model, content):
+    (model.folder / "head.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read"):
+        make_head(spec(), model)
+
+
+@pytest.mark.parametrize("token", [-5, 10**6, "no such token", ""])
+def test_a_token_that_is_none(model, token):
+    with pytest.raises(InputError, match=r"no token|tokens, not one"):
+        make_head(spec(kind="logit_pair", good="+", bad=token), model)
