@@ -14,7 +14,7 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # Rooms from the bottom up; a room imports only from rooms of an earlier level, or from itself.
 LEVELS = (
-    ("errors", "files", "yaml_file", "config", "protocols"),
+    ("errors", "files", "yaml_file", "config", "protocols", "progress"),
     ("tree",),
     ("hardware", "cost"),
     ("search",),

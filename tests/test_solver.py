@@ -10,8 +10,9 @@ import pytest
 from beamwright import Solution, Solver
 from beamwright.config import Settings
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError
+from beamwright.progress import Progress
 from beamwright.tree import NodeState
-from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow, tiny_solver
 
 RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
 SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_tokens": 6}
@@ -237,6 +238,35 @@ def test_plain_problems_have_their_places_for_ids(make_solver):
     assert [each.problem_id for each in together] == [0, "b", 2]
     assert together[2].tree_hash == solver.solve("3+3", problem_id=2).tree_hash
     assert [each.problem for each in solver.solve_many(iter(["1+1"]))] == ["1+1"]
+
+
+# --- progress --------------------------------------------------------------------------------
+
+
+def test_progress_hears_of_every_phase_and_token(verifier_folder, generator_folder):
+    class Heard(Progress):
+        def __init__(self):
+            self.phases, self.num_tokens = [], 0
+
+        def doing(self, what):
+            self.phases.append(what)
+
+        def wrote(self, num_tokens):
+            self.num_tokens += num_tokens
+
+    heard = Heard()
+    options = {"n": 4, "width": 2, "max_rounds": 3, "delimiter": "e", "max_step_tokens": 12}
+    solver = tiny_solver(generator_folder, verifier=verifier_folder, progress=heard, **options)
+    solution = solver.solve(PROBLEM)
+    first, second, third, *rest = heard.phases
+    assert first == f"loading the generator {generator_folder}"
+    assert second == f"loading the verifier {verifier_folder}"
+    assert "do not depend on the batch" in third
+    assert rest[0].startswith("prefill of ")
+    assert rest[1] == "round 1: decoding 4 beams"
+    assert rest[2] == "round 1: scoring 4 steps"
+    assert rest[-1].startswith(f"round {solution.rounds}: scoring")
+    assert heard.num_tokens == solution.tokens.generated
 
 
 # --- threads ---------------------------------------------------------------------------------

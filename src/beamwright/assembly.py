@@ -16,6 +16,7 @@ from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory
 from beamwright.models.load import check_device
+from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import make_schedule
@@ -42,7 +43,12 @@ class Parts:
     tree_models: list[TreeModel]
 
 
-def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | None) -> Parts:
+def assemble(
+    settings: Settings,
+    timeline: Timeline,
+    function: ScoreFunction | None,
+    progress: Progress,
+) -> Parts:
     """Load the models and spend the memory number on them and their KV.
 
     function: a verifier that is the user's own.
@@ -52,7 +58,9 @@ def assemble(settings: Settings, timeline: Timeline, function: ScoreFunction | N
     """
     model = settings.model
     cap_memory(check_device(model.device), settings.memory.memory)
+    progress.doing(f"loading the generator {model.model}")
     loaded = load_model(model.model, model, chat_template=model.chat_template)
+    progress.doing(f"loading the verifier {model.verifier}")
     source = resolve_verifier(model)
     if source.model is not None and loaded.codec is None:
         raise InputError(

@@ -22,6 +22,7 @@ from beamwright.errors import (
     InputError,
     NotFiniteError,
 )
+from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
@@ -46,7 +47,8 @@ class Solver:
 
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
-    timeline: collects what ran when, and where each segment's KV was.
+    timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
+    and tokens while it loads and searches.
 
     Paths are `str` or `Path` everywhere. Calls from several threads run one after another; a call
     from a callback or a verifier of the same solver is an error.
@@ -60,6 +62,7 @@ class Solver:
         settings: Settings | None = None,
         *,
         timeline: Timeline | None = None,
+        progress: Progress | None = None,
         **options: Any,
     ) -> None:
         if settings is not None and not isinstance(settings, Settings):
@@ -75,9 +78,9 @@ class Solver:
         )
         self.strategy = make_strategy(self.settings.search)
         check_stops(self.settings.stop, self.settings.search)
-        self.timeline = timeline or NullTimeline()
+        self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
         self._calls = calls.OneAtATime()
-        parts = assemble(self.settings, self.timeline, function)
+        parts = assemble(self.settings, self.timeline, function, self.progress)
         self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
         self.schedule, self.generator, self.verifier = (
             parts.schedule,
@@ -97,11 +100,13 @@ class Solver:
             prefetch=self.settings.schedule.prefetch,
             token_stats=stats_read_by(self.verifier, self.strategy),
             graphs=self.settings.schedule.graphs,
+            progress=self.progress,
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
         self._decisive = tree_settings(self.settings, dtype)
         self._prompts = Prompts(self._generator, self.settings.model)
         self._prompts.check_turns(self.strategy)
+        self.progress.doing("checking that results do not depend on the batch")
         self.exact = all(
             batches_are_exact(model.decoder, backend)
             for model, backend in zip(self._tree_models, parts.backends, strict=True)
@@ -173,6 +178,7 @@ class Solver:
             run, accounting = saved.progress()
             run.rule = self._stop_rule()
             run.restore = partial(restore_kv, self.generator, self.verifier)
+            self.progress.doing("computing the KV of the saved tree again")
             return self._run([run], on_round, checkpoint, accounting)[0]
 
     def solve_many(
@@ -268,6 +274,7 @@ class Solver:
             accounting,
             lambda: stalled_s(self._tree_models),
             self.timeline,
+            self.progress,
         )
         how = self.settings.search.aggregate or self.verifier.default_aggregate
         loop = SearchLoop(

@@ -24,7 +24,7 @@ def solution_json(**changes):
         "candidates": [{"answer": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
         "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
         "tokens": {"generated": 1234, "kept": 90},
-        "kv": {"device_peak_bytes": 3 * 1024**2},
+        "kv": {"device_peak_bytes": 3 * 1024**2, "link_bandwidth_emulated": None},
         "time": {"total_s": 1.25},
         "io_share": None,
         "goodput_tok_s": 16.0,
@@ -118,7 +118,7 @@ def fake_after(monkeypatch):
     def install():
         solver = FakeSolver()
 
-        def make_solver(settings, timeline=None):
+        def make_solver(settings, timeline=None, progress=None):
             solver.settings = settings
             return solver
 

@@ -1,12 +1,15 @@
 import io
 import math
+import threading
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from beamwright.cli.live import LiveTree, draw_tree, round_line
-from beamwright.tree import StopReason, Turn
+from beamwright.cli.drawing import draw_answers, draw_tree
+from beamwright.cli.live import LiveTree, ProgressLines, Status, round_line
+from beamwright.config import Settings
+from beamwright.tree import SearchTree, StopReason, Turn
 
 
 def render(drawing, width=80, height=40, encoding="utf-8"):
@@ -91,11 +94,134 @@ def test_candidates_that_wait_are_counted_while_the_search_goes_on(reports):
     assert "waiting" not in round_line(report)
 
 
+SCORES = ("0.10", "0.50", "0.50", "0.40", "0.70")
+
+
+def test_equal_siblings_are_one_line_with_their_number_and_best_score():
+    """Eight children of which five write the same; two of those go on, to the same two ends."""
+    tree = SearchTree(0, (1, 2, 3), "6*7?")
+    nodes = tree.expand(tree.root, 8)
+    for number, node in enumerate(nodes):
+        tree.commit(node, (5,), (-0.1,), StopReason.DELIMITER, "same\n" if number < 5 else "else")
+        node.score = number / 10
+    for node in nodes[:2]:
+        tree.keep(node)
+        for leaf, text in zip(tree.expand(node, 2), ("is 42", "is 43"), strict=True):
+            tree.commit(leaf, (6,), (-0.1,), StopReason.EOS, node.text + text)
+            leaf.score = 0.5
+            tree.finish(leaf)
+    for node in nodes[2:]:
+        tree.prune(node)
+    lines = [line.split() for line in render(draw_tree(tree)).splitlines()]
+    words = [" ".join(line[line.index(score) :]) for line, score in zip(lines, SCORES, strict=True)]
+    assert words == [
+        "0.10 x2 same",
+        "0.50 x2 is 42",
+        "0.50 x2 is 43",
+        "0.40 x3 same",
+        "0.70 x3 else",
+    ]
+    few = render(draw_tree(tree, max_lines=4)).splitlines()
+    assert "6 pruned, best 0.70" in few[-1]
+
+
+def test_rows_are_joined_where_the_steps_that_told_them_apart_are_left_out():
+    tree = SearchTree(0, (1, 2, 3), "6*7?")
+    for number, node in enumerate(tree.expand(tree.root, 6)):
+        tree.commit(node, (5,), (-0.1,), StopReason.DELIMITER, f"first {number}. ")
+        tree.keep(node)
+        (leaf,) = tree.expand(node, 1)
+        tree.commit(leaf, (6,), (-0.1,), StopReason.EOS, node.text + "The answer is 42.")
+        tree.finish(leaf)
+    lines = render(draw_tree(tree, max_lines=8)).splitlines()
+    assert lines[0].startswith("(1 earlier step)")
+    assert len(lines) == 2
+    assert "x6  The answer is 42." in lines[1]
+
+
+def test_answers_are_counted():
+    tree = SearchTree(0, (1, 2, 3), "6*7?")
+    ends = ["The answer is 41.", *["So \\boxed{42}."] * 3, "No idea."]
+    for number, (node, text) in enumerate(zip(tree.expand(tree.root, 5), ends, strict=True)):
+        tree.commit(node, (5,), (-0.1,), StopReason.EOS, text)
+        node.score = number / 10
+    assert draw_answers(tree) is None
+    for node in tree.candidates():
+        tree.finish(node)
+    assert draw_answers(tree).plain == (
+        "Answers  42 x3 (best 0.30) | 41 x1 (best 0.00) | no answer x1 (best 0.40)"
+    )
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def status_after(seconds, tokens, **options):
+    """The line of a search that has decoded so many tokens in so many seconds."""
+    clock = Clock()
+    status = Status(Settings.build(**options), clock)
+    status.doing("round 3: decoding 8 beams")
+    status.wrote(0)
+    clock.now_s = seconds
+    status.wrote(tokens)
+    return status.line()
+
+
+def test_the_status_says_what_goes_on_and_how_fast():
+    clock = Clock()
+    status = Status(clock=clock)
+    status.doing("loading the generator bundled")
+    clock.now_s = 12.0
+    assert status.line() == "loading the generator bundled | 12 s"
+    line = "round 3: decoding 8 beams | 5,000 tokens | 500 tok/s | 10 s"
+    assert status_after(10.0, 5000) == line
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"token_budget": 20_000}, "about 30 s left"),
+        ({"deadline": "15s"}, "about 5 s left"),
+        ({"step_tokens": 10, "ignore_eos": True, "max_tokens": 320}, "about 0 s left"),
+        ({"step_tokens": 10, "ignore_eos": True, "max_rounds": 100}, "about 22 s left"),
+        ({"step_tokens": 10, "max_tokens": 500}, None),  # a path may end sooner
+        ({"search": "mcts", "step_tokens": 10, "ignore_eos": True, "max_tokens": 500}, None),
+    ],
+)
+def test_the_end_is_estimated_where_something_says_when_it_is(options, left):
+    line = status_after(10.0, 5000, **options)
+    assert line.endswith(left) if left else "left" not in line
+
+
+def test_an_emulated_link_is_said_to_be_one():
+    assert status_after(1.0, 10, link_bandwidth="2GiB/s").endswith("link emulated at 2.0 GiB/s")
+
+
+def test_a_long_round_is_not_silent(reports):
+    lines, spoken = [], threading.Event()
+
+    def write(line):
+        lines.append(line)
+        spoken.set()
+
+    status = Status()
+    status.doing("loading the generator bundled")
+    with ProgressLines(write, status, quiet_s=0.01) as shown:
+        assert spoken.wait(60)
+        shown.show(next(reports()))
+    assert lines[0].startswith("loading the generator bundled | ")
+    assert any(line.startswith("round 1 | 4 candidates") for line in lines)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_the_live_view_on_any_terminal(reports, encoding):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=stream, width=70, height=12, force_terminal=True)
-    with LiveTree(console, "What is 6*7?") as live:
+    with LiveTree(console, "What is 6*7?", Status()) as live:
         for report in reports(num_rounds=6):
             live.show(report)
     stream.flush()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from beamwright.cli.solve import accounting
+from beamwright.cli.solve_view import accounting
 from beamwright.errors import Interrupted
 from beamwright.runtime.decode import StepDecoder
 

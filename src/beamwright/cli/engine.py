@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from beamwright.cost import Layout, ModelCosts, Storage
     from beamwright.cost.model import Hardware
     from beamwright.models import ModelShape
+    from beamwright.progress import Progress
     from beamwright.runtime.simulation import ReplayTree, StepTree
     from beamwright.runtime.timeline import Timeline
     from beamwright.solution import Solution
@@ -27,11 +28,13 @@ _DRIFT_SAMPLES = 8
 _ACCURACY_SEARCH = SearchSettings(n=4, width=2)
 
 
-def make_solver(settings: Settings, timeline: Timeline | None = None) -> Solver:
+def make_solver(
+    settings: Settings, timeline: Timeline | None = None, progress: Progress | None = None
+) -> Solver:
     """The engine with its models loaded."""
     from beamwright.solver import Solver  # noqa: PLC0415
 
-    return Solver(settings, timeline=timeline)
+    return Solver(settings, timeline=timeline, progress=progress)
 
 
 def resumed_settings(file: Path, given: Settings) -> Settings:

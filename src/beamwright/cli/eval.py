@@ -12,11 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 from beamwright.cli import engine
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
+from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import one_line, print_json, quiet_stdout
 from beamwright.cli.views import TreePages
@@ -191,8 +202,9 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
         pages = TreePages(out / "trees", work.problem_set.problems[: work.num_trees])
     with ExitStack() as stack:
         stack.enter_context(quiet_stdout())
-        on_record = stack.enter_context(_progress(named.name))
-        solve_many = _solving(named.settings, pages, stack)
+        status = Status()
+        on_record = stack.enter_context(_progress(named.name, status))
+        solve_many = _solving(named.settings, pages, stack, status)
         options = RunOptions(out, work.in_flight, on_record)
         try:
             report = run(work.problem_set, solve_many, named.settings, options, work.checker)
@@ -217,12 +229,12 @@ def _so_far(progress: _Tally, out: Path | None) -> str:
 
 
 def _solving(
-    settings: Settings, pages: TreePages | None, stack: ExitStack
+    settings: Settings, pages: TreePages | None, stack: ExitStack, status: Status
 ) -> Callable[[Sequence[tuple[str | int, str]]], Sequence[Solved | BeamwrightError]]:
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
     def solver() -> Solver:
-        return stack.enter_context(engine.make_solver(settings))
+        return stack.enter_context(engine.make_solver(settings, progress=status))
 
     def solve_many(
         problems: Sequence[tuple[str | int, str]],
@@ -242,7 +254,7 @@ class _Tally:
         self.done, self.total = 0, 0
         self.verdicts: list[bool] = []
         self._bar, self._prefix = bar, prefix
-        self._task = bar.add_task(f"{prefix}loading models", total=None)
+        self._task = bar.add_task(f"{prefix}no problem finished", total=None)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
         """See `RunOptions.on_record`."""
@@ -255,9 +267,24 @@ class _Tally:
         self._bar.update(self._task, completed=done, total=total, description=said)
 
 
+class _StatusColumn(ProgressColumn):
+    """What the engine is doing."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(Column(no_wrap=True))
+        self._status = status
+
+    def render(self, task: Task) -> Text:
+        """See `ProgressColumn`."""
+        return Text(self._status.line(), "cyan", overflow="ellipsis")
+
+
 @contextmanager
-def _progress(name: str | None) -> Iterator[_Tally]:
-    """A bar on standard error, if that is a terminal. name: of the setting, of several."""
+def _progress(name: str | None, status: Status) -> Iterator[_Tally]:
+    """A bar on standard error, if that is a terminal. name: of the setting, of several.
+
+    status: what goes on between two finished problems.
+    """
     prefix = "" if name is None else f"{name}: "
     console = Console(stderr=True)
     bar = Progress(
@@ -265,6 +292,7 @@ def _progress(name: str | None) -> Iterator[_Tally]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
+        _StatusColumn(status),
         console=console,
         disable=not sys.stderr.isatty(),
     )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from beamwright.cli import engine
 from beamwright.cli.guard import complain
-from beamwright.cli.live import LiveTree, round_line
+from beamwright.cli.live import LiveTree, ProgressLines, Status
 from beamwright.cli.options import Invocation, with_settings
-from beamwright.cli.output import format_bytes, one_line, print_json, printable, quiet_stdout
+from beamwright.cli.output import quiet_stdout
+from beamwright.cli.solve_view import print_plain, print_solution
 from beamwright.cli.views import Views
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted
@@ -138,21 +139,15 @@ def solve(
             f"--record-tree does not go with --search {settings.search.search}: "
             "its rounds are not the tree's levels"
         )
+    status = Status(settings)
     live = progress is not False and not invocation.as_json and sys.stdout.isatty()
-    if live:
-        console = Console()
-        with LiveTree(console, task.title) as shown:
-            solution, stopped = _run(invocation, task, shown.show, views)
-        if solution is not None:
-            _print_solution(console, solution, stopped)
-    else:
-        with quiet_stdout():
-            show = _line_per_round if progress else None
-            solution, stopped = _run(invocation, task, show, views)
-        if solution is not None:
-            _print_plain(solution, invocation.as_json, stopped)
-            if stopped is None and solution.reason_fewer and not invocation.as_json:
-                complain(solution.reason_fewer)
+    console = Console() if live else None
+    with _watching(console, task.title, status, as_lines=bool(progress)) as on_round:
+        solution, stopped = _run(invocation, task, on_round, views, status)
+    if solution is not None and console is not None:
+        print_solution(console, solution, stopped)
+    elif solution is not None:
+        print_plain(solution, invocation.as_json, stopped)
     _write_views(views, solution, stopped)
     if stopped is not None:
         raise stopped
@@ -169,6 +164,23 @@ def _write_views(views: Views, solution: Solution | None, stopped: BaseException
         complain(f"error: {error}")
 
 
+@contextmanager
+def _watching(
+    console: Console | None, title: str, status: Status, *, as_lines: bool
+) -> Iterator[RoundCallback | None]:
+    """What shows the rounds: the tree in a terminal, lines on standard error, or nothing."""
+    if console is not None:
+        with LiveTree(console, title, status) as tree:
+            yield tree.show
+        return
+    with quiet_stdout():
+        if not as_lines:
+            yield None
+            return
+        with ProgressLines(lambda line: typer.echo(line, err=True), status) as lines:
+            yield lines.show
+
+
 def _resolved(settings: Settings, *, measures: bool) -> Settings:
     """Settings in which a strategy and a verifier are named; says where it is a vote by default.
 
@@ -183,40 +195,12 @@ def _resolved(settings: Settings, *, measures: bool) -> Settings:
     return resolved(settings)
 
 
-def _print_plain(solution: Solution, as_json: bool, stopped: BaseException | None = None) -> None:
-    """The answer on standard output. Of a search that failed, it is no answer but a remark."""
-    failed = isinstance(stopped, BeamwrightError)
-    if as_json:
-        failure = {"partial": True, "error": str(stopped)} if failed else {}
-        print_json({**solution.to_json(), **failure})
-        return
-    if failed:
-        complain(_partial(solution))
-        return
-    if solution.answer is None:
-        typer.echo(printable(solution.text))
-        complain("no candidate states an answer; this is the text of the best one")
-    else:
-        typer.echo(one_line(solution.answer))
-    typer.echo(accounting(solution), err=True)
-
-
-def _partial(solution: Solution) -> str:
-    """What a search that failed had finished, as a remark."""
-    candidates = solution.to_json()["candidates"]
-    answers = Counter(each["answer"] for each in candidates if each["answer"] is not None)
-    stated = ", ".join(f"{one_line(answer)} ({n})" for answer, n in answers.most_common(5))
-    return (
-        f"the search failed with {len(candidates)} candidates finished; "
-        f"they state: {stated or 'no answer'}"
-    )
-
-
 def _run(
     invocation: Invocation,
     task: _Task,
     on_round: RoundCallback | None,
     views: Views,
+    status: Status,
 ) -> tuple[Solution | None, BaseException | None]:
     """The solution, or what was finished when an error stopped the search, and that error."""
 
@@ -225,7 +209,7 @@ def _run(
         if on_round is not None:
             on_round(report)
 
-    with engine.make_solver(invocation.settings, views.timeline()) as solver:
+    with engine.make_solver(invocation.settings, views.timeline(), status) as solver:
         stopped: BeamwrightError | Interrupted | None = None
         solution: Solution | None = None
         try:
@@ -270,41 +254,3 @@ def _problem_text(
     if text is None or not text.strip():
         raise InputError("the problem is empty")
     return text
-
-
-def _line_per_round(report: RoundReport) -> None:
-    typer.echo(round_line(report), err=True)
-
-
-def _print_solution(
-    console: Console, solution: Solution, stopped: BaseException | None = None
-) -> None:
-    if isinstance(stopped, BeamwrightError):
-        console.print(Text(_partial(solution), style="bold yellow"))
-        return
-    console.print(Text(printable(solution.text), style="dim"))
-    console.print()
-    if solution.answer is None:
-        console.print(Text("No candidate states an answer.", style="bold yellow"))
-    else:
-        answer = Text("Answer  ", style="bold")
-        answer.append(one_line(solution.answer), style="bold green")
-        console.print(answer)
-    if solution.reason_fewer:
-        console.print(Text(f"fewer candidates than asked for: {solution.reason_fewer}", "yellow"))
-    console.print(Text(accounting(solution), style="dim"), soft_wrap=True)
-
-
-def accounting(solution: Solution) -> str:
-    """One line of what a search took."""
-    stats, goodput = solution.tree_stats, solution.goodput_tok_s
-    parts = [
-        f"{solution.rounds} rounds",
-        f"{stats.nodes:,} nodes",
-        f"{stats.pruned:,} pruned",
-        f"{solution.tokens.generated:,} tokens generated",
-        f"{solution.time.total_s:.1f} s",
-        None if goodput is None else f"goodput {goodput:.1f} tok/s",
-        f"KV peak {format_bytes(solution.kv.device_peak_bytes)}",
-    ]
-    return " | ".join(part for part in parts if part)

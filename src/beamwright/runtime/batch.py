@@ -11,6 +11,7 @@ import torch
 from beamwright.errors import NotFiniteError
 from beamwright.kv import Segment
 from beamwright.models.decoder import padded_rows
+from beamwright.progress import Progress
 from beamwright.runtime.sampling import lineage_key, stack_keys
 from beamwright.tree import Node, StopReason
 
@@ -43,7 +44,16 @@ class Batch:
     All rows have decoded equally many tokens: none, or what they had when they were parked.
     """
 
-    def __init__(self, rows: list[Row], num_rows: int, seed: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: list[Row],
+        num_rows: int,
+        seed: int,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
+        self._progress = progress
+        progress.doing(f"round {rows[0].node.round}: decoding {len(rows)} beams")
         padding = num_rows - len(rows)
         self.rows = [*rows, *([rows[0]] * padding)]
         self.active = [True] * len(rows) + [False] * padding
@@ -70,7 +80,9 @@ class Batch:
         Raises:
             NotFiniteError: if a row's logits were no distribution; its token means nothing then.
         """
-        for index in self.active_rows():
+        active = self.active_rows()
+        self._progress.wrote(len(active))
+        for index in active:
             row = self.rows[index]
             if not math.isfinite(logprobs[index]):
                 raise _no_distribution(row)

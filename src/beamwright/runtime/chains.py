@@ -12,6 +12,7 @@ import torch
 
 from beamwright.kv import Lease, Path, PathPart, Segment
 from beamwright.models import PrefillRequest, TreeModel
+from beamwright.progress import Progress
 from beamwright.runtime.batch import Row
 from beamwright.tree import Node
 
@@ -35,8 +36,8 @@ class GeneratorState:
 class Chains:
     """Completes the paths that lead to open nodes."""
 
-    def __init__(self, model: TreeModel) -> None:
-        self._model = model
+    def __init__(self, model: TreeModel, progress: Progress) -> None:
+        self._model, self._progress = model, progress
 
     def complete(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
         """Forward what the beams' paths still owe: prompts and turns, and a step's last token.
@@ -53,6 +54,9 @@ class Chains:
         grown: list[Segment] = []
         for level in _owing(parents):
             requests = [self._owed(node) for node in level]
+            num_tokens = sum(len(request.token_ids) for request in requests)
+            if num_tokens > len(requests):
+                self._progress.doing(f"prefill of {num_tokens:,} tokens")
             lease.add({request.segment: 1 for request in requests if not request.segment.length})
             for node, hidden in zip(level, self._model.prefill(requests), strict=True):
                 # A copy: the last row must not keep a whole prompt's states alive.

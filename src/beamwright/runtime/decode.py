@@ -17,6 +17,7 @@ from beamwright.errors import CapacityError, DeviceMemoryError
 from beamwright.kv import PathPart, Segment, Source, copies_needed
 from beamwright.models import TextCodec, TreeModel
 from beamwright.models.session import DecodeSession
+from beamwright.progress import Progress
 from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepParked
 from beamwright.runtime.batch import Batch, Row, worth_compacting
 from beamwright.runtime.bursts import Bursts, make_replay
@@ -56,9 +57,10 @@ class StepDecoder:
         prefetch: bool = True,
         token_stats: Collection[str] = (),
         graphs: str = "off",
+        progress: Progress | None = None,
     ) -> None:
-        self.model = model
-        self._chains = Chains(model)
+        self.model, self._progress = model, progress or Progress()
+        self._chains = Chains(model, self._progress)
         self._room = WorkingRoom.of(model)
         self._reuse, self._prefetch = reuse, prefetch
         self._codec, self._step, self._seed = codec, step, seed
@@ -183,7 +185,8 @@ class StepDecoder:
 
     def _run(self, rows: list[Row], session: DecodeSession) -> None:
         """Token by token until every row has stopped; stopped rows are dropped in bulk."""
-        batch = Batch(rows, session.num_rows, self._seed, self.model.decoder.device)
+        device = self.model.decoder.device
+        batch = Batch(rows, session.num_rows, self._seed, device, self._progress)
         stops = self._stops(batch)
         if rows[0].tokens:  # parked before: the last token is drawn, but not forwarded
             tokens = batch.token(-1)

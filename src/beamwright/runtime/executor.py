@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from beamwright.errors import DeviceMemoryError
+from beamwright.progress import Progress
 from beamwright.protocols import (
     DecodeWork,
     Event,
@@ -49,10 +50,12 @@ class TorchExecutor:
         accounting: Accounting,
         stalled_s: Callable[[], float] = lambda: 0.0,
         timeline: Timeline | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._decoder, self._verifier = decoder, verifier
         self._accounting, self._stalled_s = accounting, stalled_s
         self._timeline = timeline or NullTimeline()
+        self._progress = progress or Progress()
         self._queue: dict[Ticket, Work] = {}
         self._next: Ticket = 0
 
@@ -91,6 +94,8 @@ class TorchExecutor:
             with self._timed("decode", "compute", group=number, beams=len(work.beams)):
                 return list(self._decoder.decode(work))
         assert isinstance(work, VerifyWork)
+        if work.nodes:
+            self._progress.doing(f"round {work.nodes[0].round}: scoring {len(work.nodes)} steps")
         with self._timed("verify", "verify", steps=len(work.nodes)):
             scores = self._verifier.score(work.nodes)
         return [*scored(self._verifier, work.nodes, scores)]

@@ -1,0 +1,234 @@
+"""A search tree as lines of text. Knows nodes, no engine.
+
+Equal siblings are one line with their number, and the paths below them go on together, so that 64
+beams that write the same step say so at a glance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from beamwright.cli.output import one_line
+from beamwright.search.answers import extract_answer, normalise_answer
+from beamwright.search.ranking import ranked
+from beamwright.search.revise import best_answer
+from beamwright.tree import Node, NodeState, SearchTree
+
+_BAR_CELLS = 8
+_LABEL_CHARACTERS = 400  # far wider than a terminal; the label is cut to the line anyway
+_MAX_ANSWERS = 5
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The few signs that need more than ASCII."""
+
+    fancy: bool = True
+
+    @classmethod
+    def for_console(cls, console: Console) -> Marks:
+        """What this terminal's encoding can write."""
+        return cls(console.encoding.lower().startswith("utf"))
+
+    @property
+    def finished(self) -> str:
+        """A path that has ended."""
+        return "✓" if self.fancy else "*"
+
+    @property
+    def pruned(self) -> str:
+        """A path that was given up."""
+        return "✗" if self.fancy else "x"
+
+    @property
+    def kept(self) -> str:
+        """A step of a path that goes on, or has ended further down."""
+        return "•" if self.fancy else ">"
+
+    def bar(self, filled: int) -> tuple[str, str]:
+        """The full and the empty part of a bar."""
+        full, empty = ("━", "╌") if self.fancy else ("=", ".")
+        return full * filled, empty * (_BAR_CELLS - filled)
+
+
+def draw_tree(
+    tree: SearchTree,
+    marks: Marks | None = None,
+    max_lines: int | None = None,
+    keep_steps: bool = False,
+) -> Tree:
+    """The decoded part of a search tree, with as much detail as fits into `max_lines`.
+
+    Least important first: pruned siblings become one line, branches that died out become one
+    line, then early steps of the surviving paths are left out (never with `keep_steps`). The
+    newest steps are always there.
+    """
+    drawing = _Drawing(marks or Marks(), tree)
+    newest = drawing.newest_depth
+    levels: list[Callable[[Node], bool]] = [
+        lambda node: True,
+        lambda node: node.depth >= newest,
+        lambda node: False,
+    ]
+    root = Tree("")
+    if max_lines is None:
+        return drawing.draw(levels[0], first_depth=1)[0]
+    for show_dead in levels:
+        root, num_lines = drawing.draw(show_dead, first_depth=1)
+        if num_lines <= max_lines:
+            return root
+    if keep_steps:
+        return root
+    for first_depth in range(2, newest + 1):
+        root, num_lines = drawing.draw(levels[-1], first_depth)
+        if num_lines <= max_lines:
+            break
+    return root
+
+
+def draw_answers(tree: SearchTree) -> Text | None:
+    """One line: the answers of the paths that have ended, most votes first; None if there are none.
+
+    With each answer stands the number of paths that give it and the best of their scores.
+    """
+    votes: dict[str, list[Node]] = {}
+    shown: dict[str, str] = {}
+    for leaf in map(best_answer, tree.finished()):
+        answer = extract_answer(leaf.text)
+        key = "" if answer is None else normalise_answer(answer)
+        votes.setdefault(key, []).append(leaf)
+        shown.setdefault(key, "no answer" if answer is None else one_line(answer))
+    if not votes:
+        return None
+    line = Text("Answers  ", no_wrap=True, overflow="ellipsis")
+    order = sorted(votes, key=lambda key: -len(votes[key]))
+    for place, key in enumerate(order[:_MAX_ANSWERS]):
+        line.append("" if place == 0 else " | ", "bright_black")
+        line.append(shown[key], "bold")
+        line.append(f" x{len(votes[key])}")
+        scores = _scores(votes[key])
+        if scores:
+            line.append(f" (best {max(scores):.2f})", "bright_black")
+    if len(order) > _MAX_ANSWERS:
+        line.append(f" | {len(order) - _MAX_ANSWERS} more", "bright_black")
+    return line
+
+
+class _Drawing:
+    """Draws one tree at one moment, at several levels of detail."""
+
+    def __init__(self, marks: Marks, tree: SearchTree) -> None:
+        self._marks = marks
+        self._tree = tree
+        decoded = [node for node in tree.nodes() if _decoded(node)]
+        self.newest_depth = max((node.depth for node in decoded), default=1)
+        self._alive: set[Node] = set()
+        for node in decoded:
+            is_tip = node.state is NodeState.KEPT and not any(map(_decoded, node.children))
+            if is_tip or node.state in (NodeState.FINISHED, NodeState.CANDIDATE):
+                self._alive.update(node.path())
+        self._num_lines = 0
+        self._most = max([1.0, *_scores(decoded)])
+
+    def draw(self, show_dead: Callable[[Node], bool], first_depth: int) -> tuple[Tree, int]:
+        """The tree and its number of lines; dead nodes are drawn where `show_dead`."""
+        steps = "step" if first_depth == 2 else "steps"
+        hidden = f"({first_depth - 1} earlier {steps})" if first_depth > 1 else ""
+        root = Tree(Text(hidden, style="dim"), guide_style="bright_black", hide_root=not hidden)
+        self._num_lines = 1 if hidden else 0
+        tops = [
+            node
+            for node in self._tree.nodes()
+            if node.depth == first_depth - 1 and node in self._alive
+        ]
+        self._add_children(root, tops or [self._tree.root], show_dead)
+        return root, self._num_lines
+
+    def _add_children(
+        self, branch: Tree, nodes: Sequence[Node], show_dead: Callable[[Node], bool]
+    ) -> None:
+        # An explicit stack: deep trees are legal, and the recursion limit is not ours.
+        stack = [(branch, nodes)]
+        while stack:
+            branch, nodes = stack.pop()
+            children = [child for node in nodes for child in node.children if _decoded(child)]
+            drawn = [child for child in children if child in self._alive or show_dead(child)]
+            shown = [(branch.add(self._label(equal)), equal) for equal in self._joined(drawn)]
+            dead = [child for child in children if child not in self._alive and child not in drawn]
+            if dead:
+                branch.add(self._dead_line(dead))
+            self._num_lines += len(shown) + bool(dead)
+            stack.extend(reversed(shown))
+
+    def _joined(self, nodes: Iterable[Node]) -> list[list[Node]]:
+        """Nodes with the same text in the same state, in the order of the first of each."""
+        groups: dict[object, list[Node]] = {}
+        for node in nodes:
+            finished = node.state is NodeState.FINISHED
+            text = _text(node) or node.token_ids  # without a tokenizer there is no text
+            groups.setdefault((text, finished, node in self._alive), []).append(node)
+        return list(groups.values())
+
+    def _label(self, nodes: Sequence[Node]) -> Text:
+        """The best-scored of these equal nodes, and how many they are."""
+        node = ranked(nodes)[0]
+        alive = node in self._alive
+        finished = node.state is NodeState.FINISHED
+        mark = self._marks.finished if finished else self._marks.kept if alive else ""
+        color = _score_color(node.score, self._most) if alive else "bright_black"
+        label = Text(no_wrap=True, overflow="ellipsis")
+        label.append(f"{mark or self._marks.pruned} ", f"bold {'green' if finished else color}")
+        if node.score is not None:
+            full, empty = self._marks.bar(round(_share(node.score, self._most) * _BAR_CELLS))
+            label.append(full, color)
+            label.append(empty, "bright_black")
+            label.append(f" {node.score:.2f}  ", color)
+        if len(nodes) > 1:
+            label.append(f"x{len(nodes)}  ", "bold cyan" if alive else "dim")
+        style = "bold green" if finished else "bold" if alive else "dim strike"
+        label.append(one_line(_text(node))[:_LABEL_CHARACTERS] or "(empty step)", style)
+        return label
+
+    def _dead_line(self, dead: list[Node]) -> Text:
+        scores = _scores(dead)
+        best = f", best {max(scores):.2f}" if scores else ""
+        line = Text(f"{self._marks.pruned} {len(dead)} pruned{best}", style="bright_black")
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
+def _decoded(node: Node) -> bool:
+    return node.state is not NodeState.OPEN
+
+
+def _text(node: Node) -> str:
+    return node.step_text if node.turn is None else node.turn.text
+
+
+def _scores(nodes: Iterable[Node]) -> list[float]:
+    """The scores that are numbers."""
+    return [n.score for n in nodes if n.score is not None and math.isfinite(n.score)]
+
+
+def _share(score: float, most: float) -> float:
+    """How full a bar is: a probability as it is, a log-probability exponentiated.
+
+    most: the largest score, which fills the bar; 1 where scores are probabilities. A score that
+    is no number has an empty bar.
+    """
+    if math.isnan(score):
+        return 0.0
+    return min(max(score / most if score >= 0 else math.exp(score), 0.0), 1.0)
+
+
+def _score_color(score: float | None, most: float) -> str:
+    if score is None:
+        return "default"
+    share = _share(score, most)
+    return "green" if share > 0.66 else "yellow" if share > 0.33 else "red"
