@@ -8,6 +8,7 @@ from beamwright.runtime.simulation.costs import DeviceCosts, RooflineCosts
 from beamwright.runtime.simulation.engines import (
     ENGINES,
     FAIR,
+    EngineCase,
     EngineResult,
     EngineRules,
     simulate_engine,
@@ -26,6 +27,7 @@ __all__ = [
     "ENGINES",
     "FAIR",
     "DeviceCosts",
+    "EngineCase",
     "EngineResult",
     "EngineRules",
     "ReplayStrategy",

@@ -8,7 +8,7 @@ Generator only: scoring, selection and the engine's own Python take no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -37,11 +37,14 @@ Rounds = list[list[Request]]
 
 @dataclass(frozen=True)
 class EngineRules:
-    """An engine, and how it reads KV. make: from the device's tokens of KV and the rounds."""
+    """An engine. make: from the device's tokens of KV and the rounds.
+
+    waits: requests wait for loads while others run, so that what it schedules depends on time.
+    """
 
     meaning: str
     make: Callable[[int, Rounds], Engine]
-    reads_once: bool
+    waits: bool = False
 
 
 def _vllm(*, offload: bool) -> Callable[[int, Rounds], Engine]:
@@ -56,23 +59,21 @@ def _clairvoyant(tokens: int, rounds: Rounds) -> Engine:
     return SglangEngine(tokens, hicache=True, foresight=Foresight(rounds))
 
 
-_RULES = {
-    "vllm": ("vLLM, prefix cache, preemption by recompute", _vllm(offload=False)),
-    "vllm-offload": ("the same with its offloading connector", _vllm(offload=True)),
-    "sglang": ("SGLang, dfs-weight, no host tier", _sglang(hicache=False)),
-    "sglang-hicache": ("the same with HiCache, write-back", _sglang(hicache=True)),
-    "clairvoyant": ("the same, evicting what is needed last (Belady)", _clairvoyant),
-}
 ENGINES: Mapping[str, EngineRules] = MappingProxyType(
     {
-        name + ending: EngineRules(f"{meaning}; {reads}", make, bool(ending))
-        for name, (meaning, make) in _RULES.items()
-        for ending, reads in (("", "KV read row by row"), ("-shared", "shared KV read once"))
+        "vllm": EngineRules("vLLM: prefix cache, preemption by recompute", _vllm(offload=False)),
+        "vllm-offload": EngineRules(
+            "vLLM with its offloading connector", _vllm(offload=True), waits=True
+        ),
+        "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang(hicache=False)),
+        "sglang-hicache": EngineRules("SGLang with HiCache, write-back", _sglang(hicache=True)),
+        "clairvoyant": EngineRules(
+            "the same, evicting what is needed last (Belady): a bound", _clairvoyant
+        ),
     }
 )
-"""By name; `-shared` reads shared KV once."""
-FAIR = tuple(name for name in ENGINES if not name.startswith("clairvoyant"))
-"""Engines that exist, if not with both ways to read: the strongest one is the fair baseline."""
+FAIR = ("vllm", "vllm-offload", "sglang", "sglang-hicache")
+"""Engines that exist; the strongest of them is the fair baseline."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +99,41 @@ class EngineResult:
     host_peak_bytes: int
 
 
-def simulate_engine(
-    name: str, tree: ReplayTree, model: ModelCosts, hardware: Hardware, kv_budget_bytes: int
-) -> EngineResult:
-    """Run the search on one of `ENGINES`.
+@dataclass(frozen=True)
+class EngineCase:
+    """A search on a machine, for engines."""
+
+    tree: ReplayTree
+    model: ModelCosts
+    hardware: Hardware
+    kv_budget_bytes: int
+
+
+def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineResult]:
+    """Run the search on one of `ENGINES`: KV read row by row, and shared parts once.
 
     Raises:
         CapacityError: if the device cannot hold the longest path and a block more.
     """
-    rounds = requests_by_round(tree.prompt_tokens, tree.nodes)
-    token_bytes = model.kv_bytes_per_token
+    rules = ENGINES[name]
+    rounds = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
+    token_bytes = case.model.kv_bytes_per_token
     longest = max(request.final_tokens for each in rounds for request in each)
     needed = (longest + _BLOCK_TOKENS) * token_bytes
-    if needed > kv_budget_bytes:
-        raise CapacityError("the longest path", needed, kv_budget_bytes, kv_budget_bytes)
-    rules = ENGINES[name]
-    engine = rules.make(kv_budget_bytes // token_bytes, rounds)
-    run = _Run(engine, RooflineCosts.of(model, hardware, Layout.TREE), rules.reads_once)
-    for requests in rounds:
-        run.round(requests)
-    return run.result(token_bytes, _needed_prefill(rounds))
+    if needed > case.kv_budget_bytes:
+        free = case.kv_budget_bytes
+        raise CapacityError("the longest path", needed, free, free)
+    costs = RooflineCosts.of(case.model, case.hardware, Layout.TREE)
+    by_row, once = _Meter(costs, reads_once=False), _Meter(costs, reads_once=True)
+    for meters in ([by_row], [once]) if rules.waits else ([by_row, once],):
+        fresh = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
+        run = _Run(rules.make(case.kv_budget_bytes // token_bytes, rounds), meters)
+        for requests in fresh:
+            run.round(requests)
+        for meter in meters:
+            meter.ran = run
+    needed_prefill = _needed_prefill(rounds)
+    return by_row.result(needed_prefill), once.result(needed_prefill)
 
 
 def _needed_prefill(rounds: Rounds) -> int:
@@ -127,75 +143,92 @@ def _needed_prefill(rounds: Rounds) -> int:
 
 
 class _Run:
-    """An engine, a clock and a link."""
+    """An engine through a search, on one or more clocks."""
 
-    def __init__(self, engine: Engine, costs: RooflineCosts, reads_once: bool) -> None:
-        self._engine, self._costs, self._once = engine, costs, reads_once
-        self._clock = VirtualClock()
-        self._link = VirtualLink(self._clock, costs.transfer)
-        self._token_bytes = costs.roofline.model.kv_bytes_per_token
+    def __init__(self, engine: Engine, meters: Sequence[_Meter]) -> None:
+        self.engine = engine
+        self.iterations = self.prefilled = 0
+        self._meters = meters
         self._arriving: dict[Request, Transfer] = {}
-        self._stall_s = 0.0
-        self._iterations = self._prefilled = 0
 
     def round(self, requests: list[Request]) -> None:
         """Send the requests; ends when all are complete."""
-        self._engine.submit(requests)
+        self.engine.submit(requests)
         left = len(requests)
         while left:
             self._receive()
-            iteration = self._engine.schedule()
+            iteration = self.engine.schedule()
             for request, tokens in iteration.loads:
-                self._arriving[request] = self._move(Direction.H2D, tokens)
+                (meter,) = self._meters
+                self._arriving[request] = meter.move(Direction.H2D, tokens)
             if iteration.rows:
-                left -= self._forward(iteration)
+                self._count(iteration)
+                for meter in self._meters:
+                    meter.forward(iteration)
+                left -= len(self.engine.commit(iteration))
             else:
                 assert self._arriving, "an engine without work waits for something"
-                self._wait(next(iter(self._arriving.values())))
+                self._meters[0].wait(next(iter(self._arriving.values())))
 
     def _receive(self) -> None:
         """Tell the engine what has arrived."""
         for request in [each for each, one in self._arriving.items() if one.finished]:
             del self._arriving[request]
-            self._engine.loaded(request)
+            self.engine.loaded(request)
 
-    def _forward(self, iteration: Iteration) -> int:
-        """Let an iteration run; returns the number of complete requests."""
-        if iteration.evicted_tokens:
-            self._wait(self._move(Direction.D2H, iteration.evicted_tokens))
-        if iteration.store_tokens:
-            self._move(Direction.D2H, iteration.store_tokens)
-        load = self._move(Direction.H2D, iteration.load_tokens) if iteration.load_tokens else None
-        self._clock.advance(self._compute_s(iteration))
-        if load is not None:
-            self._wait(load)
-        self._iterations += iteration.passes
-        return len(self._engine.commit(iteration))
+    def _count(self, iteration: Iteration) -> None:
+        self.iterations += iteration.passes
+        self.prefilled += sum(
+            tokens for request, tokens in iteration.rows if tokens > 1 or not request.drawn
+        )
 
-    def _compute_s(self, iteration: Iteration) -> float:
-        new = per_row = seen = 0
-        for request, tokens in iteration.rows:
-            new += tokens
-            per_row += request.computed + tokens
-            seen += tokens * request.computed + tokens * (tokens + 1) // 2
-            # The newest token of a prompt that came back was drawn before: all of it is prefill.
-            if tokens > 1 or not request.drawn:
-                self._prefilled += tokens
-        read = iteration.distinct_tokens if self._once else per_row
-        if iteration.passes == 1:
-            return self._costs.prefill(new, read, seen)
-        rows = len(iteration.rows)
-        return self._costs.tokens(rows, read, seen, rows, iteration.passes)
 
-    def _move(self, direction: Direction, tokens: int) -> Transfer:
+class _Meter:
+    """A clock and a link. ran: the search that they have measured."""
+
+    ran: _Run
+
+    def __init__(self, costs: RooflineCosts, *, reads_once: bool) -> None:
+        self._costs, self._once = costs, reads_once
+        self._clock = VirtualClock()
+        self._link = VirtualLink(self._clock, costs.transfer)
+        self._token_bytes = costs.roofline.model.kv_bytes_per_token
+        self._stall_s = 0.0
+
+    def move(self, direction: Direction, tokens: int) -> Transfer:
+        """Send KV across the link."""
         pieces = -(-tokens // _BLOCK_TOKENS)
         return self._link.submit_bytes(direction, "kv", tokens * self._token_bytes, pieces)
 
-    def _wait(self, transfer: Transfer) -> None:
+    def wait(self, transfer: Transfer) -> None:
+        """Let the device wait for the link."""
         self._stall_s += self._link.wait([transfer])
 
-    def result(self, token_bytes: int, needed_prefill: int) -> EngineResult:
-        time_s, moved = self._clock.now_s, self._link.bytes_moved
+    def forward(self, iteration: Iteration) -> None:
+        """Let an iteration run, with the transfers that belong to it."""
+        if iteration.evicted_tokens:
+            self.wait(self.move(Direction.D2H, iteration.evicted_tokens))
+        if iteration.store_tokens:
+            self.move(Direction.D2H, iteration.store_tokens)
+        load = self.move(Direction.H2D, iteration.load_tokens) if iteration.load_tokens else None
+        self._clock.advance(self._compute_s(iteration))
+        if load is not None:
+            self.wait(load)
+
+    def _compute_s(self, iteration: Iteration) -> float:
+        new = by_row = seen = 0
+        for request, tokens in iteration.rows:
+            new += tokens
+            by_row += request.computed + tokens
+            seen += tokens * request.computed + tokens * (tokens + 1) // 2
+        read = iteration.distinct_tokens if self._once else by_row
+        if iteration.passes == 1:
+            return self._costs.prefill(new, read, seen)
+        return self._costs.tokens(new, read, seen, new, iteration.passes)
+
+    def result(self, needed_prefill: int) -> EngineResult:
+        """What was measured."""
+        time_s, moved, run = self._clock.now_s, self._link.bytes_moved, self.ran
         return EngineResult(
             time_s=time_s,
             compute_s=time_s - self._stall_s,
@@ -203,13 +236,13 @@ class _Run:
             io_share=self._stall_s / time_s,
             h2d_bytes=moved[Direction.H2D],
             d2h_bytes=moved[Direction.D2H],
-            iterations=self._iterations,
-            preemptions=self._engine.preemptions,
-            prefilled_tokens=self._prefilled,
-            recomputed_tokens=self._prefilled - needed_prefill,
-            device_peak_bytes=self._engine.peak_tokens * token_bytes,
-            host_peak_bytes=self._engine.host_peak_tokens * token_bytes,
+            iterations=run.iterations,
+            preemptions=run.engine.preemptions,
+            prefilled_tokens=run.prefilled,
+            recomputed_tokens=run.prefilled - needed_prefill,
+            device_peak_bytes=run.engine.peak_tokens * self._token_bytes,
+            host_peak_bytes=run.engine.host_peak_tokens * self._token_bytes,
         )
 
 
-__all__ = ["ENGINES", "FAIR", "EngineResult", "EngineRules", "simulate_engine"]
+__all__ = ["ENGINES", "FAIR", "EngineCase", "EngineResult", "EngineRules", "simulate_engine"]

@@ -44,10 +44,15 @@ class Request:
         """True once all tokens are drawn."""
         return self.drawn == self.step_tokens
 
-    def forward(self, num_tokens: int) -> None:
-        """So many more tokens have KV; what ends at the newest one draws another."""
-        self.computed += num_tokens
-        if self.computed == self.num_tokens:
+    def forward(self, num_tokens: int, passes: int = 1) -> None:
+        """So many more tokens have KV in each pass; one that ends at the newest draws another.
+
+        Only rows of one token have several passes.
+        """
+        self.computed += num_tokens * passes
+        if passes > 1:
+            self.drawn += passes
+        elif self.computed == self.num_tokens:
             self.drawn += 1
 
 

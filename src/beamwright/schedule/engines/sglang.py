@@ -77,8 +77,7 @@ class SglangEngine:
     def commit(self, iteration: Iteration) -> list[Request]:
         """See `requests.Engine`."""
         for request, new in iteration.rows:
-            for _ in range(iteration.passes):
-                request.forward(new)
+            request.forward(new, iteration.passes)
             if request in self._admitted:
                 self._share_prompt(request)
             else:

@@ -89,8 +89,7 @@ class VllmEngine:
         """See `requests.Engine`."""
         done = []
         for request, new in iteration.rows:
-            for _ in range(iteration.passes):
-                request.forward(new)
+            request.forward(new, iteration.passes)
             self._keep_full(request)
             if request.complete:
                 done.append(request)
@@ -177,6 +176,9 @@ class VllmEngine:
 
     def keys(self, request: Request) -> tuple[int, ...]:
         """One key per block that prompt and step fill, prefix first."""
+        known = self._keys.get(request.node)
+        if known is not None:
+            return known
         keys: tuple[int, ...] = ()
         end = 0
         for node, length in zip(
