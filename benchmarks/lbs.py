@@ -1,20 +1,15 @@
-"""What the scripts of the LBS paper's figures share: schedules, simulated runs, output.
+"""Searches of the LBS paper's evaluation, simulated: sizes of section 5.1, schedules, runs.
 
-A simulated run uses a named shape on a named GPU; sizes follow section 5.1 of the paper. Real
-runs are in `lbs_real`.
+A simulated run uses a named shape on a named GPU. Real runs are in `lbs_real`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
-
-import torch
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, LbsCase, ModelCosts
@@ -34,7 +29,6 @@ from beamwright.runtime.simulation import (
 )
 from beamwright.runtime.simulation import simulate as run_simulation
 from beamwright.runtime.timeline import Timeline
-from common import RESULTS, finish, say, table
 
 GIB, MIB = 2**30, 2**20
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920
@@ -44,8 +38,8 @@ SMALL_MODEL = (
 )
 # 22 GB/s of memory bandwidth (profile epyc-2core) over the RTX 4090's 1,008 : 12.9 (PCIe 4.0 x8).
 LINK_BANDWIDTH = 280_000_000
-_COLUMNS = ("what", "paper", "simulated", "measured")
 _HALF = 2  # bytes per element of the simulated models
+_PCIE4_X8 = 15.75e9
 BASELINE = "layerwise"
 
 SearchName = Literal["beam", "best-of-n"]
@@ -59,22 +53,28 @@ class Variant:
     options: Mapping[str, Any]
 
 
-def _locality(label: str, **options: bool) -> Variant:
+def _locality(label: str, **options: Any) -> Variant:
     return Variant(label, MappingProxyType({"schedule": "locality", **options}))
 
 
+# Algorithm 1, and nothing on the device is kept from one group or step to the next.
+_PUBLISHED = {"planner": "greedy", "reuse": False}
 _BARE = {"inter_beam": False, "balance": False, "prefetch": False}
 VARIANTS = MappingProxyType(
     {
         BASELINE: Variant("layer-wise", {"schedule": "layerwise"}),
-        "no-reuse": _locality("inter-token, nothing kept between steps", **_BARE, reuse=False),
-        "inter-token": _locality("inter-token", **_BARE),
-        "prefetch": _locality("+ prefetch, balance", inter_beam=False),
-        "inter-beam": _locality("+ inter-beam"),
+        "lbs-inter-token": _locality("LBS: inter-token", **_PUBLISHED, **_BARE),
+        "lbs-prefetch": _locality("LBS: + prefetch, balance", **_PUBLISHED, inter_beam=False),
+        "lbs": _locality("LBS as published: + inter-beam", **_PUBLISHED),
+        "locality": _locality(
+            "Beamwright: ranges, cross-step reuse, prefetch, farthest-use eviction"
+        ),
         "in-gpu": Variant("in-GPU", {"schedule": "in-gpu"}),
     }
 )
-LOCALITY = ("no-reuse", "inter-token", "prefetch", "inter-beam")
+LBS = "lbs"
+OURS = "locality"
+LOCALITY = ("lbs-inter-token", "lbs-prefetch", LBS, OURS)
 
 
 # --- simulated -------------------------------------------------------------------------------
@@ -85,7 +85,8 @@ class SimulatedCase:
     """A search of the paper's evaluation.
 
     kv_bytes: device memory for KV; None for what weights and activations leave of the GPU's.
-    link: "instant" moves any number of bytes in no time.
+    link: "instant" moves any number of bytes in no time; "x8" is PCIe 4.0 with eight lanes.
+    copies_passes: how often attention over copies reads them; None for the profile's number.
     """
 
     model: str = "opt-6.7b"
@@ -95,7 +96,8 @@ class SimulatedCase:
     kv_bytes: int | None = PAPER_KV_BYTES
     search: SearchName = "beam"
     width: int = 2
-    link: Literal["nominal", "instant"] = "nominal"
+    link: Literal["nominal", "instant", "x8"] = "nominal"
+    copies_passes: float | None = None
 
 
 def shape_of(case: SimulatedCase) -> ModelShape:
@@ -138,9 +140,13 @@ def _tree(num_beams: int, width: int, step_tokens: int, search: SearchName) -> S
 
 def _hardware(case: SimulatedCase) -> HardwareProfile:
     profile = find_profile(case.gpu)
-    if case.link == "nominal":
-        return profile
-    return replace(profile, h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30)
+    if case.copies_passes is not None:
+        profile = replace(profile, copies_share=profile.bandwidth_share / case.copies_passes)
+    if case.link == "x8":
+        return replace(profile, h2d_bandwidth=_PCIE4_X8, d2h_bandwidth=_PCIE4_X8)
+    if case.link == "instant":
+        return replace(profile, h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30)
+    return profile
 
 
 def _simulation(case: SimulatedCase, variant: str, layout: Layout) -> Simulation:
@@ -173,102 +179,3 @@ def simulated_steps_s(case: SimulatedCase, variant: str, layout: Layout) -> list
     ends = [span.end_s for span in timeline.spans if span.name == "verify"]
     starts = [min(span.start_s for span in timeline.spans if span.name == "decode"), *ends]
     return [end - start for start, end in zip(starts, ends, strict=False)]
-
-
-def speedup_rows(
-    cases: Iterable[SimulatedCase], layouts: Sequence[Layout] = (Layout.DENSE, Layout.TREE)
-) -> list[dict[str, Any]]:
-    """Seconds of all variants, and their speedup over layer-wise with a copy per beam."""
-    rows = []
-    for case in cases:
-        say(f"  simulating {case.model}, {case.num_beams} beams, steps of {case.step_tokens}")
-        baseline = simulate(case, BASELINE)
-        for layout in layouts:
-            for name in VARIANTS:
-                found = simulate(case, name, layout)
-                both = baseline and found
-                rows.append(
-                    {
-                        "model": case.model,
-                        "beams": case.num_beams,
-                        "step": case.step_tokens,
-                        "layout": str(layout),
-                        "variant": name,
-                        "time_s": found and round(found.time_s, 2),
-                        "stall_s": found and round(found.stall_s, 2),
-                        "io_share": found and round(found.io_share, 4),
-                        "h2d_gib": found and round(found.h2d_bytes / GIB, 1),
-                        "groups": found and found.groups,
-                        "speedup": round(baseline.time_s / found.time_s, 2) if both else None,
-                        "offloads": baseline is not None and baseline.h2d_bytes > 0,
-                    }
-                )
-    return rows
-
-
-# --- output ----------------------------------------------------------------------------------
-
-
-def parse(doc: str) -> argparse.Namespace:
-    """The options that every figure has. rounds: of each real run."""
-    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller runs")
-    parser.add_argument("--keep-measured", action="store_true", help="real runs of the last result")
-    parser.add_argument("--no-measured", action="store_true", help="no real runs")
-    parser.add_argument("--rounds", type=int, help="of real runs (default: 3, quick: 1)")
-    args = parser.parse_args()
-    args.rounds = args.rounds or (1 if args.quick else 3)
-    torch.set_num_threads(1)  # the link's copiers have the other cores
-    return args
-
-
-def real_rows(name: str, args: argparse.Namespace, measure: Callable[[], Any]) -> Any:
-    """The rows of real runs: measured here, kept from the last result file, or None."""
-    if args.no_measured:
-        return None
-    if args.keep_measured:
-        return json.loads((RESULTS / f"{name}.json").read_text())["measured"]
-    say("real runs")
-    return measure()
-
-
-def compared(what: str, paper: Any, simulated: Any, measured: Any = None) -> dict[str, Any]:
-    """A row of the comparison; None where there is no such figure."""
-    return {"what": what, "paper": paper, "simulated": simulated, "measured": measured}
-
-
-def span(values: Iterable[float | None], digits: int = 2) -> str | None:
-    """Least and greatest, as `3.39-9.72`."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return None
-    low, high = f"{min(found):.{digits}f}", f"{max(found):.{digits}f}"
-    return low if low == high else f"{low}-{high}"
-
-
-def axes(num_axes: int, width: float = 5.0) -> tuple[Any, Any]:
-    """A figure with that many plots side by side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, found = pyplot.subplots(1, num_axes, figsize=(width * num_axes, 4), squeeze=False)
-    for each in found[0]:
-        each.grid(axis="y", alpha=0.3)
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, found[0]
-
-
-def report(
-    name: str, figure: Any, comparison: Sequence[Mapping[str, Any]], details: Mapping[str, Any]
-) -> None:
-    """Write plot and JSON, print the comparison, end with the JSON line."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.png", dpi=130)
-    extra = [name for name in comparison[0] if name not in _COLUMNS]
-    say(table(comparison, [*_COLUMNS, *extra]))
-    link = f"emulated, {LINK_BANDWIDTH / 1e6:.0f} MB/s each way, unless a row says otherwise"
-    measured = {"model": SMALL_MODEL, "link": link}
-    finish(name, {"comparison": list(comparison), "measured_on": measured, **details})

@@ -1,4 +1,4 @@
-"""Real runs for the figures of the LBS paper: a small random model on this machine.
+"""Real runs like those of the LBS paper: a small random model on this machine.
 
 The link between device and host memory is throttled to an emulated bandwidth.
 """

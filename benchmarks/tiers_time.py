@@ -16,7 +16,7 @@ import torch
 
 from beamwright.cost import Layout
 from common import finish, say, table
-from lbs import LINK_BANDWIDTH, LOCALITY, PROMPT_TOKENS
+from lbs import LINK_BANDWIDTH, LOCALITY, OURS, PROMPT_TOKENS
 from lbs_real import RealCase, RealRun, Side, measure, measured_rows, run_real
 
 MODEL = (
@@ -33,7 +33,7 @@ COLUMNS = (
     "beams", "layout", "variant", "time_s", "median_s", "io_share", "io_overhead", "h2d_mib",
     "groups", "speedup",
 )  # fmt: skip
-COMPARED = ((Layout.DENSE, "layerwise"), (Layout.DENSE, "inter-beam"), (Layout.TREE, "inter-beam"))
+COMPARED = ((Layout.DENSE, "layerwise"), (Layout.DENSE, OURS), (Layout.TREE, OURS))
 
 
 def case_of(args: argparse.Namespace, num_beams: int) -> RealCase:
@@ -53,7 +53,7 @@ def sides_of(case: RealCase) -> dict[str, Side]:
     sides = {f"{name}, dense, layerwise": Side(case, "layerwise")}
     for variant in LOCALITY:
         sides[f"{name}, dense, {variant}"] = Side(case, variant)
-    for variant in ("layerwise", "inter-beam", "in-gpu"):
+    for variant in ("layerwise", OURS, "in-gpu"):
         sides[f"{name}, tree, {variant}"] = Side(case, variant, Layout.TREE)
     free = replace(case, link_bandwidth=None)
     for layout, variant in COMPARED:
@@ -82,8 +82,8 @@ def quarter(args: argparse.Namespace, num_beams: int, width: int) -> dict[str, A
     runs = measure(
         {
             "in-gpu": whole,
-            "quarter": Side(tight, "inter-beam", Layout.TREE),
-            UNTHROTTLED: Side(replace(tight, link_bandwidth=None), "inter-beam", Layout.TREE),
+            "quarter": Side(tight, OURS, Layout.TREE),
+            UNTHROTTLED: Side(replace(tight, link_bandwidth=None), OURS, Layout.TREE),
         },
         args.rounds,
     )

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from beamwright.cost import Layout, Workload, peak_union_tokens
-from lbs import BASELINE, GENERATE_TOKENS, PAPER_KV_BYTES, PROMPT_TOKENS
+from lbs import BASELINE, GENERATE_TOKENS, LBS, OURS, PAPER_KV_BYTES, PROMPT_TOKENS
 
 WIDTH = 2
 SCALED_TOKENS = 256
@@ -23,7 +23,6 @@ SEVEN_B = ("opt-6.7b", "llama-2-7b", "qwen1.5-7b")
 TWELVE_GB = ("opt-2.7b", "qwen1.5-4b")
 _BLOCK = 16
 _DENSE, _TREE = Layout.DENSE, Layout.TREE
-_BEST = "inter-beam"  # locality with everything switched on
 
 # Speedup over layer-wise with a copy per beam, over all n and steps (Figures 9 and 13).
 PAPER_SPEEDUP: Mapping[str, str] = MappingProxyType(
@@ -94,16 +93,18 @@ def _sides(*pairs: tuple[str, Layout]) -> tuple[tuple[str, Layout], ...]:
     return pairs
 
 
-_MAIN = _sides((_BEST, _TREE), ("in-gpu", _TREE), (_BEST, _DENSE), (BASELINE, _DENSE))
-_ABLATION = _sides(("prefetch", _DENSE), ("inter-token", _DENSE), ("no-reuse", _DENSE))
-_SHORT = _sides((_BEST, _TREE), (_BEST, _DENSE), (BASELINE, _DENSE))
+_LAYERWISE = _sides((BASELINE, _DENSE), (BASELINE, _TREE))
+_COPIES = _sides((OURS, _DENSE), (LBS, _DENSE))
+_MAIN = _sides((OURS, _TREE), ("in-gpu", _TREE), *_COPIES, *_LAYERWISE)
+_ABLATION = _sides(("lbs-prefetch", _DENSE), ("lbs-inter-token", _DENSE))
+_SHORT = _sides((OURS, _TREE), *_COPIES, *_LAYERWISE)
 
 
 def _points(
     model: str, n: int, step: int, sides: Iterable[tuple[str, Layout]], **changes: Any
 ) -> Iterator[Point]:
     for variant, layout in sides:
-        weight = 2.5 if variant == BASELINE else 1.0
+        weight = 2.5 if (variant, layout) == (BASELINE, _DENSE) else 1.0
         yield Point(model, n, step, variant, layout, weight=weight, **changes)
 
 
@@ -125,12 +126,12 @@ def first_points() -> list[Point]:
     model = SEVEN_B[0]
     found = [*_scaled(model, 64, 32, _MAIN), *_points(model, 64, 32, _MAIN)]
     found += _scaled(model, 64, 32, _ABLATION)
-    found += _points(model, 256, 32, _sides((_BEST, _TREE)))
+    found += _points(model, 256, 32, _sides((OURS, _TREE)))
     for n in (32, 16):
         found += _scaled(model, n, 32, _SHORT)
     for step in (64, 128):
         found += _scaled(model, 64, step, _SHORT)
-    found += _points(model, 512, 32, _sides((_BEST, _TREE)))
+    found += _points(model, 512, 32, _sides((OURS, _TREE)))
     for step in (64, 128):
         found += _points(model, 64, step, _SHORT)
     for n in (32, 16, 8, 4):
@@ -174,7 +175,7 @@ def shrunk(points: Sequence[Point]) -> list[Point]:
         2 * 4 * 32 * 4,
     )
     shape, token_bytes = tiny
-    kept = [p for p in points if p.regime in ("scaled", "12GB") and p.variant != "no-reuse"][:4]
+    kept = [p for p in points if p.regime in ("scaled", "12GB")][: len(_MAIN)]
     small = [
         replace(
             point,
@@ -200,21 +201,39 @@ def done_s(row: Mapping[str, Any], num_rounds: int) -> float:
 
 
 def with_speedups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each row with its speedup over layer-wise with a copy per beam, over the rounds of both."""
-    baselines = {
-        _search_of(row): row
-        for row in rows
-        if row["variant"] == BASELINE and row["layout"] == str(_DENSE) and row.get("round_s")
-    }
+    """Each row with its speedups over layer-wise, over the rounds of both sides.
+
+    speedup: over a copy per beam, the paper's baseline; speedup_shared: over shared KV, streamed
+    by layers as well, so that what scheduling gains stands apart from what sharing gains.
+    """
     found = []
     for row in rows:
-        baseline = baselines.get(_search_of(row))
-        speedup, over = None, None
-        if baseline is not None and row.get("round_s"):
-            over = min(len(baseline["round_s"]), len(row["round_s"]))
-            speedup = round(done_s(baseline, over) / done_s(row, over), 2)
-        found.append({**row, "speedup": speedup, "speedup_over_rounds": over})
+        speedup, over = _speedup(row, rows, _DENSE)
+        shared, over_shared = _speedup(row, rows, _TREE)
+        found.append(
+            {
+                **row,
+                "speedup": speedup,
+                "speedup_over_rounds": over,
+                "speedup_shared": shared,
+                "speedup_shared_over_rounds": over_shared,
+            }
+        )
     return found
+
+
+def _speedup(
+    row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], layout: Layout
+) -> tuple[float | None, int | None]:
+    """Over layer-wise in one layout, and over how many rounds."""
+    for other in rows:
+        side = (other["variant"], other["layout"]) == (BASELINE, str(layout))
+        if side and _search_of(other) == _search_of(row):
+            if not (other.get("round_s") and row.get("round_s")):
+                continue
+            over = min(len(other["round_s"]), len(row["round_s"]))
+            return round(done_s(other, over) / done_s(row, over), 2), over
+    return None, None
 
 
 def _search_of(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from beamwright.cost import Layout
 from beamwright.errors import InputError
 from beamwright.hardware import find_profile
 from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.runtime.simulation import SimulationResult
 from common import say
 from gpu.points import (
     PAPER_SPEEDUP,
@@ -22,12 +24,12 @@ from gpu.points import (
     first_points,
     small_card_points,
 )
-from lbs import BASELINE, GIB, SimulatedCase, simulate
+from lbs import BASELINE, GIB, LBS, SimulatedCase, simulate
 
 _HALF = 2
 COLUMNS = (
     "model", "n", "step", "layout", "schedule", "KV GiB", "time s", "I/O share", "to device GiB",
-    "to host GiB", "groups", "speedup", "paper",
+    "to host GiB", "groups", "speedup", "speedup, shared", "paper",
 )  # fmt: skip
 
 
@@ -49,7 +51,7 @@ def predictions(gpu: str, memory_bytes: int, chosen: Sequence[Point]) -> list[di
     profile = find_profile(gpu)
     if memory_bytes > profile.device_memory_bytes:
         raise InputError(f"--memory {memory_bytes:,}: {gpu} has {profile.device_memory_bytes:,}")
-    baselines = {p.search: p for p in chosen if p.variant == BASELINE}
+    baselines = {(p.search, p.layout): p for p in chosen if p.variant == BASELINE}
     rows = []
     for point in chosen:
         kv_bytes = _kv_bytes(point, memory_bytes)
@@ -63,14 +65,14 @@ def predictions(gpu: str, memory_bytes: int, chosen: Sequence[Point]) -> list[di
             "KV GiB": round(kv_bytes / GIB, 2),
             "paper": PAPER_SPEEDUP[point.model] if _is_the_papers(point) else None,
         }
-        baseline = baselines.get(point.search)
-        rows.append({**row, **_predicted(point, gpu, kv_bytes, baseline)})
+        both = [baselines.get((point.search, layout)) for layout in (Layout.DENSE, Layout.TREE)]
+        rows.append({**row, **_predicted(point, gpu, kv_bytes, both)})
         say(f"  {point.name}: {rows[-1]['time s']} s")
     return rows
 
 
 def _is_the_papers(point: Point) -> bool:
-    return (str(point.layout), point.variant) == ("dense", "inter-beam")
+    return (str(point.layout), point.variant) == ("dense", LBS)
 
 
 def _kv_bytes(point: Point, memory_bytes: int) -> int:
@@ -84,21 +86,32 @@ def _kv_bytes(point: Point, memory_bytes: int) -> int:
     return min(point.kv_bytes or left, left)
 
 
-def _predicted(point: Point, gpu: str, kv_bytes: int, baseline: Point | None) -> dict[str, Any]:
+def _predicted(
+    point: Point, gpu: str, kv_bytes: int, baselines: Sequence[Point | None]
+) -> dict[str, Any]:
+    """baselines: layer-wise with a copy per beam, and with shared KV."""
     found = simulate(_case(point, gpu, kv_bytes), point.variant, point.layout)
     if found is None:
         return {"time s": "does not fit"}
-    before = baseline and simulate(
-        _case(baseline, gpu, kv_bytes), baseline.variant, baseline.layout
-    )
+    speedups = [_speedup(found, each, gpu, kv_bytes) for each in baselines]
     return {
         "time s": round(found.time_s, 1),
         "I/O share": round(found.io_share, 3),
         "to device GiB": round(found.h2d_bytes / GIB, 1),
         "to host GiB": round(found.d2h_bytes / GIB, 1),
         "groups": found.groups,
-        "speedup": round(before.time_s / found.time_s, 2) if before else None,
+        "speedup": speedups[0],
+        "speedup, shared": speedups[1],
     }
+
+
+def _speedup(
+    found: SimulationResult, baseline: Point | None, gpu: str, kv_bytes: int
+) -> float | None:
+    if baseline is None:
+        return None
+    before = simulate(_case(baseline, gpu, kv_bytes), baseline.variant, baseline.layout)
+    return round(before.time_s / found.time_s, 2) if before else None
 
 
 def _case(point: Point, gpu: str, kv_bytes: int) -> SimulatedCase:

@@ -10,6 +10,7 @@ from common import table
 from gpu.goals import goal_rows
 from gpu.points import PAPER_SPEEDUP, with_speedups
 from gpu.runner import read_result, write_json
+from lbs import LBS
 
 GIB = 2**30
 NOT_RUN = "not run"
@@ -203,7 +204,7 @@ def _points(figures: Sequence[Mapping[str, Any]], simulator: Mapping[str, Any]) 
 
 
 def _point(row: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, Any]:
-    papers = (row["layout"], row["variant"]) == ("dense", "inter-beam")
+    papers = (row["layout"], row["variant"]) == ("dense", LBS)
     cut = None if row.get("whole", True) else f"cut at {row.get('tokens')}"
     return {
         "model": row["model"].partition(",")[0],
@@ -218,7 +219,8 @@ def _point(row: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, An
         "simulated I/O": predicted.get("simulated_io_share"),
         "to device GiB": _gib(row.get("h2d_bytes")),
         "simulated GiB": _gib(predicted.get("simulated_h2d_bytes")),
-        "speedup": row["speedup"],
+        "over layer-wise, copies": row["speedup"],
+        "over layer-wise, shared": row["speedup_shared"],
         "paper": PAPER_SPEEDUP.get(row["model"]) if papers else None,
         "error": _short(row.get("error")),
     }

@@ -105,19 +105,21 @@ def test_an_emulated_link_is_in_the_profile(folder, measured):
 def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
     points = measured[STAGE]["points"]
     assert [(p["layout"], p["variant"]) for p in points] == [
-        ("tree", "inter-beam"),
+        ("tree", "locality"),
         ("tree", "in-gpu"),
-        ("dense", "inter-beam"),
+        ("dense", "locality"),
+        ("dense", "lbs"),
         ("dense", "layerwise"),
+        ("tree", "layerwise"),
     ]
     assert measured[STAGE]["not_run"] == []
     assert all(point["whole"] and len(point["round_s"]) == 4 for point in points)
     assert len({point["tree_hash"] for point in points if point["layout"] == "tree"}) == 1
-    assert [p["h2d_bytes"] > 0 for p in points] == [True, False, True, True]
+    assert [p["h2d_bytes"] > 0 for p in points] == [True, False, True, True, True, False]
 
 
 def test_bytes_by_round_add_up_to_those_of_the_run(measured):
-    layerwise = measured[STAGE]["points"][-1]
+    layerwise = measured[STAGE]["points"][-2]
     assert sum(layerwise["round_h2d_bytes"]) == layerwise["h2d_bytes"]
 
 
@@ -168,7 +170,7 @@ def test_a_stage_goes_on_with_what_is_missing_and_what_stopped_it_comes_last(fol
     earlier = {"points": [lost, failed, points[2]], "underway": names[1]}
     later = figures.run(make_context(folder, earlier=earlier), STAGE)["points"]
     assert later[:2] == [lost, points[2]]
-    assert [row["name"] for row in later[2:]] == [names[3], names[1]]
+    assert [row["name"] for row in later[2:]] == [*names[3:], names[1]]
     assert not any("error" in row for row in later[2:])
 
 
@@ -258,20 +260,22 @@ def a_row(variant, layout, round_s, **changes):
 def test_speedup_counts_the_rounds_that_both_sides_have_done():
     rows = with_speedups(
         [
-            a_row("inter-beam", "tree", [1.0, 1.0, 1.0]),
+            a_row("locality", "tree", [1.0, 1.0, 1.0]),
             a_row("layerwise", "dense", [2.0, 6.0]),
-            a_row("inter-beam", "tree", [1.0], regime="scaled"),
-            {**a_row("prefetch", "dense", []), "error": "no room"},
+            a_row("layerwise", "tree", [3.0, 4.0, 5.0]),
+            a_row("locality", "tree", [1.0], regime="scaled"),
+            {**a_row("lbs", "dense", []), "error": "no room"},
         ]
     )
-    assert [row["speedup"] for row in rows] == [4.0, 1.0, None, None]
-    assert rows[0]["speedup_over_rounds"] == 2
+    assert [row["speedup"] for row in rows] == [4.0, 1.0, 1.14, None, None]
+    assert [row["speedup_shared"] for row in rows] == [4.0, 0.88, 1.0, None, None]
+    assert (rows[0]["speedup_over_rounds"], rows[0]["speedup_shared_over_rounds"]) == (2, 3)
 
 
 def test_goals_are_unmeasured_until_a_run_has_their_figure():
     assert {row["measured"] for row in goal_rows({})} == {UNMEASURED}
     points = [
-        a_row("inter-beam", "tree", [1.1, 1.1], whole=False, tokens=64, io_share=0.02),
+        a_row("locality", "tree", [1.1, 1.1], whole=False, tokens=64, io_share=0.02),
         a_row("in-gpu", "tree", [1.0, 1.0, 1.0], whole=True, io_share=0.0),
         a_row("layerwise", "dense", [50.0], whole=False, tokens=32, io_share=0.9),
     ]
@@ -280,6 +284,7 @@ def test_goals_are_unmeasured_until_a_run_has_their_figure():
     assert found["speedup over layer-wise, shared KV, n = 64"] == f"45.45 {where}"
     assert found["time, shared KV over the link / in-GPU, n = 64"] == f"1.100 {where}"
     assert found["speedup over layer-wise, copies, n = 64"] == UNMEASURED
+    assert found["speedup of scheduling alone: both with shared KV, n = 64"] == UNMEASURED
 
 
 def test_the_paper_s_points_are_there():
@@ -319,13 +324,19 @@ def replace_memory(point):
 def test_a_prediction_has_the_figures_of_a_point():
     small = [
         type(p)(**{**vars(p), "n": 4, "step": 128})
-        for p in first_points()[4:8]
+        for p in first_points()[6:12]
         if p.variant != "in-gpu"
     ]
     rows = predict.predictions("h200", 24 * 2**30, small)
-    assert [row["schedule"] for row in rows] == ["inter-beam", "inter-beam", "layerwise"]
-    assert rows[-1]["speedup"] == 1.0
-    assert [row["paper"] for row in rows] == [None, "3.39-9.72", None]
+    assert [(row["schedule"], row["layout"]) for row in rows] == [
+        ("locality", "tree"),
+        ("locality", "dense"),
+        ("lbs", "dense"),
+        ("layerwise", "dense"),
+        ("layerwise", "tree"),
+    ]
+    assert rows[-2]["speedup"] == rows[-1]["speedup, shared"] == 1.0
+    assert [row["paper"] for row in rows] == [None, None, "3.39-9.72", None, None]
     assert all(row["KV GiB"] == 7.0 for row in rows)
 
 
