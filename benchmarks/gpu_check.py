@@ -127,8 +127,8 @@ def report(arguments: argparse.Namespace) -> None:
 
 def predict(arguments: argparse.Namespace) -> int:
     """Print the predictions and write them; 2 for a card or a memory that cannot be."""
-    from beamwright.config import parse_size
     from beamwright.errors import InputError
+    from beamwright.units import parse_size
     from common import finish, table
     from gpu.predict import COLUMNS, points, predictions
 
@@ -145,7 +145,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def _link_bandwidth(arguments: argparse.Namespace) -> int | None:
-    from beamwright.config import parse_size
+    from beamwright.units import parse_size
 
     if arguments.link_bandwidth is None:
         return None

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright.config import parse_size
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.report.recorded import read_recorded, write_recorded
@@ -30,6 +29,7 @@ from beamwright.runtime.simulation.calibrate import (
     group_seconds,
 )
 from beamwright.runtime.timeline import Timeline
+from beamwright.units import parse_size
 from common import finish, say, table
 
 LAYOUTS = {"dense": Layout.DENSE, "tree": Layout.TREE}

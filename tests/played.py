@@ -3,6 +3,7 @@
 import random
 
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
+from beamwright.search import round_rng
 from beamwright.tree import NodeState, StopReason
 from fakes import add_step, new_tree
 
@@ -47,7 +48,7 @@ def play(strategy, seed, ends=0.3, check=lambda tree: None):
     """A whole search with scores and ends by chance; `check` sees the tree after each selection."""
     rng, tree = random.Random(seed), new_tree()
     while not tree.done:
-        reason = obey(tree, strategy.select(tree))
+        reason = obey(tree, actions_of(strategy, tree))
         check(tree)
         for node in tree.open_nodes():
             stop = StopReason.EOS if rng.random() < ends else StopReason.DELIMITER
@@ -57,3 +58,8 @@ def play(strategy, seed, ends=0.3, check=lambda tree: None):
         tree.rounds += 1
         assert tree.rounds < 200
     return tree, reason
+
+
+def actions_of(strategy, tree):
+    """What a strategy decides, with the random stream of this round."""
+    return strategy.select(tree, round_rng(strategy.search, tree))

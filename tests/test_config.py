@@ -1,8 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from beamwright.config import Settings, parse_size
+from beamwright.config import Settings
 from beamwright.errors import InputError
+from beamwright.units import parse_size
 
 
 @pytest.fixture

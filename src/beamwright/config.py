@@ -1,4 +1,4 @@
-"""Frozen settings, recipes and byte sizes. Knows names and ranges; no torch, no models.
+"""Frozen settings and recipes. Knows names and ranges; no torch, no models.
 
 Each section is a frozen pydantic model that rejects unknown keys. A recipe is a YAML file with the
 same sections; command-line options override it.
@@ -7,111 +7,35 @@ same sections; command-line options override it.
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
+from beamwright.registry import declared_options, did_you_mean
+from beamwright.units import Duration, Rate, Size, StepLimits, Text, TextOrNone
 from beamwright.yaml_file import read_yaml
 
 _LONGEST_SHOWN = 120
-_UNITS = {"": 1, "B": 1}
-for _power, _letter in enumerate("KMGT", start=1):
-    _UNITS[f"{_letter}IB"] = 1024**_power
-    _UNITS[f"{_letter}B"] = 1000**_power
-
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
-
-    Raises:
-        InputError: if the text is not a size, or is not positive.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        num_bytes = text
-    else:
-        match = _SIZE.match(str(text))
-        if match is None or match[2].upper() not in _UNITS:
-            raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
-        num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
-    if num_bytes <= 0:
-        raise InputError(f"a size must be positive, not {text!r}")
-    return num_bytes
-
-
-def _size_or_none(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return parse_size(value)
-    except InputError as error:
-        raise ValueError(str(error)) from error
-
-
-def _rate_or_none(value: Any) -> Any:
-    return _size_or_none(value.removesuffix("/s") if isinstance(value, str) else value)
-
-
-def _numbers_or_none(value: Any) -> Any:
-    """`64,64,2048` as numbers."""
-    return value.split(",") if isinstance(value, str) else value
-
-
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
-
-
-def parse_duration(text: str | float) -> float:
-    """Seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
-
-    Raises:
-        InputError: if the text is not a duration, or is not positive.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text)
-    else:
-        match = _DURATION.match(str(text))
-        if match is None or match[2].lower() not in _SECONDS:
-            raise InputError(f"{text!r} is not a duration: write 30s, 2m or 1h")
-        seconds = float(match[1]) * _SECONDS[match[2].lower()]
-    if not 0 < seconds < float("inf"):
-        raise InputError(f"a duration must be positive, not {text!r}")
-    return seconds
-
-
-def _duration_or_none(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return parse_duration(value)
-    except InputError as error:
-        raise ValueError(str(error)) from error
-
-
-def _path_as_text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-Text = Annotated[str, BeforeValidator(_path_as_text)]
-"""A text that may be a path; a `Path` will do."""
-TextOrNone = Annotated[str | None, BeforeValidator(_path_as_text)]
-StepLimit = Annotated[int, Field(ge=1)]
-StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
-Size = Annotated[int | None, BeforeValidator(_size_or_none)]
-Rate = Annotated[int | None, BeforeValidator(_rate_or_none)]
-"""Bytes per second, such as `16GB/s`."""
-Duration = Annotated[float | None, BeforeValidator(_duration_or_none)]
-"""Seconds, such as `30s`, `2m` or `1h`."""
+_OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
 
 
 class Section(BaseModel):
     """A frozen group of settings; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OpenSection(Section):
+    """A section that also holds options of what it names; the room that declares them checks them.
+
+    They stand in `model_extra`, under their names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class ModelSettings(Section):
@@ -169,8 +93,8 @@ class StepSettings(Section):
     ignore_eos: bool = False
 
 
-class SearchSettings(Section):
-    """Which strategy, how wide, and how the final answer is chosen."""
+class SearchSettings(OpenSection):
+    """Which strategy, how wide, and how the final answer is chosen; options of the strategy."""
 
     search: str | None = None
     n: int = Field(16, ge=1)
@@ -180,17 +104,6 @@ class SearchSettings(Section):
     aggregate: Literal["last", "min", "prod", "mean"] | None = None
     choose: Literal["best", "majority", "weighted"] | None = None
     compat: Literal["search-and-learn"] | None = None
-    branching: Literal["softmax", "linear"] | None = None
-    score_temperature: float | None = Field(None, gt=0.0)
-    ess: float | None = Field(None, ge=0.0, le=1.0)
-    lookahead: int | None = Field(None, ge=1)
-    revisions: int | None = Field(None, ge=1)
-    critique_prompt: str | None = Field(None, min_length=1)
-    revision_prompt: str | None = Field(None, min_length=1)
-    warmup: int | None = Field(None, ge=1)
-    keep: float | None = Field(None, gt=0.0, le=1.0)
-    exploration: float | None = Field(None, ge=0.0, allow_inf_nan=False)
-    nodes: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
 
@@ -245,20 +158,36 @@ class Settings(Section):
         "not given". Raises InputError with one line on an unknown or impossible value.
         """
         sections: dict[str, dict[str, Any]] = load_recipe(Path(recipe)) if recipe else {}
-        owners = {
-            name: section
-            for section, info in cls.model_fields.items()
-            for name in _fields_of(info.annotation)
-        }
+        source = f"recipe {recipe}: " if recipe else ""
+        owners = option_owners()
+        for section, keys in sections.items():
+            if section not in cls.model_fields:
+                raise InputError(source + _no_section(section, owners))
+            for name in keys:
+                if owners.get(name) != section:
+                    raise InputError(source + _unknown(name, owners, section))
         for name, value in options.items():
             if name not in owners:
-                raise InputError(f"unknown option {name!r}")
+                raise InputError(_unknown(name, owners))
             if value is not None:
                 sections.setdefault(owners[name], {})[name] = value
         try:
             return cls.model_validate(sections)
         except ValidationError as error:
-            raise InputError(_one_line(error, recipe)) from error
+            raise InputError(source + describe_invalid(error)) from error
+
+
+def option_owners() -> dict[str, str]:
+    """The section of every option: fields of the sections, and what strategies and others declare.
+
+    Strategies and schedules are known once their rooms are imported.
+    """
+    fields = {
+        name: section
+        for section, info in Settings.model_fields.items()
+        for name in _fields_of(info)
+    }
+    return {**declared_options(), **fields}
 
 
 def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
@@ -284,18 +213,45 @@ def _short(value: Any) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _fields_of(annotation: Any) -> list[str]:
-    return list(annotation.model_fields)
+def check_free(names: Iterable[str], where: str) -> None:
+    """Raises InputError if a declaration at `where` takes a name that the settings have."""
+    owners = {name for info in Settings.model_fields.values() for name in _fields_of(info)}
+    for name in names:
+        if name in owners:
+            raise InputError(f"{where}: --{name.replace('_', '-')} is a setting of its own")
 
 
-def _one_line(error: ValidationError, recipe: str | os.PathLike[str] | None) -> str:
+def _fields_of(section: FieldInfo) -> Iterable[str]:
+    return section.annotation.model_fields  # type: ignore[union-attr, no-any-return]
+
+
+def _no_section(key: str, owners: dict[str, str]) -> str:
+    """What is wrong with a key of a recipe that is no section."""
+    if key in _OF_SEVERAL:
+        return f"{key!r} makes it a recipe of several settings, for `beamwright eval --recipe`"
+    if key in owners:
+        return f"unknown section {key!r}: write it as `{owners[key]}: {{{key}: ...}}`"
+    hint = did_you_mean(key, Settings.model_fields).rstrip()
+    return f"unknown option {key!r}" + (f": {hint}" if hint else "")
+
+
+def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> str:
+    """What is wrong with a name that no option has, or none of this section."""
+    where = name if section is None else f"{section}.{name}"
+    if section is not None and name in owners:
+        return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
+    hint = did_you_mean(name, owners).rstrip()
+    return f"unknown option {where!r}" + (f": {hint}" if hint else "")
+
+
+def describe_invalid(error: ValidationError, where: str = "") -> str:
+    """One line of what pydantic found. where: of the settings, what goes before the option."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    source = f"recipe {recipe}: " if recipe else ""
+    place = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return f"{source}unknown option {where!r}"
+        return f"unknown option {place!r}"
     names = [part for part in first["loc"] if isinstance(part, str)]  # numbers are list places
-    option = names[-1].replace("_", "-")
+    option = (names or [place])[-1].replace("_", "-")
     if first["type"] == "value_error":  # of a parser above, whose words hold the value
-        return f"{source}{where} (--{option}): {first['ctx']['error']}"
-    return f"{source}{where} (--{option}): {first['msg']}, got {_short(first['input'])}"
+        return f"{place} (--{option}): {first['ctx']['error']}"
+    return f"{place} (--{option}): {first['msg']}, got {_short(first['input'])}"

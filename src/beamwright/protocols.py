@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.tree import Node, SearchTree, StopReason, Turn
 
 Ticket = int
-
 
 # --- work and events -------------------------------------------------------------------------
 
@@ -145,9 +145,12 @@ Action = Extend | Ask | Prune | Complete | Finish
 
 
 class Strategy(Protocol):
-    """Policy: given a tree whose round is complete, what to extend, prune or finish."""
+    """Policy: what to extend, prune or finish in a tree whose round is complete.
 
-    def select(self, tree: SearchTree) -> list[Action]: ...
+    rng: this round's random stream, the same whenever this round of this problem is decided.
+    """
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]: ...
 
 
 @runtime_checkable
@@ -302,8 +305,7 @@ class AttentionBackend(Protocol):
 class RoundReport:
     """What a callback sees after every round of a tree.
 
-    candidates: what the strategy judged, those that have waited since earlier rounds included;
-    some may wait on.
+    candidates: what the strategy judged; some waited since earlier rounds, and some may wait on.
     """
 
     tree: SearchTree
@@ -313,7 +315,6 @@ class RoundReport:
     pruned: tuple[Node, ...]
     finished: tuple[Node, ...]
     elapsed_s: float
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 RoundCallback = Callable[[RoundReport], None]

@@ -34,7 +34,7 @@ from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.timeline import NullTimeline, Timeline
-from beamwright.search import make_strategy
+from beamwright.search import make_strategy, round_rng
 from beamwright.search.defaults import with_defaults
 from beamwright.solution import Solution
 from beamwright.tiers import Traffic, stalled_s
@@ -284,6 +284,7 @@ class Solver:
             partial(aggregate, how=how),
             accounting,
             render_turn=self._prompts.turn,
+            rng=partial(round_rng, self.settings.search),
         )
         if checkpoint is not None:
             file = calls.as_path(checkpoint, "checkpoint")

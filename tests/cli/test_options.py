@@ -2,6 +2,7 @@ import pytest
 
 from beamwright.cli import options
 from beamwright.config import Settings
+from beamwright.search.defaults import resolved
 
 
 def test_every_setting_has_an_option_and_every_option_a_setting():
@@ -16,7 +17,7 @@ def test_every_setting_has_an_option_and_every_option_a_setting():
 
 def test_without_options_the_settings_are_the_defaults(cli, fake):
     assert cli("solve", "p").code == 0
-    assert fake.settings == Settings()
+    assert fake.settings == resolved(Settings())
 
 
 def test_options_reach_the_settings(cli, fake):

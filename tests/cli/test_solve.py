@@ -211,7 +211,7 @@ def test_a_resumed_search_needs_no_option_again(cli, tiny, tmp_path, extra):
         (("--search", "varying"), "was saved with --search 'beam', not 'varying'"),
         (("--dtype", "float32"), "was saved with --dtype 'float64', not 'float32'"),
         (("--dtype", "auto"), "was saved with --dtype 'float64', not 'float32'"),
-        (("--ess", 0.5), "was saved with --ess unset, not 0.5"),
+        (("--search", "dynamic"), "was saved with --search 'beam', not 'dynamic'"),
     ],
 )
 def test_another_option_is_found_before_the_models_are_loaded(

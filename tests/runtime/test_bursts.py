@@ -11,7 +11,8 @@ from beamwright.models.session import DecodeSession
 from beamwright.runtime.bursts import make_replay
 from beamwright.runtime.replay import EagerReplay
 from beamwright.search import STRATEGIES
-from engines import CHAT, PROBLEM, FailingDevice, assert_nothing_allocated, grow
+from declared import real_options
+from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
 from fakes import Grouping
 from tape import FixedAttention, HostReadError, put_on_tape
 
@@ -46,11 +47,7 @@ def on_tape(monkeypatch):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_grows_the_same_tree(make_solver, name):
-    options = {**FAST, "search": name}
-    if name == "varying":
-        options["step_limits"] = "3,6,20"
-    if name == "revise":
-        options.update(chat_template=CHAT, critique_prompt="be", max_tokens=10, max_rounds=20)
+    options = real_options(name, **FAST)
     _, tree = grow(make_solver(**options))
     least = max(node.end // 16 + 2 * node.depth for node in tree.nodes()) + 4
     with make_solver(

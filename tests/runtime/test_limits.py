@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from beamwright.config import SearchSettings, Settings, StopSettings, parse_duration
+from beamwright.config import SearchSettings, Settings, StopSettings
 from beamwright.describe import final_nodes
 from beamwright.errors import InputError
 from beamwright.runtime import Accounting, SearchLoop, TreeRun
@@ -24,6 +24,7 @@ from beamwright.search import make_strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
 from beamwright.tree import NodeState, StopReason, tree_hash
+from beamwright.units import parse_duration
 from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 

@@ -196,7 +196,7 @@ def test_what_a_run_measures():
 
 def test_any_strategy_can_be_plugged_in():
     class Chain:
-        def select(self, tree):
+        def select(self, tree, rng):
             if tree.rounds == 3:
                 return [Finish("long enough")]
             (tip,) = tree.candidates() or [tree.root]

@@ -15,9 +15,10 @@ import pytest
 import beamwright
 from beamwright.errors import CapacityError, InputError, Interrupted
 from beamwright.report.checkpoint import read_checkpoint
-from engines import CHAT, PROBLEM, assert_nothing_allocated, check_conservation
+from beamwright.search import STRATEGIES
+from declared import real_options
+from engines import PROBLEM, assert_nothing_allocated, check_conservation
 
-SHORT = {"max_tokens": 30, "critique_prompt": "e", "revision_prompt": "a"}
 SMALL = {"dtype": "float64", "n": 8, "max_rounds": 5, "host_memory": "4MiB"}
 
 
@@ -67,14 +68,7 @@ def facts(tree):
     ]
 
 
-SEARCHES = {
-    "beam": {},
-    "dvts": {"search": "dvts"},
-    "lookahead": {"search": "lookahead", "max_rounds": 3},
-    "particles": {"search": "particles"},
-    "mcts": {"search": "mcts"},
-    "best-of-n": {"search": "best-of-n", "max_rounds": 9},
-    "revise": {"search": "revise", "max_rounds": 12, "chat_template": CHAT, **SHORT},
+SEARCHES = {name: real_options(name, reply_tokens=30) for name in STRATEGIES} | {
     "fixed steps": {"step_tokens": 1, "max_tokens": 4, "ignore_eos": True},
 }
 

@@ -8,6 +8,7 @@ from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
+from played import actions_of
 
 
 def beam(**settings):
@@ -28,12 +29,12 @@ def candidates(scores, ended=(), texts=None):
 
 def test_it_starts_with_n_paths():
     tree = new_tree()
-    assert beam(n=8, width=4).select(tree) == [Extend(tree.root, 8)]
+    assert actions_of(beam(n=8, width=4), tree) == [Extend(tree.root, 8)]
 
 
 def test_the_best_n_over_width_get_width_children():
     tree, nodes = candidates([0.1, 0.9, 0.3, 0.8])
-    assert beam(n=4, width=2).select(tree) == [
+    assert actions_of(beam(n=4, width=2), tree) == [
         Extend(nodes[1], 2),
         Extend(nodes[3], 2),
         Prune(nodes[2]),
@@ -43,7 +44,7 @@ def test_the_best_n_over_width_get_width_children():
 
 def test_ended_paths_keep_their_place_whatever_their_score():
     tree, nodes = candidates([0.1, 0.9, 0.3, 0.8], ended=[0])
-    assert beam(n=4, width=2).select(tree) == [
+    assert actions_of(beam(n=4, width=2), tree) == [
         Complete(nodes[0]),
         Extend(nodes[1], 2),
         Extend(nodes[3], 1),
@@ -58,20 +59,24 @@ def test_it_ends_when_n_have_finished_and_prunes_the_rest():
     children = grow(tree, nodes[1], ["x"], stop=StopReason.EOS)
     spare = grow(tree, nodes[1], ["y"])
     tree.rounds = 2
-    assert beam(n=2, width=2).select(tree) == [Complete(children[0]), Prune(spare[0]), Finish()]
+    assert actions_of(beam(n=2, width=2), tree) == [
+        Complete(children[0]),
+        Prune(spare[0]),
+        Finish(),
+    ]
 
 
 def test_the_round_limit_is_named():
     tree, nodes = candidates([0.1, 0.9, 0.2, 0.3], ended=[1])
-    actions = beam(n=4, width=2, max_rounds=1).select(tree)
+    actions = actions_of(beam(n=4, width=2, max_rounds=1), tree)
     assert actions == [Complete(nodes[1]), Finish("3 of 4 paths reached --max-rounds")]
 
 
 def test_duplicates_are_dropped_only_when_asked_for():
     tree, nodes = candidates([0.9, 0.8, 0.7, 0.6], texts=["same", "same", "b", "c"])
-    kept = beam(n=4, width=2).select(tree)
+    kept = actions_of(beam(n=4, width=2), tree)
     assert kept[:2] == [Extend(nodes[0], 2), Extend(nodes[1], 2)]
-    dropped = beam(n=4, width=2, filter_duplicates=True).select(tree)
+    dropped = actions_of(beam(n=4, width=2, filter_duplicates=True), tree)
     assert dropped == [
         Prune(nodes[1]),
         Extend(nodes[0], 2),
@@ -82,7 +87,7 @@ def test_duplicates_are_dropped_only_when_asked_for():
 
 def test_an_ended_duplicate_does_not_take_a_place():
     tree, nodes = candidates([0.9, 0.8], ended=[0, 1], texts=["same", "same"])
-    actions = beam(n=2, width=2, filter_duplicates=True).select(tree)
+    actions = actions_of(beam(n=2, width=2, filter_duplicates=True), tree)
     finish = Finish("1 of 2 paths were duplicates")
     assert actions == [Prune(nodes[1]), Complete(nodes[0]), finish]
 
@@ -96,7 +101,7 @@ def test_a_round_always_extends_n_minus_the_finished(seed):
     while not tree.done:
         finished = len(tree.finished())
         judged = set()
-        for action in strategy.select(tree):
+        for action in actions_of(strategy, tree):
             if isinstance(action, Finish):
                 tree.done = True
                 assert action.reason is None

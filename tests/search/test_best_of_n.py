@@ -3,9 +3,11 @@ import pytest
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish
-from beamwright.search import BestOfN, make_strategy
+from beamwright.search import make_strategy
+from beamwright.search.best_of_n import BestOfN
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
+from played import actions_of
 
 
 @pytest.fixture
@@ -16,11 +18,11 @@ def strategy():
 def test_it_starts_with_n_paths(strategy):
     tree = new_tree()
     assert isinstance(strategy, BestOfN)
-    assert strategy.select(tree) == [Extend(tree.root, 3)]
+    assert actions_of(strategy, tree) == [Extend(tree.root, 3)]
 
 
 def test_width_does_not_matter():
-    assert make_strategy(SearchSettings(search="best-of-n", n=1, width=4)).n == 1
+    assert make_strategy(SearchSettings(search="best-of-n", n=1, width=4)).search.n == 1
 
 
 def test_every_open_path_goes_on_and_ended_ones_are_set_aside(strategy):
@@ -30,14 +32,14 @@ def test_every_open_path_goes_on_and_ended_ones_are_set_aside(strategy):
     add_step(tree, b, "b", stop=StopReason.EOS)
     add_step(tree, c, "c", stop=StopReason.STEP_LIMIT)
     tree.rounds = 1
-    assert strategy.select(tree) == [Complete(b), Extend(a, 1), Extend(c, 1)]
+    assert actions_of(strategy, tree) == [Complete(b), Extend(a, 1), Extend(c, 1)]
 
 
 def test_it_finishes_when_all_have_ended(strategy):
     tree = new_tree()
     nodes = grow(tree, tree.root, list("abc"), stop=StopReason.PATH_LIMIT)
     tree.rounds = 1
-    assert strategy.select(tree) == [*map(Complete, nodes), Finish()]
+    assert actions_of(strategy, tree) == [*map(Complete, nodes), Finish()]
 
 
 def test_it_says_how_many_the_round_limit_cut_off(strategy):
@@ -45,9 +47,9 @@ def test_it_says_how_many_the_round_limit_cut_off(strategy):
     nodes = grow(tree, tree.root, ["a"], stop=StopReason.EOS) + grow(tree, tree.root, ["b", "c"])
     tree.rounds = 5
     finish = Finish("2 of 3 paths reached --max-rounds")
-    assert strategy.select(tree) == [Complete(nodes[0]), finish]
+    assert actions_of(strategy, tree) == [Complete(nodes[0]), finish]
 
 
 def test_an_unknown_strategy_lists_the_known_ones():
-    with pytest.raises(InputError, match=r"--search 'astar': choose one of best-of-n, majority"):
+    with pytest.raises(InputError, match=r"--search 'astar': choose one of beam, varying"):
         make_strategy(SearchSettings(search="astar"))

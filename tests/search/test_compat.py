@@ -11,7 +11,7 @@ from beamwright.search import make_strategy
 from beamwright.search.compat import SearchAndLearnBeam, final_candidates, padded
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
-from played import obey
+from played import actions_of, obey
 
 
 @dataclass
@@ -54,11 +54,11 @@ def transcription(n, width, rounds, ends, salt):
 
 
 def ours(n, width, rounds, ends, salt):
-    strategy, tree = SearchAndLearnBeam(SearchSettings(n=n, width=width, max_rounds=rounds)), None
+    strategy, tree = _compat_beam(n, width, rounds), None
     tree, levels, completed = new_tree(), [], []
     while not tree.done:
         before = set(tree.finished())
-        obey(tree, strategy.select(tree))
+        obey(tree, actions_of(strategy, tree))
         fresh = [node.lineage[1:] for node in tree.finished() if node not in before]
         completed += sorted(fresh, key=lambda choices: choices[::-1])
         nodes = tree.open_nodes()
@@ -71,6 +71,10 @@ def ours(n, width, rounds, ends, salt):
             levels.append([node.lineage[1:] for node in nodes])
         tree.rounds += 1
     return tree, levels, completed
+
+
+def _compat_beam(n, width, rounds):
+    return SearchAndLearnBeam(search=SearchSettings(n=n, width=width, max_rounds=rounds))
 
 
 @pytest.mark.parametrize("ends", [0.0, 0.2, 0.6])

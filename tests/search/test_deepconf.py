@@ -7,7 +7,7 @@ from beamwright.search import make_strategy
 from beamwright.search.deepconf import percentile
 from beamwright.tree import NodeState, StopReason
 from fakes import add_step, new_tree
-from played import obey, play
+from played import actions_of, obey, play
 
 
 def deepconf(**settings):
@@ -28,79 +28,79 @@ def decode(tree, scores, ended=()):
 def warmed(strategy, scores):
     """A tree whose warm-up paths have all ended at once with these scores."""
     tree = new_tree()
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     return tree, decode(tree, scores, ended=range(len(scores)))
 
 
 def test_the_warm_up_runs_alone_and_is_never_given_up_on_the_way():
     strategy, tree = deepconf(n=8, warmup=3), new_tree()
-    assert strategy.select(tree) == [Extend(tree.root, 3)]
-    obey(tree, strategy.select(tree))
+    assert actions_of(strategy, tree) == [Extend(tree.root, 3)]
+    obey(tree, actions_of(strategy, tree))
     one, two, three = decode(tree, [9.0, 1.0, 5.0], ended=[2])
-    assert strategy.select(tree) == [Complete(three), Extend(one, 1), Extend(two, 1)]
+    assert actions_of(strategy, tree) == [Complete(three), Extend(one, 1), Extend(two, 1)]
 
 
 def test_the_bar_is_a_percentile_of_the_warm_up_and_holds_for_it_too():
     strategy = deepconf(n=9, warmup=5, keep=0.5)
     tree, nodes = warmed(strategy, [5.0, 1.0, 3.0, 2.0, 4.0])
-    actions = strategy.select(tree)
+    actions = actions_of(strategy, tree)
     assert [a.node for a in actions if isinstance(a, Prune)] == [nodes[1], nodes[3]]
     assert [a.node for a in actions if isinstance(a, Complete)] == [nodes[0], nodes[2], nodes[4]]
     assert actions[-1] == Extend(tree.root, 4)
     obey(tree, actions)
     # The median is 3; equal is not below, and a path without a score is not either.
     a, b, c, d = decode(tree, [3.0, 2.9, None, 3.0 - 1e-9], ended=[3])
-    assert strategy.select(tree) == [Prune(b), Complete(d), Extend(a, 1), Extend(c, 1)]
+    assert actions_of(strategy, tree) == [Prune(b), Complete(d), Extend(a, 1), Extend(c, 1)]
 
 
 def test_a_warm_up_path_that_finished_early_can_lose_its_place():
     strategy, tree = deepconf(n=2, warmup=2, keep=0.1), new_tree()
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     early, _ = decode(tree, [1.0, 8.0], ended=[0])
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     assert early.state is NodeState.FINISHED
     (late,) = decode(tree, [6.0], ended=[0])
     reason = "1 of 2 paths fell below the warm-up's 5.5"
-    assert strategy.select(tree) == [Prune(early), Complete(late), Finish(reason)]
-    obey(tree, strategy.select(tree))
+    assert actions_of(strategy, tree) == [Prune(early), Complete(late), Finish(reason)]
+    obey(tree, actions_of(strategy, tree))
     assert tree.finished() == [late]
 
 
 def test_the_others_are_given_up_at_the_end_of_a_step():
     strategy = deepconf(n=4, warmup=1)
     tree, _ = warmed(strategy, [4.0])
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     a, b, c = decode(tree, [5.0, 3.0, 6.0])
-    assert strategy.select(tree) == [Prune(b), Extend(a, 1), Extend(c, 1)]
-    obey(tree, strategy.select(tree))
+    assert actions_of(strategy, tree) == [Prune(b), Extend(a, 1), Extend(c, 1)]
+    obey(tree, actions_of(strategy, tree))
     a, c = decode(tree, [4.5, 3.5], ended=[0, 1])
     reason = "2 of 4 paths fell below the warm-up's 4"
-    assert strategy.select(tree) == [Prune(c), Complete(a), Finish(reason)]
+    assert actions_of(strategy, tree) == [Prune(c), Complete(a), Finish(reason)]
 
 
 def test_paths_that_reach_the_round_limit_are_listed():
     strategy, tree = deepconf(n=3, warmup=1, max_rounds=2), new_tree()
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     decode(tree, [4.0])
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     (cut_off,) = decode(tree, [4.0])
-    assert strategy.select(tree) == [Extend(tree.root, 2)], "it sets the bar all the same"
-    obey(tree, strategy.select(tree))
+    assert actions_of(strategy, tree) == [Extend(tree.root, 2)], "it sets the bar all the same"
+    obey(tree, actions_of(strategy, tree))
     decode(tree, [9.0, 1.0])
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     (last,) = decode(tree, [9.0])
     reason = "1 of 3 paths fell below the warm-up's 4 and 2 of 3 paths reached --max-rounds"
-    assert obey(tree, strategy.select(tree)) == reason
+    assert obey(tree, actions_of(strategy, tree)) == reason
     assert tree.candidates() == [cut_off, last]
 
 
 def test_without_scores_it_is_best_of_n():
     strategy = deepconf(n=4, warmup=2)
     tree, nodes = warmed(strategy, [None, None])
-    assert strategy.select(tree) == [*map(Complete, nodes), Extend(tree.root, 2)]
-    obey(tree, strategy.select(tree))
+    assert actions_of(strategy, tree) == [*map(Complete, nodes), Extend(tree.root, 2)]
+    obey(tree, actions_of(strategy, tree))
     nodes = decode(tree, [None, -3.0], ended=[0, 1])
-    assert strategy.select(tree) == [*map(Complete, nodes), Finish(None)]
+    assert actions_of(strategy, tree) == [*map(Complete, nodes), Finish(None)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,7 +124,7 @@ def test_whole_searches(seed):
 @pytest.mark.parametrize(("n", "warmup"), [(1, 1), (3, 1), (16, 4), (64, 16), (256, 16)])
 def test_the_warm_up_is_a_quarter_and_at_most_16(n, warmup):
     tree = new_tree()
-    assert deepconf(n=n).select(tree) == [Extend(tree.root, warmup)]
+    assert actions_of(deepconf(n=n), tree) == [Extend(tree.root, warmup)]
 
 
 def test_a_warm_up_of_more_than_n_is_an_error():

@@ -1,7 +1,7 @@
 from beamwright.config import SearchSettings
 from beamwright.protocols import Complete, Extend, Prune
 from beamwright.search import make_strategy
-from played import first_round, obey, play
+from played import actions_of, first_round, obey, play
 
 
 def dvts(**settings):
@@ -10,7 +10,7 @@ def dvts(**settings):
 
 def test_the_best_of_each_subtree_goes_on_however_bad_it_is():
     tree, nodes = first_round([0.9, 0.8, 0.1, 0.2])
-    assert dvts(n=4, width=2).select(tree) == [
+    assert actions_of(dvts(n=4, width=2), tree) == [
         Extend(nodes[0], 2),
         Prune(nodes[1]),
         Extend(nodes[3], 2),
@@ -20,7 +20,7 @@ def test_the_best_of_each_subtree_goes_on_however_bad_it_is():
 
 def test_a_finished_path_takes_a_place_of_its_own_subtree():
     tree, nodes = first_round([0.9, 0.8, 0.1, 0.2], ended=[0])
-    actions = dvts(n=4, width=2).select(tree)
+    actions = actions_of(dvts(n=4, width=2), tree)
     assert actions == [
         Complete(nodes[0]),
         Extend(nodes[1], 1),

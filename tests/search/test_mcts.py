@@ -12,7 +12,7 @@ from beamwright.search import make_strategy
 from beamwright.search.mcts import Counts
 from beamwright.tree import NodeState, StopReason
 from fakes import new_tree
-from played import first_round, obey, play
+from played import actions_of, first_round, obey, play
 
 
 def mcts(**settings):
@@ -173,7 +173,7 @@ def test_the_same_leaves_as_the_oracle_picks(seed):
     strategy = mcts(n=8, width=2, nodes=60, exploration=exploration, max_rounds=max_rounds)
     tree, rounds = new_tree(), 0
     while not tree.done:
-        actions = strategy.select(tree)
+        actions = actions_of(strategy, tree)
         oracle = Oracle(tree, exploration, max_rounds)
         if tree.rounds and (leaves := extended(actions)):
             assert leaves == oracle.leaves(4)[: len(leaves)]
@@ -193,7 +193,7 @@ def test_the_same_leaves_as_the_oracle_picks(seed):
 def scripted_tree(strategy, score, rounds):
     tree = new_tree()
     for _ in range(rounds):
-        obey(tree, strategy.select(tree))
+        obey(tree, actions_of(strategy, tree))
         open_nodes = tree.open_nodes()
         write(tree, open_nodes, [score(node) for node in open_nodes])
         tree.rounds += 1
@@ -211,15 +211,15 @@ def test_a_simulation_goes_on_until_its_path_ends_and_the_next_begins_elsewhere(
     tree, strategy = new_tree(), mcts(n=3, width=3, exploration=0.1)
     first, second, _ = extend(tree, tree.root, [0.9, 0.8, 0.1])
     tree.rounds = 1
-    obey(tree, strategy.select(tree))
+    obey(tree, actions_of(strategy, tree))
     below = write(tree, tree.open_nodes(), [0.2, 0.1, 0.0])
     tree.rounds = 2
-    actions = strategy.select(tree)
+    actions = actions_of(strategy, tree)
     assert extended(actions) == [below[0]], "although the second step scores better"
     obey(tree, actions)
     write(tree, tree.open_nodes(), [0.2, 0.1, 0.1], ended=[0])
     tree.rounds = 3
-    assert extended(strategy.select(tree)) == [second]
+    assert extended(actions_of(strategy, tree)) == [second]
     assert first.children == below
 
 
@@ -227,7 +227,7 @@ def test_much_exploration_spreads_evenly():
     strategy = mcts(n=8, width=4, exploration=100, nodes=1000)
     tree = new_tree()
     while not tree.done:
-        obey(tree, strategy.select(tree))
+        obey(tree, actions_of(strategy, tree))
         for node in tree.open_nodes():
             ends = node.lineage[2:] == (0,)
             write(tree, [node], [1 / (1 + node.lineage[-1])], ended=[0] if ends else ())
@@ -237,10 +237,10 @@ def test_much_exploration_spreads_evenly():
 
 def test_ties_go_to_the_lower_lineage():
     tree, nodes = first_round([0.5] * 4)
-    assert extended(mcts(n=4, width=2).select(tree)) == [nodes[0], nodes[1]]
+    assert extended(actions_of(mcts(n=4, width=2), tree)) == [nodes[0], nodes[1]]
     nodes[0].score = 0.5 + 1e-8
     nodes[2].score = 0.5 - 1e-8
-    assert extended(mcts(n=4, width=2).select(tree)) == [nodes[0], nodes[1]]
+    assert extended(actions_of(mcts(n=4, width=2), tree)) == [nodes[0], nodes[1]]
 
 
 # --- the end ---------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_the_nodes_are_never_exceeded_and_all_of_them_are_used(seed, nodes):
 
 def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
     tree, nodes = first_round([0.1, 0.9, 0.2, 0.8], ended=[1])
-    actions = mcts(n=4, width=4).select(tree)
+    actions = actions_of(mcts(n=4, width=4), tree)
     assert actions == [Complete(nodes[1]), Extend(nodes[3], 4)]
     obey(tree, actions)
     assert [node.state for node in (nodes[0], nodes[2])] == [NodeState.CANDIDATE] * 2
@@ -281,13 +281,13 @@ def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
 def test_of_too_many_ended_paths_the_best_take_the_places():
     tree, nodes = first_round([0.1, 0.9, 0.2], ended=[0, 1, 2])
     tree.finish(nodes[2])
-    actions = mcts(n=2, width=1).select(tree)
+    actions = actions_of(mcts(n=2, width=1), tree)
     assert actions == [Complete(nodes[1]), Prune(nodes[0]), Finish()]
 
 
 def test_what_waits_at_the_end_keeps_the_places_that_are_left():
     tree, nodes = first_round([0.1, 0.9, 0.2, 0.3], ended=[3])
-    actions = mcts(n=3, width=1, nodes=4).select(tree)
+    actions = actions_of(mcts(n=3, width=1, nodes=4), tree)
     reason = "2 of 3 paths were unfinished when --nodes 4 were written"
     assert actions == [Complete(nodes[3]), Prune(nodes[0]), Finish(reason)]
 
@@ -305,21 +305,21 @@ def test_duplicates_are_dropped_among_siblings_only():
     second.text = first.text
     tree.rounds = 1
     strategy = mcts(n=3, width=3, filter_duplicates=True)
-    actions = strategy.select(tree)
+    actions = actions_of(strategy, tree)
     assert actions == [Prune(second), Extend(first, 3)]
     obey(tree, actions)
     write(tree, tree.open_nodes(), [0.1, 0.1, 0.1], text="same")
     third.text = first.children[0].text
-    dropped = [a.node for a in strategy.select(tree) if isinstance(a, Prune)]
+    dropped = [a.node for a in actions_of(strategy, tree) if isinstance(a, Prune)]
     assert dropped == first.children[1:]
     tree.rounds = 2
-    assert mcts(n=3, width=3).select(tree) == [Extend(first.children[0], 3)]
+    assert actions_of(mcts(n=3, width=3), tree) == [Extend(first.children[0], 3)]
 
 
 def test_nothing_is_left_to_extend():
     tree, nodes = first_round([0.5, 0.5], ended=[0, 1])
     nodes[1].text = nodes[0].text
-    actions = mcts(n=2, width=1, filter_duplicates=True).select(tree)
+    actions = actions_of(mcts(n=2, width=1, filter_duplicates=True), tree)
     assert actions == [Prune(nodes[1]), Complete(nodes[0]), Finish("1 of 2 paths were duplicates")]
 
 
@@ -333,5 +333,5 @@ def test_nothing_is_left_to_extend():
 def test_settings_that_do_not_work(settings, complaint):
     with pytest.raises(InputError, match=complaint):
         mcts(**settings)
-    with pytest.raises(ValueError, match="exploration"):
+    with pytest.raises(InputError, match="exploration"):
         mcts(exploration=-0.1)

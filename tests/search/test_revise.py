@@ -4,7 +4,7 @@ from beamwright.search import make_strategy
 from beamwright.search.revise import CRITIQUE, best_answer
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
-from played import obey, play
+from played import actions_of, obey, play
 
 EOS = StopReason.EOS
 
@@ -17,7 +17,7 @@ def replied(tree, strategy, *steps):
     """Let the only path go on by these (text, stop, score) steps; returns its leaf."""
     leaf = None
     for text, stop, score in steps:
-        obey(tree, strategy.select(tree))
+        obey(tree, actions_of(strategy, tree))
         (leaf,) = tree.open_nodes()
         add_step(tree, leaf, text, stop=stop)
         leaf.score = score
@@ -28,17 +28,17 @@ def replied(tree, strategy, *steps):
 def test_a_draft_is_criticised_and_written_again():
     tree, strategy = new_tree(), revise()
     draft = replied(tree, strategy, ("a", StopReason.DELIMITER, 0.4), ("b", EOS, 0.3))
-    (asked,) = strategy.select(tree)
+    (asked,) = actions_of(strategy, tree)
     assert asked == Ask(draft, strategy.turns[0])
     assert asked.turn.text == CRITIQUE
     assert not asked.turn.answers
     critique = replied(tree, strategy, ("bad", EOS, None))
     assert critique.text == "bad"
     assert not critique.answers
-    assert strategy.select(tree) == [Ask(critique, strategy.turns[1])]
+    assert actions_of(strategy, tree) == [Ask(critique, strategy.turns[1])]
     new = replied(tree, strategy, ("c", EOS, 0.2))
     assert (new.text, new.answers, new.reply()) == ("c", True, [new])
-    assert strategy.select(tree) == [Complete(new), Finish()]
+    assert actions_of(strategy, tree) == [Complete(new), Finish()]
 
 
 def test_the_best_scored_answer_of_a_path_stands_and_the_last_without_scores():
@@ -66,7 +66,7 @@ def test_a_critique_is_no_answer_and_neither_is_half_a_revision():
 def test_a_reply_that_a_limit_cut_off_is_not_asked_about():
     tree, strategy = new_tree(), revise()
     draft = replied(tree, strategy, ("draft", StopReason.PATH_LIMIT, 0.1))
-    assert strategy.select(tree) == [Complete(draft), Finish()]
+    assert actions_of(strategy, tree) == [Complete(draft), Finish()]
 
 
 def test_a_leaf_that_was_never_asked_is_its_own_answer():
@@ -83,4 +83,4 @@ def test_every_path_is_asked_twice_per_revision():
     for leaf in leaves:
         turns = [node.turn for node in leaf.path() if node.turn is not None]
         assert [turn.answers for turn in turns] == [False, True] * 2
-    assert all(isinstance(a, Extend) for a in revise(n=3).select(new_tree()))
+    assert all(isinstance(a, Extend) for a in actions_of(revise(n=3), new_tree()))

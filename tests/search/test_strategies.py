@@ -4,30 +4,20 @@ import pytest
 
 from beamwright.config import SearchSettings, Settings
 from beamwright.errors import InputError
-from beamwright.search import KNOBS, STRATEGIES, make_strategy
+from beamwright.search import STRATEGIES, make_strategy
 from beamwright.search.defaults import with_defaults
+from declared import samples
 from played import play
 
-VALUES = {
-    "branching": "linear",
-    "score_temperature": 0.5,
-    "ess": 0.5,
-    "lookahead": 2,
-    "revisions": 2,
-    "critique_prompt": "Where is it wrong?",
-    "revision_prompt": "Again.",
-    "warmup": 2,
-    "keep": 0.5,
-}
-FILLING = [name for name in STRATEGIES if name != "deepconf"]  # that gives paths up for good
-VALUES |= {"exploration": 0.5, "nodes": 64}
+FILLING = [name for name, row in STRATEGIES.items() if row.fills]
+VALUES = samples()
 
 
 @pytest.mark.parametrize("seed", range(15))
 @pytest.mark.parametrize("name", FILLING)
 def test_every_search_ends_with_exactly_n_finished_candidates(name, seed):
     n, width = [(4, 2), (8, 4), (6, 3), (1, 1), (9, 3)][seed % 5]
-    enough = {"nodes": 10_000} if name == "mcts" else {}
+    enough = {"nodes": 10_000} if "nodes" in STRATEGIES[name].options else {}
     settings = SearchSettings(search=name, n=n, width=width, max_rounds=150, **enough)
     strategy = make_strategy(settings)
     tree, reason = play(strategy, seed)
@@ -53,15 +43,15 @@ def test_the_same_scores_give_the_same_tree(name):
     assert one == two
 
 
-@pytest.mark.parametrize("knob", KNOBS)
-def test_a_knob_of_another_strategy_is_an_error(knob):
+@pytest.mark.parametrize("option", VALUES)
+def test_an_option_of_another_strategy_is_an_error(option):
+    flag = option.replace("_", "-")
     for name, row in STRATEGIES.items():
-        settings = SearchSettings(search=name, n=4, width=2, **{knob: VALUES[knob]})
-        if knob in row.knobs:
-            make_strategy(settings)
+        settings = Settings.build(search=name, width=2, **{option: VALUES[option]}).search
+        if option in row.options:
+            assert getattr(make_strategy(settings), option) == VALUES[option]
         else:
-            flag = knob.replace("_", "-")
-            with pytest.raises(InputError, match=f"--{flag} is no knob of --search {name}"):
+            with pytest.raises(InputError, match=f"--{flag} is no option of --search {name}; it"):
                 make_strategy(settings)
 
 
@@ -74,9 +64,38 @@ def test_the_table_says_whose_tree_depends_on_the_width(name):
     assert (shape(2) != shape(4)) is STRATEGIES[name].reads_width
 
 
-def test_every_knob_belongs_to_someone_and_every_meaning_is_one_line():
-    assert {knob for row in STRATEGIES.values() for knob in row.knobs} == set(KNOBS)
-    assert all(row.meaning and "\n" not in row.meaning for row in STRATEGIES.values())
+def test_every_meaning_is_one_line_and_every_option_has_help():
+    for row in STRATEGIES.values():
+        assert row.meaning
+        assert "\n" not in row.meaning
+        assert all(info.description for info in row.options.values())
+
+
+def test_options_that_were_not_given_are_filled_in():
+    search = with_defaults(Settings.build(search="particles", ess=0.25)).search
+    assert search.model_extra == {"score_temperature": 1.0, "ess": 0.25}
+    assert with_defaults(Settings.build(search="beam")).search.model_extra == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"search": "baem"}, "--search 'baem': did you mean beam? choose one of "),
+        ({"search": "mcts", "exploration": -1}, "search.exploration (--exploration): "),
+        ({"search": "dynamic", "branching": "cubic"}, "search.branching (--branching): "),
+        ({"search": "dynamic", "score_temperature": "hot"}, "got 'hot'"),
+    ],
+)
+def test_mistakes_are_one_line(options, complaint):
+    with pytest.raises(InputError) as caught:
+        with_defaults(Settings.build(**options))
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_option_that_was_never_declared_is_unknown_however_it_came():
+    with pytest.raises(InputError, match=r"unknown option 'search.serach': did you mean search\?"):
+        make_strategy(SearchSettings(serach="beam"))
 
 
 def test_a_strategy_brings_its_own_choice_and_step_lengths():

@@ -254,6 +254,7 @@ def grow_tree(facts: Mapping[str, Any]) -> StepTree:
         search=facts["search"],
         survival=facts["survival"],
         seed=facts["seed"],
+        options=facts["options"],
     )
     return grow(search)
 

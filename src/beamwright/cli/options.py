@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -20,6 +20,8 @@ from pydantic.fields import FieldInfo
 from beamwright.cli.guard import guard
 from beamwright.cli.strategies import print_strategies
 from beamwright.config import Settings
+from beamwright.errors import InputError
+from beamwright.registry import Row, declared_options, declared_rows, flag_of
 
 _PANELS = {
     "model": "Models",
@@ -30,6 +32,7 @@ _PANELS = {
     "memory": "Memory",
     "schedule": "Schedule (never changes the tree)",
 }
+_DECLARED_PANELS = {**_PANELS, "search": "Search: options of one strategy"}
 
 _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the settings
 
@@ -80,20 +83,6 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "aggregate": (None, "From step scores to a path's score (default: the verifier's)."),
     "choose": (None, "How the final answer is chosen (default: the strategy's own)."),
     "compat": (None, "beam: another project's rules of selection, replication and padding."),
-    "branching": (None, "dynamic: children by softmax of the score, or in linear proportion."),
-    "score_temperature": (None, "dynamic, particles: temperature of the softmax over scores."),
-    "ess": ("SHARE", "particles: resample at or below this effective share (default: always)."),
-    "lookahead": ("STEPS", "lookahead: steps of a rollout (default: 1)."),
-    "revisions": (None, "revise: critiques and new answers per path (default: 1)."),
-    "critique_prompt": ("TEXT", "revise: what asks for a critique."),
-    "revision_prompt": ("TEXT", "revise: what asks for a new answer."),
-    "warmup": ("PATHS", "deepconf: paths that set the bar (default: n / 4, at most 16)."),
-    "keep": ("SHARE", "deepconf: share of the warm-up at or above the bar (default: 0.9)."),
-    "exploration": (
-        None,
-        "mcts: weight of the exploration bonus; 0 follows scores (default: 1).",
-    ),
-    "nodes": (None, "mcts: most steps that are written (default: 16 n)."),
     "seed": (None, "Seed of every random draw."),
     "deadline": ("DURATION", "Stop this long after the search starts or is resumed: 30s, 2m, 1h."),
     "token_budget": ("TOKENS", "Stop once this many tokens are generated."),
@@ -141,11 +130,7 @@ def with_settings(
 
     The command gets an Invocation first, then its own parameters. It runs under `guard`.
     """
-    rows = {
-        name: parameter
-        for name, parameter in _settings_parameters().items()
-        if only is None or name in only
-    }
+    rows = _settings_parameters(only)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         shared = [*rows.values(), *_common_parameters(recipe)]
@@ -182,11 +167,14 @@ def _resolved_parameters(command: Callable[..., None]) -> list[inspect.Parameter
     ]
 
 
-def _settings_parameters() -> dict[str, inspect.Parameter]:
+def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspect.Parameter]:
+    """Options by name; `only` some, with what is declared under them (`search`: its strategies)."""
     parameters = {}
     for section, info in Settings.model_fields.items():
         fields: dict[str, FieldInfo] = info.annotation.model_fields  # type: ignore[union-attr]
         for name, field in fields.items():
+            if only is not None and name not in only:
+                continue
             metavar, help_text = _WORDS[name]
             option = typer.Option(
                 _flags(name, field),
@@ -196,7 +184,43 @@ def _settings_parameters() -> dict[str, inspect.Parameter]:
             )
             kind = str if metavar in _AS_TEXT else _plain_type(field.annotation)
             parameters[name] = _parameter(name, kind | None, option)
+        for name, owner in declared_options().items():
+            if owner == section and (only is None or section in only):
+                parameters[name] = _declared_parameter(name, section)
     return parameters
+
+
+def _declared_parameter(name: str, section: str) -> inspect.Parameter:
+    """The option that one or several strategies (or others) declare under this name."""
+    rows = declared_rows(name)
+    first = rows[0].options[name]
+    kind = _plain_type(first.annotation)
+    for row in rows:
+        if _plain_type(row.options[name].annotation) != kind:
+            places = f"{rows[0].place} and {row.place}"
+            raise InputError(f"{places} declare {flag_of(name)} with different types")
+    option = typer.Option(
+        _flags(name, first),
+        help=_declared_help(rows, name),
+        metavar=rows[0].metavar(name),
+        rich_help_panel=_DECLARED_PANELS[section],
+    )
+    return _parameter(name, kind | None, option)
+
+
+def _declared_help(rows: Sequence[Row], name: str) -> str:
+    """Whose option it is, and what for: `dynamic, particles: Temperature ...`."""
+    owners: dict[str, list[str]] = {}
+    for row in rows:
+        info = row.options[name]
+        owners.setdefault(info.description or "", []).append(row.name)
+    defaults = {row.name: row.options[name].default for row in rows}
+    if len(set(map(repr, defaults.values()))) == 1:
+        shown = _shown(next(iter(defaults.values())))
+    else:
+        shown = _shown(", ".join(f"{owner} {value}" for owner, value in defaults.items()))
+    parts = [f"{', '.join(names)}: {text}" for text, names in owners.items()]
+    return " ".join(parts) + shown
 
 
 def _common_parameters(recipe: bool) -> list[inspect.Parameter]:

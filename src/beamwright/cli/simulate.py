@@ -24,11 +24,10 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.report.recorded import RecordedTree, read_recorded
-from beamwright.search import DEFAULT_SEARCH
+from beamwright.search import strategy_row
 
 _DEFAULT_STEP_TOKENS = 32
 _BASELINE = "layerwise"
-_SEARCHES = ("beam", "best-of-n", "dvts")
 _OPTIONS = (
     "model", "dtype", "context", "n", "width", "search", "seed", "step_tokens", "memory",
     "kv_memory", "link_bandwidth",
@@ -132,7 +131,7 @@ def simulate(
 ) -> None:
     """Simulate a search under several schedules. Loads no model.
 
-    --model takes the name of a shape as well, such as opt-6.7b. --search takes dvts too.
+    --model takes the name of a shape as well, such as opt-6.7b.
     """
     rows = _chosen(schedules)
     own = {
@@ -183,10 +182,12 @@ class _Case:
 
 def _synthetic(invocation: Invocation, own: Mapping[str, Any]) -> _Case:
     settings, search = invocation.settings, invocation.settings.search
-    name = search.search or DEFAULT_SEARCH
-    if name not in _SEARCHES:
-        known = ", ".join(_SEARCHES)
-        raise InputError(f"--search {name}: no such search to simulate; known: {known}")
+    row = strategy_row(search)
+    if not row.by_level or row.step_limits is not None:
+        raise InputError(
+            f"--search {row.name}: the rounds of a made-up tree are its levels, all with "
+            "steps of one kind; replay a recorded tree, or choose another search"
+        )
     prompt, generate = own["prompt"] or 128, own["generate"] or 1920
     step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
     sigma = own["step_spread"] or 0.0
@@ -197,9 +198,10 @@ def _synthetic(invocation: Invocation, own: Mapping[str, Any]) -> _Case:
         "generate": generate,
         "step_tokens": step_tokens,
         "step_spread": sigma,
-        "search": name,
+        "search": row.name,
         "survival": own["survival"] or "random",
         "seed": search.seed,
+        "options": dict(search.model_extra or {}),
         "tree": None,
     }
     tree = engine.grow_tree(facts)
@@ -229,6 +231,7 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> _Ca
         "search": None,
         "survival": None,
         "seed": None,
+        "options": None,
         "tree": str(file),
     }
     return _Case(tree, facts, longest, _step_settings(tree, step_tokens, None))

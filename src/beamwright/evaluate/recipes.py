@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beamwright.config import Settings, load_recipe
+from beamwright.config import Settings, load_recipe, option_owners
 from beamwright.errors import InputError
 from beamwright.evaluate.foreign import is_foreign, translate
 from beamwright.search import make_strategy
@@ -132,7 +132,7 @@ def _axes(grid: Any, given: Mapping[str, Any], where: str) -> dict[str, list[Any
     if not isinstance(grid, dict):
         raise InputError(f"{where}: 'grid' must hold options with lists of values")
     for name, values in grid.items():
-        if name not in _owners():
+        if name not in option_owners():
             raise InputError(f"{where}, grid: unknown option {name!r}")
         if not isinstance(values, list) or not values:
             raise InputError(f"{where}, grid: {name!r} must be a list of values")
@@ -145,7 +145,7 @@ def _flat(keys: Any, where: str) -> dict[str, Any]:
         return {}
     if not isinstance(keys, dict):
         raise InputError(f"{where}: expected options, such as 'n: 16'")
-    owners = _owners()
+    owners = option_owners()
     flat: dict[str, Any] = {}
     for key, value in keys.items():
         section = isinstance(value, dict) and key in Settings.model_fields
@@ -154,14 +154,6 @@ def _flat(keys: Any, where: str) -> dict[str, Any]:
                 raise InputError(f"{where}: unknown option {name!r}")
             flat[name] = option
     return flat
-
-
-def _owners() -> dict[str, str]:
-    return {
-        name: section
-        for section, info in Settings.model_fields.items()
-        for name in info.annotation.model_fields  # type: ignore[union-attr]
-    }
 
 
 def _built(

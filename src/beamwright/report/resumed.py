@@ -6,13 +6,15 @@ Reads the file and no models, so that an option that was another is found before
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from beamwright.config import Settings
+from beamwright.config import SearchSettings, Settings
 from beamwright.errors import InputError
 from beamwright.models.load import resolve_dtype
 from beamwright.report.checkpoint import DECISIVE_SECTIONS, read_checkpoint, tree_settings
+from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
 
 
@@ -31,9 +33,12 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     for name in DECISIVE_SECTIONS:
         section = getattr(given, name)
         written = section.model_dump(exclude_unset=True)
+        known = [*type(section).model_fields]
+        if isinstance(section, SearchSettings):
+            known += _own_options(written.get("search", saved.settings.get("search")))
         kept = {
             option: saved.settings[option]
-            for option in type(section).model_fields
+            for option in known
             if option in saved.settings and option not in written
         }
         set_here += written
@@ -48,3 +53,8 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     first = {option: wanted[option] for option in set_here if option in wanted}
     saved.check_settings(file, {**first, **wanted})
     return settings
+
+
+def _own_options(search: Any) -> list[str]:
+    """The options of a strategy; none of one that is unknown here, which is said elsewhere."""
+    return [*STRATEGIES[search].options] if search in STRATEGIES else []

@@ -20,11 +20,6 @@ from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.ranking import TIE, duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
-_VOTES_CHANGE = {
-    "revise": "a path's answer may still change",
-    "deepconf": "a path that has voted may still be pruned",
-}
-
 
 def check_stops(
     settings: StopSettings, search: SearchSettings, *, probabilities: bool | None = None
@@ -37,10 +32,9 @@ def check_stops(
     Raises:
         InputError: if they cannot; says which --choose would do.
     """
-    if settings.stop_votes and search.search in _VOTES_CHANGE:
-        raise InputError(
-            f"--stop-votes: with --search {search.search} {_VOTES_CHANGE[search.search]}"
-        )
+    votes_change = strategy_row(search).votes_change
+    if settings.stop_votes and votes_change is not None:
+        raise InputError(f"--stop-votes: with --search {search.search} {votes_change}")
     if not settings.stop_votes or search.choose == "majority":
         return
     if search.choose != "weighted":

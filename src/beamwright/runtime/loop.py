@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 
+from beamwright.config import SearchSettings
 from beamwright.protocols import (
     Action,
     Ask,
@@ -29,6 +32,7 @@ from beamwright.protocols import (
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.limits import StopRule
 from beamwright.runtime.scores import check_path_score
+from beamwright.search import round_rng
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
@@ -73,7 +77,7 @@ class TreeRun:
 class SearchLoop:
     """Runs trees to their end with one strategy, one schedule, one executor.
 
-    render_turn: for strategies that ask again; others need none.
+    render_turn: for strategies that ask again; others need none. rng: a round's random stream.
     """
 
     def __init__(
@@ -85,10 +89,12 @@ class SearchLoop:
         accounting: Accounting,
         clock: Callable[[], float] = time.perf_counter,
         render_turn: RenderTurn = lambda node, turn: None,
+        rng: Callable[[SearchTree], Random] | None = None,
     ) -> None:
         self._executor, self._schedule, self._strategy = executor, schedule, strategy
         self._aggregate, self._accounting, self._clock = aggregate, accounting, clock
         self._render_turn = render_turn
+        self._rng = rng or partial(round_rng, SearchSettings())
 
     def run(self, runs: Sequence[TreeRun], on_round: RoundCallback | None = None) -> None:
         """Grow every tree to its end.
@@ -224,7 +230,7 @@ class SearchLoop:
         """The strategy's actions, or the end of the search if something stops it."""
         tree, rule, elapsed_s = run.tree, run.rule, run.here_s(self._clock())
         whole = not run.cut or (rule is not None and rule.paths_stand_alone)
-        actions = self._strategy.select(tree) if whole else []
+        actions = self._strategy.select(tree, self._rng(tree)) if whole else []
         ends = not run.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or tree.rounds == 0:
             return actions

@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
+from typing import Any
 
 from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Action
+from beamwright.search.compat import SearchAndLearnBeam
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import give_children, open_round
 from beamwright.search.share import even_shares
 from beamwright.tree import Node, SearchTree
 
+VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 
-class BeamSearch:
+
+@strategy(
+    "varying",
+    meaning="beam search with short steps first: 64 tokens three times, then up to 2048",
+    step_limits=VARYING_LIMITS,
+    reads_width=True,
+    needs_scores=True,
+)
+@strategy(
+    "beam",
+    meaning="keep the best n / width steps a round, width children each",
+    reads_width=True,
+    needs_scores=True,
+    compat={"search-and-learn": SearchAndLearnBeam},
+)
+class BeamSearch(SearchPolicy):
     """n candidates a round, `width` children per survivor.
 
     Raises:
         InputError: if n < width, or width does not divide n.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
-        check_width(settings)
+    def model_post_init(self, context: Any) -> None:
+        check_width(self.search)
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
-        this = open_round(tree, self.settings)
+        this = open_round(tree, self.search)
         if this.decided:
             return list(this.actions)
-        return [*this.actions, *extend_best(ranked(this.going), this.slots, self.settings.width)]
+        return [*this.actions, *extend_best(ranked(this.going), this.slots, self.search.width)]
 
 
 def check_width(settings: SearchSettings) -> None:

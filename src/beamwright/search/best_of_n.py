@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from beamwright.config import SearchSettings
+from random import Random
+
 from beamwright.protocols import Action, Complete, Extend, Finish
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.tree import SearchTree
 
 
-class BestOfN:
+@strategy(
+    "weighted",
+    meaning="n independent paths, the answer with the largest summed score",
+    choose="weighted",
+    competes=False,
+)
+@strategy(
+    "majority",
+    meaning="n independent paths, the most frequent answer (self-consistency)",
+    choose="majority",
+    competes=False,
+)
+@strategy(
+    "best-of-n",
+    meaning="n independent paths, the best-scored answer",
+    competes=False,
+)
+class BestOfN(SearchPolicy):
     """Every unfinished path goes on until it ends, or until the rounds are used up."""
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.n = settings.n
-        self.max_rounds = settings.max_rounds
-
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
+        n, max_rounds = self.search.n, self.search.max_rounds
         if tree.rounds == 0:
-            return [Extend(tree.root, self.n)]
+            return [Extend(tree.root, n)]
         candidates = tree.candidates()
         going = [node for node in candidates if not node.ended]
         actions: list[Action] = [Complete(node) for node in candidates if node.ended]
         if not going:
             return [*actions, Finish()]
-        if tree.rounds >= self.max_rounds:
-            return [*actions, Finish(f"{len(going)} of {self.n} paths reached --max-rounds")]
+        if tree.rounds >= max_rounds:
+            return [*actions, Finish(f"{len(going)} of {n} paths reached --max-rounds")]
         return [*actions, *(Extend(node, 1) for node in going)]

@@ -9,10 +9,11 @@ n finished paths the first n to finish count, and fewer are repeated up to n.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import TypeVar
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.search.declare import SearchPolicy
 from beamwright.search.ranking import duplicates
 from beamwright.search.rounds import give_children
 from beamwright.search.share import even_shares
@@ -21,7 +22,7 @@ from beamwright.tree import Node, SearchTree
 T = TypeVar("T")
 
 
-class SearchAndLearnBeam:
+class SearchAndLearnBeam(SearchPolicy):
     """Stateless: the order of its list of beams is read from the tree.
 
     Survivors keep the list's order; round-robin replication makes the list s0, s1, ..., s0, ...,
@@ -29,13 +30,14 @@ class SearchAndLearnBeam:
     plus its parent's place.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
-        self.num_survivors = settings.n // settings.width  # 0 keeps all, as there
+    @property
+    def num_survivors(self) -> int:
+        """0 keeps all, as there."""
+        return self.search.n // self.search.width
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
-        settings = self.settings
+        settings = self.search
         if tree.rounds == 0:
             return [Extend(tree.root, settings.n)]
         beams = in_list_order(tree.candidates())

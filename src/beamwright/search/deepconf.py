@@ -9,19 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.registry import option
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import TIE
 from beamwright.tree import Node, NodeState, SearchTree
 
-WARMUP = 16
-KEEP = 0.9  # DeepConf-high; DeepConf-low is 0.1
+_MOST_FIRST = 16
 
 
-class OnlineDeepConf:
+@strategy(
+    "deepconf",
+    meaning="best-of-n whose paths are pruned below the confidence of the first ones",
+    choose="weighted",
+    by_level=False,
+    needs_scores=True,
+    scorer="deepconf",
+    competes=False,
+    fills=False,
+    votes_change="a path that has voted may still be pruned",
+)
+class OnlineDeepConf(SearchPolicy):
     """n independent paths, the first `warmup` of which are never given up on the way.
+
+    A `keep` of 0.9 is DeepConf-high, 0.1 DeepConf-low.
 
     A path's score should be what DeepConf compares, the lowest group confidence so far
     (`--verifier deepconf`); whatever else scores paths is compared in the same way, and a path
@@ -31,24 +46,33 @@ class OnlineDeepConf:
         InputError: if the warm-up has more than n paths.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.n, self.max_rounds = settings.n, settings.max_rounds
-        self.keep = settings.keep or KEEP
-        self.warmup = settings.warmup or min(WARMUP, max(1, settings.n // 4))
-        if self.warmup > self.n:
-            raise InputError(f"--warmup {self.warmup} is larger than --n {self.n}")
+    warmup: int | None = option(
+        None, ge=1, metavar="PATHS", help="Paths that set the bar (default: n / 4, at most 16)."
+    )
+    keep: float = option(
+        0.9, gt=0, le=1, metavar="SHARE", help="Share of the warm-up at or above the bar."
+    )
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def model_post_init(self, context: Any) -> None:
+        if self.num_first > self.search.n:
+            raise InputError(f"--warmup {self.warmup} is larger than --n {self.search.n}")
+
+    @property
+    def num_first(self) -> int:
+        """Paths of the warm-up."""
+        return self.warmup or min(_MOST_FIRST, max(1, self.search.n // 4))
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
         if tree.rounds == 0:
-            return [Extend(tree.root, self.warmup)]
-        warming = len(tree.root.children) <= self.warmup
+            return [Extend(tree.root, self.num_first)]
+        warming = len(tree.root.children) <= self.num_first
         bar = -math.inf if warming else self._bar(tree)
         waiting = tree.candidates()  # paths that were cut off stay among them to the end
         dropped = _below(waiting, bar)
         left = [node for node in waiting if node not in dropped]
         ended = [node for node in left if node.ended]
-        going = [node for node in left if not node.ended and node.depth < self.max_rounds]
+        going = [node for node in left if not node.ended and node.depth < self.search.max_rounds]
         if going:
             steps: list[Action] = [Extend(node, 1) for node in going]
             return [*map(Prune, dropped), *map(Complete, ended), *steps]
@@ -57,13 +81,13 @@ class OnlineDeepConf:
             dropped = _below([*tree.finished(), *waiting], bar)
             ended = [node for node in ended if node not in dropped]
         actions: list[Action] = [*map(Prune, dropped), *map(Complete, ended)]
-        if warming and self.warmup < self.n:
-            return [*actions, Extend(tree.root, self.n - self.warmup)]
+        if warming and self.num_first < self.search.n:
+            return [*actions, Extend(tree.root, self.search.n - self.num_first)]
         return [*actions, Finish(self._why_fewer(tree, dropped, bar))]
 
     def _bar(self, tree: SearchTree) -> float:
         """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored."""
-        scores = [_end(node).score for node in tree.root.children[: self.warmup]]
+        scores = [_end(node).score for node in tree.root.children[: self.num_first]]
         known = sorted(score for score in scores if score is not None and not math.isnan(score))
         return percentile(known, 1 - self.keep) if known else -math.inf
 
@@ -71,11 +95,11 @@ class OnlineDeepConf:
         ends = [_end(node) for node in tree.root.children]
         pruned = [end for end in ends if end.state is NodeState.PRUNED or end in dropped]
         cut_off = [end for end in ends if not end.ended and end not in pruned]
-        reasons = []
+        reasons, n = [], self.search.n
         if pruned:
-            reasons.append(f"{len(pruned)} of {self.n} paths fell below the warm-up's {bar:.4g}")
+            reasons.append(f"{len(pruned)} of {n} paths fell below the warm-up's {bar:.4g}")
         if cut_off:
-            reasons.append(f"{len(cut_off)} of {self.n} paths reached --max-rounds")
+            reasons.append(f"{len(cut_off)} of {n} paths reached --max-rounds")
         return " and ".join(reasons) or None
 
 

@@ -22,16 +22,17 @@ _PAGE = "see docs/verifiers.md"
 
 def with_defaults(settings: Settings, *, own_scores: bool = False) -> Settings:
     """Settings in which nothing about the search is left open: `resolved`, and the strategy's own
-    choice of the answer and step lengths where none were given.
+    choice of the answer, options and step lengths where none were given.
 
     Raises:
-        InputError: as `resolved`.
+        InputError: as `resolved`, and as `make_strategy`.
     """
     settings = resolved(settings, own_scores=own_scores)
     row = strategy_row(settings.search)
     search, step = settings.search, settings.step
-    if search.choose is None:
-        search = search.model_copy(update={"choose": row.choose})
+    policy = row.policy(search)
+    options = {name: getattr(policy, name) for name in row.options if hasattr(policy, name)}
+    search = search.model_copy(update={**options, "choose": search.choose or row.choose})
     if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:
         cap = step.max_step_tokens if "max_step_tokens" in step.model_fields_set else math.inf
         limits = tuple(limit for limit in row.step_limits if limit < cap)

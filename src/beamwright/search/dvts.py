@@ -7,29 +7,36 @@ subtree has `width` places, and its finished paths keep theirs, so a search ends
 from __future__ import annotations
 
 from collections import defaultdict
+from random import Random
+from typing import Any
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Action, Complete, Extend, Prune
 from beamwright.search.beam import check_width
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import open_round
 from beamwright.tree import Node, SearchTree
 
 
-class DiverseTrees:
+@strategy(
+    "dvts",
+    meaning="n / width separate subtrees, the best of width children in each",
+    reads_width=True,
+    needs_scores=True,
+)
+class DiverseTrees(SearchPolicy):
     """Subtree s owns the root's children s * width to (s + 1) * width - 1.
 
     Raises:
         InputError: if n < width, or width does not divide n.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
-        check_width(settings)
+    def model_post_init(self, context: Any) -> None:
+        check_width(self.search)
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
-        settings = self.settings
+        settings = self.search
         this = open_round(tree, settings)
         if this.decided:
             return list(this.actions)
@@ -49,4 +56,4 @@ class DiverseTrees:
     def _subtree(self, node: Node) -> int:
         ordinal = node.lineage[1]
         assert isinstance(ordinal, int)
-        return ordinal // self.settings.width
+        return ordinal // self.search.width

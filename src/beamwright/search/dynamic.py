@@ -7,33 +7,43 @@ REBASE rounds each on its own and can give out more or fewer.
 
 from __future__ import annotations
 
-from beamwright.config import SearchSettings
+from random import Random
+
 from beamwright.protocols import Action
+from beamwright.registry import option
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import give_children, open_round
-from beamwright.search.share import largest_remainder, weights_of
+from beamwright.search.share import Branching, largest_remainder, weights_of
 from beamwright.tree import SearchTree
 
-TEMPERATURE = 0.2  # REBASE's for scores in [0, 1]
 
+@strategy(
+    "dynamic",
+    meaning="children in proportion to the score: softmax (REBASE) or linear",
+    needs_scores=True,
+)
+class DynamicBranching(SearchPolicy):
+    """n candidates a round; a candidate that gets no child is pruned.
 
-class DynamicBranching:
-    """n candidates a round; a candidate that gets no child is pruned."""
+    The temperature is REBASE's for scores in [0, 1].
+    """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
+    branching: Branching = option(
+        "softmax", help="Children by softmax of the score, or in linear proportion."
+    )
+    score_temperature: float = option(0.2, gt=0, help="Temperature of the softmax over scores.")
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
-        settings = self.settings
-        this = open_round(tree, settings)
+        this = open_round(tree, self.search)
         if this.decided:
             return list(this.actions)
         best_first = ranked(this.going)
         weights = weights_of(
             [node.score for node in best_first],
-            settings.branching or "softmax",
-            settings.score_temperature or TEMPERATURE,
+            self.branching,
+            self.score_temperature,
         )
         shares = largest_remainder(weights, this.slots)
         return [*this.actions, *give_children(best_first, shares)]

@@ -7,45 +7,54 @@ search-and-learn writes such rollouts, too, but its scores do not use them.
 
 from __future__ import annotations
 
-from beamwright.config import SearchSettings
+from random import Random
+from typing import Any
+
 from beamwright.protocols import Action, Extend, Prune
+from beamwright.registry import option
 from beamwright.search.beam import check_width, extend_best
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import open_round
 from beamwright.tree import Node, SearchTree
 
-STEPS = 1
 
-
-class Lookahead:
+@strategy(
+    "lookahead",
+    meaning="beam search that scores a candidate by a greedy rollout of k steps",
+    by_level=False,
+    reads_width=True,
+    needs_scores=True,
+)
+class Lookahead(SearchPolicy):
     """n candidates a cycle, `width` children per survivor.
 
     Raises:
         InputError: if n < width, or width does not divide n.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
-        self.steps = settings.lookahead or STEPS
-        check_width(settings)
+    lookahead: int = option(1, ge=1, metavar="STEPS", help="Steps of a rollout.")
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def model_post_init(self, context: Any) -> None:
+        check_width(self.search)
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
         leaves = tree.candidates()
         rolled = max((leaf.depth - rolled_from(leaf).depth for leaf in leaves), default=0)
         if rolled == 0:
             level = max((leaf.depth for leaf in leaves), default=0)
-            this = open_round(tree, self.settings, level)
+            this = open_round(tree, self.search, level)
             if this.decided:
                 return list(this.actions)
             return [*this.actions, *(Extend(node, 1, greedy=True) for node in this.going)]
         rolling = [leaf for leaf in leaves if not leaf.ended]
-        if rolled < self.steps and rolling:
+        if rolled < self.lookahead and rolling:
             return [Extend(leaf, 1, greedy=True) for leaf in rolling]
         best = [rolled_from(leaf) for leaf in ranked(leaves)]
-        slots = self.settings.n - len(tree.finished())
+        slots = self.search.n - len(tree.finished())
         rollouts = [node for leaf in leaves for node in rollout(leaf)]
-        return [*map(Prune, rollouts), *extend_best(best, slots, self.settings.width)]
+        return [*map(Prune, rollouts), *extend_best(best, slots, self.search.width)]
 
 
 def rollout(leaf: Node) -> list[Node]:

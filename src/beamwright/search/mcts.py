@@ -13,19 +13,28 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from random import Random
+from typing import Any
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.registry import option
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
-EXPLORATION = 1.0
-NODES_PER_CANDIDATE = 16
+_NODES_PER_CANDIDATE = 16
 _DECIMALS = 6  # values this close are equal
 
 
-class MonteCarloTreeSearch:
+@strategy(
+    "mcts",
+    meaning="tree search: score plus exploration bonus picks the leaves (PUCT)",
+    by_level=False,
+    reads_width=True,
+    needs_scores=True,
+)
+class MonteCarloTreeSearch(SearchPolicy):
     """n first steps; then max(1, n // width) simulations side by side, `width` children a step.
 
     Leaves that are not picked wait as candidates. A path goes on until it ends, or is `max_rounds`
@@ -37,19 +46,26 @@ class MonteCarloTreeSearch:
         InputError: if n < width, or the nodes are fewer than n.
     """
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
-        given, nodes = settings.exploration, settings.nodes
-        self.exploration = EXPLORATION if given is None else given
-        self.nodes = NODES_PER_CANDIDATE * settings.n if nodes is None else nodes
+    exploration: float = option(
+        1.0, ge=0, allow_inf_nan=False, help="Weight of the exploration bonus; 0 follows scores."
+    )
+    nodes: int | None = option(None, ge=1, help="Most steps that are written (default: 16 n).")
+
+    def model_post_init(self, context: Any) -> None:
+        settings = self.search
         if settings.n < settings.width:
             raise InputError(f"--n {settings.n} is smaller than --width {settings.width}")
-        if self.nodes < settings.n:
+        if self.most_nodes < settings.n:
             raise InputError(f"--nodes {self.nodes} is smaller than --n {settings.n}")
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    @property
+    def most_nodes(self) -> int:
+        """The most steps that are written."""
+        return _NODES_PER_CANDIDATE * self.search.n if self.nodes is None else self.nodes
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
-        settings = self.settings
+        settings = self.search
         if tree.rounds == 0:
             return [Extend(tree.root, settings.n)]
         dropped = _repeated_siblings(tree) if settings.filter_duplicates else {}
@@ -72,8 +88,8 @@ class MonteCarloTreeSearch:
         self, tree: SearchTree, waiting: Sequence[Node], dropped: Collection[Node]
     ) -> list[Extend]:
         """The steps that get children this round: simulations that go on, then fresh ones."""
-        settings = self.settings
-        left = self.nodes - _num_written(tree)
+        settings = self.search
+        left = self.most_nodes - _num_written(tree)
         open_to = [node for node in waiting if node.depth < settings.max_rounds]
         counts = Counts(tree, open_to, dropped)
         picked: list[Node] = []
@@ -93,13 +109,13 @@ class MonteCarloTreeSearch:
 
     @property
     def _simulations(self) -> int:
-        return max(1, self.settings.n // self.settings.width)
+        return max(1, self.search.n // self.search.width)
 
     def _reason(self, tree: SearchTree, waiting: Sequence[Node], missing: int) -> str:
         """Why so many paths are missing."""
-        paths = f"{missing} of {self.settings.n} paths"
-        if any(node.depth < self.settings.max_rounds for node in waiting):
-            return f"{paths} were unfinished when --nodes {self.nodes} were written"
+        paths = f"{missing} of {self.search.n} paths"
+        if any(node.depth < self.search.max_rounds for node in waiting):
+            return f"{paths} were unfinished when --nodes {self.most_nodes} were written"
         return f"{paths} reached --max-rounds" if waiting else f"{paths} were duplicates"
 
 

@@ -7,41 +7,39 @@ place, since they cost nothing more and a search is to end with exactly n answer
 
 from __future__ import annotations
 
-import random
+from random import Random
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Action
+from beamwright.registry import option
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.rounds import give_children, open_round
 from beamwright.search.share import effective_size, systematic, weights_of
 from beamwright.tree import SearchTree
 
-TEMPERATURE = 1.0
-_ALWAYS = 1.0
 
-
-class ParticleFilter:
+@strategy(
+    "particles",
+    meaning="paths resampled in proportion to exp(score / temperature)",
+    needs_scores=True,
+)
+class ParticleFilter(SearchPolicy):
     """n particles; resampled where the effective sample size is at most `ess` of them."""
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
+    score_temperature: float = option(1.0, gt=0, help="Temperature of the softmax over scores.")
+    ess: float = option(
+        1.0, ge=0, le=1, metavar="SHARE", help="Resample at or below this effective share."
+    )
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
-        settings = self.settings
-        this = open_round(tree, settings)
+        this = open_round(tree, self.search)
         if this.decided:
             return list(this.actions)
-        temperature = settings.score_temperature or TEMPERATURE
-        weights = weights_of([node.score for node in this.going], "softmax", temperature)
-        threshold = _ALWAYS if settings.ess is None else settings.ess
+        scores = [node.score for node in this.going]
+        weights = weights_of(scores, "softmax", self.score_temperature)
         crowded = len(this.going) != this.slots  # places of duplicates are drawn again
-        if crowded or effective_size(weights) <= threshold * len(weights) * (1 + 1e-9):
-            shares = systematic(weights, this.slots, self._offset(tree))
+        if crowded or effective_size(weights) <= self.ess * len(weights) * (1 + 1e-9):
+            shares = systematic(weights, this.slots, rng.random())
         else:
             shares = [1] * len(weights)
         return [*this.actions, *give_children(this.going, shares)]
-
-    def _offset(self, tree: SearchTree) -> float:
-        """A uniform draw of its own for every seed, problem and round."""
-        key = f"particles {self.settings.seed} {tree.root.lineage[0]!r} {tree.rounds}"
-        return random.Random(key).random()

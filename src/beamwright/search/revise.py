@@ -7,8 +7,11 @@ revision loses nothing but its tokens; without scores the last one does.
 
 from __future__ import annotations
 
-from beamwright.config import SearchSettings
+from random import Random
+
 from beamwright.protocols import Action, Ask, Complete, Extend, Finish
+from beamwright.registry import option
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import rank_key
 from beamwright.tree import Node, SearchTree, StopReason, Turn
 
@@ -19,27 +22,42 @@ REVISION = (
 )
 
 
-class SequentialRevision:
+@strategy(
+    "revise",
+    meaning="n paths, each a draft, its critique and a new answer, in turn",
+    by_level=False,
+    competes=False,
+    votes_change="a path's answer may still change",
+)
+class SequentialRevision(SearchPolicy):
     """n paths from the root; a reply that ends by itself is answered with the next turn."""
 
-    def __init__(self, settings: SearchSettings) -> None:
-        self.settings = settings
-        critique = Turn(settings.critique_prompt or CRITIQUE, answers=False)
-        revision = Turn(settings.revision_prompt or REVISION, answers=True)
-        self.turns = (critique, revision) * (settings.revisions or 1)
+    revisions: int = option(1, ge=1, help="Critiques and new answers per path.")
+    critique_prompt: str = option(
+        CRITIQUE, min_length=1, metavar="TEXT", help="What asks for a critique."
+    )
+    revision_prompt: str = option(
+        REVISION, min_length=1, metavar="TEXT", help="What asks for a new answer."
+    )
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """See `protocols.AsksAgain`."""
+        critique = Turn(self.critique_prompt, answers=False)
+        return (critique, Turn(self.revision_prompt, answers=True)) * self.revisions
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
         if tree.rounds == 0:
-            return [Extend(tree.root, self.settings.n)]
+            return [Extend(tree.root, self.search.n)]
         actions = [self._next(node) for node in tree.candidates()]
         going = [action for action in actions if not isinstance(action, Complete)]
         if not going:
             return [*actions, Finish()]
-        if tree.rounds >= self.settings.max_rounds:
+        if tree.rounds >= self.search.max_rounds:
             # A reply that has ended stands, though nobody asks about it any more.
             ended = [Complete(node) for node in tree.candidates() if node.ended]
-            return [*ended, Finish(f"{len(going)} of {self.settings.n} paths reached --max-rounds")]
+            return [*ended, Finish(f"{len(going)} of {self.search.n} paths reached --max-rounds")]
         return actions
 
     def _next(self, node: Node) -> Action:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Protocol
 
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
@@ -108,7 +109,7 @@ class ReplayStrategy:
     def __init__(self, script: Script) -> None:
         self._script = script
 
-    def select(self, tree: SearchTree) -> list[Action]:
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """See `protocols.Strategy`."""
         actions: list[Action] = []
         for node in tree.candidates() if tree.rounds else [tree.root]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
 
 from beamwright.config import ScheduleSettings, SearchSettings
 from beamwright.errors import InputError
@@ -20,7 +21,6 @@ from beamwright.protocols import (
     ScheduleView,
     StepDecoded,
     StepScored,
-    Strategy,
     Ticket,
     Work,
 )
@@ -28,10 +28,9 @@ from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.loop import SearchLoop, TreeRun
 from beamwright.runtime.simulation.replay import Step, StepTree
 from beamwright.schedule import make_schedule
-from beamwright.search import make_strategy
+from beamwright.search import make_strategy, round_rng
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
-SearchName = Literal["beam", "best-of-n", "dvts"]
 Survival = Literal["random", "score"]
 
 # Of a path's score, this share is its parent's: few families survive.
@@ -46,6 +45,7 @@ class SyntheticSearch:
         logarithm of a lognormal length, is not 0.
     survival: "random" keeps any candidates; "score" those with the best scores, which children
         inherit from their parents up to noise.
+    options: of the search, by name.
 
     Raises:
         InputError: if a number is out of range.
@@ -57,9 +57,10 @@ class SyntheticSearch:
     generate_tokens: int
     step_tokens: int
     step_sigma: float = 0.0
-    search: SearchName = "beam"
+    search: str = "beam"
     survival: Survival = "random"
     seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "width", "prompt_tokens", "generate_tokens", "step_tokens"):
@@ -77,7 +78,15 @@ def grow(search: SyntheticSearch) -> StepTree:
     """
     tree = SearchTree(0, (0,) * search.prompt_tokens, "")
     schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
-    loop = SearchLoop(_Chance(search), schedule, _strategy(search), _last, Accounting())
+    settings = _settings(search)
+    loop = SearchLoop(
+        _Chance(search),
+        schedule,
+        make_strategy(settings),
+        _last,
+        Accounting(),
+        rng=partial(round_rng, settings),
+    )
     loop.run([TreeRun(tree)])
     return StepTree(0, search.prompt_tokens, tuple(map(_step, _decoded(tree))))
 
@@ -96,14 +105,15 @@ def _last(scores: Sequence[float | None]) -> float | None:
     return scores[-1]
 
 
-def _strategy(search: SyntheticSearch) -> Strategy:
-    settings = SearchSettings(
+def _settings(search: SyntheticSearch) -> SearchSettings:
+    return SearchSettings(
         search=search.search,
         n=search.num_beams,
         width=search.width,
         max_rounds=search.generate_tokens,  # every step has a token: never reached
+        seed=search.seed,
+        **search.options,
     )
-    return make_strategy(settings)
 
 
 class _Chance:

@@ -1,0 +1,153 @@
+"""Tables of what can be chosen by name: strategies, schedules, stop rules, verifiers.
+
+A declaration is one class (or function) under one decorator. Its row feeds settings, command line,
+recipes, lists, checkpoints and the tests that run for all; there is no second place to write it
+down. The tables are open: a plugin's declarations join the built-in ones when its file is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, Field
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+from beamwright.errors import InputError
+
+
+def option(default: Any, *, help: str, metavar: str | None = None, **limits: Any) -> Any:
+    """A field that is an option of its declaration: a setting, a flag, a key of recipes.
+
+    help: for the command line. metavar: what its value is called there. limits: of
+    `pydantic.Field`, such as ge, gt, le, lt, min_length, allow_inf_nan.
+    """
+    extra: JsonDict | None = None if metavar is None else {"metavar": metavar}
+    return Field(default, description=help, json_schema_extra=extra, **limits)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is declared of a choice.
+
+    meaning: one line for people. make: the class that does it; its fields are the options, but for
+    those that every one of its kind has (`shared`).
+    """
+
+    name: str
+    meaning: str
+    make: type[BaseModel]
+
+    @property
+    def options(self) -> dict[str, FieldInfo]:
+        """Its own options by name."""
+        shared: frozenset[str] = getattr(self.make, "shared", frozenset())
+        return {name: info for name, info in self.make.model_fields.items() if name not in shared}
+
+    def metavar(self, name: str) -> str | None:
+        """What an option's value is called on the command line."""
+        extra = self.options[name].json_schema_extra
+        found = extra.get("metavar") if isinstance(extra, dict) else None
+        return None if found is None else str(found)
+
+    @property
+    def place(self) -> str:
+        """Where it was declared."""
+        return f"{self.make.__module__}.{self.make.__qualname__}"
+
+
+R = TypeVar("R", bound=Row)
+
+_TABLES: list[Table[Any]] = []
+
+
+class Table(Mapping[str, R], Generic[R]):
+    """Rows by name, open to plugins.
+
+    section: of the settings, which holds the options. flag: the option that takes the name.
+    """
+
+    def __init__(self, section: str, flag: str) -> None:
+        self.section, self.flag = section, flag
+        self._rows: dict[str, R] = {}
+        _TABLES.append(self)
+
+    def __getitem__(self, name: str) -> R:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, row: R) -> None:
+        """Take a declaration in; one that comes from the same place again replaces itself.
+
+        Raises:
+            InputError: if its name, or the name of one of its options, means something else.
+        """
+        known = self._rows.get(row.name)
+        if known is not None and known.place != row.place:
+            raise InputError(
+                f"{self.flag} {row.name} is declared twice: {known.place} and {row.place}"
+            )
+        for name in row.options:
+            owner = declared_options().get(name)
+            if owner is not None and owner != self.section:
+                flag = flag_of(name)
+                raise InputError(f"{row.place}: {flag} is an option of the {owner} settings")
+        self._rows[row.name] = row
+
+    def find(self, name: str) -> R:
+        """The row of this name.
+
+        Raises:
+            InputError: if there is none; says which there are, and which is meant.
+        """
+        if name in self._rows:
+            return self._rows[name]
+        hint = did_you_mean(name, self._rows)
+        raise InputError(f"{self.flag} {name!r}: {hint}choose one of {', '.join(self._rows)}")
+
+    def owners(self, name: str) -> list[R]:
+        """The rows that have an option of this name."""
+        return [row for row in self._rows.values() if name in row.options]
+
+
+def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+    """`did you mean beam? `, or nothing if no known name is close."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def flag_of(name: str) -> str:
+    """`score_temperature` as `--score-temperature`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def declared_options() -> dict[str, str]:
+    """The section of the settings of every option that some row declares."""
+    return {
+        name: table.section for table in _TABLES for row in table.values() for name in row.options
+    }
+
+
+def declared_rows(name: str) -> list[Row]:
+    """All rows, of whatever table, that have an option of this name."""
+    return [row for table in _TABLES for row in table.owners(name)]
+
+
+@contextmanager
+def restored() -> Iterator[None]:
+    """Forget on leaving what was declared inside."""
+    before = [dict(table.items()) for table in _TABLES]
+    try:
+        yield
+    finally:
+        for table, rows in zip(_TABLES, before, strict=False):
+            table._rows = rows

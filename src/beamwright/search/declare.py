@@ -1,0 +1,126 @@
+"""How a strategy is declared: one class with its options and `select`, under one decorator.
+
+```python
+@strategy("epsilon-beam", meaning="beam search that now and then keeps another step",
+          reads_width=True, needs_scores=True)
+class EpsilonBeam(SearchPolicy):
+    epsilon: float = option(0.1, ge=0, le=1, help="Chance that a place goes to any candidate.")
+
+    def select(self, tree, rng): ...
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ValidationError
+
+from beamwright.config import SearchSettings, Section, describe_invalid
+from beamwright.errors import InputError
+from beamwright.protocols import Action
+from beamwright.registry import Row, Table, did_you_mean, flag_of
+from beamwright.search.choose import Choice
+from beamwright.tree import SearchTree
+
+
+class SearchPolicy(Section):
+    """A strategy: fields are its options, `search` is what every strategy is told.
+
+    It keeps nothing between rounds: what it knows is in the tree, so that a search that is resumed
+    goes on alike. Options that do not fit together are found in `model_post_init`.
+    """
+
+    shared: ClassVar[frozenset[str]] = frozenset({"search"})
+    search: SearchSettings = SearchSettings()
+
+    def select(self, tree: SearchTree, rng: Random) -> list[Action]:
+        """What becomes of every candidate; see `protocols.Strategy`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StrategyRow(Row):
+    """A strategy by name.
+
+    choose: how its answer is chosen where the settings do not say. step_limits: its steps'
+    lengths, likewise. by_level: every step of a round is as deep as the round's number.
+    reads_width: --width matters. needs_scores: without them its tree is no search.
+    scorer: what scores steps, of the generator's own tokens, where no verifier is given.
+    competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
+    fills: unless something stops it, it ends with exactly n finished paths.
+    votes_change: why the vote of a path that has ended may still be lost, if it may.
+    compat: other projects' rules for it, by name.
+    """
+
+    make: type[SearchPolicy]
+    choose: Choice = "best"
+    step_limits: tuple[int, ...] | None = None
+    by_level: bool = True
+    reads_width: bool = False
+    needs_scores: bool = False
+    scorer: str | None = None
+    competes: bool = True
+    fills: bool = True
+    votes_change: str | None = None
+    compat: Mapping[str, type[SearchPolicy]] = field(default_factory=dict)
+
+    def policy(self, settings: SearchSettings) -> SearchPolicy:
+        """The strategy with the options that the settings give it.
+
+        Raises:
+            InputError: for an option of another strategy, or a value that this one cannot use.
+        """
+        given = settings.model_extra or {}
+        for name in given:
+            if name not in self.options:
+                raise InputError(_foreign(name, self))
+        make = self.make
+        if settings.compat is not None:
+            if settings.compat not in self.compat:
+                owners = [row.name for row in STRATEGIES.values() if settings.compat in row.compat]
+                raise InputError(f"--compat {settings.compat} goes with --search {owners[0]}")
+            make = self.compat[settings.compat]
+        try:
+            return make(search=settings, **given)
+        except ValidationError as error:
+            raise InputError(describe_invalid(error, "search.")) from error
+
+
+DEFAULT_SEARCH = "beam"
+STRATEGIES: Table[StrategyRow] = Table("search", "--search")
+
+S = TypeVar("S", bound=type[SearchPolicy])
+
+
+def strategy(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
+    """Declare a strategy. facts: of `StrategyRow`. Several may stand over one class.
+
+    Raises:
+        InputError: if the name is taken.
+    """
+
+    def declare(policy: S) -> S:
+        STRATEGIES.add(StrategyRow(name, meaning, policy, **facts))
+        return policy
+
+    return declare
+
+
+def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:
+    """The random stream of one round: of the strategy, the seed, the problem and the round."""
+    key = f"{settings.search} {settings.seed} {tree.root.lineage[0]!r} {tree.rounds}"
+    return Random(key)
+
+
+def _foreign(name: str, row: StrategyRow) -> str:
+    """What is wrong with an option that a strategy does not have."""
+    owners = [each.name for each in STRATEGIES.owners(name)]
+    if owners:
+        goes_with = f"it goes with {', '.join(owners)}"
+        return f"{flag_of(name)} is no option of --search {row.name}; {goes_with}"
+    hint = did_you_mean(name, {**SearchSettings.model_fields, **row.options}).rstrip()
+    return f"unknown option {f'search.{name}'!r}" + (f": {hint}" if hint else "")

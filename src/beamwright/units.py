@@ -1,0 +1,101 @@
+"""Sizes, rates, durations and paths as people write them: `7GiB`, `16GB/s`, `30s`."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from beamwright.errors import InputError
+
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS[f"{_letter}IB"] = 1024**_power
+    _UNITS[f"{_letter}B"] = 1000**_power
+
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
+
+    Raises:
+        InputError: if the text is not a size, or is not positive.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        num_bytes = text
+    else:
+        match = _SIZE.match(str(text))
+        if match is None or match[2].upper() not in _UNITS:
+            raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
+        num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    if num_bytes <= 0:
+        raise InputError(f"a size must be positive, not {text!r}")
+    return num_bytes
+
+
+def _size_or_none(value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse_size(value)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
+def _rate_or_none(value: Any) -> Any:
+    return _size_or_none(value.removesuffix("/s") if isinstance(value, str) else value)
+
+
+def _numbers_or_none(value: Any) -> Any:
+    """`64,64,2048` as numbers."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of a duration such as `30s`, `2m`, `1h` or a plain number of seconds.
+
+    Raises:
+        InputError: if the text is not a duration, or is not positive.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        seconds = float(text)
+    else:
+        match = _DURATION.match(str(text))
+        if match is None or match[2].lower() not in _SECONDS:
+            raise InputError(f"{text!r} is not a duration: write 30s, 2m or 1h")
+        seconds = float(match[1]) * _SECONDS[match[2].lower()]
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"a duration must be positive, not {text!r}")
+    return seconds
+
+
+def _duration_or_none(value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+
+
+def _path_as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+Text = Annotated[str, BeforeValidator(_path_as_text)]
+"""A text that may be a path; a `Path` will do."""
+TextOrNone = Annotated[str | None, BeforeValidator(_path_as_text)]
+StepLimit = Annotated[int, Field(ge=1)]
+StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
+Size = Annotated[int | None, BeforeValidator(_size_or_none)]
+Rate = Annotated[int | None, BeforeValidator(_rate_or_none)]
+"""Bytes per second, such as `16GB/s`."""
+Duration = Annotated[float | None, BeforeValidator(_duration_or_none)]
+"""Seconds, such as `30s`, `2m` or `1h`."""
