@@ -91,3 +91,17 @@ def test_searching_solves_more_than_one_sample(beam, problems):
 
     one = Solver(search="best-of-n", n=1, kv_memory="64MiB")
     assert num_correct(beam) > num_correct(one)
+
+
+def test_the_demo_is_a_problem_that_needs_the_search():
+    """In float64, where another CPU's rounding flips no token."""
+    problem, right = (BUNDLED.parents[2] / "demo.txt").read_text(encoding="utf-8"), "113"
+    greedy = Solver(search="best-of-n", n=1, temperature=0.0, dtype="float64")
+    votes = Solver(search="best-of-n", n=16, choose="majority", dtype="float64")
+    found = Solver(n=16, width=4, dtype="float64").solve(problem)
+    answers = [each.answer for each in votes.solve(problem).candidates]
+    assert found.answer == right
+    assert found.score > 0.5
+    assert greedy.solve(problem).answer != right
+    assert answers[0] != right
+    assert max(set(answers), key=answers.count) != right
