@@ -226,6 +226,10 @@ def test_the_live_view_on_any_terminal(reports, encoding):
             live.show(report)
     stream.flush()
     out = stream.buffer.getvalue().decode(encoding)
+    assert "starting | 0 s" in out
+    assert "starting" not in out[out.rindex("What is 6*7?") :], (
+        "the picture that stays has no status"
+    )
     assert "What is 6*7?" in out
     assert "step 6.0" in out
 

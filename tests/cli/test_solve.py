@@ -2,6 +2,7 @@ import io
 import json
 import re
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -89,6 +90,20 @@ def test_the_page_marks_the_chosen_candidate_among_equal_texts(cli, fake, tmp_pa
     )
     tree = json.loads(data[1])["trees"][0]
     assert tree["nodes"][tree["chosen"]]["lineage"] == "0.0.1"
+
+
+def test_a_picture_for_a_readme(cli, fake, tmp_path):
+    assert cli("solve", "6*7?", "--picture", tmp_path / "tree.svg").code == 0
+    drawn = ElementTree.fromstring((tmp_path / "tree.svg").read_text())
+    lines = {}
+    for each in drawn.iter("{http://www.w3.org/2000/svg}text"):
+        lines[each.get("y")] = lines.get(each.get("y"), "") + each.text.replace("\xa0", " ")
+    text = "\n".join(lines.values())
+    for part in ("6*7?", "step 1.0", "\u2713", "Answers  no answer x1", "Answer   42", "9 nodes"):
+        assert part in text
+    assert len(lines) <= 36  # and the window's title
+    outcome = cli("solve", "6*7?", "--picture", tmp_path / "nowhere" / "tree.svg")
+    assert (outcome.code, outcome.out) == (2, "")
 
 
 def test_problem_from_a_file_and_from_standard_input(cli, fake, tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ class LiveTree:
         self._console, self._status = console, status
         self._problem = problem_panel(problem)
         self._marks = Marks.for_console(console)
-        self._spinner = Spinner("dots" if self._marks.fancy else "line")
+        self._spinner: Spinner | None = Spinner("dots" if self._marks.fancy else "line")
         self._drawn: tuple[RenderableType, ...] = ()
         self._last: RoundReport | None = None
         self._live = Live(
@@ -124,7 +124,7 @@ class LiveTree:
             # The picture that stays may scroll: no step of a surviving path is left out.
             drawing = draw_tree(self._last.tree, self._marks, self._room(), keep_steps=True)
             self._drawn = self._below(drawing, self._last)
-        self._live.update(Group(self._problem, *self._drawn))
+        self._spinner = None
         self._live.__exit__(kind, error, trace)
 
     def show(self, report: RoundReport) -> None:
@@ -144,8 +144,11 @@ class LiveTree:
         return max(self._console.height - panel_lines - _FRAME_LINES, 8)
 
     def _frame(self) -> RenderableType:
-        self._spinner.update(text=Text(self._status.line(), "cyan", no_wrap=True))
-        return Group(self._problem, *self._drawn, self._spinner)
+        spinner = self._spinner
+        if spinner is None:
+            return Group(self._problem, *self._drawn)
+        spinner.update(text=Text(self._status.line(), "cyan", no_wrap=True))
+        return Group(self._problem, *self._drawn, spinner)
 
 
 class ProgressLines:

@@ -55,6 +55,10 @@ _TreeOption = Annotated[
     Path | None,
     typer.Option("--tree", metavar="FILE", help="Write the search tree as an HTML page."),
 ]
+_PictureOption = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="Write the terminal's tree as an SVG picture."),
+]
 _RecordOption = Annotated[
     Path | None,
     typer.Option("--record-tree", metavar="FILE", help="Write the tree's shape for `simulate`."),
@@ -113,6 +117,7 @@ def solve(
     trace: _TraceOption = None,
     tree: _TreeOption = None,
     record_tree: _RecordOption = None,
+    picture: _PictureOption = None,
     checkpoint: _CheckpointOption = None,
     resume: _ResumeOption = None,
 ) -> None:
@@ -125,7 +130,7 @@ def solve(
     if given or resume is None:
         text = _problem_text(problem, problem_file, prompt_tokens)
     task = _Task(text, prompt_tokens, checkpoint, resume)
-    views = Views(trace=trace, tree=tree, record_tree=record_tree)
+    views = Views(trace=trace, tree=tree, record_tree=record_tree, picture=picture)
     views.check()
     if resume is not None:
         with quiet_stdout():

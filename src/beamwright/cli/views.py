@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beamwright.cli import engine
+from beamwright.cli.picture import write_picture
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate import Problem
 from beamwright.files import check_writable
@@ -25,6 +26,7 @@ class Views:
     trace: Path | None = None
     tree: Path | None = None
     record_tree: Path | None = None
+    picture: Path | None = None
     _timeline: Timeline | None = field(default=None, init=False)
     _seen: SearchTree | None = field(default=None, init=False)
 
@@ -35,6 +37,7 @@ class Views:
             InputError: if a file's folder does not exist.
         """
         named = {"trace": self.trace, "tree": self.tree, "record-tree": self.record_tree}
+        named["picture"] = self.picture
         for option, path in named.items():
             if path is not None:
                 check_writable(path, f"--{option} ")
@@ -53,6 +56,8 @@ class Views:
         """Write what was asked for."""
         if self._seen is not None:
             engine.write_views(self._seen, solution, self._timeline, self)
+            if self.picture is not None:
+                write_picture(self._seen, solution, self.picture)
 
 
 def tree_page(folder: Path, index: int) -> Path:
