@@ -1,13 +1,16 @@
-"""Accuracy against n: one sample, majority, best-of-n, weighted vote, beam search.
+"""Accuracy against n: one sample, greedy, majority, best-of-n, weighted vote, beam, any of n.
 
-Every configuration is an `eval` run of its own under `results/accuracy/`, so a run that is
-stopped goes on where it was. Prints the table of the README and draws it.
+For a weak and a strong generator under one verifier; by default the bundled ones, where the strong
+generator is the verifier's own backbone. Every configuration is an `eval` run of its own under
+`results/accuracy/`, so a run that is stopped goes on where it was. Best-of-n is run once, at the
+largest n: lineage keys the random stream, so its first candidates are those of a smaller run.
+Prints the table and paired differences of docs/experiments.md, and draws the table.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,58 +19,111 @@ import numpy as np
 
 from beamwright import Settings, Solver
 from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems, run
+from beamwright.evaluate.estimates import estimate_mean, wilson_interval
 from beamwright.models.load import resolve_folder
+from beamwright.search.choose import Choice, choose
 from common import RESULTS, fingerprint, finish, say, table
 
-_RESAMPLES = 4000
-_COLUMNS = ("method", "n", "accuracy", "95 % interval", "tokens / problem", "s / problem")
+_COLUMNS = ("generator", "method", "n", "accuracy", "95 % interval", "tokens / problem")
+_VOTES: Mapping[str, Choice] = {
+    "majority": "majority",
+    "weighted vote": "weighted",
+    "best-of-n": "best",
+}
 
 
 @dataclass(frozen=True)
 class Config:
-    """One search. name: of its folder and of its rows in the table."""
+    """One search. generator: "weak" or "strong"."""
 
-    name: str
+    generator: str
+    method: str
     n: int
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
 
-def configurations(args: argparse.Namespace) -> list[Config]:
-    found = [Config("best-of-n", 1, {"search": "best-of-n"})]
-    for n in args.n:
-        found.append(Config("best-of-n", n, {"search": "best-of-n"}))
-        found.append(Config("beam", n, {"search": "beam", "width": args.width}))
-        if args.likelihood:
-            beam = {"search": "beam", "width": args.width, "verifier": args.likelihood}
-            found.append(Config("beam, likelihood", n, beam))
-    if args.backbone != "none":
-        folder = resolve_folder("bundled", "verifier") if args.backbone == "bundled" else None
-        options = {"model": str(folder or args.backbone), "verifier": "none"}
-        found.append(Config("backbone", 1, {"search": "best-of-n", **options}))
-        if args.backbone_n:
-            options["verifier"] = args.verifier
-            beam = {"search": "beam", "width": args.width, **options}
-            found += [Config("beam on the backbone", n, beam) for n in args.backbone_n]
-    return found
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. right: per problem, 0 or 1; of a single sample, the share of many."""
+
+    generator: str
+    method: str
+    n: int
+    right: Sequence[float]
+    tokens: float
+    samples: int = 1
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.mean(self.right))
+
+    @property
+    def interval(self) -> list[float]:
+        """Wilson's for proportions; over resampled problems where a problem's value is a share."""
+        if self.samples == 1:
+            found = wilson_interval(self.accuracy, len(self.right))
+        else:
+            mean = estimate_mean(self.right)
+            found = mean["interval"] if mean else None
+        assert found is not None
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = self.interval
+        return {
+            "generator": self.generator,
+            "method": self.method,
+            "n": self.n,
+            "accuracy": round(self.accuracy, 4),
+            "95 % interval": f"{low:.3f}-{high:.3f}",
+            "low": round(low, 4),
+            "high": round(high, 4),
+            "tokens / problem": round(self.tokens),
+        }
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+def configurations(args: argparse.Namespace) -> Iterator[Config]:
+    """The runs, small ones first."""
+    found = []
+    for generator, model, sizes in (
+        ("weak", args.model, args.n),
+        ("strong", args.strong, args.strong_n),
+    ):
+        if model == "none" or not sizes:
+            continue
+        greedy = {"search": "best-of-n", "temperature": 0.0}
+        most = {"search": "best-of-n"}
+        found.append(Config(generator, "greedy", 1, {"model": model, **greedy}))
+        found.append(Config(generator, "best-of-n", max(sizes), {"model": model, **most}))
+        for method in args.methods:
+            options = {"model": model, "search": method, "width": args.width}
+            if method == "dynamic":
+                del options["width"]
+            found += [Config(generator, method, n, options) for n in sizes]
+    yield from sorted(found, key=lambda config: config.n)
 
 
 def records_of(config: Config, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     """Solve, or read what was solved before."""
-    options = {"model": args.model, "verifier": args.verifier, **config.options}
-    settings = Settings.build(n=config.n, seed=args.seed, temperature=args.temperature, **options)
+    defaults = {"temperature": args.temperature, "verifier": args.verifier}
+    options = {**defaults, **config.options}
+    settings = Settings.build(n=config.n, seed=args.seed, **options)
     folders = [_folder(options["model"], "generator"), _folder(options["verifier"], "verifier")]
     models = "-".join(fingerprint(folder) for folder in folders if folder is not None)
-    name = config.name.replace(", ", "-").replace(" ", "-")
     dataset = args.dataset.replace("/", "_").replace(":", "_")
-    out = RESULTS / "accuracy" / f"{name}-{config.n}-{dataset}-seed{args.seed}-{models}"
+    name = f"{config.method}-{config.n}-{dataset}-seed{args.seed}-{models}"
+    out = RESULTS / "accuracy" / name
     problems = load_problems(args.dataset, args.limit)
     records: dict[str, Record] = {}
 
     def keep(record: Record, done: int, total: int) -> None:
         records[record.unique_id] = record
-        if done % 25 == 0 or done == total:
+        if done % 50 == 0 or done == total:
             right = sum(bool(each.correct) for each in records.values())
-            say(f"  {config.name}, n={config.n}: {done}/{total}, {right / done:.3f} so far")
+            say(f"  {config.generator}, {config.method}, n={config.n}: {done}/{total}, {right}")
 
     solver: list[Solver] = []
 
@@ -88,77 +144,94 @@ def _folder(spec: str, role: str) -> Path | None:
 # --- rows ------------------------------------------------------------------------------------
 
 
-def row(method: str, n: int, records: Sequence[Record], right: Sequence[float]) -> dict[str, Any]:
-    values = np.asarray(right, dtype=float)
-    generator = np.random.default_rng(0)
-    picks = generator.integers(0, len(values), (_RESAMPLES, len(values)))
-    low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
-    tokens = sum(r.tokens.get("generated") or 0 for r in records) / len(records)
-    seconds = sum(r.time.get("total_s") or 0.0 for r in records) / len(records)
-    return {
-        "method": method,
-        "n": n,
-        "accuracy": round(float(values.mean()), 4),
-        "95 % interval": f"{low:.3f} - {high:.3f}",
-        "low": round(float(low), 4),
-        "high": round(float(high), 4),
-        "tokens / problem": round(tokens),
-        "s / problem": round(seconds, 3),
-    }
+@dataclass(frozen=True)
+class Sample:
+    """A candidate of best-of-n, judged. ended: by itself."""
+
+    answer: str | None
+    score: float | None
+    ended: bool
+    right: bool
+    tokens: int
 
 
-def rows_of(config: Config, records: list[Record], checker: AnswerChecker) -> list[dict[str, Any]]:
-    def chosen(how: str) -> list[float]:
-        return [float(bool(r.choices.get(how, {}).get("correct"))) for r in records]
-
-    if config.name == "backbone":
-        return [row("verifier's backbone, one sample", 1, records, chosen("best"))]
-    if config.name != "best-of-n":
-        return [row(config.name, config.n, records, chosen("best"))]
-    if config.n == 1:
-        return [row("one sample", 1, records, chosen("best"))]
-    right = [_each_right(record, checker) for record in records]
-    return [
-        row("mean of n samples", config.n, records, [float(np.mean(r)) for r in right]),
-        row("majority", config.n, records, chosen("majority")),
-        row("weighted vote", config.n, records, chosen("weighted")),
-        row("best-of-n", config.n, records, chosen("best")),
-        row("any of n right", config.n, records, [float(any(r)) for r in right]),
-    ]
+def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
+    """The candidates of a problem in lineage order."""
+    found = []
+    for each in record.candidates:
+        answer, ended = each["answer"], each["stop"] == "eos"
+        right = ended and bool(checker.is_correct(record.gold, answer))
+        found.append(Sample(answer, each["score"], ended, right, each["tokens"]))
+    return found or [Sample(None, None, False, False, 0)]  # a problem that failed
 
 
-def _each_right(record: Record, checker: AnswerChecker) -> list[bool]:
-    if not record.candidates:
-        return [False]
-    return [
-        c["stop"] == "eos" and bool(checker.is_correct(record.gold, c["answer"]))
-        for c in record.candidates
-    ]
+def chosen(samples: Sequence[Sample], how: Choice) -> float:
+    """Whether the answer chosen among them is right."""
+    answers = [each.answer for each in samples]
+    scores = [each.score for each in samples]
+    index = choose(answers, scores, [each.ended for each in samples], how)
+    return float(samples[index].right)
 
 
-def smaller_runs_are_prefixes(runs: dict[tuple[str, int], list[Record]]) -> bool | None:
-    """Lineage keys the random stream: are the first candidates of a larger run the smaller run's?
+def rows_of(
+    config: Config, records: Sequence[Record], checker: AnswerChecker, sizes: Sequence[int]
+) -> Iterator[Row]:
+    """The lines that a run gives; best-of-n gives those of every smaller n, too."""
+    if config.method != "best-of-n":
+        spent = float(np.mean([record.tokens.get("generated") or 0 for record in records]))
+        for name, how in (("", "best"), (", weighted vote", "weighted")):
+            right = [float(bool(r.choices.get(how, {}).get("correct"))) for r in records]
+            if config.n > 1 or how == "best":
+                yield Row(config.generator, config.method + name, config.n, right, spent)
+        return
+    judged = [samples_of(record, checker) for record in records]
+    shares = [float(np.mean([each.right for each in samples])) for samples in judged]
+    length = float(np.mean([each.tokens for samples in judged for each in samples]))
+    yield Row(config.generator, "one sample", 1, shares, length, config.n)
+    for n in sizes:
+        some = [samples[:n] for samples in judged]
+        spent = float(np.mean([sum(each.tokens for each in samples) for samples in some]))
+        rights = {name: [chosen(each, how) for each in some] for name, how in _VOTES.items()}
+        rights["any of n right"] = [float(any(s.right for s in samples)) for samples in some]
+        for method, right in rights.items():
+            yield Row(config.generator, method, n, right, spent)
 
-    None where there is nothing to compare.
-    """
-    samples = {n: records for (name, n), records in runs.items() if name == "best-of-n"}
-    if len(samples) < 2:
-        return None
-    largest = samples[max(samples)]
-    same = True
-    for n, records in samples.items():
-        for small, large in zip(records, largest, strict=True):
-            left = [(c["answer"], c["stop"], c["tokens"]) for c in small.candidates]
-            right = [(c["answer"], c["stop"], c["tokens"]) for c in large.candidates]
-            cut = any(stop == "round_limit" for _, stop, _ in left + right)
-            same = same and (cut or left == right[:n])
-    return same
+
+def differences(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Accuracy of one row less that of another on the same problems, resampled in pairs."""
+    known = {(row.generator, row.method, row.n): row for row in rows}
+    for row in rows:
+        if row.method.partition(",")[0] not in ("beam", "dynamic"):
+            continue
+        others = [(row.generator, method, row.n) for method in (*_VOTES, "beam")]
+        others += [("strong", method, 1) for method in ("one sample", "greedy")]
+        others += [("weak", "beam", row.n)] if row.generator == "strong" else []
+        for other in others:
+            against = known.get(other)
+            if against is None or against is row:
+                continue
+            each = [a - b for a, b in zip(row.right, against.right, strict=True)]
+            found = estimate_mean(each)
+            assert found is not None
+            low, high = found["interval"]
+            yield {
+                "this": _named(row),
+                "less": _named(against),
+                "difference": f"{found['value']:+.3f}",
+                "95 % interval": f"{low:+.3f} to {high:+.3f}",
+                "right, wrong": f"{sum(d > 0 for d in each)}, {sum(d < 0 for d in each)}",
+            }
+
+
+def _named(row: Row) -> str:
+    return f"{row.generator}, {row.method}" + (f", n = {row.n}" if row.n > 1 else "")
 
 
 # --- plot ------------------------------------------------------------------------------------
 
 
-def plot(rows: list[dict[str, Any]], title: str, file: Path) -> bool:
+def plot(rows: Sequence[Row], title: str, file: Path) -> bool:
+    """One panel per generator, with the strong generator's single sample in both."""
     try:
         import matplotlib
     except ImportError:
@@ -167,26 +240,32 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    lines = {row["method"] for row in rows if row["n"] > 1} - {"mean of n samples"}
-    for method in sorted(lines):
-        points = [row for row in rows if row["method"] == method]
-        x = [point["n"] for point in points]
-        dashed = "--" if method == "any of n right" else "-"
-        axes.plot(x, [p["accuracy"] for p in points], dashed, marker="o", label=method)
-        axes.fill_between(x, [p["low"] for p in points], [p["high"] for p in points], alpha=0.12)
-    for method, style in (("one sample", ":"), ("verifier's backbone, one sample", "-.")):
-        for point in (row for row in rows if row["method"] == method):
-            axes.axhline(point["accuracy"], linestyle=style, color="gray", label=method)
-    axes.set_xscale("log", base=2)
-    ticks = sorted({row["n"] for row in rows if row["n"] > 1})
-    axes.set_xticks(ticks, [str(n) for n in ticks])
-    axes.set_xlabel("n, candidates")
-    axes.set_ylabel("accuracy")
-    axes.set_ylim(0, 1)
-    axes.set_title(title, fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    generators = sorted({row.generator for row in rows}, reverse=True)
+    figure, panels = pyplot.subplots(
+        1, len(generators), figsize=(5 * len(generators), 4.3), sharey=True, squeeze=False
+    )
+    for axes, generator in zip(panels[0], generators, strict=True):
+        own = [row for row in rows if row.generator == generator]
+        for method in dict.fromkeys(row.method for row in own if row.n > 1):
+            points = [row for row in own if row.method == method]
+            x, style = [p.n for p in points], "--" if method == "any of n right" else "-"
+            axes.plot(x, [p.accuracy for p in points], style, marker="o", label=method)
+            low, high = zip(*(p.interval for p in points), strict=True)
+            axes.fill_between(x, low, high, alpha=0.12)
+        for row in rows:
+            if row.n == 1 and (row in own or row.generator == "strong"):
+                style = ":" if row.method == "one sample" else "-."
+                color = "black" if row.generator == "strong" else "gray"
+                axes.axhline(row.accuracy, linestyle=style, color=color, label=_named(row))
+        ticks = sorted({row.n for row in own if row.n > 1})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(n) for n in ticks])
+        axes.set_xlabel("n, candidates")
+        axes.set_title(f"{generator} generator", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    panels[0][0].set_ylabel(f"accuracy: {title}", fontsize=9)
+    panels[0][0].set_ylim(0.3, 1)
     figure.tight_layout()
     figure.savefig(file, dpi=130)
     say(f"written: {file}")
@@ -196,18 +275,16 @@ def plot(rows: list[dict[str, Any]], title: str, file: Path) -> bool:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", default="bundled:test")
-    parser.add_argument("--limit", type=int, default=200)
-    parser.add_argument("--n", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--limit", type=int, help="default: all problems")
+    parser.add_argument("--n", type=int, nargs="*", default=[4, 16, 64])
+    parser.add_argument("--strong-n", type=int, nargs="*", default=[4, 16, 64])
+    parser.add_argument("--methods", nargs="*", default=["beam"], help="beam, dynamic")
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--model", default="bundled")
+    parser.add_argument("--strong", default="bundled:strong", help="a second generator, or none")
     parser.add_argument("--verifier", default="bundled")
-    parser.add_argument("--likelihood", help="add beam rows under it, e.g. likelihood:bundled")
-    parser.add_argument("--backbone", default="bundled", help="folder, 'bundled' or 'none'")
-    parser.add_argument(
-        "--backbone-n", type=int, nargs="*", default=[], help="also search with the backbone"
-    )
     parser.add_argument("--in-flight", type=int, help="problems solved together")
     parser.add_argument("--plot", type=Path, default=RESULTS / "accuracy.png")
     return parser.parse_args()
@@ -215,32 +292,27 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    runs: dict[tuple[str, int], list[Record]] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
+    exact = True
     with AnswerChecker() as checker:
         for config in configurations(args):
-            say(f"{config.name}, n={config.n}")
-            runs[config.name, config.n] = records = records_of(config, args, checker)
-            rows += rows_of(config, records, checker)
-    rows.sort(key=lambda row: (row["n"], row["method"]))
-    print(table(rows, _COLUMNS))
+            say(f"{config.generator}, {config.method}, n={config.n}")
+            records = records_of(config, args, checker)
+            sizes = args.n if config.generator == "weak" else args.strong_n
+            rows += rows_of(config, records, checker, sizes)
+            exact = exact and all(record.exact for record in records)
+    rows.sort(key=lambda row: (row.generator == "strong", row.n))
+    paired = list(differences(rows))
+    print(table([row.to_json() for row in rows], _COLUMNS))
+    print(table(paired, list(paired[0]) if paired else []))
+    num = len(rows[0].right)
     args.plot.parent.mkdir(parents=True, exist_ok=True)
-    num = len(next(iter(runs.values())))
-    plot(rows, f"{args.dataset}, {num} problems, T = {args.temperature}", args.plot)
+    plot(rows, f"{num} problems of {args.dataset}, T = {args.temperature}", args.plot)
+    names = ("dataset", "width", "seed", "temperature", "model", "strong", "verifier")
+    settings = {name: getattr(args, name) for name in names}
+    lines = [row.to_json() for row in rows]
     finish(
-        "accuracy",
-        {
-            "dataset": args.dataset,
-            "problems": num,
-            "width": args.width,
-            "seed": args.seed,
-            "temperature": args.temperature,
-            "model": args.model,
-            "verifier": args.verifier,
-            "exact": all(r.exact for records in runs.values() for r in records),
-            "smaller_runs_are_prefixes": smaller_runs_are_prefixes(runs),
-            "rows": rows,
-        },
+        "accuracy", {**settings, "problems": num, "exact": exact, "rows": lines, "paired": paired}
     )
 
 
