@@ -1,10 +1,13 @@
 """Small real engines, and what must hold of them after every round."""
 
+from functools import cache
+
 import torch
 
 from beamwright import Solver
 from beamwright.models import TreeModel
 from beamwright.models.decoder import Decoder
+from beamwright.runtime.selftest import run_selftest
 
 PROBLEM = "Ann has 12 apples. She eats 3."
 CHAT = (
@@ -62,6 +65,16 @@ def grow(solver, problem=PROBLEM, **options):
     solution = solver.solve(problem, on_round=on_round, **options)
     assert_nothing_allocated(solver)
     return solution, seen["tree"]
+
+
+@cache
+def exact_dtype(attention="tree"):
+    """The dtype in which schedules may not change a tree on this machine with this attention.
+
+    float32 where the self-test vouches for it; elsewhere (MKL's products on some CPUs follow the
+    batch) rounding may flip a token of float32, and only float64 is promised.
+    """
+    return "float32" if run_selftest()[attention] else "float64"
 
 
 class FailingDevice:

@@ -1,13 +1,18 @@
-"""Prepacked weights for float32 on a CPU: oneDNN lays them out once instead of at every product.
+"""Matrix products of float32 on a CPU by oneDNN, its weights prepacked where they stay.
 
-`torch.nn.functional.linear` goes to a library that packs the weights in each call, which for a few
-dozen rows costs as much as the product, and hardly uses a second core (docs/experiments.md). The
-operators are private to torch, so they are tried, and compared, before they are trusted.
+`torch.nn.functional.linear` goes to MKL there. MKL packs the weights in each call, which for a few
+dozen rows costs as much as the product, hardly uses a second core (docs/experiments.md), and takes
+another kernel, with other last bits, for another number of rows: on some CPUs at 8, on others at
+any. oneDNN's products were batch-invariant on every CPU tried (docs/architecture.md, "Sameness").
+The operators are private to torch, so they are tried, and compared, before they are trusted.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+import torch.nn.functional as F
 
 from beamwright.models.decoder import DecoderWeights, Layer, Linear
 
@@ -24,10 +29,31 @@ class PackedLinear(Linear):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product; rows have the same bits at any batch."""
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, "none", [], ""
-        )
-        return product
+        return _multiply(x, self.weight, self.bias)
+
+
+def invariant_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`F.linear` for weights that do not stay; batch-invariant where oneDNN multiplies."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
+        return _multiply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+@cache
+def _can_multiply() -> bool:
+    x, weight = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    try:
+        found = _multiply(x, weight, None)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return torch.allclose(found, F.linear(x, weight), rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
 def pack(linear: Linear) -> Linear:

@@ -9,7 +9,6 @@ byte and turns them back, block by block, in plain torch. The sizes are counted 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.models.decoder import Layer, Linear
+from beamwright.models.packed import invariant_linear
 from beamwright.models.quiet import quiet_import
 
 _LEVELS = 15  # of 4 bits, above the lowest
@@ -45,13 +45,13 @@ class Int4Linear(Linear):
         self.scale, self.zero = scales, zeros
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product; blocks of rows are the same at any batch, so a row keeps its bits."""
+        """The product, by blocks of rows that are the same at any batch."""
         rows = self.weight.shape[0]
         parts = []
         for first in range(0, rows, INT4_BLOCK_ROWS):
             block = slice(first, first + INT4_BLOCK_ROWS)
             bias = None if self.bias is None else self.bias[block]
-            parts.append(F.linear(x, self.values(block), bias))
+            parts.append(invariant_linear(x, self.values(block), bias))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def values(self, block: slice) -> torch.Tensor:
@@ -60,6 +60,19 @@ class Int4Linear(Linear):
         nibbles = torch.cat([packed & 15, packed >> 4], dim=-1).to(self.scale.dtype).sub_(_MIDDLE)
         values = torch.addcmul(self.zero[block], nibbles, self.scale[block])
         return values.flatten(1)[:, : self.columns]
+
+
+class Int8Linear(Linear):
+    """torchao's tensor, one scale per row of weights [out, in], multiplied by oneDNN on a CPU."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product; what torchao computes, whose product on a CPU follows the batch."""
+        if x.device.type != "cpu":
+            return super().__call__(x)
+        weight: Any = self.weight
+        product = invariant_linear(x, weight.qdata.to(x.dtype), None)
+        product.mul_(weight.scale.to(x.dtype).flatten())
+        return product if self.bias is None else product.add_(self.bias)
 
 
 def _to_nibbles(
@@ -105,7 +118,7 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     if storage is Storage.INT8:
         ao = _torchao("int8")
         # From float32: torchao takes no float64, and scales are finer than a half precision.
-        return Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
+        return Int8Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
     if storage is Storage.INT4:
         return Int4Linear(linear.weight, linear.bias)
     if storage is Storage.INT4_TILED:
@@ -122,7 +135,7 @@ def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
         return linear
     # torchao's tiles have no way back but the product with the identity.
     identity = torch.eye(linear.weight.shape[1], device=linear.weight.device, dtype=dtype)
-    return replace(linear, weight=F.linear(identity, linear.weight).t().contiguous())
+    return Linear(F.linear(identity, linear.weight).t().contiguous(), linear.bias)
 
 
 def _has_int4_kernel(dtype: torch.dtype, device: str) -> bool:

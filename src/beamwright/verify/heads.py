@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel
-from beamwright.models.decoder import Decoder
+from beamwright.models.decoder import Decoder, Linear
+from beamwright.models.packed import pack
 from beamwright.models.weights import check_finite, read_tensors, tensor_names
 from beamwright.verify.spec import Head, VerifierSpec
 
@@ -58,7 +59,8 @@ def _activate(values: torch.Tensor, activation: str) -> torch.Tensor:
     return column.exp() if activation == "exp" else column
 
 
-Layers = list[tuple[torch.Tensor, torch.Tensor | None]]
+Layers = list[Linear]
+Stored = list[tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class _Stack:
@@ -73,8 +75,8 @@ class _Stack:
         return _activate(self._decoder.by_rows(self._product, hidden[at]), self._activation)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        for number, (weight, bias) in enumerate(self._layers):
-            x = F.linear(F.relu(x) if number else x, weight, bias)
+        for number, layer in enumerate(self._layers):
+            x = layer(F.relu(x) if number else x)
         return x
 
 
@@ -116,8 +118,8 @@ class _TokenMlp:
         return _activate(self._decoder.by_rows(self._product, x), self._activation)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
-        for number, (weight, bias) in enumerate(self._layers):
-            x = F.linear(F.gelu(x) if number else x, weight, bias)
+        for number, layer in enumerate(self._layers):
+            x = layer(F.gelu(x) if number else x)
         return x
 
 
@@ -168,7 +170,7 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:
             f"verifier head {where}: {names[-1]}.weight gives {found} values, and "
             f"{spec.activation} needs {needed}"
         )
-    return layers
+    return [pack(Linear(weight, bias)) for weight, bias in layers]
 
 
 def _read_file(file: Path) -> dict[str, torch.Tensor]:
@@ -190,7 +192,7 @@ def _head_width(head: Head, model: LoadedModel) -> int:
     return sum(widths.get(feature, 1) for feature in head.features)
 
 
-def _check_layers(layers: Layers, names: Sequence[str], width: int, where: str) -> None:
+def _check_layers(layers: Stored, names: Sequence[str], width: int, where: str) -> None:
     """See that each layer takes what the one before gives."""
     for name, (weight, bias) in zip(names, layers, strict=True):
         if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:

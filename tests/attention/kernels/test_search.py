@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.packed import pack_weights
 from beamwright.models.weights import random_weights
 from beamwright.runtime import selftest
 from engines import grow
@@ -38,7 +39,7 @@ def test_the_self_test_asks_kernels_too(kernels, monkeypatch, name):
     shape = shape_from_text(
         "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=64,vocab=64,context=64"
     )
-    decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0))
+    decoder = Decoder(shape, pack_weights(random_weights(shape, torch.float32, "cpu", 0)))
     monkeypatch.setattr(selftest, "_KV_TOKENS", 1024)
     monkeypatch.setattr(selftest, "_STEPS", 2)
     backend = kernels(name)
