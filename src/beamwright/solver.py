@@ -33,6 +33,7 @@ from beamwright.runtime.prompts import Prompts
 from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
+from beamwright.runtime.threads import threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.search import make_strategy, round_rng
 from beamwright.search.defaults import with_defaults
@@ -52,6 +53,8 @@ class Solver:
 
     Paths are `str` or `Path` everywhere. Calls from several threads run one after another; a call
     from a callback or a verifier of the same solver is an error.
+    While it computes with small models it has torch use one thread (`threads`), and puts the number
+    back that it found; with OMP_NUM_THREADS in the environment it leaves it alone.
 
     Raises:
         InputError: for a bad option, model or verifier.
@@ -82,12 +85,8 @@ class Solver:
         self._calls = calls.OneAtATime()
         parts = assemble(self.settings, self.timeline, function, self.progress)
         self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
-        self.schedule, self.generator, self.verifier = (
-            parts.schedule,
-            parts.generator,
-            parts.verifier,
-        )
-        self._tree_models = parts.tree_models
+        self.schedule, self.verifier = parts.schedule, parts.verifier
+        self.generator, self._tree_models = parts.generator, parts.tree_models
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
         self._decoder = StepDecoder(
@@ -106,11 +105,11 @@ class Solver:
         self._decisive = tree_settings(self.settings, dtype)
         self._prompts = Prompts(self._generator, self.settings.model)
         self._prompts.check_turns(self.strategy)
+        decoders = [model.decoder for model in self._tree_models]
+        self.threads = threads_for(max(each.shape.num_parameters for each in decoders))
         self.progress.doing("checking that results do not depend on the batch")
-        self.exact = all(
-            batches_are_exact(model.decoder, backend)
-            for model, backend in zip(self._tree_models, parts.backends, strict=True)
-        )
+        with self.threads.in_use():
+            self.exact = all(map(batches_are_exact, decoders, parts.backends))
 
     def close(self) -> None:
         """Stop the link's copier threads; the solver can still be used, and starts them again."""
@@ -309,7 +308,8 @@ class Solver:
             )
 
         try:
-            loop.run(runs, on_round)
+            with self.threads.in_use():
+                loop.run(runs, on_round)
         except (BeamwrightError, KeyboardInterrupt) as error:
             stopped = with_partial(error, runs, facts())
             self._stop_copiers()  # one that died starts afresh with the next problem

@@ -221,6 +221,7 @@ def test_a_head_with_two_values_needs_softmax(copied):
     file = folder / "model.safetensors"
     tensors = load_file(file)
     tensors["v_head.summary.weight"] = torch.zeros(2, 32)
+    tensors["v_head.summary.bias"] = torch.zeros(2)
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(InputError, match="gives 2 values, and sigmoid needs 1"):
         verifier_of(str(folder))

@@ -155,15 +155,20 @@ def inspect_machine() -> dict[str, Any]:
         triton_version,
     )
     from beamwright.runtime.selftest import run_selftest  # noqa: PLC0415
+    from beamwright.runtime.threads import SMALL_PARAMETERS, threads_for  # noqa: PLC0415
 
-    checks = run_selftest()
+    small, large = threads_for(SMALL_PARAMETERS), threads_for(SMALL_PARAMETERS + 1)
+    with small.in_use():
+        checks = run_selftest()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "torch": torch.__version__,
         "triton": triton_version(),
         "attention": make_attention("auto", device).name,
         "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
+        "threads": large.count,
+        "threads_for_small_models": small.count,
+        "threads_for_small_models_why": small.why,
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "exact": all(checks[name] for name in BACKENDS),  # on a GPU: line by line
         "selftest": checks,
