@@ -9,19 +9,13 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Unpack
 
 from beamwright import calls
 from beamwright.assembly import assemble
 from beamwright.config import Settings
 from beamwright.describe import describe, with_partial
-from beamwright.errors import (
-    BeamwrightError,
-    CapacityError,
-    DeviceMemoryError,
-    InputError,
-    NotFiniteError,
-)
+from beamwright.errors import BeamwrightError, InputError
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
@@ -38,6 +32,7 @@ from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.search import make_strategy, round_rng
 from beamwright.search.defaults import with_defaults
 from beamwright.solution import Solution
+from beamwright.solver_options import SolverOptions, with_options
 from beamwright.tiers import Traffic, stalled_s
 from beamwright.tree import SearchTree
 from beamwright.verify import aggregate
@@ -66,14 +61,15 @@ class Solver:
         *,
         timeline: Timeline | None = None,
         progress: Progress | None = None,
-        **options: Any,
+        **options: Unpack[SolverOptions],
     ) -> None:
         if settings is not None and not isinstance(settings, Settings):
             kind = type(settings).__name__
             raise InputError(f"options have names: Solver(model=...), not Solver({kind})")
         if settings is not None and options:
             raise InputError("give Solver either settings or options, not both")
-        function = options.pop("verifier") if callable(options.get("verifier")) else None
+        given = options.get("verifier")
+        function = given if callable(given) else None
         if function is not None:
             options["verifier"] = "none"
         self.settings = with_defaults(
@@ -110,6 +106,8 @@ class Solver:
         self.progress.doing("checking that results do not depend on the batch")
         with self.threads.in_use():
             self.exact = all(map(batches_are_exact, decoders, parts.backends))
+
+    __signature__ = with_options(__init__)
 
     def close(self) -> None:
         """Stop the link's copier threads; the solver can still be used, and starts them again."""
@@ -218,7 +216,7 @@ class Solver:
             try:
                 runs = [self._begin(good[place].bare()) for place in places]
                 found.update(zip(places, self._run(runs, on_round), strict=True))
-            except (CapacityError, DeviceMemoryError, NotFiniteError) as error:
+            except calls.OF_ONE_SEARCH as error:
                 found.update(dict.fromkeys(places, error))
                 if len(places) > 1:
                     for place in places:

@@ -1,0 +1,184 @@
+"""The options of a `Solver`, with their types, for completion and type checkers. Solver room.
+
+They are the settings (`config.Settings`) and the options that the built-in strategies declare;
+a test holds names, types and defaults to these. Options that a plugin declares go by name, too,
+but no type checker knows them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict, get_type_hints
+
+from beamwright.config import Settings
+from beamwright.verify import ScoreFunction
+
+
+class SolverOptions(TypedDict, total=False):
+    """What `Solver` takes by name; what is left out, or None, has the default of the settings."""
+
+    # model: Which models run, where and in what precision.
+
+    model: str | PathLike[str]
+    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."""
+    verifier: str | PathLike[str] | ScoreFunction | None
+    """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default: bundled
+    beside --model bundled, else none).
+    """
+    system_prompt: str | None
+    """System message of the chat template."""
+    chat_template: str | PathLike[str] | None
+    """Jinja chat template, or a file that holds one."""
+    device: str
+    """Where the models run: cpu, cuda, cuda:1."""
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
+    """Precision of weights, activations and KV."""
+    attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
+    """How decoding attends to shared prefixes; tree and dense run kernels on a GPU."""
+    context: int | None
+    """Cap on the model's context."""
+    weights: Literal["auto", "int8", "int4"]
+    """Keep the generator's weights so; auto is their dtype."""
+    verifier_weights: Literal["auto", "int8", "int4"]
+    """The same for the verifier's."""
+    deterministic: bool
+    """Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."""
+
+    # sampling: How one token is drawn from the logits.
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    """Keep the most likely tokens up to this probability."""
+    top_k: int | None
+    """Keep this many of the most likely tokens."""
+    min_p: float | None
+    """Drop tokens less likely than this share of the likeliest."""
+
+    # step: Where a step, and a path, ends.
+
+    delimiter: str
+    r"""Text that ends a step; \n and \t are understood."""
+    step_tokens: int | None
+    """Steps of this fixed length instead of the delimiter."""
+    max_step_tokens: int
+    """Longest step."""
+    step_limits: Sequence[int] | str | None
+    """Longest first, second, ... step; the last stands for the rest."""
+    max_tokens: int | None
+    """Longest path after the prompt; revise: longest reply."""
+    ignore_eos: bool
+    """Go on after the end-of-text token."""
+
+    # search: Which strategy, how wide, and how the final answer is chosen; options of the strategy.
+
+    search: str | None
+    """Strategy; list explains them all (default: beam; majority where there is no verifier)."""
+    n: int
+    """Candidates per round."""
+    width: int
+    """Children per survivor; n / width survive a round."""
+    max_rounds: int
+    """Most rounds of a search; lookahead, mcts, deepconf: most steps of a path."""
+    filter_duplicates: bool
+    """Keep one of several candidates with the same text."""
+    aggregate: Literal["last", "min", "prod", "mean"] | None
+    """From step scores to a path's score (default: the verifier's)."""
+    choose: Literal["best", "majority", "weighted"] | None
+    """How the final answer is chosen (default: the strategy's own)."""
+    compat: Literal["search-and-learn"] | None
+    """beam: another project's rules of selection, replication and padding."""
+    seed: int
+    """Seed of every random draw."""
+
+    # stop: What ends a search early, with the best so far. The tree up to there is the same.
+
+    deadline: float | str | None
+    """Stop this long after the search starts or is resumed: 30s, 2m, 1h."""
+    token_budget: int | None
+    """Stop once this many tokens are generated."""
+    stop_votes: bool
+    """Stop once the vote is settled; with --choose majority or weighted."""
+    stop_score: float | None
+    """Stop once a finished candidate scores at least this."""
+
+    # memory: One memory number, and its parts where a user wants to name them.
+
+    memory: int | str | None
+    """All that may be used on the device, such as 7GiB."""
+    kv_memory: int | str | None
+    """Device KV cache alone; overrides the plan."""
+    host_memory: int | str | None
+    """Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB)."""
+
+    # schedule: How beams are arranged on the device. Never changes the tree, only the time.
+
+    schedule: Literal["auto", "in-gpu", "layerwise", "locality"]
+    """How beams are arranged on the device."""
+    planner: Literal["ranges", "greedy"]
+    """Groups by dynamic programming over ranges, or by LBS's Algorithm 1."""
+    inter_beam: bool
+    """Group beams that share a prefix, and move the prefix once."""
+    balance: bool
+    """Groups of even size, as few as possible."""
+    prefetch: bool
+    """Load the next group's KV while a group computes."""
+    reuse: bool
+    """Keep what is on the device from one step to the next."""
+    evict: Literal["host", "recompute"]
+    """Evicted KV comes back from host memory, or is computed again."""
+    link_bandwidth: int | str | None
+    """Throttle the link to this rate (emulated)."""
+    max_batch: int | None
+    """Most beams decoded together."""
+    graphs: Literal["auto", "on", "off"]
+    """Tokens up to the next block without the host: CUDA graphs with Triton kernels (auto), the
+    same loop without capture elsewhere (on), token by token (off).
+    """
+
+    # search: Options of one strategy.
+
+    warmup: int | None
+    """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
+    keep: float | None
+    """deepconf: Share of the warm-up at or above the bar."""
+    branching: Literal["softmax", "linear"] | None
+    """dynamic: Children by softmax of the score, or in linear proportion."""
+    score_temperature: float | None
+    """dynamic, particles: Temperature of the softmax over scores."""
+    lookahead: int | None
+    """lookahead: Steps of a rollout."""
+    exploration: float | None
+    """mcts: Weight of the exploration bonus; 0 follows scores."""
+    nodes: int | None
+    """mcts: Most steps that are written (default: 16 n)."""
+    ess: float | None
+    """particles: Resample at or below this effective share."""
+    revisions: int | None
+    """revise: Critiques and new answers per path."""
+    critique_prompt: str | None
+    """revise: What asks for a critique."""
+    revision_prompt: str | None
+    """revise: What asks for a new answer."""
+
+
+def with_options(call: Callable[..., Any]) -> inspect.Signature:
+    """The signature of `call`, whose `**options` are a solver's, with every option by name.
+
+    Help and notebooks show it, with types and the defaults of the settings.
+    """
+    _, *own, rest = inspect.signature(call, eval_str=False).parameters.values()
+    defaults = {
+        name: field.default
+        for section in Settings.model_fields.values()
+        for name, field in section.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+    options = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind
+        )
+        for name, kind in get_type_hints(SolverOptions).items()
+    ]
+    return inspect.Signature([*own, *options, rest.replace(annotation=inspect.Parameter.empty)])
