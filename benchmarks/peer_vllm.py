@@ -136,8 +136,9 @@ def _serve() -> None:
         max_model_len=options["max_model_len"],
         max_num_seqs=options.get("max_num_seqs", 256),
         max_num_batched_tokens=options.get("max_num_batched_tokens", 8192),
+        num_gpu_blocks_override=options.get("num_blocks"),
         seed=0,
-        disable_log_stats=True,
+        disable_log_stats=not options.get("counts", False),
     )
     facts = {"ready": True, "vllm": vllm.__version__, "start_s": time.perf_counter() - start}
     facts["block_size"] = int(engine.llm_engine.vllm_config.cache_config.block_size)
@@ -146,7 +147,7 @@ def _serve() -> None:
     _reply(replies, facts)
     for line in sys.stdin:
         request = json.loads(line)
-        handler = {"paths": _paths, "step": _step}[request.pop("op")]
+        handler = {"paths": _paths, "step": _step, "fixed": _fixed}[request.pop("op")]
         _reply(replies, handler(engine, **request))
 
 
@@ -200,6 +201,21 @@ def _step(
             stop = "delimiter" if out.stop_reason == delimiter else "eos"
         steps.append({"text": out.text, "stop": stop, "num_tokens": len(out.token_ids)})
     return {"steps": steps}
+
+
+def _fixed(engine: Any, prompts: list[list[int]], num_new: int) -> dict[str, Any]:
+    """So many more tokens of every prompt; the engine's counters since it was made."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=num_new, ignore_eos=True, detokenize=False)
+    start = time.perf_counter()
+    found = engine.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    counters = {
+        each.name: each.value for each in engine.get_metrics() if type(each).__name__ == "Counter"
+    }
+    tokens = [list(each.outputs[0].token_ids) for each in found]
+    return {"tokens": tokens, "seconds": seconds, "counters": counters}
 
 
 if __name__ == "__main__":
