@@ -29,6 +29,7 @@ def tiny_solver(folder, **changes):
         "max_rounds": 8,
         "temperature": 1.0,
         "kv_memory": "64MiB",
+        "system_prompt": "",
         **changes,
     }
     return Solver(**options)

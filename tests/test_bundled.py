@@ -41,6 +41,10 @@ def test_transformers_reads_them_with_equal_logits(role):
     assert max(check_parity(ModelSettings(model=str(BUNDLED / role))).values()) <= 3e-4
 
 
+def test_they_are_asked_as_they_were_trained(beam):
+    assert beam.settings.model.system_prompt is None
+
+
 def test_a_search_does_not_depend_on_grouping(problems):
     solver = Solver(n=16, width=4, kv_memory="64MiB", dtype=exact_dtype())
     solution, _ = grow(solver, problems[0]["problem"])

@@ -36,6 +36,7 @@ SOLVE_KEYS = {
     **{"io_share": None, "goodput_tok_s": None, "tree_hash": None, "exact": None, "seed": None},
     **{"schedule": None, "attention": None, "reason_fewer": None},
     **{"problem_id": None, "problem": None, "lineage": None, "settings": None},
+    **{"warnings": None, "last_step": None},
 }
 
 
@@ -443,3 +444,41 @@ def test_a_function_can_be_the_verifier(make_solver):
     scored = [each for each in solution.candidates if each.score is not None]
     assert len(scored) > 1
     assert all(each.score == count(each.text) for each in scored)
+
+
+# --- what a model is asked, and what is doubtful -----------------------------------------------
+
+ROLES = (
+    "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[a]{% endif %}"
+)
+
+
+def test_a_chat_model_is_asked_for_steps_and_a_box(make_solver):
+    few = {"n": 1, "width": 1, "max_rounds": 1}
+    asked = make_solver(chat_template=ROLES, system_prompt=None, **few)
+    solution = asked.solve("3+4=")
+    prompt = solution.to_json()["settings"]["model"]["system_prompt"]
+    assert prompt == "Please reason step by step, and put your final answer within \\boxed{}."
+    given = make_solver(chat_template=ROLES, system_prompt=prompt, **few).solve("3+4=")
+    assert given.tree_hash == solution.tree_hash
+    off = make_solver(chat_template=ROLES, system_prompt="", **few).solve("3+4=")
+    assert off.tokens.generator_prefilled < solution.tokens.generator_prefilled
+    assert make_solver(system_prompt=None, **few).settings.model.system_prompt is None
+
+
+def test_scores_that_guide_nothing_are_warned_about(make_solver):
+    few = {"n": 4, "width": 2, "max_rounds": 3}
+    for score, said in ((None, "steps got no score"), (0.5, "are equal (0.5)")):
+        solution = make_solver(verifier=lambda problem, steps, s=score: s, **few).solve(PROBLEM)
+        assert said in solution.warnings[0]
+    fit = make_solver(verifier=lambda problem, steps: len(steps[-1]) / 99, **few).solve(PROBLEM)
+    assert not any("score" in warning for warning in fit.warnings)
+
+
+def test_without_an_answer_the_last_step_stands(make_solver):
+    solution = make_solver(n=4, width=2).solve(PROBLEM)
+    assert solution.answer is None
+    assert solution.last_step
+    assert solution.text.strip().endswith(solution.last_step)
+    assert "no candidate states an answer" in solution.warnings[-1]

@@ -13,6 +13,7 @@ from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
+from beamwright.search.doubts import doubts_about_answers, doubts_about_scores
 from beamwright.search.ranking import ranked
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.solution import (
@@ -108,6 +109,8 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         lineage=candidates[chosen].lineage,
         rounds=tree.rounds,
         reason_fewer=tree.reason_fewer,
+        warnings=_warnings(tree, candidates, candidates[chosen], facts),
+        last_step=_last_step(nodes[chosen]) if candidates[chosen].answer is None else None,
         candidates=candidates,
         tree_stats=TreeStats(
             nodes=len(decoded),
@@ -142,6 +145,23 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         settings=facts.settings,
         tree=tree,
     )
+
+
+def _warnings(
+    tree: SearchTree, candidates: Sequence[Candidate], chosen: Candidate, facts: RunFacts
+) -> tuple[str, ...]:
+    found = doubts_about_scores(tree, facts.settings)
+    if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
+        answers = [candidate.answer for candidate in candidates]
+        stops = [candidate.stop for candidate in candidates]
+        found += doubts_about_answers(answers, stops, facts.settings)
+    return tuple(found)
+
+
+def _last_step(node: Node) -> str | None:
+    """Text of the path's last step that holds any."""
+    steps = (step.step_text.strip() for step in reversed(node.reply()))
+    return next((text for text in steps if text), None)
 
 
 def _candidate(node: Node) -> Candidate:

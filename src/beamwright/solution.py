@@ -99,6 +99,8 @@ class Solution:
     """A solved problem: the chosen answer, all candidates, the tree, and the accounting.
 
     lineage: of the chosen candidate. reason_fewer: why there are fewer candidates than asked for.
+    warnings: what makes the result doubtful, a line each. last_step: of the chosen candidate,
+    where it states no answer.
     settings: what it was solved with, the strategy's and the verifier's defaults filled in.
     tree: every node with its tokens, text, scores and state; it holds no KV any more.
     """
@@ -112,6 +114,8 @@ class Solution:
     lineage: Lineage
     rounds: int
     reason_fewer: str | None
+    warnings: tuple[str, ...]
+    last_step: str | None
     candidates: tuple[Candidate, ...]
     tree_stats: TreeStats
     tokens: TokenCounts

@@ -23,7 +23,7 @@ from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
 from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.limits import StopRule, check_stops, num_generated
-from beamwright.runtime.prompts import Prompts
+from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
@@ -81,6 +81,7 @@ class Solver:
         self._calls = calls.OneAtATime()
         parts = assemble(self.settings, self.timeline, function, self.progress)
         self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
+        self.settings = with_system_prompt(self.settings, self._generator.codec)
         self.schedule, self.verifier = parts.schedule, parts.verifier
         self.generator, self._tree_models = parts.generator, parts.tree_models
         scored = self.verifier.probabilities

@@ -21,6 +21,8 @@ def solution_json(**changes):
         "lineage": [0, 0, 0],
         "rounds": 2,
         "reason_fewer": None,
+        "warnings": [],
+        "last_step": None,
         "candidates": [{"answer": "42", "score": 0.9, "stop": "eos", "tokens": 20}],
         "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
         "tokens": {"generated": 1234, "kept": 90},

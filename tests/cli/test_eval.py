@@ -150,7 +150,7 @@ def test_a_table_of_several_settings(cli, fake, dataset, recipe):
 def test_a_setting_that_fails_does_not_stop_the_others(
     cli, fake, dataset, recipe, tmp_path, monkeypatch
 ):
-    def make_solver(settings, timeline=None):
+    def make_solver(settings, timeline=None, progress=None):
         if settings.search.n == 8:
             raise CapacityError("a step", 2, 1, 1)
         return fake
@@ -318,3 +318,11 @@ def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_pat
     assert "run the same command again to resume" in outcome.err
     fake_answer.clear()
     assert "with --out DIR they would have been kept" in cli(*words).err
+
+
+def test_warnings_reach_the_summary(cli, fake, dataset):
+    fake.solution["warnings"] = ["7 of 9 steps got no [score]"]
+    report = cli("eval", dataset, "--json").json
+    assert report["warnings"] == {"problems": 3, "example": "7 of 9 steps got no [score]"}
+    table = " ".join(cli("eval", dataset).out.replace("│", " ").split())
+    assert "3 problems, such as: 7 of 9 steps got no [score]" in table

@@ -61,12 +61,23 @@ def test_figures_that_do_not_apply_are_left_out(fake, as_solution):
     assert accounting(solution).endswith("| 1.2 s | KV peak 3.0 MiB")
 
 
-def test_no_answer_prints_the_text(cli, fake):
-    fake.solution["answer"] = None
+def test_no_answer_prints_the_last_step_and_says_so(cli, fake):
+    fake.solution |= {"answer": None, "last_step": "so 42", "warnings": ["no candidate states one"]}
     outcome = cli("solve", "6*7?")
     assert outcome.code == 0
-    assert outcome.out.startswith("6*7=42.")
-    assert "no candidate states an answer" in outcome.err
+    assert outcome.out == "so 42\n"
+    assert "warning: no candidate states one" in outcome.err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_warnings_are_shown(cli, fake, monkeypatch, terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal, raising=False)
+    fake.solution["warnings"] = ["39 of 40 steps got no score"]
+    outcome = cli("solve", "6*7?")
+    assert "arning: 39 of 40 steps got no score" in (outcome.out if terminal else outcome.err)
+    outcome = cli("solve", "6*7?", "--json")
+    assert outcome.json["warnings"] == ["39 of 40 steps got no score"]
+    assert "warning: 39 of 40 steps" in outcome.err
 
 
 def test_progress_is_one_line_per_round(cli, fake):

@@ -96,6 +96,38 @@ def test_the_checkpoints_template_renders_problem_and_system_prompt(load):
     assert codec.render("a")[0] == 1, "special tokens are ids, not text"
 
 
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[go]"
+)
+DROPS_SYSTEM = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}[user]{{ m['content'] }}{% endif %}"
+    "{% endfor %}[go]"
+)
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
+def test_without_a_system_role_its_message_goes_before_the_problem(load, template):
+    codec = load(own_template=template)
+    assert codec.takes_instructions
+    assert codec.decode_raw(codec.render("Add 1.", "Be brief.")) == "[user]Be brief.\n\nAdd 1.[go]"
+
+
+def test_an_empty_system_prompt_is_none(load):
+    for codec in (load(), load(own_template=TEMPLATE)):
+        assert codec.render("Add 1.", "") == codec.render("Add 1.")
+
+
+def test_a_template_that_writes_all_alike_takes_no_instructions(load):
+    assert load(own_template=TEMPLATE).takes_instructions
+    plain = "{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}"
+    assert not load(own_template=plain).takes_instructions
+
+
+def test_without_a_template_nothing_is_instructed(load):
+    assert not load().takes_instructions
+
+
 def test_the_template_can_be_overridden_by_text_or_file(load, tmp_path):
     override = "Q: {{ messages[0]['content'] }}"
     assert (codec := load(override, TEMPLATE)).decode_raw(codec.render("a")) == "Q: a"

@@ -276,3 +276,10 @@ def test_an_axis_has_more_than_one_tick(xs):
     ticks = axis_ticks(Chart("tokens", "t", "x", (Line("m", 0, points),), counted=False))
     assert len(ticks) > 1
     assert ticks == sorted(set(ticks))
+
+
+def test_a_run_with_warnings_says_so(tmp_path):
+    warned = {"problems": 3, "example": "all <scores> are equal"}
+    write_eval_page([run_of(summary=summary_of(warnings=warned))], tmp_path / "r.html", "t")
+    text = (tmp_path / "r.html").read_text()
+    assert "beam, n = 4: 3 problems with a warning, such as: all &lt;scores&gt; are equal" in text

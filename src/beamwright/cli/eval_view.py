@@ -83,6 +83,9 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for level, group in report["by_level"].items():
         if group["accuracy"] is not None:
             yield f"  level {level}", f"{group['accuracy']:.1%} of {group['problems']}"
+    warned = report["warnings"]
+    if warned["problems"]:
+        yield "warnings", f"{warned['problems']:,} problems, such as: {warned['example']}"
     if report["pass_at"]:
         k, estimate = list(report["pass_at"].items())[-1]
         if estimate is not None:

@@ -44,7 +44,11 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... "
         "(default: bundled beside --model bundled, else none).",
     ),
-    "system_prompt": (None, "System message of the chat template."),
+    "system_prompt": (
+        None,
+        r"System message of the chat template (default: to reason step by step and to put the "
+        r'answer in \\boxed{}; "" for none).',
+    ),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
     "dtype": (None, "Precision of weights, activations and KV."),

@@ -20,18 +20,20 @@ if TYPE_CHECKING:
 def print_plain(solution: Solution, as_json: bool, stopped: BaseException | None = None) -> None:
     """The answer on standard output. Of a search that failed, it is no answer but a remark."""
     failed = isinstance(stopped, BeamwrightError)
+    if failed and not as_json:
+        complain(_partial(solution))
+        return
     if as_json:
         failure = {"partial": True, "error": str(stopped)} if failed else {}
         print_json({**solution.to_json(), **failure})
-        return
-    if failed:
-        complain(_partial(solution))
-        return
-    if solution.answer is None:
-        typer.echo(printable(solution.text))
-        complain("no candidate states an answer; this is the text of the best one")
+    elif solution.answer is None:
+        typer.echo(printable(solution.last_step or solution.text))
     else:
         typer.echo(one_line(solution.answer))
+    for warning in solution.warnings:
+        complain(f"warning: {warning}")
+    if as_json:
+        return
     typer.echo(accounting(solution), err=True)
     if stopped is None and solution.reason_fewer:
         complain(solution.reason_fewer)
@@ -57,12 +59,12 @@ def print_solution(
         return
     console.print(Text(printable(solution.text), style="dim"))
     console.print()
-    if solution.answer is None:
-        console.print(Text("No candidate states an answer.", style="bold yellow"))
-    else:
+    if solution.answer is not None:
         answer = Text("Answer  ", style="bold")
         answer.append(one_line(solution.answer), style="bold green")
         console.print(answer)
+    for warning in solution.warnings:
+        console.print(Text(f"Warning: {printable(warning)}", style="bold yellow"))
     if solution.reason_fewer:
         console.print(Text(f"fewer candidates than asked for: {solution.reason_fewer}", "yellow"))
     console.print(Text(accounting(solution), style="dim"), soft_wrap=True)

@@ -162,7 +162,9 @@ class _Translator:
         if "system_prompt" in self._content:
             self._set("system_prompt", "system_prompt", self._content["system_prompt"])
         else:
-            self._notes.append("system_prompt: not given; search-and-learn's own is not used here")
+            self._notes.append(
+                "system_prompt: not given; the default here stands, not search-and-learn's"
+            )
         template = self._content.get("custom_chat_template")
         if isinstance(template, str) and template.lower() != "none":
             self._set("custom_chat_template", "chat_template", template)

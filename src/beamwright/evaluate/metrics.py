@@ -6,6 +6,7 @@ choice (how a vote is counted, which k) is fixed before an answer is seen.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from beamwright.evaluate.record import Record
 from beamwright.search.choose import CHOICES
 
 _Value = TypeVar("_Value")
+_DIGITS = re.compile(r"[-+.e\d]*\d")
 
 
 def summarise(records: Sequence[Record], num_candidates: int | None = None) -> dict[str, Any]:
@@ -33,6 +35,8 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
     a share, the bootstrap's for anything else.
     `latency_s` is a problem's own time, its share of the batch where several were in flight;
     `completion_s` is from a problem's start to the end of a candidate, the mean of its candidates.
+
+    `warnings` counts the problems that have one, and quotes the kind that most have.
 
     num_candidates: the n that was asked for; None takes the most that a problem has.
     """
@@ -49,6 +53,8 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
         "pass_at": _pass_at(records, num_candidates),
         "by_level": _by_level(records),
         "errors": sum(record.error is not None for record in records),
+        "warnings": _warnings(records),
+        "system_prompt": next((r.system_prompt for r in records if r.system_prompt), None),
         "fewer_candidates": sum(record.reason_fewer is not None for record in records),
         "mean_rounds": _mean(rounds),
         "tokens": _sums(record.tokens for record in records),
@@ -61,6 +67,19 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
         ),
         "per_problem": _per_problem(records),
     }
+
+
+def _warnings(records: Sequence[Record]) -> dict[str, Any]:
+    """Problems with a warning, and the first of the kind that most have.
+
+    Warnings that differ in numbers alone are of one kind.
+    """
+    kinds: dict[str, list[str]] = {}
+    for line in (line for record in records for line in record.warnings):
+        kinds.setdefault(_DIGITS.sub("", line), []).append(line)
+    most = max(kinds.values(), key=len, default=None)
+    example = None if most is None else most[0]
+    return {"problems": sum(bool(record.warnings) for record in records), "example": example}
 
 
 def goodput(records: Iterable[Record]) -> float | None:

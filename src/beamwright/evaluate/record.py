@@ -40,6 +40,8 @@ class Record:
     stop: str | None = None
     rounds: int | None = None
     reason_fewer: str | None = None
+    warnings: Sequence[str] = ()
+    system_prompt: str | None = None
     error: str | None = None
     candidates: Sequence[Mapping[str, Any]] = ()
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -86,6 +88,8 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
         stop=solution["stop"],
         rounds=solution["rounds"],
         reason_fewer=solution.get("reason_fewer"),
+        warnings=solution.get("warnings", ()),
+        system_prompt=solution.get("settings", {}).get("model", {}).get("system_prompt"),
         candidates=candidates,
         choices=_choices(candidates, judged),
         num_correct=_num_correct(candidates, judged),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +52,46 @@ class TextCodec:
         """Tokens, added ones included."""
         return len(self.tokenizer)
 
-    def render(self, problem: str, system_prompt: str | None = None) -> list[int]:
-        """Token ids of the prompt: the chat template, or the plain text where there is none."""
+    @property
+    def takes_instructions(self) -> bool:
+        """True if the chat template shows an instruction as something else than a problem.
+
+        One that writes both alike is of a model that only goes on with a text.
+        """
         if self.tokenizer.chat_template is None:
-            text = problem if system_prompt is None else f"{system_prompt}\n\n{problem}"
+            return False
+        problem, texts = {"role": "user", "content": "?"}, []
+        for role in ("system", "user"):
+            try:
+                texts.append(self.chat([{"role": role, "content": PLACE}, problem]))
+            except InputError:  # there is no such role, or it minds who speaks after whom
+                return True
+        return texts[0] != texts[1]
+
+    @cached_property
+    def has_system_role(self) -> bool:
+        """True if the chat template shows a system message."""
+        messages = [{"role": "system", "content": PLACE}, {"role": "user", "content": "?"}]
+        try:
+            return PLACE in self.chat(messages, add_generation_prompt=True)
+        except InputError:
+            return False
+
+    def render(self, problem: str, system_prompt: str | None = None) -> list[int]:
+        """Token ids of the prompt: the chat template, or the plain text where there is none.
+
+        system_prompt: in a message of its own, or before the problem where there is no such role;
+        an empty one is none.
+        """
+        if self.tokenizer.chat_template is None:
+            text = f"{system_prompt}\n\n{problem}" if system_prompt else problem
             ids: list[int] = self.tokenizer(text + "\n\n", verbose=False)["input_ids"]
             return ids
         messages = [{"role": "user", "content": problem}]
-        if system_prompt is not None:
+        if system_prompt and self.has_system_role:
             messages.insert(0, {"role": "system", "content": system_prompt})
+        elif system_prompt:
+            messages[0]["content"] = f"{system_prompt}\n\n{problem}"
         return self.encode(self.chat(messages, add_generation_prompt=True))
 
     def render_turn(self, text: str) -> list[int]:

@@ -59,7 +59,7 @@ def write_eval_page(runs: Sequence[EvaluatedRun], path: Path, title: str) -> lis
         "legend": _legend(charts[0]) if charts else "",
         "charts": "\n".join(_figure(chart) for chart in charts) or "<p>No answer was judged.</p>",
         "methods": _methods(runs),
-        "methods_note": html.escape(_NOTE),
+        "methods_note": html.escape(_NOTE) + _warned(runs),
         "more": "\n".join(
             part for part in (_pass_section(passing), _levels(runs), _trees(runs)) if part
         ),
@@ -113,6 +113,17 @@ def _pass_section(chart: Chart | None) -> str:
 def _methods(runs: Sequence[EvaluatedRun]) -> str:
     rows = [[html.escape(name), *_cells(run)] for name, run in _by_method(runs)]
     return _table(_COLUMNS, rows)
+
+
+def _warned(runs: Sequence[EvaluatedRun]) -> str:
+    """Runs whose problems have warnings, with an example of each."""
+    lines = []
+    for name, run in _by_method(runs):
+        found = run.summary.get("warnings") or {"problems": 0}
+        if found["problems"]:
+            about = f"{name}, n = {run.n}: {found['problems']} problems with a warning, such as: "
+            lines.append(f"<br><strong>{html.escape(about + found['example'])}</strong>")
+    return "".join(lines)
 
 
 def _by_method(runs: Sequence[EvaluatedRun]) -> list[tuple[str, EvaluatedRun]]:

@@ -6,13 +6,25 @@ from pathlib import Path
 
 import torch
 
-from beamwright.config import ModelSettings
+from beamwright.config import ModelSettings, Settings
 from beamwright.errors import InputError, ProblemTooLongError
-from beamwright.models import LoadedModel
+from beamwright.models import LoadedModel, TextCodec
 from beamwright.protocols import AsksAgain, Strategy
 from beamwright.tree import Node, SearchTree, Turn
 
 _SYNTHETIC_SEED = 20_26
+DEFAULT_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+"""What Qwen2.5-Math was trained with; others understand it. Process reward models know steps from
+it, and answers are read from the box."""
+
+
+def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
+    """Settings with the system prompt that a model is asked with, where none is given."""
+    given = settings.model.system_prompt is not None
+    if given or codec is None or not codec.takes_instructions:
+        return settings
+    model = settings.model.model_copy(update={"system_prompt": DEFAULT_SYSTEM_PROMPT})
+    return settings.model_copy(update={"model": model})
 
 
 class Prompts:

@@ -1,0 +1,81 @@
+"""What the user of a search should know of its scores and answers: lines for people.
+
+Pure: sees a finished tree and what was asked for. A search whose verifier does not fit the model
+ends like any other, with an answer that chance has chosen; these lines say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beamwright.config import Settings
+from beamwright.search import strategy_row
+from beamwright.search.ranking import TIE
+from beamwright.tree import Node, SearchTree, StopReason
+
+_FEWEST = 4  # scored steps from which equal scores say something
+_UNPARSED = "judge_unparsed"
+
+
+def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:
+    """Lines about scores that guided nothing; none where nobody was to score.
+
+    settings: with the strategy, its choice and the verifier filled in.
+    """
+    if not _reads_scores(settings):
+        return []
+    steps = [node for node in tree.nodes() if _is_scored(node)]
+    unscored = [node for node in steps if node.step_score is None]
+    name = settings.model.scorer
+    who = "the verifier" if name == "none" else f"--verifier {name}"
+    if 2 * len(unscored) > len(steps):
+        unparsed = sum(node.usage[_UNPARSED] > 0 for node in unscored)
+        share = f"{len(unscored)} of {len(steps)}"
+        if 2 * unparsed > len(unscored):
+            return [
+                f"{share} critiques of {who} state no score that can be read: the search could "
+                "not tell steps apart (judge.yaml says what is asked and how it is read)"
+            ]
+        return [
+            f"{share} steps got no score from {who}: the search could not tell them apart "
+            "(are paths longer than its context?)"
+        ]
+    scores = [node.step_score for node in steps if node.step_score is not None]
+    texts = {node.text or node.lineage for node in steps if node.step_score is not None}
+    if len(texts) >= _FEWEST and max(scores) - min(scores) <= TIE:
+        return [
+            f"all {len(scores)} scores of {who} are equal ({scores[0]:.3g}): the search could not "
+            "tell steps apart (was the verifier trained on such problems?)"
+        ]
+    return []
+
+
+def doubts_about_answers(
+    answers: Sequence[str | None], stops: Sequence[str], settings: Settings
+) -> list[str]:
+    """A line that says what can be done where the chosen candidate states no answer.
+
+    answers, stops: of the final candidates.
+    """
+    whose = "no finished candidate" if any(answers) else "no candidate"
+    line = f"{whose} states an answer: this is the last step of the best one"
+    if all(stop != StopReason.EOS for stop in stops):
+        return [f"{line}; all were cut off (raise --max-rounds, --max-step-tokens or --max-tokens)"]
+    if settings.model.system_prompt:
+        return [f"{line}; --system-prompt may ask more clearly for \\boxed{{...}}"]
+    example = "--system-prompt 'Put your final answer within \\boxed{}.'"
+    return [f"{line}; ask for one, such as with {example}"]
+
+
+def _reads_scores(settings: Settings) -> bool:
+    if settings.model.is_random:
+        return False
+    row = strategy_row(settings.search)
+    chosen = (settings.search.choose or row.choose) != "majority" and settings.search.n > 1
+    return row.needs_scores or chosen or settings.model.scorer != "none"
+
+
+def _is_scored(node: Node) -> bool:
+    """True for a step that a verifier is asked about: it holds something, and was not given."""
+    decoded = node.parent is not None and node.turn is None and node.stop is not None
+    return decoded and not node.greedy and bool(node.step_text.strip())
