@@ -97,7 +97,7 @@ def test_other_searches_share_less(cli, search):
 
 
 def test_a_recorded_tree(cli, recorded):
-    words = ["simulate", "--model", "opt-6.7b", "--kv-memory", "1GiB", "--tree", recorded]
+    words = ["simulate", "--model", "opt-6.7b", "--kv-memory", "1GiB", "--recorded-tree", recorded]
     report = cli(*words, "--json").json
     assert (report["n"], report["prompt"], report["generate"]) == (2, 50, 50)
     assert report["width"] is report["seed"] is report["step_tokens"] is None
@@ -123,12 +123,12 @@ def test_a_table_for_people(cli):
         (["--width", "3"], "--width 3"),
         (["--generate", "4000"], "context"),
         (["--kv-memory", "20GiB"], "--kv-memory"),
-        (["--tree", "/no/such/file"], "/no/such/file"),
+        (["--recorded-tree", "/no/such/file"], "/no/such/file"),
         (["--link-bandwidth", "fast"], "fast"),
     ],
 )
 def test_bad_input_is_one_line(cli, words, message):
-    base = ["simulate"] if words[0] == "--tree" else SMALL
+    base = ["simulate"] if words[0] == "--recorded-tree" else SMALL
     outcome = cli(*base, *words, "--json")
     assert outcome.code == 2
     assert outcome.out == ""
@@ -140,6 +140,6 @@ def test_bad_input_is_one_line(cli, words, message):
     "words", [["--n", "8"], ["--prompt", "8"], ["--survival", "score"], ["--step-tokens", "10"]]
 )
 def test_a_recorded_tree_is_what_it_is(cli, recorded, words):
-    outcome = cli("simulate", "--model", "opt-6.7b", "--tree", recorded, *words)
+    outcome = cli("simulate", "--model", "opt-6.7b", "--recorded-tree", recorded, *words)
     assert outcome.code == 2
     assert words[0] in outcome.err

@@ -34,6 +34,7 @@ _PANELS = {
 }
 _DECLARED_PANELS = {**_PANELS, "search": "Search: options of one strategy"}
 
+_CHOICE = "CHOICE"
 _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the settings
 
 # option: (metavar or None, help)
@@ -182,8 +183,8 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
             metavar, help_text = _WORDS[name]
             option = typer.Option(
                 _flags(name, field),
-                help=help_text + _shown(field.default),
-                metavar=metavar,
+                help=help_text + _choices(field) + _shown(field.default),
+                metavar=metavar or (_CHOICE if _choices(field) else None),
                 rich_help_panel=_PANELS[section],
             )
             kind = str if metavar in _AS_TEXT else _plain_type(field.annotation)
@@ -205,8 +206,8 @@ def _declared_parameter(name: str, section: str) -> inspect.Parameter:
             raise InputError(f"{places} declare {flag_of(name)} with different types")
     option = typer.Option(
         _flags(name, first),
-        help=_declared_help(rows, name),
-        metavar=rows[0].metavar(name),
+        help=_declared_help(rows, name) + _choices(first),
+        metavar=rows[0].metavar(name) or (_CHOICE if _choices(first) else None),
         rich_help_panel=_DECLARED_PANELS[section],
     )
     return _parameter(name, kind | None, option)
@@ -260,6 +261,13 @@ def _plain_type(annotation: Any) -> Any:
     if annotation in (bool, int, float, str) or get_origin(annotation) is Literal:
         return annotation
     raise TypeError(f"no command-line form for {annotation!r}")
+
+
+def _choices(field: FieldInfo) -> str:
+    """What can be chosen, for the help: in a column of its own it would leave the help none."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    names = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    return f" One of {', '.join(names)}." if names else ""
 
 
 def _shown(default: Any) -> str:

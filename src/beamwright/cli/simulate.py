@@ -102,7 +102,7 @@ _SurvivalOption = Annotated[
 ]
 _TreeOption = Annotated[
     Path | None,
-    typer.Option("--tree", metavar="FILE", help="Replay a search that solve has recorded."),
+    typer.Option("--recorded-tree", metavar="FILE", help="Replay what solve --record-tree wrote."),
 ]
 _SchedulesOption = Annotated[
     str, typer.Option("--schedules", metavar="NAMES", help=f"With commas between. {_MEANINGS}.")
@@ -214,7 +214,7 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> _Ca
     given += [name for name, value in own.items() if value is not None]
     if given:
         option = f"--{given[0].replace('_', '-')}"
-        raise InputError(f"{option} describes a made-up search; --tree replays a recorded one")
+        raise InputError(f"{option} describes a made-up search; --recorded-tree replays one")
     tree = read_recorded(file)
     if not tree.nodes:
         raise InputError(f"{file}: the recorded search has no steps")
