@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test check bench peers peers-setup gpu-check clean
+.PHONY: help demo test test-cpus check dist-check bench peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,17 @@ demo: $(BIN)/.installed ## solve one word problem with the bundled models and wa
 
 test: $(BIN)/.installed-dev ## install what tests need and run everything
 	$(BIN)/python -m pytest -n auto --maxprocesses 8
+
+# An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
+SAMENESS := tests/runtime/test_sameness.py tests/runtime/test_quantised.py \
+	tests/models/test_packed.py tests/test_bundled_trees.py
+
+test-cpus: $(BIN)/.installed-dev ## sameness on another CPU: this one, limited to older instructions
+	$(AVX2) $(BIN)/python -m pytest -n 2 $(SAMENESS)
+
+dist-check: $(BIN)/.installed-dev ## build the wheel and the sdist and try both
+	.ci/dist_check $(BIN)/python
 
 check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between rooms
 	$(BIN)/ruff check .
