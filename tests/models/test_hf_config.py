@@ -3,9 +3,8 @@ import json
 import pytest
 from transformers import LlamaConfig, MistralConfig, OPTConfig, Qwen2Config
 
-from beamwright.config import ModelSettings
 from beamwright.errors import UnsupportedModelError
-from beamwright.models import inspect_model
+from beamwright.models.load import read_shape
 
 TINY = {
     **{"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1},
@@ -15,12 +14,12 @@ TINY = {
 
 @pytest.fixture
 def inspect(tmp_path):
-    def call(config, **settings):
+    def call(config, context=None):
         if isinstance(config, dict):
             (tmp_path / "config.json").write_text(json.dumps(config))
         else:
             config.save_pretrained(tmp_path)
-        return inspect_model(ModelSettings(model=str(tmp_path), **settings))
+        return read_shape(tmp_path, context)
 
     return call
 
@@ -84,25 +83,32 @@ def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(inspect, 
 def test_a_config_that_is_no_json_is_one_line(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UnsupportedModelError, match="config cannot be read") as caught:
-        inspect_model(ModelSettings(model=str(tmp_path)))
+        read_shape(tmp_path, None)
     assert "\n" not in str(caught.value)
 
 
 def test_a_sliding_window_that_cannot_matter_is_accepted(inspect):
     mistral = MistralConfig(**TINY, sliding_window=64, max_position_embeddings=256)
-    assert inspect(mistral, context=64)["context"] == 64
+    assert inspect(mistral, context=64).context == 64
     wide = MistralConfig(**TINY, sliding_window=256, max_position_embeddings=256)
-    assert inspect(wide)["context"] == 256
+    assert inspect(wide).context == 256
     unused = Qwen2Config(**TINY, sliding_window=64, use_sliding_window=False)
-    assert inspect(unused)["supported"]
+    assert inspect(unused).architecture == "qwen2"
 
 
 def test_the_context_can_be_capped_and_not_stretched(inspect):
     config = LlamaConfig(**TINY, max_position_embeddings=128)
-    assert inspect(config, context=100)["context"] == 100
-    assert inspect(config, context=1000)["context"] == 128
+    assert inspect(config, context=100).context == 100
+    assert inspect(config, context=1000).context == 128
 
 
 def test_a_capped_context_does_not_change_the_parameters(inspect):
     config = OPTConfig(**TINY, max_position_embeddings=128, ffn_dim=64, word_embed_proj_dim=32)
-    assert inspect(config, context=16)["parameters"] == inspect(config)["parameters"]
+    assert inspect(config, context=16).num_parameters == inspect(config).num_parameters
+
+
+def test_quantised_checkpoints_say_what_to_take_instead(inspect):
+    quantised = {"quant_method": "awq", "bits": 4}
+    instead = r"not supported \(awq\): take the original checkpoint with --weights int4"
+    with pytest.raises(UnsupportedModelError, match=instead):
+        inspect({"model_type": "qwen2", **TINY, "quantization_config": quantised})

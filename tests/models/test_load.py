@@ -1,9 +1,11 @@
+import json
+
 import huggingface_hub
 import pytest
 import torch
 
 from beamwright.config import ModelSettings
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models import inspect_model, load_model
 from beamwright.models.load import resolve_folder
 from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
@@ -33,8 +35,63 @@ def test_a_folder_without_config_says_so(tmp_path):
 def test_a_folder_without_tokenizer_says_so(llama_folder):
     for file in llama_folder.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(InputError, match="tokenizer cannot be read"):
+    with pytest.raises(InputError, match="no tokenizer in this folder"):
         load_model(str(llama_folder), ModelSettings())
+    with pytest.raises(UnsupportedModelError, match="no tokenizer in this folder"):
+        inspect_model(ModelSettings(model=str(llama_folder)))
+
+
+@pytest.mark.parametrize("spec", ["Qwen/Qwen2.5-1.5B-Instruct", "org/name"])
+def test_a_name_of_the_hub_is_recognised(spec):
+    with pytest.raises(InputError, match=f"--model {spec}: no such folder; did you mean hf:{spec}"):
+        resolve_folder(spec, "generator")
+
+
+def test_a_path_is_no_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for spec in ("models/gone", "./a/b", "/a/b", "a/b/c", "gone"):
+        with pytest.raises(InputError, match=r"no such folder$"):
+            resolve_folder(spec, "generator")
+
+
+def test_gguf_says_what_to_take_instead(tmp_path):
+    file = tmp_path / "x.gguf"
+    for spec, role, option in [
+        (file, "generator", "with --weights int4"),
+        (tmp_path, "verifier", "with --verifier-weights int4"),
+    ]:
+        file.touch()
+        with pytest.raises(InputError, match=f"GGUF files are not read: .* {option}"):
+            resolve_folder(str(spec), role)
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(InputError, match="a file; the checkpoint's folder is expected"):
+        resolve_folder(str(tmp_path / "model.safetensors"), "generator")
+
+
+def test_what_would_not_load_is_not_supported(llama_folder):
+    """The doctor reads names and shapes of all weights, and the tokenizer."""
+    settings = ModelSettings(model=str(llama_folder))
+    assert inspect_model(settings)["supported"] is True
+    weights, config = llama_folder / "model.safetensors", llama_folder / "config.json"
+    whole, written = weights.read_bytes(), config.read_text()
+    weights.write_bytes(whole[:-10])
+    with pytest.raises(UnsupportedModelError, match=r"model\.safetensors: cannot be read"):
+        inspect_model(settings)
+    weights.unlink()
+    with pytest.raises(UnsupportedModelError, match=r"no \*\.safetensors"):
+        inspect_model(settings)
+    weights.write_bytes(whole)
+    fields = json.loads(written)
+    config.write_text(json.dumps({**fields, "num_hidden_layers": 9}))
+    with pytest.raises(UnsupportedModelError, match=r"weight .* is missing"):
+        inspect_model(settings)
+    config.write_text(json.dumps({**fields, "intermediate_size": 12}))
+    with pytest.raises(UnsupportedModelError, match=r"has shape .* config says"):
+        inspect_model(settings)
 
 
 def test_without_a_network_the_hub_is_unavailable(monkeypatch):
@@ -62,7 +119,12 @@ def test_a_downloaded_folder_is_read(monkeypatch, llama_folder):
 
 
 @pytest.mark.parametrize(
-    ("device", "complaint"), [("sofa", "'sofa' is not a device"), ("cuda", "no CUDA device")]
+    ("device", "complaint"),
+    [
+        ("sofa", "'sofa' is not a device"),
+        ("cuda", "no CUDA device is available here; use --device cpu"),
+        ("mps", "--device mps: models run on cpu and cuda only"),
+    ],
 )
 def test_a_device_that_is_not_there_is_an_input_error(llama_folder, device, complaint):
     if device == "cuda" and torch.cuda.is_available():

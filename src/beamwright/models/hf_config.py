@@ -51,8 +51,13 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
     kind = getattr(config, "model_type", "unknown")
     if kind not in FAMILIES:
         raise UnsupportedModelError(f"architecture {kind!r} is not supported; {supported()}")
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModelError(f"quantised weights are not supported; {supported()}")
+    if quantised := getattr(config, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise UnsupportedModelError(
+            f"quantised weights are not supported ({method or 'of an unknown kind'!s:.20}): take "
+            "the original checkpoint with --weights int4, a verifier's with --verifier-weights "
+            f"int4; {supported()}"
+        )
     _check_heads(config)
     context = config.max_position_embeddings
     if max_context is not None:

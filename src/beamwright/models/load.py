@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
 
 _RANDOM_SEED = 0
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_DEVICES = ("cpu", "cuda")
 _BUNDLED = Path(__file__).parent.parent / "bundled"
 
 
@@ -62,14 +65,32 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
     if spec.startswith("hf:"):
         return _download(spec.removeprefix("hf:"))
     folder = Path(spec)
+    option = "model" if role == "generator" else role
     if not folder.is_dir():
-        option = "model" if role == "generator" else role
-        hint = f"; {known}" if known else ""
-        raise InputError(f"--{option} {written or spec}: no such folder{hint}")
+        hint = _instead(spec, role) or (f"no such folder; {known}" if known else "no such folder")
+        raise InputError(f"--{option} {written or spec}: {hint}")
     if not (folder / "config.json").is_file():
-        raise InputError(f"{spec}: no config.json in this folder")
+        packed = next(folder.glob("*.gguf"), None)
+        hint = "" if packed is None else f"; {packed.name}: {_instead(str(packed), role)}"
+        raise InputError(f"{spec}: no config.json in this folder{hint}")
     _check_files(folder)
     return folder
+
+
+def _instead(spec: str, role: str) -> str | None:
+    """What to give instead of a place that is no folder; None where nobody can tell."""
+    place = Path(spec)
+    if place.suffix.lower() == ".gguf":
+        weights = "--weights" if role == "generator" else "--verifier-weights"
+        return (
+            "GGUF files are not read: give the folder or hf:ORG/NAME of the original checkpoint "
+            f"(safetensors), with {weights} int4 to make it as small"
+        )
+    if place.is_file():
+        return "a file; the checkpoint's folder is expected"
+    if _HUB_NAME.fullmatch(spec) and not place.parent.is_dir():
+        return f"no such folder; did you mean hf:{spec}?"
+    return None
 
 
 def _check_files(folder: Path) -> None:
@@ -105,9 +126,9 @@ def load_model(
         return LoadedModel(Decoder(shape, pack_weights(weights), tile), None, None, storage)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
+    codec = TextCodec.load(folder, chat_template)  # what is wrong is said before gigabytes are read
     needs_logits = writes or role == "generator"
     weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
-    codec = TextCodec.load(folder, chat_template)
     return LoadedModel(Decoder(shape, pack_weights(weights), tile), codec, folder, storage)
 
 
@@ -135,15 +156,17 @@ def read_shape(folder: Path, max_context: int | None) -> ModelShape:
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
-    """What `doctor --model` reports; reads no weights.
+    """What `doctor --model` reports; reads no weights, but their names and shapes.
 
     Raises:
-        UnsupportedModelError: if the decoder cannot run it.
+        UnsupportedModelError: if the decoder cannot run it, or it would not load.
     """
     if settings.model.startswith("random:"):
         shape = _capped(shape_from_text(settings.model.removeprefix("random:")), settings.context)
     else:
-        shape = read_shape(resolve_folder(settings.model, "generator"), settings.context)
+        folder = resolve_folder(settings.model, "generator")
+        shape = read_shape(folder, settings.context)
+        _check_loads(folder, shape)
     dtype = resolve_dtype(settings.dtype, settings.device)
     storage = _storage(settings, dtype, "generator")
     return {
@@ -156,6 +179,14 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         "context": shape.context,
         "supported": True,
     }
+
+
+def _check_loads(folder: Path, shape: ModelShape) -> None:
+    try:
+        load_weights(folder, shape, torch.float32, "meta")
+        TextCodec.load(folder)
+    except InputError as error:
+        raise UnsupportedModelError(str(error)) from error
 
 
 def _capped(shape: ModelShape, max_context: int | None) -> ModelShape:
@@ -174,8 +205,12 @@ def check_device(device: str) -> str:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise InputError(f"--device {device!r} is not a device") from error
+    if kind not in _DEVICES:
+        raise InputError(f"--device {device}: models run on {' and '.join(_DEVICES)} only")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"--device {device}: no CUDA device is available here")
+        raise InputError(f"--device {device}: no CUDA device is available here; use --device cpu")
+    if kind == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
     if kind == "cuda" and torch.device(device).index is not None:
         torch.cuda.set_device(torch.device(device))  # kernels are launched on the current one
     return device

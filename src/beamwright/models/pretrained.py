@@ -14,6 +14,10 @@ from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.quiet import no_progress_bar, quiet_import
 
 _LONGEST_LINE = 200
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
+    "spiece.model",
+)  # fmt: skip
 
 
 def read_config(folder: Path, supported: str) -> Any:
@@ -44,6 +48,10 @@ def read_tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
 
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise InputError(
+            f"model {folder}: no tokenizer in this folder (none of {', '.join(_TOKENIZER_FILES)})"
+        )
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # as above

@@ -81,6 +81,16 @@ class _Checkpoint:
         tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)  # type: ignore[attr-defined]
         return tensor
 
+    def outline(self, name: str) -> torch.Tensor | None:
+        """A tensor of the same shape that holds nothing, or None."""
+        path = self._where.get(name)
+        if path is None:
+            return None
+        handle = self._handles[path]
+        if isinstance(handle, dict):
+            return torch.empty(handle[name].shape, device="meta")
+        return torch.empty(handle.get_slice(name).get_shape(), device="meta")  # type: ignore[attr-defined]
+
     def names(self) -> list[str]:
         return list(self._where)
 
@@ -145,6 +155,8 @@ def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
     Raises:
         NotFiniteError: that names `what`, and says if it is the precision's fault.
     """
+    if placed.is_meta:  # it holds no values
+        return
     # A sum takes one pass and no memory; it can overflow by itself, so a bad one is looked into.
     if placed.sum(dtype=torch.float32).isfinite() or placed.isfinite().all():
         return
@@ -185,6 +197,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Read a checkpoint folder.
 
+    device: "meta" reads no values: names and shapes alone, all of which must be there.
     storage: how projections are kept; each layer is converted before the next is read.
     need_lm_head: False for a model whose logits nobody reads (a reward model with its own head);
     the embedding stands in for an LM head that is not there.
@@ -194,10 +207,11 @@ def load_weights(
     """
     checkpoint = _Checkpoint(folder)
     names = checkpoint.names()
+    source = checkpoint.outline if device == "meta" else checkpoint.get
     stem = "model.decoder." if shape.architecture == "opt" else "model."
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
-    reader = _Reader(checkpoint.get, prefix, dtype, device, str(folder))
-    head = _Reader(checkpoint.get, "", dtype, device, str(folder))
+    reader = _Reader(source, prefix, dtype, device, str(folder))
+    head = _Reader(source, "", dtype, device, str(folder))
     needed = need_lm_head or "lm_head.weight" in names
     return _assemble(shape, reader, head, need_lm_head=needed, storage=storage)
 
