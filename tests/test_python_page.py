@@ -1,0 +1,16 @@
+"""The examples in docs/python.md, as one session."""
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "python.md"
+
+
+def test_the_examples_run(capsys):
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M):
+        exec(compile(block, PAGE.name, "exec"), names)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == names["solution"].answer
+    assert out[-1] == "['Solution', 'InputError']"
+    assert len(names["solution"].candidates) == 8
