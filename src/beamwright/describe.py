@@ -13,7 +13,11 @@ from beamwright.runtime.loop import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
-from beamwright.search.doubts import doubts_about_answers, doubts_about_scores
+from beamwright.search.doubts import (
+    doubts_about_answers,
+    doubts_about_scores,
+    doubts_about_trust,
+)
 from beamwright.search.ranking import ranked
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.solution import (
@@ -150,7 +154,8 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
 def _warnings(
     tree: SearchTree, candidates: Sequence[Candidate], chosen: Candidate, facts: RunFacts
 ) -> tuple[str, ...]:
-    found = doubts_about_scores(tree, facts.settings)
+    scores = [candidate.score for candidate in candidates]
+    found = doubts_about_scores(tree, facts.settings) or doubts_about_trust(scores, facts.settings)
     if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
         answers = [candidate.answer for candidate in candidates]
         stops = [candidate.stop for candidate in candidates]

@@ -4,7 +4,11 @@ import pytest
 
 from beamwright.config import Settings
 from beamwright.search.defaults import with_defaults
-from beamwright.search.doubts import doubts_about_answers, doubts_about_scores
+from beamwright.search.doubts import (
+    doubts_about_answers,
+    doubts_about_scores,
+    doubts_about_trust,
+)
 from beamwright.tree import SearchTree, StopReason
 
 
@@ -80,3 +84,12 @@ def test_no_answer_has_a_remedy():
     assert "more clearly" in doubts_about_answers([None], ["eos"], asked)[0]
     (line,) = doubts_about_answers([None, "4"], ["eos", "round_limit"], settings)
     assert line.startswith("no finished candidate states an answer")
+
+
+def test_a_verifier_that_trusts_nobody():
+    settings = with_defaults(Settings.build())
+    (line,) = doubts_about_trust([2e-320, None, 0.0], settings)
+    assert line.startswith("the verifier trusts no candidate (best score 2e-320)")
+    assert doubts_about_trust([0.2, 1e-9], settings) == []
+    assert doubts_about_trust([-3.5, -0.1], settings) == []  # log-probabilities
+    assert doubts_about_trust([None], settings) == []

@@ -14,6 +14,7 @@ from beamwright.search.ranking import TIE
 from beamwright.tree import Node, SearchTree, StopReason
 
 _FEWEST = 4  # scored steps from which equal scores say something
+_TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
 _UNPARSED = "judge_unparsed"
 
 
@@ -65,6 +66,21 @@ def doubts_about_answers(
         return [f"{line}; --system-prompt may ask more clearly for \\boxed{{...}}"]
     example = "--system-prompt 'Put your final answer within \\boxed{}.'"
     return [f"{line}; ask for one, such as with {example}"]
+
+
+def doubts_about_trust(scores: Sequence[float | None], settings: Settings) -> list[str]:
+    """A line where the verifier holds every final candidate to be wrong.
+
+    scores: of the final candidates. Log-probabilities and confidences are never this close to 0
+    from above, so only verifiers whose scores are probabilities are spoken of.
+    """
+    known = [score for score in scores if score is not None]
+    if not known or not _reads_scores(settings) or not 0 <= max(known) < _TRUSTED:
+        return []
+    return [
+        f"the verifier trusts no candidate (best score {max(known):.2g}): is this a problem of "
+        "the kind that the models were trained on?"
+    ]
 
 
 def _reads_scores(settings: Settings) -> bool:
