@@ -48,7 +48,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "system_prompt": (
         None,
         r"System message of the chat template (default: to reason step by step and to put the "
-        r'answer in \\boxed{}; "" for none).',
+        r'answer in \boxed{}; "" for none).',
     ),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
