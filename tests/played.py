@@ -1,10 +1,14 @@
 """Driving strategies by hand: one round of candidates, and whole searches by chance."""
 
 import random
+from functools import partial
 
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
+from beamwright.runtime import Accounting, SearchLoop
+from beamwright.schedule import InGpuSchedule
 from beamwright.search import round_rng
 from beamwright.tree import NodeState, StopReason
+from beamwright.verify import aggregate
 from fakes import add_step, new_tree
 
 
@@ -63,3 +67,8 @@ def play(strategy, seed, ends=0.3, check=lambda tree: None):
 def actions_of(strategy, tree):
     """What a strategy decides, with the random stream of this round."""
     return strategy.select(tree, round_rng(strategy.search, tree))
+
+
+def new_loop(executor, strategy, schedule=None, how="last"):
+    aggregated = partial(aggregate, how=how)
+    return SearchLoop(executor, schedule or InGpuSchedule(), strategy, aggregated, Accounting())

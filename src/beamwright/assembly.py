@@ -21,7 +21,7 @@ from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import make_schedule
 from beamwright.tiers import HostTier, chosen_schedule
-from beamwright.verify import CallableVerifier, ScoreFunction, resolve_verifier
+from beamwright.verify import resolve_verifier
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Parts:
 def assemble(
     settings: Settings,
     timeline: Timeline,
-    function: ScoreFunction | None,
+    own: Verifier | None,
     progress: Progress,
 ) -> Parts:
     """Load the models and spend the memory number on them and their KV.
 
-    function: a verifier that is the user's own.
+    own: a verifier that is the user's own.
 
     Raises:
         InputError: for a bad model or verifier, or a memory number that does not hold them.
@@ -89,8 +89,7 @@ def assemble(
         tree_models.append(scorer)
         backends.append(backend)
         verifier = source.on(scorer)
-    if function is not None:
-        verifier = CallableVerifier(function)
+    verifier = own or verifier
     assert verifier is not None
     policy = make_schedule(settings.schedule.model_copy(update={"schedule": schedule}))
     return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)

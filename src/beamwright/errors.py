@@ -8,6 +8,7 @@ BeamwrightError            exit 1   something failed; one line says what
 ├── CapacityError          exit 1   a KV budget (device or host) is exhausted
 ├── DeviceMemoryError      exit 1   the device has no working memory for even one beam
 ├── NotFiniteError         exit 1   a model's numbers are NaN or infinite: a bad weight, an overflow
+├── PolicyError            exit 1   a strategy or schedule asked for what cannot be done
 ├── LinkError              exit 1   a transfer between host and device failed
 └── UnavailableError       exit 1   something outside (the hub, a package) cannot be reached
 ```
@@ -89,6 +90,10 @@ class DeviceMemoryError(BeamwrightError):
 
 class NotFiniteError(BeamwrightError):
     """A weight, a logit or a score is NaN, infinite, or too large to reckon with."""
+
+
+class PolicyError(BeamwrightError):
+    """A strategy or a schedule asked for what cannot be done, or for nothing at all."""
 
 
 class LinkError(BeamwrightError):

@@ -16,21 +16,22 @@ from beamwright.assembly import assemble
 from beamwright.config import Settings
 from beamwright.describe import describe, with_partial
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.own import settle
 from beamwright.progress import Progress
-from beamwright.protocols import RoundCallback
+from beamwright.protocols import RoundCallback, Strategy
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
 from beamwright.runtime.facts import RunFacts
-from beamwright.runtime.limits import StopRule, check_stops, num_generated
+from beamwright.runtime.limits import StopFunction, StopRule, check_stops, num_generated
+from beamwright.runtime.obeyed import policy_name
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.threads import threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
-from beamwright.search import make_strategy, round_rng
-from beamwright.search.defaults import with_defaults
+from beamwright.search import SearchPolicy, round_rng
 from beamwright.solution import Solution
 from beamwright.solver_options import SolverOptions, with_options
 from beamwright.tiers import Traffic, stalled_s
@@ -43,6 +44,8 @@ class Solver:
 
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
+    strategy, schedule, verifier and stop take objects of the user's own (docs/extending.md);
+    plugins: files that declare strategies.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
     and tokens while it loads and searches.
 
@@ -61,28 +64,21 @@ class Solver:
         *,
         timeline: Timeline | None = None,
         progress: Progress | None = None,
+        strategy: Strategy | type[SearchPolicy] | None = None,
+        stop: StopFunction | Sequence[StopFunction] | None = None,
+        plugins: Sequence[str | os.PathLike[str]] = (),
         **options: Unpack[SolverOptions],
     ) -> None:
-        if settings is not None and not isinstance(settings, Settings):
-            kind = type(settings).__name__
-            raise InputError(f"options have names: Solver(model=...), not Solver({kind})")
-        if settings is not None and options:
-            raise InputError("give Solver either settings or options, not both")
-        given = options.get("verifier")
-        function = given if callable(given) else None
-        if function is not None:
-            options["verifier"] = "none"
-        self.settings = with_defaults(
-            settings or Settings.build(**options), own_scores=function is not None
-        )
-        self.strategy = make_strategy(self.settings.search)
+        parts_given = {"strategy": strategy, "stop": stop, "plugins": plugins, **options}
+        self.settings, self.strategy, self._own = settle(settings, parts_given)
+        own = self._own
         check_stops(self.settings.stop, self.settings.search)
         self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
         self._calls = calls.OneAtATime()
-        parts = assemble(self.settings, self.timeline, function, self.progress)
+        parts = assemble(self.settings, self.timeline, own.verifier, self.progress)
         self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
         self.settings = with_system_prompt(self.settings, self._generator.codec)
-        self.schedule, self.verifier = parts.schedule, parts.verifier
+        self.schedule, self.verifier = own.schedule or parts.schedule, parts.verifier
         self.generator, self._tree_models = parts.generator, parts.tree_models
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
@@ -99,7 +95,7 @@ class Solver:
             progress=self.progress,
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
-        self._decisive = tree_settings(self.settings, dtype)
+        self._decisive = tree_settings(self.settings, dtype, own.identities())
         self._prompts = Prompts(self._generator, self.settings.model)
         self._prompts.check_turns(self.strategy)
         decoders = [model.decoder for model in self._tree_models]
@@ -227,7 +223,7 @@ class Solver:
         return [found[place] for place in range(len(pairs))]
 
     def _stop_rule(self) -> StopRule:
-        return StopRule(self.settings.stop, self.settings.search)
+        return StopRule(self.settings.stop, self.settings.search, self._own.stops)
 
     def synthetic(
         self,
@@ -303,7 +299,7 @@ class Solver:
                 total_s=time.perf_counter() - start + sum(run.elapsed_s for run in runs),
                 total_generated=sum(num_generated(run.tree) for run in runs),
                 exact=self.exact,
-                schedule=self.schedule.name,
+                schedule=policy_name(self.schedule),
             )
 
         try:

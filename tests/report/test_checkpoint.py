@@ -158,7 +158,7 @@ def test_a_torn_file_is_found_wherever_it_ends(file):
         (b"[1, 2]", "not a checkpoint"),
         (b'{"version": 1, "nodes": []}', "not a checkpoint"),
         (b'{"format": "beamwright checkpoint", "version": 1}', "version 1; this program reads"),
-        (b'{"format": "beamwright checkpoint", "version": 2}', "damaged (KeyError: 'search')"),
+        (b'{"format": "beamwright checkpoint", "version": 3}', "damaged (KeyError: 'search')"),
     ],
 )
 def test_foreign_files(tmp_path, content, complaint):

@@ -1,22 +1,15 @@
 """The loop with a scripted executor: search in milliseconds, without a model."""
 
-from functools import partial
-
 import pytest
 
 from beamwright.config import SearchSettings
 from beamwright.protocols import Extend, Finish
-from beamwright.runtime import Accounting, SearchLoop, TreeRun
+from beamwright.runtime import TreeRun
 from beamwright.schedule import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.tree import NodeState, StopReason, tree_hash
-from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree
-
-
-def new_loop(executor, strategy, schedule=None, how="last"):
-    aggregated = partial(aggregate, how=how)
-    return SearchLoop(executor, schedule or InGpuSchedule(), strategy, aggregated, Accounting())
+from played import new_loop
 
 
 def run(script, trees=None, how="last", schedule=None, on_round=None, **settings):

@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from beamwright.errors import InputError
 from beamwright.verify import VerifierSpec, load_spec
-from beamwright.verify.spec import LIKELIHOOD_SPEC
+from beamwright.verify.spec import LIKELIHOOD_SPEC, check_placeholders, parse_spec
 
 GOOD = {
     "name": "prm",
@@ -99,3 +99,24 @@ def test_a_bad_spec_file_is_one_line(tmp_path, text, complaint):
         load_spec(tmp_path)
     assert "verifier.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"prefix": "{problm}\n\n"}, "{problm} is no placeholder; {problem} is one"),
+        ({"prefix": "Solve it.\n"}, "without {problem} the verifier would never see the problem"),
+        ({"prefix": "{problem}", "step_suffix": "{step}"}, "there are none here"),
+        ({"system": "Judge {problem}."}, "there are none here"),
+    ],
+)
+def test_a_placeholder_that_nothing_replaces_is_an_error(template, words):
+    head = {"kind": "linear", "layers": ["score"]}
+    spec = {"name": "x", "read": "step_end", "head": head, "activation": "sigmoid"}
+    with pytest.raises(InputError) as caught:
+        parse_spec({**spec, "template": template}, "x/verifier.yaml")
+    assert words in str(caught.value)
+
+
+def test_braces_that_are_no_placeholder_are_text():
+    check_placeholders("prefix", r"{problem} \boxed{answer} {{x}} {1}", ("problem",))

@@ -16,11 +16,15 @@ from beamwright.cli.plan import plan
 from beamwright.cli.report import report
 from beamwright.cli.simulate import simulate
 from beamwright.cli.solve import solve
+from beamwright.errors import BeamwrightError
+from beamwright.plugins import load_all
 
 _USAGE_ERROR = 2
 
 
 def _make_app() -> typer.Typer:
+    for command in (solve, evaluate, plan, simulate, doctor):
+        command.declare_options()  # type: ignore[attr-defined]
     app = typer.Typer(
         name="beamwright",
         add_completion=False,
@@ -56,10 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for bad usage or input, or 1."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
+        for line in load_all(_named_plugins(words)):
+            complain(line)
         result = _make_app()(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
+    except BeamwrightError as error:  # of a plugin; commands end in `guard`
+        complain(f"error: {error}")
+        return error.exit_code
     except Exception as error:
         # typer's usage errors share no public base class; all of them can format themselves.
         describe = getattr(error, "format_message", None)
@@ -68,3 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(f"error: {describe().replace('Value error, ', '')}")
         return _USAGE_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _named_plugins(words: Sequence[str]) -> list[str]:
+    """The files that `--plugin` names: they are run before it is known which options there are."""
+    written = words[: words.index("--")] if "--" in words else words
+    pairs = zip(written, [*written[1:], ""], strict=True)
+    following = [after for word, after in pairs if word == "--plugin" and after]
+    return following + [word.partition("=")[2] for word in written if word.startswith("--plugin=")]

@@ -135,14 +135,13 @@ def with_settings(
 
     The command gets an Invocation first, then its own parameters. It runs under `guard`.
     """
-    rows = _settings_parameters(only)
+    rows: dict[str, inspect.Parameter] = {}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        shared = [*rows.values(), *_common_parameters(recipe)]
-
         def wrapper(**values: Any) -> None:
             options = {name: values.pop(name) for name in rows}
             path = values.pop("recipe", None)
+            values.pop("plugin")  # `app` has loaded it
             as_json, debug = values.pop("as_json"), values.pop("debug")
             with guard(debug):
                 if options.get("delimiter") is not None:
@@ -154,14 +153,29 @@ def with_settings(
                     return
                 command(Invocation(settings, given, as_json), **values)
 
-        _, *own = _resolved_parameters(command)
-        parameters = [*own, *shared]
+        def declare() -> None:
+            """Give the command the options that are declared at present."""
+            rows.clear()
+            rows.update(_settings_parameters(only))
+            _, *own = _resolved_parameters(command)
+            parameters = [*own, *rows.values(), *_common_parameters(recipe)]
+            _check_apart([each.name for each in parameters])
+            wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+            wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {each.name: each.annotation for each in parameters}
+        wrapper.declare_options = declare  # type: ignore[attr-defined]
         return wrapper
 
     return decorate
+
+
+def _check_apart(names: Sequence[str]) -> None:
+    """Raises InputError if a declared option has the name of one that the command has itself."""
+    for name in names:
+        if names.count(name) > 1:
+            places = ", ".join(row.place for row in declared_rows(name))
+            raise InputError(f"{places}: {flag_of(name)} is an option of the command line")
 
 
 def _resolved_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
@@ -231,9 +245,13 @@ def _declared_help(rows: Sequence[Row], name: str) -> str:
 def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
     file = typer.Option("--recipe", metavar="FILE", help="YAML file of settings.")
     as_json = typer.Option("--json", help="Print exactly one JSON object on standard output.")
+    plugin = typer.Option(
+        "--plugin", metavar="FILE.py", help="Python file that declares strategies; it is run."
+    )
     debug = typer.Option("--debug", help="Show the traceback of an error.")
     return [
         *([_parameter("recipe", Path | None, file)] if recipe else []),
+        _parameter("plugin", list[Path] | None, plugin),
         _parameter("as_json", bool, as_json, default=False),
         _parameter("debug", bool, debug, default=False),
     ]

@@ -20,11 +20,14 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.files import write_whole
+from beamwright.identity import identity_of
 from beamwright.runtime import Accounting, TreeRun
+from beamwright.search import strategy_row
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
-VERSION = 2
+VERSION = 3
+OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search")  # decide the tree
 _NOT_THE_TREE = {"device", "attention", "choose"}  # of these sections
 
@@ -64,10 +67,13 @@ class Checkpoint:
         return run, accounting
 
 
-def tree_settings(settings: Settings, dtype: str) -> dict[str, Any]:
+def tree_settings(
+    settings: Settings, dtype: str, owners: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The settings that a tree depends on, by option.
 
-    dtype: the precision that `auto` stands for. Where and in which order things are computed is
+    dtype: the precision that `auto` stands for. owners: who decides in the place of what an option
+    names, by option (`identity_of`). Where and in which order things are computed is
     left out: it changes the time, and in float32 the last bits (docs/architecture.md, "Sameness").
     """
     chosen = settings.model_dump(mode="json", include=set(DECISIVE_SECTIONS))
@@ -77,7 +83,10 @@ def tree_settings(settings: Settings, dtype: str) -> dict[str, Any]:
         for option, value in section.items()
         if option not in _NOT_THE_TREE
     }
-    return {**found, "dtype": dtype}
+    strategy = strategy_row(settings.search).make
+    if not strategy.__module__.startswith("beamwright."):  # a plugin's, which may be edited
+        found["search_code"] = identity_of(strategy)
+    return {**found, "dtype": dtype, **(owners or {})}
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from beamwright.config import SearchSettings, Settings
 from beamwright.errors import InputError
 from beamwright.models.load import resolve_dtype
-from beamwright.report.checkpoint import DECISIVE_SECTIONS, read_checkpoint, tree_settings
+from beamwright.report.checkpoint import DECISIVE_SECTIONS, OWN, read_checkpoint, tree_settings
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
 
@@ -29,6 +29,12 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
             when the file was saved.
     """
     saved = read_checkpoint(file)
+    for option in ("verifier", "search"):
+        if "@" in str(saved.settings.get(option)) and saved.settings[option].startswith(OWN):
+            raise InputError(
+                f"--resume {file}: was saved with the {option} {saved.settings[option]}, "
+                "which only Python has: give it to Solver, and call resume there"
+            )
     sections, set_here = {}, []
     for name in DECISIVE_SECTIONS:
         section = getattr(given, name)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from beamwright.config import SearchSettings, StopSettings
-from beamwright.errors import InputError
+from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer, normalise_answer
@@ -49,14 +50,21 @@ def check_stops(
         )
 
 
+StopFunction = Callable[[SearchTree], str | None]
+"""A stop of the user's own: why a tree, whose round is scored, ends here; None to go on."""
+
+
 class StopRule:
     """The stops of one search.
 
     search: how many candidates it is to end with, whether equal texts count once, and how the
-    answer is chosen, which is what votes are settled for.
+    answer is chosen, which is what votes are settled for. own: asked after all others.
     """
 
-    def __init__(self, settings: StopSettings, search: SearchSettings) -> None:
+    def __init__(
+        self, settings: StopSettings, search: SearchSettings, own: Sequence[StopFunction] = ()
+    ) -> None:
+        self._own = own
         self._settings, self._search, self._n = settings, search, search.n
         self._row = strategy_row(search)
 
@@ -101,7 +109,7 @@ class StopRule:
             return f"--token-budget {settings.token_budget} was spent"
         if self.out_of_time(elapsed_s):
             return f"--deadline {settings.deadline:g}s had passed"
-        return None
+        return next((why for rule in self._own if (why := _asked(rule, tree)) is not None), None)
 
     def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
         """End the search: ended paths are complete; of the rest the best-scored stay as
@@ -154,6 +162,18 @@ class StopRule:
         if self._search.filter_duplicates and self._row.competes:
             dropped = duplicates(found)
         return [node for node in found if node not in dropped]
+
+
+def _asked(rule: StopFunction, tree: SearchTree) -> str | None:
+    name = getattr(rule, "__name__", type(rule).__name__)
+    try:
+        why: Any = rule(tree)
+    except Exception as error:  # whatever a user's function raises
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PolicyError(f"stop {name}: it raised {line}") from error
+    if why is not None and not isinstance(why, str):
+        raise PolicyError(f"stop {name}: it returned {type(why).__name__}, not a reason or None")
+    return why
 
 
 def cut_short(tree: SearchTree) -> list[Node]:

@@ -31,6 +31,7 @@ from beamwright.protocols import (
 )
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.limits import StopRule
+from beamwright.runtime.obeyed import decided, planned
 from beamwright.runtime.scores import check_path_score
 from beamwright.search import round_rng
 from beamwright.tree import Node, NodeState, SearchTree, Turn
@@ -101,6 +102,7 @@ class SearchLoop:
 
         Raises:
             CapacityError: if the device cannot hold the search; all KV is freed first.
+            PolicyError: if the strategy or the schedule asks for what cannot be done.
         """
         try:
             for run in runs:
@@ -138,7 +140,7 @@ class SearchLoop:
         # Beams that were parked stay open, and are planned again.
         while going := _open_nodes(runs):
             with self._accounting.phase("schedule"):
-                plan = self._schedule.plan(self._executor.view(going))
+                plan = planned(self._schedule, self._executor.view(going))
             for place, group in enumerate(plan.groups):
                 later = plan.groups[place + 1 :]
                 grouped = len(plan.groups) > 1
@@ -230,7 +232,7 @@ class SearchLoop:
         """The strategy's actions, or the end of the search if something stops it."""
         tree, rule, elapsed_s = run.tree, run.rule, run.here_s(self._clock())
         whole = not run.cut or (rule is not None and rule.paths_stand_alone)
-        actions = self._strategy.select(tree, self._rng(tree)) if whole else []
+        actions = decided(self._strategy, tree, self._rng(tree)) if whole else []
         ends = not run.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or tree.rounds == 0:
             return actions

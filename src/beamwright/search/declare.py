@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from beamwright.config import SearchSettings, Section, describe_invalid
+from beamwright.config import SearchSettings, Section, check_free, describe_invalid
 from beamwright.errors import InputError
 from beamwright.protocols import Action
 from beamwright.registry import Row, Table, did_you_mean, flag_of
@@ -89,6 +89,15 @@ class StrategyRow(Row):
         except ValidationError as error:
             raise InputError(describe_invalid(error, "search.")) from error
 
+    def resolved_options(self, settings: SearchSettings) -> dict[str, Any]:
+        """All its options, the defaults filled in.
+
+        Raises:
+            InputError: as `policy`.
+        """
+        policy = self.policy(settings)
+        return {name: getattr(policy, name) for name in self.options if hasattr(policy, name)}
+
 
 DEFAULT_SEARCH = "beam"
 STRATEGIES: Table[StrategyRow] = Table("search", "--search")
@@ -104,7 +113,9 @@ def strategy(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
     """
 
     def declare(policy: S) -> S:
-        STRATEGIES.add(StrategyRow(name, meaning, policy, **facts))
+        row = StrategyRow(name, meaning, policy, **facts)
+        check_free(row.options, row.place)
+        STRATEGIES.add(row)
         return policy
 
     return declare

@@ -20,9 +20,13 @@ _WAYS = (
 _PAGE = "see docs/verifiers.md"
 
 
-def with_defaults(settings: Settings, *, own_scores: bool = False) -> Settings:
+def with_defaults(
+    settings: Settings, *, own_scores: bool = False, own_strategy: bool = False
+) -> Settings:
     """Settings in which nothing about the search is left open: `resolved`, and the strategy's own
     choice of the answer, options and step lengths where none were given.
+
+    own_strategy: the user's own decides; beam search is its name here.
 
     Raises:
         InputError: as `resolved`, and as `make_strategy`.
@@ -30,8 +34,7 @@ def with_defaults(settings: Settings, *, own_scores: bool = False) -> Settings:
     settings = resolved(settings, own_scores=own_scores)
     row = strategy_row(settings.search)
     search, step = settings.search, settings.step
-    policy = row.policy(search)
-    options = {name: getattr(policy, name) for name in row.options if hasattr(policy, name)}
+    options = {} if own_strategy else row.resolved_options(search)
     search = search.model_copy(update={**options, "choose": search.choose or row.choose})
     if step.step_limits is None and step.step_tokens is None and row.step_limits is not None:
         cap = step.max_step_tokens if "max_step_tokens" in step.model_fields_set else math.inf

@@ -23,7 +23,7 @@ class CallableVerifier:
     probabilities = False
 
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
-        self._function = function
+        self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         self.default_aggregate = aggregate
 
@@ -42,7 +42,7 @@ class CallableVerifier:
         steps = [each.step_text for each in node.reply() if each.step_text.strip()]
         where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
         try:
-            value: Any = self._function(node.root.problem_text, steps)
+            value: Any = self.function(node.root.problem_text, steps)
         except Exception as error:  # whatever a user's function raises
             line = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"{where}: it raised {line}") from error

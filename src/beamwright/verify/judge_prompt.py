@@ -28,7 +28,7 @@ from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node
-from beamwright.verify.spec import read_spec_file
+from beamwright.verify.spec import check_placeholders, read_spec_file
 from beamwright.verify.write import Span
 
 JUDGE_FILE = "judge.yaml"
@@ -57,6 +57,7 @@ class JudgeSpec(Section):
     def _names_both(cls, prompt: str) -> str:
         if re.findall(r"\{(?:problem|steps)\}", prompt) != ["{problem}", "{steps}"]:
             raise ValueError("it holds {problem} and then {steps}, once each")
+        check_placeholders("prompt", prompt, ("problem", "steps"))
         return prompt
 
     @field_validator("step")
@@ -64,6 +65,7 @@ class JudgeSpec(Section):
     def _names_the_step(cls, step: str) -> str:
         if step.count("{step}") != 1:
             raise ValueError("it holds {step} once")
+        check_placeholders("step", step, ("step", "number"))
         return step
 
     @field_validator("pattern")

@@ -21,6 +21,7 @@ aggregate: min                # steps of a path to the path's score
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,23 @@ SPEC_FILE = "verifier.yaml"
 
 Feature = Literal["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
 STACKS = ("linear", "two_layer", "token_mlp")
+
+
+_PLACEHOLDER = re.compile(r"(?<![\\\w{])\{\s*([A-Za-z_]\w*)\s*\}(?!\})")
+
+
+def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> None:
+    """Raises ValueError if a template holds `{word}` that nothing is put in place of.
+
+    `\\boxed{answer}` is text: a brace behind a word opens no placeholder.
+    """
+    for word in _PLACEHOLDER.findall(text or ""):
+        if word not in known:
+            which = " or ".join(f"{{{each}}}" for each in known)
+            there = f"; {which} is one" if known else "; there are none here"
+            raise ValueError(f"{name}: {{{word}}} is no placeholder{there}")
+    if text and "problem" in known and "{problem}" not in text:
+        raise ValueError(f"{name}: without {{problem}} the verifier would never see the problem")
 
 
 class Template(Section):
@@ -60,6 +78,9 @@ class Template(Section):
             raise ValueError("prefix, step_suffix and split go with layout: text only")
         if self.prefix is not None and self.system is not None:
             raise ValueError("a system message goes with the chat template, not with a prefix")
+        check_placeholders("prefix", self.prefix, ("problem",))
+        for name in ("step_suffix", "marker", "system"):
+            check_placeholders(name, getattr(self, name), ())
         if self.layout == "dialogue" and not self.marker:
             raise ValueError("layout: dialogue needs a marker, the assistant's answer")
         if self.split is not None and not self.step_suffix:

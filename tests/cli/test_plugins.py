@@ -1,0 +1,63 @@
+"""`--plugin FILE.py`: its strategies have options, help and a place in the list."""
+
+import pytest
+
+from beamwright.registry import restored
+
+PLUGIN = """
+from beamwright.registry import option
+from beamwright.search import strategy
+from beamwright.search.best_of_n import BestOfN
+
+
+@strategy("mine", meaning="as best-of-n", choose="majority", competes=False)
+class Mine(BestOfN):
+    zeal: float = option(0.5, ge=0, le=1, metavar="SHARE", help="How hard it tries.")
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN)
+    with restored():
+        yield file
+
+
+def test_its_options_are_the_command_lines(cli, fake, plugin):
+    words = ["--plugin", plugin, "--search", "mine"]
+    assert cli("solve", "p", *words, "--zeal", "0.25").code == 0
+    assert fake.settings.search.model_extra == {"zeal": 0.25}
+    assert "--zeal" in cli("solve", "--help").out
+    assert "as best-of-n" in cli("solve", "--search", "list").out
+
+
+def test_its_keys_are_a_recipes(cli, fake, plugin, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("search: {search: mine, zeal: 0.75}")
+    assert cli("solve", "p", f"--plugin={plugin}", "--recipe", recipe).code == 0
+    assert fake.settings.search.model_extra == {"zeal": 0.75}
+
+
+def test_without_it_they_are_unknown(cli, fake, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("plugin: mine.py\nsearch: {search: mine}")
+    outcome = cli("solve", "p", "--recipe", recipe)
+    assert (outcome.code, "unknown option 'plugin'" in outcome.complaint) == (2, True)
+    assert cli("solve", "p", "--zeal", "0.25").code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 / 0", "it raised ZeroDivisionError"),
+        (PLUGIN.replace('"mine"', '"beam"'), "--search beam is declared twice"),
+        (PLUGIN.replace("zeal", "width"), "--width is a setting of its own"),
+    ],
+)
+def test_mistakes_are_one_line(cli, plugin, text, words):
+    plugin.write_text(text)
+    outcome = cli("solve", "p", "--plugin", plugin)
+    assert outcome.code == 2
+    assert words in outcome.complaint
+    assert cli("solve", "p", "--plugin", "nowhere.py").code == 2
