@@ -8,6 +8,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 
 from beamwright import Solver, config, solver_options
 from beamwright.config import Settings
+from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.solver_options import SolverOptions
 from beamwright.verify import ScoreFunction
@@ -38,7 +39,8 @@ def settings_types():
         hints = get_type_hints(section, include_extras=True)
         for name in section.model_fields:
             found[name] = parts(WIDER.get(hints[name], hints[name]))
-    found["verifier"] |= {ScoreFunction}
+    found["verifier"] |= {ScoreFunction, Verifier}  # objects of the user's own
+    found["schedule"] |= {SchedulePolicy}
     return found
 
 

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from beamwright.config import Settings
+from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.verify import ScoreFunction
 
 
@@ -23,7 +24,7 @@ class SolverOptions(TypedDict, total=False):
 
     model: str | PathLike[str]
     """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."""
-    verifier: str | PathLike[str] | ScoreFunction | None
+    verifier: str | PathLike[str] | ScoreFunction | Verifier | None
     """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default: bundled
     beside --model bundled, else none).
     """
@@ -115,7 +116,7 @@ class SolverOptions(TypedDict, total=False):
 
     # schedule: How beams are arranged on the device. Never changes the tree, only the time.
 
-    schedule: Literal["auto", "in-gpu", "layerwise", "locality"]
+    schedule: Literal["auto", "in-gpu", "layerwise", "locality"] | SchedulePolicy
     """How beams are arranged on the device."""
     planner: Literal["ranges", "greedy"]
     """Groups by dynamic programming over ranges, or by LBS's Algorithm 1."""
