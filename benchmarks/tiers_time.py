@@ -31,7 +31,7 @@ PAPER_SHARE = 0.11
 UNTHROTTLED = "unthrottled"
 COLUMNS = (
     "beams", "layout", "variant", "time_s", "median_s", "io_share", "io_overhead", "h2d_mib",
-    "groups", "speedup",
+    "groups", "speedup", "speedup_shared",
 )  # fmt: skip
 COMPARED = ((Layout.DENSE, "layerwise"), (Layout.DENSE, OURS), (Layout.TREE, OURS))
 
