@@ -12,6 +12,7 @@ from beamwright.models import ModelShape
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _PREFILL_TOKENS = 4096
+_COPIES = 2  # KV, and attention's working copies of the present group, which take as much at most
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def plan_memory(
     elif settings.memory is not None:
         weights = sum(model.weights for model in models)
         activations = max(model.activations(num_rows) for model in models)
-        kv_bytes = (settings.memory - weights - activations) // 2
+        kv_bytes = (settings.memory - weights - activations) // _COPIES
         if kv_bytes <= 0:
             raise InputError(
                 f"--memory {settings.memory:,} bytes: weights take {weights:,} and activations "
@@ -84,3 +85,27 @@ def plan_memory(
     total = generator.kv_per_token + verifier.kv_per_token
     generator_bytes = kv_bytes * generator.kv_per_token // total
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes)
+
+
+def memory_needed(
+    models: tuple[ModelBytes, ModelBytes | None],
+    kv_bytes: tuple[int, int],
+    num_rows: int,
+    *,
+    has_copies: bool = True,
+) -> int:
+    """The least memory number from which `plan_memory` gives each model so many bytes of KV.
+
+    models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
+    """
+    present = [model for model in models if model is not None]
+    per_token = sum(model.kv_per_token for model in present)
+    # The two budgets share one number by KV bytes per token: the larger need for its share rules.
+    pool = max(
+        -(-need * per_token // model.kv_per_token)
+        for model, need in zip(present, kv_bytes, strict=False)
+    )
+    pool += len(present) - 1  # the generator's share is rounded down
+    weights = sum(model.weights for model in present)
+    activations = max(model.activations(num_rows) for model in present)
+    return weights + activations + pool * (_COPIES if has_copies else 1)

@@ -9,15 +9,21 @@ TIGHT = [*SMALL, "--kv-memory", "600MiB"]
 ROW = {
     "time_s",
     "decode_s",
+    "verify_s",
     "stall_s",
     "io_share",
     "h2d_bytes",
     "d2h_bytes",
     "groups",
     "dm_lower_bound_bytes",
-    "speedup_over_layerwise",
+    "speedup_over_layerwise_dense",
+    "speedup_over_layerwise_tree",
 }
-NAMES = {"in-gpu", "layerwise", "layerwise-shared", "locality-dense", "locality"}
+NAMES = {
+    f"{name}/{layout}"
+    for name in ("in-gpu", "layerwise", "locality")
+    for layout in ("dense", "tree")
+}
 
 
 @pytest.fixture
@@ -45,54 +51,58 @@ def test_the_whole_report(cli):
     assert set(report["schedules"]) == NAMES
     assert report["ablation"] is None
     for name, row in report["schedules"].items():
-        if name != "in-gpu":
+        if not name.startswith("in-gpu"):
             assert set(row) >= ROW
-    assert report["schedules"]["layerwise"]["speedup_over_layerwise"] == 1
-    assert report["schedules"]["locality"]["speedup_over_layerwise"] > 1
+    for layout in ("dense", "tree"):
+        speedup = f"speedup_over_layerwise_{layout}"
+        assert report["schedules"][f"layerwise/{layout}"][speedup] == 1
+    faster = report["schedules"]["locality/tree"]
+    assert faster["speedup_over_layerwise_dense"] > faster["speedup_over_layerwise_tree"] > 0.9
 
 
 def test_what_does_not_fit_is_null(cli):
     schedules = cli(*SMALL, "--kv-memory", "120MiB", "--json").json["schedules"]
-    assert schedules["in-gpu"] is None
-    assert schedules["layerwise"]["h2d_bytes"] > 0
+    assert schedules["in-gpu/tree"] is None
+    assert schedules["layerwise/dense"]["h2d_bytes"] > 0
 
 
 def test_only_what_is_asked_for(cli):
-    report = cli(*TIGHT, "--schedules", "locality, in-gpu", "--json").json
-    assert set(report["schedules"]) == {"locality", "in-gpu"}
-    assert report["schedules"]["locality"]["speedup_over_layerwise"] is None
+    report = cli(*TIGHT, "--schedules", "locality, in-gpu/tree", "--json").json
+    names = {"locality/dense", "locality/tree", "in-gpu/tree"}
+    assert set(report["schedules"]) == names
+    assert report["schedules"]["locality/tree"]["speedup_over_layerwise_dense"] is None
 
 
 def test_ablation(cli):
-    report = cli(*TIGHT, "--schedules", "locality,locality-dense", "--ablation", "--json").json
+    report = cli(*TIGHT, "--schedules", "locality", "--ablation", "--json").json
     parts = report["ablation"]
     assert set(parts) == {
         f"{name}:{part}"
-        for name in ("locality", "locality-dense")
+        for name in ("locality/tree", "locality/dense")
         for part in ("inter-token", "prefetch", "inter-beam")
     }
-    for name in ("locality", "locality-dense"):
+    for name in ("locality/tree", "locality/dense"):
         assert parts[f"{name}:inter-beam"] == report["schedules"][name]
     inter_token, everything = (
-        parts["locality-dense:inter-token"],
-        parts["locality-dense:inter-beam"],
+        parts["locality/dense:inter-token"],
+        parts["locality/dense:inter-beam"],
     )
     assert everything["h2d_bytes"] < inter_token["h2d_bytes"]
 
 
 def test_a_slower_link(cli):
-    words = [*TIGHT, "--schedules", "layerwise", "--json"]
-    slow = cli(*words, "--link-bandwidth", "1GB/s").json["schedules"]["layerwise"]
-    usual = cli(*words).json["schedules"]["layerwise"]
+    words = [*TIGHT, "--schedules", "layerwise/dense", "--json"]
+    slow = cli(*words, "--link-bandwidth", "1GB/s").json["schedules"]["layerwise/dense"]
+    usual = cli(*words).json["schedules"]["layerwise/dense"]
     assert slow["h2d_bytes"] == usual["h2d_bytes"]
     assert slow["stall_s"] > 5 * usual["stall_s"]
 
 
 @pytest.mark.parametrize("search", ["best-of-n", "dvts"])
 def test_other_searches_share_less(cli, search):
-    words = [*SMALL, "--kv-memory", "4GiB", "--schedules", "in-gpu", "--json"]
-    beam = cli(*words).json["schedules"]["in-gpu"]
-    other = cli(*words, "--search", search).json["schedules"]["in-gpu"]
+    words = [*SMALL, "--kv-memory", "4GiB", "--schedules", "in-gpu/tree", "--json"]
+    beam = cli(*words).json["schedules"]["in-gpu/tree"]
+    other = cli(*words, "--search", search).json["schedules"]["in-gpu/tree"]
     assert other["device_peak_bytes"] > beam["device_peak_bytes"]
 
 
@@ -101,14 +111,15 @@ def test_a_recorded_tree(cli, recorded):
     report = cli(*words, "--json").json
     assert (report["n"], report["prompt"], report["generate"]) == (2, 50, 50)
     assert report["width"] is report["seed"] is report["step_tokens"] is None
-    assert report["schedules"]["in-gpu"]["groups"] == 2
+    assert report["schedules"]["in-gpu/tree"]["groups"] == 2
 
 
 def test_a_table_for_people(cli):
     outcome = cli(*TIGHT, "--ablation")
     for name in NAMES:
-        assert name in outcome.out
-    assert "speedup" in outcome.out
+        assert name.replace("/", ", ") in outcome.out
+    assert "over dense" in outcome.out
+    assert "data sheet, not measured" in " ".join(outcome.out.split())
     assert max(map(len, outcome.out.splitlines())) <= 80
 
 
@@ -143,3 +154,65 @@ def test_a_recorded_tree_is_what_it_is(cli, recorded, words):
     outcome = cli("simulate", "--model", "opt-6.7b", "--recorded-tree", recorded, *words)
     assert outcome.code == 2
     assert words[0] in outcome.err
+
+
+def test_a_verifier_takes_time_and_memory(cli):
+    words = [*SMALL, "--memory", "16GiB", "--schedules", "locality/tree", "--json"]
+    alone = cli(*words).json
+    scored = cli(*words, "--verifier", "qwen2.5-0.5b").json
+    assert (alone["verifier"], scored["verifier"]) == (None, "qwen2.5-0.5b")
+    assert scored["kv_budget_bytes"] + scored["verifier_kv_budget_bytes"] < alone["kv_budget_bytes"]
+    before, after = (report["schedules"]["locality/tree"] for report in (alone, scored))
+    assert before["verify_s"] == before["verifier_peak_bytes"] == 0
+    assert after["verify_s"] > 0
+    assert 0 < after["verifier_peak_bytes"] <= scored["verifier_kv_budget_bytes"]
+    parts = sum(after[name] for name in ("decode_s", "verify_s", "stall_s"))
+    assert after["time_s"] == pytest.approx(parts)
+
+
+def test_quantised_weights_leave_room(cli):
+    words = ["simulate", "--model", "qwen2.5-7b", "--n", "8", "--generate", "64"]
+    words += ["--schedules", "in-gpu/tree", "--json"]
+    plain, int4 = (cli(*words, "--weights", weights).json for weights in ("auto", "int4"))
+    assert int4["kv_budget_bytes"] > plain["kv_budget_bytes"]
+
+
+def test_an_emulated_link_is_said_to_be(cli):
+    out = cli(*TIGHT, "--schedules", "locality/tree", "--link-bandwidth", "1GB/s").out
+    assert "the link is emulated at 1 GB/s" in out
+
+
+def test_the_profiles_are_listed(cli):
+    assert "rtx-5090" in cli("simulate", "--gpu", "list").out
+
+
+# --- plan and simulate -----------------------------------------------------------------------
+
+PAIRS = (
+    ["--model", "opt-6.7b"],
+    ["--model", "qwen2.5-1.5b", "--verifier", "skywork-prm-1.5b"],
+)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=["alone", "scored"])
+@pytest.mark.parametrize(
+    ("num_beams", "width", "step_tokens", "generate"),
+    [(8, 2, 32, 128), (16, 4, 40, 120)],
+)
+def test_plan_and_simulate_agree_on_what_fits(cli, pair, num_beams, width, step_tokens, generate):
+    """Whatever the budget: what plan calls fitting fits, and what it refuses does not."""
+    sizes = ["--n", num_beams, "--width", width, "--step-tokens", step_tokens]
+    words = [*pair, *sizes, "--generate", generate, "--gpu", "h100", "--json"]
+    needed = cli("plan", *words).json["memory"]
+    both = needed["generator_kv_bytes"] + (needed["verifier_kv_bytes"] or 0)
+    seen = set()
+    for share in (0.03, 0.1, 0.3, 1.0, 12.0):
+        budget = ["--kv-memory", f"{round(share * both)}B"]
+        planned = cli("plan", *words, *budget).json["schedules"]
+        simulated = cli("simulate", *words, *budget, "--seed", "3").json["schedules"]
+        assert set(planned) == set(simulated) == NAMES
+        for name, plan in planned.items():
+            if not plan["borderline"]:
+                assert plan["fits"] == (simulated[name] is not None), (name, share)
+            seen.add(plan["fits"])
+    assert seen == {True, False}

@@ -5,16 +5,21 @@ import pytest
 
 from beamwright.cost import (
     Layout,
+    Scorer,
     choose_schedule,
     estimate,
     layerwise_bytes,
     locality_start_bytes,
     max_beams_in_gpu,
-    peak_union_tokens,
+    resident_need,
 )
 
 GIB = 2**30
-NAMES = ["in-gpu", "layerwise-dense", "layerwise-tree", "locality-dense", "locality-tree"]
+NAMES = [
+    f"{schedule}/{layout}"
+    for schedule in ("in-gpu", "layerwise", "locality")
+    for layout in ("dense", "tree")
+]
 
 
 @pytest.fixture
@@ -32,14 +37,14 @@ def plan(opt, gpu, paper):
 def test_layerwise_stalls_as_in_the_paper(plan, num_beams):
     """70-90 % of the time is I/O (Fig. 11); locality brings it below 15 %."""
     schedules = plan(num_beams=num_beams)
-    assert 0.70 <= schedules["layerwise-dense"].io_share <= 0.90
-    assert schedules["locality-dense"].io_share < 0.15
-    speedup = schedules["layerwise-dense"].time_s / schedules["locality-dense"].time_s
+    assert 0.70 <= schedules["layerwise/dense"].io_share <= 0.90
+    assert schedules["locality/dense"].io_share < 0.15
+    speedup = schedules["layerwise/dense"].time_s / schedules["locality/dense"].time_s
     assert 3.3 <= speedup <= 9.8, "the paper: 3.39 to 9.72"
 
 
 def test_layerwise_moves_what_the_equations_say_and_its_buffers(plan, case):
-    moved = plan()["layerwise-dense"].h2d_bytes
+    moved = plan()["layerwise/dense"].h2d_bytes
     # Two of 32 layers are buffers, not residents.
     buffers = sum(64 * 512 * 1024 * tokens * 2 // 32 for tokens in range(128, 2048))
     assert layerwise_bytes(case()) < moved <= layerwise_bytes(case()) + buffers
@@ -47,7 +52,7 @@ def test_layerwise_moves_what_the_equations_say_and_its_buffers(plan, case):
 
 def test_locality_moves_less_than_the_equations_without_sharing(plan, case):
     for step_tokens in (32, 64, 128):
-        moved = plan(step_tokens=step_tokens)["locality-dense"].h2d_bytes
+        moved = plan(step_tokens=step_tokens)["locality/dense"].h2d_bytes
         # Prefix reuse alone: more than two-fold in the paper.
         assert 0 < moved < locality_start_bytes(case(step_tokens=step_tokens)) / 2
 
@@ -64,7 +69,7 @@ def test_eight_beams_fit_and_move_nothing(plan):
 )
 def test_sharing_on_the_device_against_simulated_trees(plan, num_beams, least_gib, most_gib):
     """Ranges of simulated searches; the estimate keeps one group a step and may be 15 % above."""
-    moved = plan(num_beams=num_beams, width=4)["locality-tree"].h2d_bytes / GIB
+    moved = plan(num_beams=num_beams, width=4)["locality/tree"].h2d_bytes / GIB
     assert least_gib <= moved <= 1.15 * most_gib
 
 
@@ -77,10 +82,11 @@ def test_every_estimate_adds_up_and_keeps_its_budget(plan, budget_gib, num_beams
     schedules = plan(budget_gib, num_beams=num_beams)
     assert list(schedules) == NAMES
     for each in schedules.values():
-        if not each.fits:
-            assert {value for key, value in vars(each).items() if key != "fits"} == {None}
+        if each.time_s is None:
+            verdict = {"fits", "borderline"}
+            assert {value for key, value in vars(each).items() if key not in verdict} == {None}
             continue
-        parts = each.prefill_s + each.decode_s + each.stall_s
+        parts = each.prefill_s + each.decode_s + each.verify_s + each.stall_s
         assert each.time_s == pytest.approx(parts)
         assert each.io_share == pytest.approx(each.stall_s / each.time_s)
         assert 0 < each.peak_kv_bytes <= budget_gib * GIB
@@ -89,7 +95,7 @@ def test_every_estimate_adds_up_and_keeps_its_budget(plan, budget_gib, num_beams
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_larger_budget_is_never_slower(plan, name):
-    each = [plan(gib)[name] for gib in (1, 2, 3, 5, 7, 10, 20, 40, 70)]
+    each = [plan(gib)[name] for gib in (1, 2, 3, 5, 7, 10, 20, 40, 70, 120)]
     assert [one.fits for one in each] == sorted(one.fits for one in each)
     fitting = [one for one in each if one.fits]
     assert fitting
@@ -100,7 +106,7 @@ def test_a_larger_budget_is_never_slower(plan, name):
 
 def test_more_beams_take_longer(plan):
     for name in NAMES:
-        times = [plan(40, num_beams=n)[name].time_s for n in (8, 16, 32, 64)]
+        times = [plan(120, num_beams=n)[name].time_s for n in (8, 16, 32, 64)]
         assert times == sorted(times)
 
 
@@ -108,14 +114,14 @@ def test_a_slower_link_costs_only_those_who_use_it(opt, gpu, paper):
     slow = replace(gpu, h2d_bandwidth=gpu.h2d_bandwidth / 4, d2h_bandwidth=gpu.d2h_bandwidth / 4)
     fast_plan = estimate(paper(), opt, gpu, 7 * GIB)
     slow_plan = estimate(paper(), opt, slow, 7 * GIB)
-    assert slow_plan["in-gpu"] == fast_plan["in-gpu"]
-    for name in ("layerwise-dense", "locality-dense"):
+    assert slow_plan["in-gpu/tree"] == fast_plan["in-gpu/tree"]
+    for name in ("layerwise/dense", "locality/dense"):
         assert slow_plan[name].time_s > fast_plan[name].time_s
         assert slow_plan[name].decode_s == fast_plan[name].decode_s
 
 
 def test_groups_read_the_weights_again(plan):
-    whole, split = plan(70)["locality-dense"], plan(7)["locality-dense"]
+    whole, split = plan(70)["locality/dense"], plan(7)["locality/dense"]
     assert (whole.groups, whole.h2d_bytes) == (60, 0)
     assert split.groups > 4 * whole.groups
     assert split.decode_s > whole.decode_s
@@ -144,11 +150,58 @@ def test_layerwise_is_chosen_where_loading_is_free_and_weights_are_not(opt, gpu,
     assert choose_schedule(paper(), opt, wide, 3 * GIB) == "layerwise"
 
 
-def test_max_beams_is_the_last_number_that_fits(opt, gpu, paper):
+def test_max_beams_is_the_last_number_that_nearly_always_fits(opt, gpu, paper):
+    def need(num_beams, worst=True):
+        found = resident_need(paper(num_beams=num_beams, width=4), opt).generator
+        return found.worst if worst else found.mean
+
     most = max_beams_in_gpu(paper(width=4), opt, 7 * GIB)
     assert most % 4 == 0
-    held = [peak_union_tokens(paper(num_beams=n, width=4)) * 512 * 1024 for n in (most, most + 4)]
-    assert held[0] <= 7 * GIB < held[1]
-    assert estimate(paper(num_beams=most, width=4), opt, gpu, 7 * GIB)["in-gpu"].fits
-    assert not estimate(paper(num_beams=most + 4, width=4), opt, gpu, 7 * GIB)["in-gpu"].fits
+    assert need(most, worst=False) < 7 * GIB
+    assert need(most) == pytest.approx(7 * GIB, rel=0.1)
     assert max_beams_in_gpu(paper(), opt, GIB // 2) == 0
+
+
+def test_a_verifier_takes_its_place_among_the_beams(opt, paper):
+    alone = max_beams_in_gpu(paper(), opt, 7 * GIB)
+    small = max_beams_in_gpu(paper(), opt, 7 * GIB, Scorer(opt, 2 * GIB))
+    assert 0 < small < alone
+    assert max_beams_in_gpu(paper(), opt, 7 * GIB, Scorer(opt, 100 * GIB)) == alone
+
+
+# --- what fits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget_gib", "fits", "borderline"),
+    [
+        (9, True, False),
+        (7, False, True),
+        (5, False, False),
+    ],
+)
+def test_what_only_some_searches_need_is_borderline(plan, budget_gib, fits, borderline):
+    found = plan(budget_gib)["in-gpu/tree"]
+    assert (found.fits, found.borderline) == (fits, borderline)
+    assert (found.time_s is None) == (not fits and not borderline)
+
+
+def test_a_verifier_is_in_every_figure(opt, gpu, paper):
+    alone = estimate(paper(), opt, gpu, 7 * GIB)
+    scored = estimate(paper(), opt, gpu, 7 * GIB, Scorer(opt, 200 * GIB))
+    for name, each in scored.items():
+        if not each.time_s:
+            continue
+        assert alone[name].verify_s == 0
+        assert each.verify_s > 0
+        assert each.time_s == pytest.approx(alone[name].time_s + each.verify_s)
+
+
+def test_a_verifier_that_outgrows_its_budget_is_loaded_again(opt, gpu, paper):
+    roomy = estimate(paper(), opt, gpu, 7 * GIB, Scorer(opt, 20 * GIB))
+    tight = estimate(paper(), opt, gpu, 7 * GIB, Scorer(opt, 5 * GIB))
+    none = estimate(paper(), opt, gpu, 7 * GIB, Scorer(opt, GIB))
+    assert not tight["in-gpu/tree"].fits
+    assert tight["locality/tree"].h2d_bytes > roomy["locality/tree"].h2d_bytes
+    assert tight["locality/tree"].verify_s == roomy["locality/tree"].verify_s
+    assert not any(each.fits for each in none.values()), "a path of 2,108 tokens takes 1.03 GiB"

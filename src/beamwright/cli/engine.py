@@ -5,20 +5,18 @@ Imports happen inside the functions, so that `--help` and usage errors need not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.config import ModelSettings, SearchSettings, Settings
+from beamwright.config import MemorySettings, ModelSettings, SearchSettings, Settings
 
 if TYPE_CHECKING:
     from beamwright.cli.views import Views
-    from beamwright.cost import Layout, ModelCosts, Storage
-    from beamwright.cost.model import Hardware
+    from beamwright.cost import Storage
+    from beamwright.memory import MemoryPlan, ModelBytes
     from beamwright.models import ModelShape
     from beamwright.progress import Progress
-    from beamwright.runtime.simulation import ReplayTree, StepTree
     from beamwright.runtime.timeline import Timeline
     from beamwright.solution import Solution
     from beamwright.solver import Solver
@@ -222,14 +220,47 @@ def find_shape(
     return replace(shape, context=min(shape.context, settings.context))
 
 
-def activation_bytes(
-    shape: ModelShape, element_bytes: int, num_rows: int, storage: Storage | None = None
-) -> int:
-    """Working memory of a decode step, as the memory plan counts it."""
-    from beamwright.cost import Storage  # noqa: PLC0415
+def model_bytes(shape: ModelShape, element_bytes: int, storage: Storage) -> ModelBytes:
+    """Sizes of a model in memory, as the memory plan counts them."""
     from beamwright.memory import ModelBytes  # noqa: PLC0415
 
-    return ModelBytes(shape, element_bytes, storage or Storage.PLAIN).activations(num_rows)
+    return ModelBytes(shape, element_bytes, storage)
+
+
+def split_memory(
+    settings: MemorySettings, generator: ModelBytes, verifier: ModelBytes | None, num_rows: int
+) -> MemoryPlan:
+    """The memory plan of `solve`.
+
+    Raises:
+        InputError: if weights and activations leave nothing for KV.
+    """
+    from beamwright.memory import plan_memory  # noqa: PLC0415
+
+    return plan_memory(settings, generator, verifier, num_rows)
+
+
+def memory_needed(
+    models: tuple[ModelBytes, ModelBytes | None],
+    kv_bytes: tuple[int, int],
+    num_rows: int,
+    *,
+    has_copies: bool,
+) -> int:
+    """The number from which the memory plan gives each model so many bytes of KV."""
+    from beamwright.memory import memory_needed as needed  # noqa: PLC0415
+
+    return needed(models, kv_bytes, num_rows, has_copies=has_copies)
+
+
+def cuda_device() -> tuple[str, int] | None:
+    """Name and memory of this machine's first CUDA device; None without one."""
+    import torch  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return str(found.name), int(found.total_memory)
 
 
 def probe_machine() -> dict[str, Any]:
@@ -239,45 +270,3 @@ def probe_machine() -> dict[str, Any]:
     profile = measure_profile()
     file = write_profile(profile)
     return {"profile": asdict(profile), "profile_file": str(file)}
-
-
-def grow_tree(facts: Mapping[str, Any]) -> StepTree:
-    """The tree of a made-up search with these settings, named as `beamwright simulate` does.
-
-    Raises:
-        InputError: if they do not go together.
-    """
-    from beamwright.runtime.simulation import SyntheticSearch, grow  # noqa: PLC0415
-
-    search = SyntheticSearch(
-        num_beams=facts["n"],
-        width=facts["width"],
-        prompt_tokens=facts["prompt"],
-        generate_tokens=facts["generate"],
-        step_tokens=facts["step_tokens"],
-        step_sigma=facts["step_spread"],
-        search=facts["search"],
-        survival=facts["survival"],
-        seed=facts["seed"],
-        options=facts["options"],
-    )
-    return grow(search)
-
-
-def simulate_search(
-    tree: ReplayTree,
-    model: ModelCosts,
-    hardware: Hardware,
-    layout: Layout,
-    **settings: Any,
-) -> dict[str, Any] | None:
-    """One search under one schedule; None if it does not fit. settings: of `Simulation`."""
-    from beamwright.runtime.simulation import (  # noqa: PLC0415
-        RooflineCosts,
-        Simulation,
-        simulate_if_fits,
-    )
-
-    costs = RooflineCosts.of(model, hardware, layout)
-    result = simulate_if_fits(Simulation(tree, model, costs, **settings))
-    return None if result is None else asdict(result)

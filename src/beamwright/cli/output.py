@@ -62,3 +62,12 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} GiB"
+
+
+def short_number(number: float) -> str:
+    """About three digits, at most six characters up to 10,000: an estimate has no more."""
+    if number >= 100:
+        return f"{number:,.0f}"
+    if number >= 1:
+        return f"{number:.1f}"
+    return f"{number:.2f}" if number else "0"

@@ -1,43 +1,56 @@
 """`beamwright plan`: what fits on a device and how fast it would be, before anything is loaded.
 
-A verifier's weights and KV take their part of the memory where --verifier names one; the time is
-the generator's alone.
+Generator and verifier are in every figure; the verifier scores in turn with decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Console
 
 from beamwright.cli import engine
+from beamwright.cli.machine import (
+    LIST,
+    GpuOption,
+    Machine,
+    find_machine,
+    profiles_report,
+    profiles_table,
+)
 from beamwright.cli.options import Invocation, with_settings
-from beamwright.cli.output import add_row, format_bytes, plain, print_json, quiet_stdout
-from beamwright.config import ModelSettings, Settings
+from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.plan_view import plan_view
+from beamwright.cli.sizes import (
+    Memory,
+    Models,
+    SizedModel,
+    check_verifier_options,
+    read_models,
+    split_memory,
+)
+from beamwright.config import Settings
 from beamwright.cost import (
     Estimate,
     LbsCase,
-    ModelCosts,
-    Storage,
+    ResidentNeed,
+    Scorer,
     Workload,
     estimate,
     layerwise_bytes,
     locality_bytes,
     locality_printed_bytes,
     max_beams_in_gpu,
-    storage_of,
+    resident_need,
 )
 from beamwright.errors import InputError
-from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 
 _GIB = 2**30
 _DEFAULT_STEP_TOKENS = 32
 _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
-_ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_RESIDENT = "in-gpu/tree"
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "step_tokens", "memory", "kv_memory",
@@ -55,9 +68,9 @@ _GenerateOption = Annotated[
         help=f"Tokens of each path after it (default: {_DEFAULT_GENERATE_TOKENS}, or the context).",
     ),
 ]
-_GpuOption = Annotated[
-    str,
-    typer.Option("--gpu", metavar="NAME", help="Hardware profile; measured is this machine's."),
+_PaperOption = Annotated[
+    bool,
+    typer.Option("--paper", help="Also what the equations of the LBS paper say of this search."),
 ]
 
 
@@ -66,102 +79,128 @@ def plan(
     invocation: Invocation,
     prompt: _PromptOption = 128,
     generate: _GenerateOption = None,
-    gpu: _GpuOption = DEFAULT_PROFILE,
+    gpu: GpuOption = None,
+    paper: _PaperOption = False,
 ) -> None:
     """Estimate memory, traffic and time of a search under each schedule. Loads no model.
 
-    --model and --verifier take the name of a shape as well, such as opt-6.7b. Without --verifier
-    all memory is the generator's.
+    --model and --verifier take a model's name as well, such as qwen2.5-1.5b, or a folder with a
+    config.json alone. Without --verifier all memory is the generator's.
     """
-    profile = find_profile(gpu)
-    if "verifier_weights" in invocation.given and "verifier" not in invocation.given:
-        raise InputError("--verifier-weights needs --verifier")
+    if gpu == LIST:
+        _list_profiles(as_json=invocation.as_json)
+        return
     with quiet_stdout():
-        verifier = _verifier(invocation, profile)
-        report = _report(invocation.settings, profile, prompt, generate, verifier)
+        machine = find_machine(gpu)
+        check_verifier_options(invocation.given, invocation.settings.model)
+        report = _report(invocation.settings, machine, prompt, generate)
     if invocation.as_json:
         print_json(report)
     else:
-        Console().print(_view(report))
+        Console().print(plan_view(report, machine, paper=paper))
 
 
-@dataclass(frozen=True)
-class _Verifier:
-    """What a verifier takes of the device. activation_bytes: never at the generator's time."""
-
-    name: str
-    costs: ModelCosts
-    activation_bytes: int
-
-
-def _verifier(invocation: Invocation, profile: HardwareProfile) -> _Verifier | None:
-    settings = invocation.settings.model
-    shape = engine.find_verifier_shape(settings) if "verifier" in invocation.given else None
-    if shape is None:
-        return None
-    element_bytes, storage = _kept(settings.verifier_weights, settings, profile)
-    return _Verifier(
-        name=settings.scorer,
-        costs=ModelCosts.of(shape, element_bytes, storage),
-        activation_bytes=engine.activation_bytes(
-            shape, element_bytes, invocation.settings.search.n, storage
-        ),
-    )
-
-
-def _kept(weights: str, settings: ModelSettings, profile: HardwareProfile) -> tuple[int, Storage]:
-    """Bytes of an element, and how weights are kept; a GPU is taken to have int4's kernel."""
-    element_bytes = _ELEMENT_BYTES.get(settings.dtype, profile.element_bytes)
-    has_kernel = element_bytes == 2 and settings.dtype != "float16"
-    return element_bytes, storage_of(weights, has_int4_kernel=has_kernel)
+def _list_profiles(*, as_json: bool) -> None:
+    if as_json:
+        print_json(profiles_report())
+    else:
+        Console().print(profiles_table())
 
 
 def _report(
-    settings: Settings,
-    profile: HardwareProfile,
-    prompt: int,
-    generate: int | None,
-    verifier: _Verifier | None,
+    settings: Settings, machine: Machine, prompt: int, generate: int | None
 ) -> dict[str, Any]:
-    element_bytes, storage = _kept(settings.model.weights, settings.model, profile)
-    shape = engine.find_shape(settings.model)
-    workload = _workload(settings, shape.context, prompt, generate)
-    model = ModelCosts.of(shape, element_bytes, storage)
-    activations = engine.activation_bytes(shape, element_bytes, settings.search.n, storage)
-    whole = _kv_budget_bytes(settings, profile, model, activations, verifier)
-    budget = whole
+    models = read_models(settings, machine)
+    generator, verifier = models.generator, models.verifier
+    workload = _workload(settings, generator.shape.context, prompt, generate)
+    memory = split_memory(settings, models)
+    budget = memory.plan.generator_kv_bytes
+    scorer = None
     if verifier is not None:
-        both = model.kv_bytes_per_token + verifier.costs.kv_bytes_per_token
-        budget = whole * model.kv_bytes_per_token // both
-    estimates = estimate(workload, model, profile, budget)
+        scorer = Scorer(verifier.costs, memory.plan.verifier_kv_bytes)
+    estimates = estimate(workload, generator.costs, models.profile, budget, scorer)
+    need = resident_need(workload, generator.costs, scorer and scorer.model)  # type: ignore[arg-type]
     return {
-        "model": settings.model.model,
-        "gpu": profile.name,
+        "model": generator.name,
+        "gpu": machine.profile.name,
+        "gpu_source": machine.source,
         "n": workload.num_beams,
         "width": workload.width,
         "prompt": workload.prompt_tokens,
         "generate": workload.generate_tokens,
         "step_tokens": workload.step_tokens,
-        "weights": str(storage),
-        "weight_bytes": model.weight_bytes,
-        "weight_traffic_bytes": model.weight_bytes + model.conversion_bytes,
-        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "weights": str(generator.storage),
+        "weight_bytes": generator.costs.weight_bytes,
+        "weight_traffic_bytes": generator.costs.weight_bytes + generator.costs.conversion_bytes,
+        "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "kv_budget_bytes": budget,
-        "verifier": None if verifier is None else _verifier_report(verifier, whole - budget),
-        "fits": estimates["in-gpu"].fits,
-        "max_beams_in_gpu": max_beams_in_gpu(workload, model, budget),
-        "analytic": _analytic(workload, model, budget),
-        "schedules": {name: asdict(each) for name, each in estimates.items()},
+        "verifier": None if verifier is None else _verifier_report(verifier, memory),
+        "memory": _memory_report(models, memory, need, workload.num_beams),
+        "fits": estimates[_RESIDENT].fits,
+        "borderline": estimates[_RESIDENT].borderline,
+        "max_beams_in_gpu": max_beams_in_gpu(workload, generator.costs, budget, scorer),
+        "unscored_tokens": _unscored_tokens(verifier, workload),
+        "analytic": _analytic(workload, generator, budget),
+        "schedules": {name: _schedule_report(name, each) for name, each in estimates.items()},
     }
 
 
-def _verifier_report(verifier: _Verifier, budget: int) -> dict[str, Any]:
+def _schedule_report(name: str, each: Estimate) -> dict[str, Any]:
+    schedule, _, layout = name.partition("/")
+    return {"schedule": schedule, "attention": layout, **asdict(each)}
+
+
+def _verifier_report(verifier: SizedModel, memory: Memory) -> dict[str, Any]:
     return {
         "model": verifier.name,
+        "weights": str(verifier.storage),
         "weight_bytes": verifier.costs.weight_bytes,
         "kv_bytes_per_token": verifier.costs.kv_bytes_per_token,
-        "kv_budget_bytes": budget,
+        "kv_budget_bytes": memory.plan.verifier_kv_bytes,
     }
+
+
+def _memory_report(
+    models: Models, memory: Memory, need: ResidentNeed, num_beams: int
+) -> dict[str, Any]:
+    """What everything resident takes, least and most over single searches, beside the limit."""
+    verifier = need.verifier
+
+    def needed(generator_kv: int, verifier_kv: int) -> int:
+        sizes = None if models.verifier is None else models.verifier.sizes
+        return engine.memory_needed(
+            (models.generator.sizes, sizes),
+            (generator_kv, verifier_kv),
+            num_beams,
+            has_copies=memory.has_copies,
+        )
+
+    least = needed(need.generator.least, 0 if verifier is None else verifier.least)
+    most = needed(need.generator.worst, 0 if verifier is None else verifier.worst)
+    fixed = models.weight_bytes + models.activation_bytes(num_beams)
+    limit = memory.limit_bytes if memory.has_copies else fixed + memory.plan.kv_bytes
+    kv_bytes = need.generator.worst + (0 if verifier is None else verifier.worst)
+    return {
+        "limit_bytes": limit,
+        "device_bytes": models.profile.device_memory_bytes,
+        "least_bytes": least,
+        "needed_bytes": most,
+        "generator_weight_bytes": models.generator.sizes.weights,
+        "verifier_weight_bytes": models.weight_bytes - models.generator.sizes.weights,
+        "activation_bytes": models.activation_bytes(num_beams),
+        "generator_kv_bytes": need.generator.worst,
+        "verifier_kv_bytes": None if verifier is None else verifier.worst,
+        "copies_bytes": most - fixed - kv_bytes,
+        "kv_memory_given": not memory.has_copies,
+    }
+
+
+def _unscored_tokens(verifier: SizedModel | None, workload: Workload) -> int | None:
+    """How far the longest path goes beyond the verifier's context; None without one."""
+    if verifier is None:
+        return None
+    longest = workload.prompt_tokens + workload.generate_tokens + workload.num_steps
+    return max(0, longest - verifier.shape.context)
 
 
 def _workload(settings: Settings, context: int, prompt: int, generate: int | None) -> Workload:
@@ -179,46 +218,10 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
     return Workload(search.n, search.width, prompt, generate, step_tokens)
 
 
-def _kv_budget_bytes(
-    settings: Settings,
-    profile: HardwareProfile,
-    model: ModelCosts,
-    activations: int,
-    verifier: _Verifier | None = None,
-) -> int:
-    """--kv-memory, or what weights and activations leave of --memory or of the device's."""
-    memory, kv_memory = settings.memory.memory, settings.memory.kv_memory
-    device_bytes = profile.device_memory_bytes
-    if memory is not None and memory > device_bytes:
-        raise InputError(
-            f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
-        )
-    limit = device_bytes if memory is None else memory
-    where = f"{profile.name} has" if memory is None else "--memory is"
-    weights = model.weight_bytes
-    if verifier is not None:
-        weights += verifier.costs.weight_bytes
-        activations = max(activations, verifier.activation_bytes)
-    if kv_memory is not None:
-        if weights + kv_memory > limit:
-            raise InputError(
-                f"weights take {format_bytes(weights)} and --kv-memory "
-                f"{format_bytes(kv_memory)}; {where} {format_bytes(limit)}"
-            )
-        return kv_memory
-    budget = limit - weights - activations
-    if budget <= 0:
-        raise InputError(
-            f"weights take {format_bytes(weights)} and activations about "
-            f"{format_bytes(activations)}; {where} {format_bytes(limit)}: nothing is left for KV"
-        )
-    return budget
-
-
-def _analytic(workload: Workload, model: ModelCosts, budget: int) -> dict[str, float]:
+def _analytic(workload: Workload, generator: SizedModel, budget: int) -> dict[str, float]:
     case = LbsCase(
-        num_layers=model.num_layers,
-        kv_bytes_per_token=model.kv_bytes_per_token,
+        num_layers=generator.costs.num_layers,
+        kv_bytes_per_token=generator.costs.kv_bytes_per_token,
         num_beams=workload.num_beams,
         prompt_tokens=workload.prompt_tokens,
         generate_tokens=workload.generate_tokens,
@@ -230,61 +233,3 @@ def _analytic(workload: Workload, model: ModelCosts, budget: int) -> dict[str, f
         "locality_gib": locality_bytes(case) / _GIB,
         "locality_printed_gib": locality_printed_bytes(case) / _GIB,
     }
-
-
-# --- for reading -----------------------------------------------------------------------------
-
-
-def _view(report: Mapping[str, Any]) -> Group:
-    facts = Table(show_header=False, box=None)
-    for name, value in _facts(report):
-        add_row(facts, name, value)
-    title = (
-        f"{report['model']} on {report['gpu']}, {report['n']} beams, width {report['width']}, "
-        f"{report['prompt']} + {report['generate']} tokens in steps of {report['step_tokens']}"
-    )
-    schedules = Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
-    schedules.add_column("seconds, GiB", no_wrap=True)
-    for column in ("time", "decode", "stall", "I/O", "in", "out", "groups", "peak KV"):
-        schedules.add_column(column, justify="right", no_wrap=True)
-    for name, content in report["schedules"].items():
-        add_row(schedules, name, *_cells(Estimate(**content)))
-    return Group(schedules, facts)
-
-
-def _cells(each: Estimate) -> Iterator[str]:
-    if not each.fits:
-        yield "no fit"  # the other cells stay empty
-        return
-    for seconds in (each.time_s, each.decode_s, each.stall_s):
-        yield _short(seconds or 0.0)
-    yield f"{each.io_share:.0%}"
-    for num_bytes in (each.h2d_bytes, each.d2h_bytes):
-        yield _short((num_bytes or 0) / _GIB)
-    yield f"{each.groups:,}"
-    yield _short((each.peak_kv_bytes or 0) / _GIB)
-
-
-def _short(number: float) -> str:
-    """About three digits: an estimate has no more."""
-    if number >= 100:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
-
-
-def _facts(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    kept = "" if report["weights"] == "plain" else f" ({report['weights']})"
-    yield "weights", format_bytes(report["weight_bytes"]) + kept
-    yield "KV per token", format_bytes(report["kv_bytes_per_token"])
-    yield "KV budget", format_bytes(report["kv_budget_bytes"])
-    if report["verifier"] is not None:
-        weights, kv = (
-            format_bytes(report["verifier"][name]) for name in ("weight_bytes", "kv_budget_bytes")
-        )
-        yield "verifier", f"{weights} of weights, {kv} of KV"
-    fits = "yes" if report["fits"] else "no"
-    yield "fits with shared KV", f"{fits} (up to {report['max_beams_in_gpu']:,} beams would)"
-    analytic = report["analytic"]
-    yield "LBS Eq. 1-3", f"{analytic['layerwise_gib']:,.0f} GiB to the device, layer-wise"
-    printed = f"{analytic['locality_printed_gib']:,.0f} as printed"
-    yield "LBS Eq. 4-5", f"{analytic['locality_gib']:,.0f} GiB, group by group ({printed})"

@@ -1,7 +1,7 @@
 """`beamwright simulate`: one search under several schedules, on hardware that nobody needs to have.
 
 The real scheduling code runs on a virtual clock; the tree is recorded from a real search, or made
-up. Generator only: verification takes no time.
+up. The verifier scores in turn with decoding; selection and pruning take no time.
 """
 
 from __future__ import annotations
@@ -14,67 +14,65 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from beamwright.cli import engine
+from beamwright.cli import simulator
+from beamwright.cli.machine import (
+    LIST,
+    GpuOption,
+    Machine,
+    find_machine,
+    profiles_report,
+    profiles_table,
+)
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
-from beamwright.cli.plan import _ELEMENT_BYTES, _kv_budget_bytes
-from beamwright.cli.simulate_view import comparison_table
+from beamwright.cli.simulate_view import comparison_view
+from beamwright.cli.sizes import check_verifier_options, read_models, split_memory
 from beamwright.config import ScheduleSettings, StepSettings
-from beamwright.cost import Layout, ModelCosts
+from beamwright.cost import Layout
 from beamwright.errors import InputError
-from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.report.recorded import RecordedTree, read_recorded
 from beamwright.search import strategy_row
 
 _DEFAULT_STEP_TOKENS = 32
-_BASELINE = "layerwise"
+_BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
-    "model", "dtype", "context", "n", "width", "search", "seed", "step_tokens", "memory",
-    "kv_memory", "link_bandwidth",
+    "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
+    "search", "seed", "step_tokens", "memory", "kv_memory", "link_bandwidth",
 )  # fmt: skip
 _SYNTHETIC = ("n", "width", "search", "seed")
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A schedule by name: how it is set up, which layout attention reads, and what it means."""
+    """A schedule as it is set up, and which layout of KV attention reads."""
 
     layout: Layout
     settings: ScheduleSettings
-    meaning: str
 
 
-def _locality(layout: Layout, meaning: str, **parts: bool) -> _Row:
-    return _Row(layout, ScheduleSettings(schedule="locality", **parts), meaning)
-
-
+_NAMES = ("in-gpu", "layerwise", "locality")
 _SCHEDULES = {
-    "in-gpu": _Row(Layout.TREE, ScheduleSettings(schedule="in-gpu"), "all KV on the device"),
-    _BASELINE: _Row(
-        Layout.DENSE,
-        ScheduleSettings(schedule="layerwise"),
-        "layers streamed for every token, a copy per beam (the LBS paper's baseline)",
-    ),
-    "layerwise-shared": _Row(
-        Layout.TREE, ScheduleSettings(schedule="layerwise"), "the same with shared KV"
-    ),
-    "locality-dense": _locality(
-        Layout.DENSE, "group by group, a copy per beam on the device (the paper's method)"
-    ),
-    "locality": _locality(Layout.TREE, "group by group, shared KV"),
+    f"{name}/{layout}": _Row(layout, ScheduleSettings.model_validate({"schedule": name}))
+    for name in _NAMES
+    for layout in Layout
 }
-_PARTS = {
+_PARTS: Mapping[str, Mapping[str, bool]] = {
     "inter-token": {"inter_beam": False, "balance": False, "prefetch": False},
     "prefetch": {"inter_beam": False},
     "inter-beam": {},
 }
 _ABLATION = {
-    f"{name}:{part}": _locality(_SCHEDULES[name].layout, part, **off)
-    for name in ("locality-dense", "locality")
+    f"locality/{layout}:{part}": _Row(layout, ScheduleSettings(schedule="locality", **off))
+    for layout in Layout
     for part, off in _PARTS.items()
 }
-_ALL = ",".join(_SCHEDULES)
-_MEANINGS = "; ".join(f"{name}: {row.meaning}" for name, row in _SCHEDULES.items())
+_ALL = ",".join(_NAMES)
+_MEANINGS = (
+    "With commas between: in-gpu, all KV on the device; layerwise, layers streamed for every "
+    "token; locality, group by group. NAME/dense has a copy of shared KV per beam (the LBS paper: "
+    "layerwise/dense is its baseline, locality/dense its method), NAME/tree has it once, NAME "
+    "means both."
+)
 
 _PromptOption = Annotated[
     int | None, typer.Option("--prompt", metavar="TOKENS", min=1, help="Length of the prompt.")
@@ -82,10 +80,6 @@ _PromptOption = Annotated[
 _GenerateOption = Annotated[
     int | None,
     typer.Option("--generate", metavar="TOKENS", min=1, help="Tokens of each path after it."),
-]
-_GpuOption = Annotated[
-    str,
-    typer.Option("--gpu", metavar="NAME", help="Hardware profile; measured is this machine's."),
 ]
 _SpreadOption = Annotated[
     float | None,
@@ -104,9 +98,7 @@ _TreeOption = Annotated[
     Path | None,
     typer.Option("--recorded-tree", metavar="FILE", help="Replay what solve --record-tree wrote."),
 ]
-_SchedulesOption = Annotated[
-    str, typer.Option("--schedules", metavar="NAMES", help=f"With commas between. {_MEANINGS}.")
-]
+_SchedulesOption = Annotated[str, typer.Option("--schedules", metavar="NAMES", help=_MEANINGS)]
 _AblationOption = Annotated[
     bool,
     typer.Option(
@@ -122,7 +114,7 @@ def simulate(
     invocation: Invocation,
     prompt: _PromptOption = None,
     generate: _GenerateOption = None,
-    gpu: _GpuOption = DEFAULT_PROFILE,
+    gpu: GpuOption = None,
     step_spread: _SpreadOption = None,
     survival: _SurvivalOption = None,
     tree: _TreeOption = None,
@@ -131,8 +123,14 @@ def simulate(
 ) -> None:
     """Simulate a search under several schedules. Loads no model.
 
-    --model takes the name of a shape as well, such as opt-6.7b.
+    --model and --verifier take a model's name as well, such as qwen2.5-1.5b.
     """
+    if gpu == LIST:
+        if invocation.as_json:
+            print_json(profiles_report())
+        else:
+            Console().print(profiles_table())
+        return
     rows = _chosen(schedules)
     own = {
         "prompt": prompt,
@@ -142,29 +140,35 @@ def simulate(
     }
     with quiet_stdout():
         machine = _machine(invocation, gpu)
+        check_verifier_options(invocation.given, invocation.settings.model)
         case = _synthetic(invocation, own) if tree is None else _recorded(invocation, own, tree)
         report = _report(invocation, machine, case, rows, ablation)
     if invocation.as_json:
         print_json(report)
     else:
-        Console().print(comparison_table(report))
+        Console().print(comparison_view(report, machine))
 
 
 def _chosen(names: str) -> dict[str, _Row]:
-    chosen = [name.strip() for name in names.split(",")]
-    for name in chosen:
-        if name not in _SCHEDULES:
-            known = ", ".join(_SCHEDULES)
+    chosen: dict[str, _Row] = {}
+    for name in (each.strip() for each in names.split(",")):
+        found = {key: row for key, row in _SCHEDULES.items() if name in (key, key.split("/")[0])}
+        if not found:
+            known = ", ".join([*_NAMES, *_SCHEDULES])
             raise InputError(f"--schedules {name}: no such schedule; known: {known}")
-    return {name: _SCHEDULES[name] for name in chosen}
+        chosen |= found
+    return chosen
 
 
-def _machine(invocation: Invocation, gpu: str) -> HardwareProfile:
-    profile = find_profile(gpu)
+def _machine(invocation: Invocation, gpu: str | None) -> Machine:
+    machine = find_machine(gpu)
     bandwidth = invocation.settings.schedule.link_bandwidth
     if bandwidth is None:
-        return profile
-    return replace(profile, h2d_bandwidth=bandwidth, d2h_bandwidth=bandwidth, link_share=1.0)
+        return machine
+    profile = replace(
+        machine.profile, h2d_bandwidth=bandwidth, d2h_bandwidth=bandwidth, link_share=1.0
+    )
+    return replace(machine, profile=profile)
 
 
 # --- what is searched ------------------------------------------------------------------------
@@ -204,7 +208,7 @@ def _synthetic(invocation: Invocation, own: Mapping[str, Any]) -> _Case:
         "options": dict(search.model_extra or {}),
         "tree": None,
     }
-    tree = engine.grow_tree(facts)
+    tree = simulator.grow_tree(facts)
     step = _step_settings(tree, step_tokens if sigma == 0 else None, generate)
     return _Case(tree, facts, prompt + generate, step)
 
@@ -257,51 +261,58 @@ def _longest_path(tree: RecordedTree) -> int:
 
 def _report(
     invocation: Invocation,
-    profile: HardwareProfile,
+    machine: Machine,
     case: _Case,
     rows: Mapping[str, _Row],
     ablation: bool,
 ) -> dict[str, Any]:
     settings = invocation.settings
-    element_bytes = _ELEMENT_BYTES.get(settings.model.dtype, profile.element_bytes)
-    shape = engine.find_shape(settings.model)
-    if case.longest > shape.context:
+    models = read_models(settings, machine)
+    generator, verifier = models.generator, models.verifier
+    if case.longest > generator.shape.context:
         raise InputError(
-            f"paths of {case.longest} tokens exceed the context of {settings.model.model}, "
-            f"{shape.context} tokens"
+            f"paths of {case.longest} tokens exceed the context of {generator.name}, "
+            f"{generator.shape.context} tokens"
         )
-    model = ModelCosts.of(shape, element_bytes)
-    activations = engine.activation_bytes(shape, element_bytes, settings.search.n)
-    budget = _kv_budget_bytes(settings, profile, model, activations)
+    plan = split_memory(settings, models).plan
 
     def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
         return {
-            name: engine.simulate_search(
+            name: simulator.simulate_search(
                 case.tree,
-                model,
-                profile,
+                (generator.costs, verifier and verifier.costs),  # type: ignore[arg-type]
+                (plan.generator_kv_bytes, plan.verifier_kv_bytes),
+                models.profile,
                 row.layout,
-                kv_budget_bytes=budget,
                 schedule=row.settings,
                 step=case.step,
-                context=shape.context,
+                context=generator.shape.context,
             )
             for name, row in chosen.items()
         }
 
     results = run(rows)
     parts = run(_ABLATION) if ablation else None
-    baseline = results.get(_BASELINE)
     for each in [*results.values(), *(parts or {}).values()]:
         if each is not None:
-            each["speedup_over_layerwise"] = baseline and baseline["time_s"] / each["time_s"]
+            each |= {
+                f"speedup_over_layerwise_{layout}": _speedup(each, results.get(baseline))
+                for layout, baseline in _BASELINES.items()
+            }
     return {
-        "model": settings.model.model,
-        "gpu": profile.name,
+        "model": generator.name,
+        "verifier": None if verifier is None else verifier.name,
+        "gpu": machine.profile.name,
+        "gpu_source": machine.source,
         **case.facts,
         "link_bandwidth": settings.schedule.link_bandwidth,
-        "kv_bytes_per_token": model.kv_bytes_per_token,
-        "kv_budget_bytes": budget,
+        "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
+        "kv_budget_bytes": plan.generator_kv_bytes,
+        "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,
         "schedules": results,
         "ablation": parts,
     }
+
+
+def _speedup(each: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:
+    return None if baseline is None else baseline["time_s"] / each["time_s"]

@@ -7,10 +7,19 @@ from beamwright.cost.analytic import (
     locality_printed_bytes,
     locality_start_bytes,
 )
-from beamwright.cost.estimate import Estimate, choose_schedule, estimate, max_beams_in_gpu
+from beamwright.cost.compare import (
+    ResidentNeed,
+    choose_schedule,
+    estimate,
+    max_beams_in_gpu,
+    resident_need,
+)
+from beamwright.cost.estimate import Estimate
 from beamwright.cost.growth import TreeStep, Workload, peak_union_tokens, tree_steps
 from beamwright.cost.model import Hardware, ModelCosts, Shape
 from beamwright.cost.roofline import Direction, Layout, Roofline
+from beamwright.cost.sampling import Spread
+from beamwright.cost.scoring import Scorer
 from beamwright.cost.transfers import dm_lower_bound_bytes
 from beamwright.cost.weights import Storage, storage_of, weight_bytes
 
@@ -21,8 +30,11 @@ __all__ = [
     "Layout",
     "LbsCase",
     "ModelCosts",
+    "ResidentNeed",
     "Roofline",
+    "Scorer",
     "Shape",
+    "Spread",
     "Storage",
     "TreeStep",
     "Workload",
@@ -35,6 +47,7 @@ __all__ = [
     "locality_start_bytes",
     "max_beams_in_gpu",
     "peak_union_tokens",
+    "resident_need",
     "storage_of",
     "tree_steps",
     "weight_bytes",

@@ -18,6 +18,14 @@ from dataclasses import dataclass
 
 from beamwright.errors import InputError
 
+BLOCK_TOKENS = 16
+"""Tokens of a block of KV; a node starts a fresh one."""
+
+
+def in_blocks(num_tokens: int) -> int:
+    """Tokens of the whole blocks that so many tokens of one node take."""
+    return -(-num_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -40,20 +48,34 @@ class Workload:
         if self.num_beams % self.width:
             raise InputError(f"--n {self.num_beams} is not a multiple of --width {self.width}")
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of every path; the last one may be shorter."""
+        return math.ceil(self.generate_tokens / self.step_tokens)
+
 
 @dataclass(frozen=True)
 class TreeStep:
     """One step of the search. Token counts are per beam (path) or of distinct tokens (union).
 
-    path_tokens: length of every path when the step starts; union_tokens: distinct tokens of all
-    paths then; num_levels: steps before this one; num_tokens: that this step adds to each beam.
+    num_levels: steps before this one; num_nodes: distinct nodes of all paths when it starts, the
+    prompt left out; num_tokens: that this step adds to each beam.
     """
 
     workload: Workload
     num_levels: int
-    path_tokens: int
-    union_tokens: float
+    num_nodes: float
     num_tokens: int
+
+    @property
+    def path_tokens(self) -> int:
+        """Length of every path when the step starts."""
+        return self.workload.prompt_tokens + self.num_levels * self.workload.step_tokens
+
+    @property
+    def union_tokens(self) -> float:
+        """Distinct tokens of all paths when the step starts."""
+        return self.grouped_union_tokens(1)
 
     @property
     def union_end_tokens(self) -> float:
@@ -65,8 +87,32 @@ class TreeStep:
         """Tokens of one copy per beam when the step ends."""
         return self.workload.num_beams * (self.path_tokens + self.num_tokens)
 
+    @property
+    def path_held_tokens(self) -> int:
+        """Tokens of whole blocks of one path, when the step ends."""
+        work = self.workload
+        before = in_blocks(work.prompt_tokens) + self.num_levels * in_blocks(work.step_tokens)
+        return before + in_blocks(self.num_tokens)
+
     def grouped_union_tokens(self, num_groups: int) -> float:
-        """Sum over depth-first groups of even size of the distinct tokens of their paths.
+        """Sum over depth-first groups of even size of the distinct tokens of their paths."""
+        work = self.workload
+        nodes = self._grouped_nodes(num_groups)
+        return num_groups * work.prompt_tokens + work.step_tokens * nodes
+
+    def group_held_tokens(self, num_groups: int) -> float:
+        """Tokens of whole blocks of the largest of these groups, when the step ends.
+
+        Unions are of mean size: groups of a real tree differ.
+        """
+        work = self.workload
+        rows = -(-work.num_beams // num_groups)
+        nodes = self._grouped_nodes(num_groups) / num_groups
+        before = in_blocks(work.prompt_tokens) + nodes * in_blocks(work.step_tokens)
+        return before + rows * in_blocks(self.num_tokens)
+
+    def _grouped_nodes(self, num_groups: int) -> float:
+        """Sum over such groups of their distinct nodes.
 
         A cut between two groups falls between two ancestors of a level, or through one, which
         both groups then hold. With a of m units' ancestors, it misses with (a - 1) / (m - 1).
@@ -74,25 +120,21 @@ class TreeStep:
         work = self.workload
         survivors = work.num_beams // work.width
         units = survivors if num_groups <= survivors else work.num_beams
-        nodes = (self.union_tokens - work.prompt_tokens) / work.step_tokens
-        missed = (nodes - self.num_levels) / (units - 1) if units > 1 else 0.0
-        shared_nodes = (num_groups - 1) * (self.num_levels - missed)
-        return num_groups * work.prompt_tokens + work.step_tokens * (nodes + shared_nodes)
+        missed = (self.num_nodes - self.num_levels) / (units - 1) if units > 1 else 0.0
+        return self.num_nodes + (num_groups - 1) * (self.num_levels - missed)
 
 
 def tree_steps(workload: Workload) -> Iterator[TreeStep]:
     """The steps of a search; the last one may be shorter."""
-    num_steps = math.ceil(workload.generate_tokens / workload.step_tokens)
-    ancestors = expected_ancestors(workload.num_beams, workload.width, num_steps)
+    ancestors = expected_ancestors(workload.num_beams, workload.width, workload.num_steps)
     num_nodes = 0.0
     for number, newest in enumerate(ancestors):
-        done = number * workload.step_tokens
+        left = workload.generate_tokens - number * workload.step_tokens
         yield TreeStep(
             workload=workload,
             num_levels=number,
-            path_tokens=workload.prompt_tokens + done,
-            union_tokens=workload.prompt_tokens + workload.step_tokens * num_nodes,
-            num_tokens=min(workload.step_tokens, workload.generate_tokens - done),
+            num_nodes=num_nodes,
+            num_tokens=min(workload.step_tokens, left),
         )
         num_nodes += newest  # one more level above the beams of the next step
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from beamwright.cost.model import Hardware, ModelCosts
 
@@ -23,6 +24,9 @@ class Direction(StrEnum):
 
     TO_DEVICE = "h2d"
     TO_HOST = "d2h"
+
+
+Bound = Literal["bandwidth", "compute", "launches"]
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,29 @@ class Roofline:
         bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 
+    def bound(
+        self, num_rows: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+    ) -> Bound:
+        """What a decode step, or a prefill of so many tokens, mostly waits for."""
+        memory_s, compute_s, launch_s = self._parts(
+            num_rows, kv_tokens_read, kv_tokens_seen, layout
+        )
+        if launch_s > max(memory_s, compute_s):
+            return "launches"
+        return "bandwidth" if memory_s >= compute_s else "compute"
+
     def _forward(
         self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
     ) -> float:
+        memory_s, compute_s, launch_s = self._parts(
+            num_tokens, kv_tokens_read, kv_tokens_seen, layout
+        )
+        return max(memory_s, compute_s) + launch_s
+
+    def _parts(
+        self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+    ) -> tuple[float, float, float]:
+        """Seconds by memory, by compute, and of launches."""
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         memory_s = (
@@ -87,4 +111,4 @@ class Roofline:
         flops = 2 * model.num_parameters * num_tokens + attention
         compute_s = flops / (hardware.flops * hardware.flops_share)
         num_launches = model.num_layers * hardware.decode_ops_per_layer
-        return max(memory_s, compute_s) + num_launches * hardware.launch_s
+        return memory_s, compute_s, num_launches * hardware.launch_s

@@ -22,6 +22,7 @@ from beamwright.runtime.simulation.run import (
     simulate_if_fits,
 )
 from beamwright.runtime.simulation.synthetic import SyntheticSearch, grow
+from beamwright.runtime.simulation.verifier import VerifierCase
 
 __all__ = [
     "ENGINES",
@@ -39,6 +40,7 @@ __all__ = [
     "Step",
     "StepTree",
     "SyntheticSearch",
+    "VerifierCase",
     "VirtualClock",
     "VirtualLink",
     "grow",

@@ -18,7 +18,7 @@ from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepPark
 from beamwright.runtime.demand import DemandBuilder
 from beamwright.runtime.expect import StepLengths
 from beamwright.runtime.simulation.replay import Script
-from beamwright.runtime.simulation.residency import Prefill
+from beamwright.runtime.simulation.residency import Prefill, remember
 from beamwright.runtime.simulation.session import Machine, SimulatedRow, SimulatedSession
 from beamwright.tree import Node
 
@@ -137,7 +137,7 @@ class SimulatedDecoder:
         self._prefill.run(requests)
         if self._recomputes:
             for request in requests:
-                _remember(request)
+                remember(request)
         return [request.segment for request in requests]
 
     # --- what is needed ----------------------------------------------------------------------
@@ -204,16 +204,6 @@ def _path(node: Node | None) -> Path:
     return tuple(
         PathPart(state.segment, state.segment.length) for state in states if state is not None
     )
-
-
-def _remember(request: PrefillRequest) -> None:
-    """Note in the segment what it was computed from."""
-    known = request.segment.source
-    if known is None:
-        source = Source(request.path, tuple(request.token_ids), request.start)
-    else:
-        source = Source(known.path, (*known.token_ids, *request.token_ids), known.start)
-    request.segment.source = source
 
 
 def _name(node: Node) -> str:

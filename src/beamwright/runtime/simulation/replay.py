@@ -97,9 +97,10 @@ class Script:
         """Tokens of the longest step."""
         return max((step.tokens for step in self._steps.values()), default=0)
 
-    def home_blocks(self, block_tokens: int) -> int:
-        """Blocks that hold every node, were none ever freed."""
-        lengths = [self.prompt_tokens, *(step.tokens for step in self._steps.values())]
+    def home_blocks(self, block_tokens: int, extra_tokens: int = 0) -> int:
+        """Blocks that hold every node, were none ever freed; steps longer by `extra_tokens`."""
+        steps = (step.tokens + extra_tokens for step in self._steps.values())
+        lengths = [self.prompt_tokens, *steps]
         return sum(-(-tokens // block_tokens) for tokens in lengths)
 
 

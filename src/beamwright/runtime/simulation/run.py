@@ -1,6 +1,7 @@
 """Simulate one search under one schedule: the real loop, policies and residency on a virtual clock.
 
-Knows how the parts fit together. Generator only: scoring and selection take no time.
+Knows how the parts fit together. The verifier scores in turn with decoding; where none is given,
+scoring takes no time. Selection and pruning never do: they are counts on the host.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from dataclasses import dataclass, field
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes
+from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, Direction, HomeTier
+from beamwright.protocols import Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.executor import Decoder, TorchExecutor
 from beamwright.runtime.expect import StepLengths
@@ -27,8 +30,9 @@ from beamwright.runtime.simulation.replay import (
     ReplayVerifier,
     Script,
 )
-from beamwright.runtime.simulation.residency import SimulatedResidency
+from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency
 from beamwright.runtime.simulation.session import Machine
+from beamwright.runtime.simulation.verifier import SimulatedVerifier, VerifierCase
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import make_schedule
 
@@ -43,7 +47,7 @@ class Simulation:
 
     costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
     step: how long steps may be, as far as the schedule could know. context: of the model.
-    host_bytes: most KV at home; None for as much as it takes.
+    host_bytes: most KV at home; None for as much as it takes. verifier: None where scores are free.
     """
 
     tree: ReplayTree
@@ -54,19 +58,25 @@ class Simulation:
     step: StepSettings = field(default_factory=StepSettings)
     context: int = _NO_LIMIT
     host_bytes: int | None = None
+    verifier: VerifierCase | None = None
 
 
 @dataclass(frozen=True)
 class SimulationResult:
     """One search under one schedule.
 
-    time_s: decode_s + stall_s; decode_s: computing, prefills included; io_share: stall_s / time_s.
+    time_s: decode_s + verify_s + stall_s; decode_s: the generator's computing, prefills included;
+        verify_s: scoring; io_share: stall_s / time_s.
     dm_lower_bound_bytes: what must cross the link whatever the schedule (from the tree
-        and the budget alone). cancelled: transfers that pruning made needless.
+        and the budget alone), of the generator's KV.
+    cancelled: transfers that pruning made needless.
+    device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
+        verifier's, on the device.
     """
 
     time_s: float
     decode_s: float
+    verify_s: float
     stall_s: float
     io_share: float
     h2d_bytes: int
@@ -75,6 +85,7 @@ class SimulationResult:
     dm_lower_bound_bytes: int
     device_peak_bytes: int
     host_peak_bytes: int
+    verifier_peak_bytes: int
     recomputed_tokens: int
     cancelled: int
 
@@ -92,12 +103,15 @@ class _Bench:
             timeline=timeline,
         )
         self.budget = ByteBudget(case.kv_budget_bytes)
+        self.scorer: SimulatedResidency | None = None
         self.residency: SimulatedResidency | None = None
         self.layerwise: SimulatedLayerwise | None = None
         self.decoder = self._decoder(timeline)
+        self.verifier = self._verifier()
 
     def _decoder(self, timeline: Timeline | None) -> Decoder:
         case = self.case
+        tail_tokens = _TAIL_TOKENS[case.costs.layout]
         if case.schedule.schedule == "layerwise":
             self.layerwise = SimulatedLayerwise(
                 case.model,
@@ -106,20 +120,11 @@ class _Bench:
                 self.link,
                 self.clock,
                 self.script,
-                _TAIL_TOKENS[case.costs.layout],
+                tail_tokens,
             )
             return self.layerwise
-        layout = case.costs.layout
-        bytes_per_token = case.model.kv_bytes_per_token
-        self.residency = SimulatedResidency(
-            BlockLedger(bytes_per_token, _BLOCK_TOKENS, self.budget),
-            None if case.schedule.schedule == "in-gpu" else self._home(bytes_per_token),
-            self.clock,
-            case.costs,
-            copies_per_beam=layout is Layout.DENSE,
-            log=timeline,
-        )
-        machine = Machine(self.residency, self.clock, case.costs, _TAIL_TOKENS[layout])
+        self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
+        machine = Machine(self.residency, self.clock, case.costs, tail_tokens)
         return SimulatedDecoder(
             machine,
             self.script,
@@ -128,11 +133,45 @@ class _Bench:
             prefetch=case.schedule.prefetch,
         )
 
-    def _home(self, bytes_per_token: int) -> HomeTier:
+    def _verifier(self) -> Verifier:
+        found = self.case.verifier
+        if found is None:
+            return ReplayVerifier(self.script)
+        budget = ByteBudget(found.kv_budget_bytes, "device KV budget of the verifier")
+        self.scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS)
+        prefill = Prefill(self.scorer, self.clock, found.costs)
+        return SimulatedVerifier(self.scorer, prefill, self.script)
+
+    def _residency(
+        self,
+        model: ModelCosts,
+        costs: DeviceCosts,
+        budget: ByteBudget,
+        extra_tokens: int,
+        log: Timeline | None = None,
+    ) -> SimulatedResidency:
+        """The KV of one model, whose steps are longer than the script's by `extra_tokens`."""
+        bytes_per_token, home = model.kv_bytes_per_token, None
+        if self.case.schedule.schedule != "in-gpu":
+            home = self._home(bytes_per_token, extra_tokens)
+        return SimulatedResidency(
+            BlockLedger(bytes_per_token, _BLOCK_TOKENS, budget),
+            home,
+            self.clock,
+            costs,
+            copies_per_beam=costs.layout is Layout.DENSE,
+            log=log,
+        )
+
+    def _home(self, bytes_per_token: int, extra_tokens: int) -> HomeTier:
         case = self.case
-        num_bytes = case.host_bytes
-        if num_bytes is None:
-            num_bytes = self.script.home_blocks(_BLOCK_TOKENS) * _BLOCK_TOKENS * bytes_per_token
+        if case.host_bytes is None:
+            blocks = self.script.home_blocks(_BLOCK_TOKENS, extra_tokens)
+            num_bytes = blocks * _BLOCK_TOKENS * bytes_per_token
+        else:  # shared by KV bytes per token, as the device's
+            verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
+            total = case.model.kv_bytes_per_token + verifier
+            num_bytes = case.host_bytes * bytes_per_token // total
         hint = "raise --host-memory, or use --evict recompute"
         ledger = BlockLedger(
             bytes_per_token, _BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
@@ -141,10 +180,10 @@ class _Bench:
         return HomeTier(ledger, self.link, recompute, case.schedule.inter_beam)
 
     def stalled_s(self) -> float:
-        if self.layerwise is not None:
-            return self.layerwise.stall_s
-        assert self.residency is not None
-        return self.residency.counts.stall_s
+        """Seconds in which compute waited for the link, the verifier's included."""
+        stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
+        held = (self.residency, self.scorer)
+        return stall_s + sum(each.counts.stall_s for each in held if each is not None)
 
 
 def simulate(
@@ -159,8 +198,7 @@ def simulate(
     """
     bench = _Bench(case, clock or VirtualClock(), timeline)
     accounting = Accounting(bench.clock)
-    verifier = ReplayVerifier(bench.script)
-    executor = TorchExecutor(bench.decoder, verifier, accounting, bench.stalled_s, timeline)
+    executor = TorchExecutor(bench.decoder, bench.verifier, accounting, bench.stalled_s, timeline)
     loop = SearchLoop(
         executor, make_schedule(case.schedule), ReplayStrategy(bench.script), _last, accounting
     )
@@ -185,10 +223,12 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
     residency = bench.residency
     home = residency.home if residency is not None else None
     time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
+    verify_s = accounting.seconds["verify"]
     needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
     return SimulationResult(
         time_s=time_s,
-        decode_s=time_s - stall_s,
+        decode_s=time_s - verify_s - stall_s,
+        verify_s=verify_s,
         stall_s=stall_s,
         io_share=stall_s / time_s if time_s else 0.0,
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
@@ -197,6 +237,7 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
         dm_lower_bound_bytes=dm_lower_bound_bytes(needed, bench.case.kv_budget_bytes),
         device_peak_bytes=bench.budget.peak_bytes,
         host_peak_bytes=home.ledger.budget.peak_bytes if home is not None else 0,
+        verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
         recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
         cancelled=residency.counts.cancelled if residency is not None else 0,
     )

@@ -1,0 +1,148 @@
+"""The page of `beamwright plan`: the total first, then what it is made of, then the times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from beamwright.cli.machine import Machine
+from beamwright.cli.output import add_row, format_bytes, plain, short_number
+
+_GIB = 2**30
+_MEANINGS = (
+    "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
+    "by group to the end of the step. dense: a copy of shared KV per beam; tree: shared KV once. "
+    "loaded: GiB of KV from host memory."
+)
+
+
+def plan_view(report: Mapping[str, Any], machine: Machine, *, paper: bool) -> Group:
+    """`report` is what `--json` prints. paper: with the lines about the LBS paper's equations."""
+    parts: list[RenderableType] = [total_line(report), _memory(report), ""]
+    parts += [_schedules(report), _MEANINGS, ""]
+    parts += [*([_paper(report)] if paper else []), *_notes(report, machine)]
+    return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
+
+
+def total_line(report: Mapping[str, Any]) -> str:
+    """What everything resident takes of what there is, and what follows."""
+    memory = report["memory"]
+    least, most, limit = (memory[f"{name}_bytes"] / _GIB for name in ("least", "needed", "limit"))
+    what = "needs"
+    if memory["kv_memory_given"]:
+        fixed = (
+            memory["generator_weight_bytes"]
+            + memory["verifier_weight_bytes"]
+            + memory["activation_bytes"]
+        ) / _GIB
+        what, least, most, limit = "KV needs", least - fixed, most - fixed, limit - fixed
+    if report["fits"]:
+        return f"{what} {_gib(most)} of {_gib(limit)} GiB: fits"
+    if report["borderline"]:
+        return (
+            f"{what} {_gib(least)} to {_gib(most)} of {_gib(limit)} GiB: borderline "
+            "(searches differ; the largest go to host memory)"
+        )
+    other = [name for name in ("locality/tree", "layerwise/tree") if _runs(report, name)]
+    rest = "keeps the rest in host memory (below)" if other else "is no way out either"
+    schedule = other[0].partition("/")[0] if other else "locality"
+    return f"{what} {_gib(least)} of {_gib(limit)} GiB: does not fit; {schedule} {rest}"
+
+
+def _runs(report: Mapping[str, Any], name: str) -> bool:
+    return report["schedules"][name]["time_s"] is not None
+
+
+def _gib(number: float) -> str:
+    return f"{number:.1f}" if number >= 0.95 else f"{number:.2g}"
+
+
+def _memory(report: Mapping[str, Any]) -> Table:
+    memory, verifier = report["memory"], report["verifier"]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("GiB", no_wrap=True)
+    for column in ("weights", "KV", "KiB of KV per token"):
+        table.add_column(column, justify="right", no_wrap=True)
+
+    def row(role: str, name: str, stored: str, sizes: tuple[int, int, int]) -> None:
+        weights, kv, per_token = sizes
+        kept = "" if stored == "plain" else f" ({stored})"
+        add_row(
+            table,
+            f"{role} {name}{kept}",
+            _gib(weights / _GIB),
+            _gib(kv / _GIB),
+            f"{per_token / 1024:g}",
+        )
+
+    sizes = (report["weight_bytes"], memory["generator_kv_bytes"], report["kv_bytes_per_token"])
+    row("generator", report["model"], report["weights"], sizes)
+    if verifier is not None:
+        sizes = (
+            verifier["weight_bytes"],
+            memory["verifier_kv_bytes"],
+            verifier["kv_bytes_per_token"],
+        )
+        row("verifier", verifier["model"], verifier["weights"], sizes)
+    add_row(table, "activations, of either", _gib(memory["activation_bytes"] / _GIB))
+    copies = "rounding" if memory["kv_memory_given"] else "attention's working copies of KV"
+    if memory["copies_bytes"] > _GIB / 100:
+        add_row(table, copies, "", _gib(memory["copies_bytes"] / _GIB))
+    return table
+
+
+def _schedules(report: Mapping[str, Any]) -> Table:
+    title = (
+        f"{report['n']} beams, width {report['width']}, {report['prompt']} + {report['generate']} "
+        f"tokens in steps of {report['step_tokens']} on {report['gpu']}"
+    )
+    table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
+    table.add_column("seconds", no_wrap=True)
+    for column in ("total", "decode", "verify", "stall", "loaded"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("limited by", no_wrap=True)
+    for each in report["schedules"].values():
+        add_row(table, f"{each['schedule']}, {each['attention']}", *_cells(each))
+    return table
+
+
+def _cells(each: Mapping[str, Any]) -> Iterator[str]:
+    if each["time_s"] is None:
+        yield "no fit"  # the other cells stay empty
+        return
+    for name in ("time_s", "decode_s", "verify_s", "stall_s"):
+        yield short_number(each[name])
+    yield short_number(each["h2d_bytes"] / _GIB)
+    yield "memory: borderline" if each["borderline"] else each["limited_by"]
+
+
+def _paper(report: Mapping[str, Any]) -> Group:
+    analytic = report["analytic"]
+    layerwise, locality, printed = (
+        f"{analytic[f'{name}_gib']:,.0f} GiB"
+        for name in ("layerwise", "locality", "locality_printed")
+    )
+    return Group(
+        "The LBS paper's equations (section 4.1): KV that crosses the link with a copy per beam",
+        f"  layer-wise, for every token what does not fit (Eq. 1-3): {layerwise}",
+        f"  group by group, every path once a step (Eq. 4-5): {locality} (as printed: {printed})",
+        "",
+    )
+
+
+def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
+    budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
+    if report["verifier"] is not None:
+        budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
+    yield f"{budgets}: up to {report['max_beams_in_gpu']:,} beams would fit with shared KV"
+    if report["unscored_tokens"]:
+        yield (
+            f"the longest paths exceed the verifier's context by {report['unscored_tokens']:,} "
+            "tokens: their last steps would get no score"
+        )
+    if machine.why is not None:
+        yield machine.why
+    yield f"{machine.profile.name}: {machine.source}"

@@ -1,0 +1,129 @@
+"""What `plan` and `simulate` agree on: both models on a machine, and how memory is split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from beamwright.cli import engine
+from beamwright.cli.machine import Machine
+from beamwright.cli.output import format_bytes
+from beamwright.config import MemorySettings, ModelSettings, Settings
+from beamwright.cost import ModelCosts, Storage, storage_of
+from beamwright.errors import InputError
+from beamwright.hardware import CARDS, HardwareProfile, in_precision
+
+if TYPE_CHECKING:
+    from beamwright.memory import MemoryPlan, ModelBytes
+    from beamwright.models import ModelShape
+
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class SizedModel:
+    """A model in its precision. sizes: in memory; costs: for the cost model."""
+
+    name: str
+    shape: ModelShape
+    storage: Storage
+    sizes: ModelBytes
+    costs: ModelCosts
+
+
+@dataclass(frozen=True)
+class Models:
+    """Generator and verifier on a machine. profile: in the precision of the models."""
+
+    generator: SizedModel
+    verifier: SizedModel | None
+    profile: HardwareProfile
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights of both."""
+        verifier = 0 if self.verifier is None else self.verifier.sizes.weights
+        return self.generator.sizes.weights + verifier
+
+    def activation_bytes(self, num_rows: int) -> int:
+        """Working memory: the two models never run at the same time."""
+        both = [self.generator, *([] if self.verifier is None else [self.verifier])]
+        return max(model.sizes.activations(num_rows) for model in both)
+
+
+def read_models(settings: Settings, machine: Machine) -> Models:
+    """The sizes of the models that the settings name; reads no weights.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading them would.
+    """
+    model = settings.model
+    element_bytes = _ELEMENT_BYTES.get(model.dtype, machine.profile.element_bytes)
+    card = CARDS.get(machine.profile.name)
+    has_kernel = element_bytes == 2 and model.dtype != "float16"
+    has_kernel = has_kernel and (card is None or card.has_int4_kernel)
+
+    def sized(name: str, shape: ModelShape, weights: str) -> SizedModel:
+        storage = storage_of(weights, has_int4_kernel=has_kernel)
+        sizes = engine.model_bytes(shape, element_bytes, storage)
+        return SizedModel(name, shape, storage, sizes, ModelCosts.of(shape, element_bytes, storage))
+
+    generator = sized(model.model, engine.find_shape(model), model.weights)
+    shape = engine.find_verifier_shape(model)
+    verifier = None if shape is None else sized(model.scorer, shape, model.verifier_weights)
+    return Models(generator, verifier, in_precision(machine.profile, element_bytes))
+
+
+def check_verifier_options(given: dict[str, object], model: ModelSettings) -> None:
+    """Weights of a verifier that is not there say nothing.
+
+    Raises:
+        InputError: if they are given.
+    """
+    if "verifier_weights" in given and engine.find_verifier_shape(model) is None:
+        raise InputError("--verifier-weights needs --verifier with a model of its own")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a search may use. limit_bytes: of the device; plan: the KV of each model.
+
+    has_copies: attention's working copies take as much again as KV; not where --kv-memory says
+    what KV may use.
+    """
+
+    limit_bytes: int
+    plan: MemoryPlan
+    has_copies: bool
+
+
+def split_memory(settings: Settings, models: Models) -> Memory:
+    """As `solve --memory` does it, with all of the device's memory where no number is given.
+
+    Raises:
+        InputError: if that is more than the device has, or nothing is left for KV.
+    """
+    memory, kv_memory = settings.memory.memory, settings.memory.kv_memory
+    profile, num_rows = models.profile, settings.search.n
+    device_bytes = profile.device_memory_bytes
+    if memory is not None and memory > device_bytes:
+        raise InputError(
+            f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
+        )
+    limit = device_bytes if memory is None else memory
+    where = f"{profile.name} has" if memory is None else "--memory is"
+    weights, activations = models.weight_bytes, models.activation_bytes(num_rows)
+    if kv_memory is not None and weights + kv_memory > limit:
+        raise InputError(
+            f"weights take {format_bytes(weights)} and --kv-memory "
+            f"{format_bytes(kv_memory)}; {where} {format_bytes(limit)}"
+        )
+    if kv_memory is None and weights + activations >= limit - 1:
+        raise InputError(
+            f"weights take {format_bytes(weights)} and activations about "
+            f"{format_bytes(activations)}; {where} {format_bytes(limit)}: nothing is left for KV"
+        )
+    asked = MemorySettings(memory=limit, kv_memory=kv_memory)
+    verifier = None if models.verifier is None else models.verifier.sizes
+    plan = engine.split_memory(asked, models.generator.sizes, verifier, num_rows)
+    return Memory(limit, plan, has_copies=kv_memory is None)

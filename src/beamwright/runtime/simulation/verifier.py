@@ -1,0 +1,87 @@
+"""SimulatedVerifier: `verify.PrmVerifier` on a virtual clock: a score costs what its prefill costs.
+
+Knows a script, a residency of its own and what things cost. As in `verify.path_kv`, every step is
+encoded behind its parent's KV; prefills are leased and batched by the same code (`models.prefill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beamwright.cost import ModelCosts
+from beamwright.cost.scoring import MARK_TOKENS
+from beamwright.kv import Path, PathPart, Segment
+from beamwright.models.prefill import PrefillRequest
+from beamwright.runtime.simulation.costs import DeviceCosts
+from beamwright.runtime.simulation.replay import Script
+from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency, remember
+from beamwright.tree import Node
+
+_OWNER = "verifier"
+
+
+@dataclass(frozen=True)
+class VerifierCase:
+    """A verifier to be simulated beside the generator, on the same device and link.
+
+    costs: of the device with this model. kv_budget_bytes: device KV for it alone.
+    """
+
+    model: ModelCosts
+    costs: DeviceCosts
+    kv_budget_bytes: int
+
+
+class SimulatedVerifier:
+    """See `protocols.Verifier`. Owns the `verifier` handles.
+
+    Its tokenizer is taken to make as many tokens of a step as the generator's, and one more: the
+    mark that ends a step, or the token before it that a head looks back at.
+    """
+
+    default_aggregate = "last"
+    probabilities = False
+
+    def __init__(self, residency: SimulatedResidency, prefill: Prefill, script: Script) -> None:
+        self._residency, self._prefill, self._script = residency, prefill, script
+        home = residency.home
+        self._recomputes = home is not None and home.recompute
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """See `protocols.Verifier`.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold the new tokens.
+        """
+        roots = dict.fromkeys(node.root for node in nodes if _OWNER not in node.root.handles)
+        self._encode([(root, len(root.token_ids)) for root in roots])
+        self._encode([(node, len(node.token_ids) + MARK_TOKENS) for node in nodes])
+        return [self._script.step(node).score for node in nodes]
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free the segments of these nodes."""
+        for node in nodes:
+            segment: Segment | None = node.handles.pop(_OWNER, None)
+            if segment is not None:
+                self._residency.free(segment)
+
+    def _encode(self, lengths: Sequence[tuple[Node, int]]) -> None:
+        requests = []
+        for node, num_tokens in lengths:
+            path = _path(node.parent)
+            start = sum(part.visible for part in path)
+            segment = self._residency.create()
+            node.handles[_OWNER] = segment
+            requests.append(PrefillRequest(path, segment, (0,) * num_tokens, start))
+        self._prefill.run(requests)
+        if self._recomputes:
+            for request in requests:
+                remember(request)
+
+
+def _path(node: Node | None) -> Path:
+    if node is None:
+        return ()
+    segments: list[Segment] = [each.handles[_OWNER] for each in node.path()]
+    return tuple(PathPart(segment, segment.length) for segment in segments)
