@@ -187,3 +187,16 @@ def test_a_plugin_is_one_file(make_solver, plugin, tmp_path):
     plugin.write_text(PLUGIN.replace("<", ">"))
     with pytest.raises(InputError, match="was saved with --search-code"):
         make_solver(**SMALL, plugins=[plugin], search="coin", bias=0.2).resume(file)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"verifier": "logprob", "verifier_weights": "int8"}, "--verifier-weights: "),
+        ({"verifier": "none", "search": "majority", "stop_score": 0.5}, "--stop-score: "),
+        ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: "),
+    ],
+)
+def test_an_option_that_does_nothing_is_an_error(make_solver, options, words):
+    with pytest.raises(InputError, match=words):
+        make_solver(**options)

@@ -20,6 +20,7 @@ from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_str
 from beamwright.search.defaults import with_defaults
 from beamwright.tree import Node
 from beamwright.verify import CallableVerifier
+from beamwright.verify.confidence import WITHOUT_MODEL
 
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
 
@@ -72,7 +73,20 @@ def settle(
         own_scores=own.verifier is not None or own.strategy is not None,
         own_strategy=own.strategy is not None,
     )
+    _check_meant(found, own)
     return found, own.strategy_for(found.search) or make_strategy(found.search), own
+
+
+def _check_meant(settings: Settings, own: OwnParts) -> None:
+    """Raises InputError for an option that would do nothing."""
+    model, schedule = settings.model, settings.schedule
+    kind = (model.verifier or "none").partition(":")[0]
+    if model.verifier_weights != "auto" and (own.verifier is not None or kind in WITHOUT_MODEL):
+        raise InputError(f"--verifier-weights: --verifier {model.verifier} has no weights")
+    if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
+        raise InputError("--stop-score: with --verifier none there are no scores to reach it")
+    if schedule.schedule == "in-gpu" and schedule.evict == "recompute":
+        raise InputError("--evict recompute: with --schedule in-gpu nothing is ever evicted")
 
 
 def take_own(options: dict[str, Any]) -> OwnParts:
