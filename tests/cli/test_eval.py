@@ -325,4 +325,4 @@ def test_warnings_reach_the_summary(cli, fake, dataset):
     report = cli("eval", dataset, "--json").json
     assert report["warnings"] == {"problems": 3, "example": "7 of 9 steps got no [score]"}
     table = " ".join(cli("eval", dataset).out.replace("│", " ").split())
-    assert "3 problems, such as: 7 of 9 steps got no [score]" in table
+    assert "3 of 3, such as: 7 of 9 steps got no [score]" in table

@@ -85,7 +85,8 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"  level {level}", f"{group['accuracy']:.1%} of {group['problems']}"
     warned = report["warnings"]
     if warned["problems"]:
-        yield "warnings", f"{warned['problems']:,} problems, such as: {warned['example']}"
+        share = f"{warned['problems']:,} of {report['problems']:,}"
+        yield "warnings", f"{share}, such as: {warned['example']}"
     if report["pass_at"]:
         k, estimate = list(report["pass_at"].items())[-1]
         if estimate is not None:
