@@ -63,8 +63,8 @@ def _gib(number: float) -> str:
 def _memory(report: Mapping[str, Any]) -> Table:
     memory, verifier = report["memory"], report["verifier"]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("GiB", no_wrap=True)
-    for column in ("weights", "KV", "KiB of KV per token"):
+    table.add_column("GiB")
+    for column in ("weights", "KV", "KiB/token"):
         table.add_column(column, justify="right", no_wrap=True)
 
     def row(role: str, name: str, stored: str, sizes: tuple[int, int, int]) -> None:
