@@ -3,7 +3,7 @@ import pytest
 from beamwright import tiers
 from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage
-from beamwright.errors import InputError
+from beamwright.errors import InputError, format_bytes
 from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
 
@@ -56,7 +56,7 @@ def test_memory_that_leaves_nothing_for_kv_says_where_it_goes(generator):
     with pytest.raises(InputError, match="nothing is left for KV") as caught:
         plan_memory(MemorySettings(memory=generator.weights), generator, None, 16)
     for number in (generator.weights, generator.activations(16)):
-        assert f"{number:,}" in str(caught.value)
+        assert format_bytes(number) in str(caught.value)
     assert "--memory" in str(caught.value)
 
 

@@ -5,16 +5,18 @@ Everything that is loaded or allocated once, in the order in which the one memor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from beamwright.attention import check_deterministic, make_attention
 from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.config import ModelSettings, Settings
-from beamwright.errors import InputError
+from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import ByteBudget
 from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
-from beamwright.models.device_memory import cap_memory
+from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
@@ -59,9 +61,11 @@ def assemble(
     model = settings.model
     cap_memory(check_device(model.device), settings.memory.memory)
     progress.doing(f"loading the generator {model.model}")
-    loaded = load_model(model.model, model, chat_template=model.chat_template)
+    with _told(f"--model {model.model}"):
+        loaded = load_model(model.model, model, chat_template=model.chat_template)
     progress.doing(f"loading the verifier {model.verifier}")
-    source = resolve_verifier(model)
+    with _told(f"--verifier {model.scorer}"):
+        source = resolve_verifier(model)
     if source.model is not None and loaded.codec is None:
         raise InputError(
             f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
@@ -93,6 +97,18 @@ def assemble(
     assert verifier is not None
     policy = make_schedule(settings.schedule.model_copy(update={"schedule": schedule}))
     return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)
+
+
+@contextmanager
+def _told(option: str) -> Iterator[None]:
+    """Memory that is refused while a model is read."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        hint = "take a smaller model, int8 or int4 weights, or a narrower --dtype"
+        raise DeviceMemoryError(f"{option} cannot be loaded", hint) from error
 
 
 def _plain_attention(loaded: LoadedModel, model: ModelSettings) -> AttentionBackend:

@@ -18,6 +18,17 @@ from __future__ import annotations
 
 from typing import Any
 
+DEVICE_TIER = "device KV budget"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Bytes with a binary unit: `12.3 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} GiB"
+
 
 class BeamwrightError(Exception):
     """Base of all deliberate errors; `str(error)` is one line fit to show a user."""
@@ -48,7 +59,11 @@ class ProblemTooLongError(InputError):
 
 
 class CapacityError(BeamwrightError):
-    """A KV budget cannot hold what the search needs."""
+    """A KV budget cannot hold what the search needs.
+
+    hint: what would help. minimum_bytes: the least budget for the path and step that did not fit,
+    where that is known; others may need more.
+    """
 
     def __init__(
         self,
@@ -56,36 +71,39 @@ class CapacityError(BeamwrightError):
         needed_bytes: int,
         free_bytes: int,
         budget_bytes: int,
-        tier: str = "device KV budget",
-        hint: str = "raise --memory or --kv-memory, lower --n, or use --schedule locality",
+        tier: str = DEVICE_TIER,
+        hint: str = "raise --memory or --kv-memory, or lower --n",
     ) -> None:
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
         self.budget_bytes = budget_bytes
+        self.tier, self.hint = tier, hint
         self.minimum_bytes: int | None = None
-        super().__init__(
-            f"{tier} exhausted: {what} needs {needed_bytes:,} bytes, "
-            f"{free_bytes:,} of {budget_bytes:,} are free, "
-            f"{max(0, needed_bytes - free_bytes):,} are missing ({hint})"
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tier} exhausted: {self.args[0]} needs {format_bytes(self.needed_bytes)}, "
+            f"{format_bytes(self.free_bytes)} of {format_bytes(self.budget_bytes)} are free "
+            f"({self.hint})"
         )
 
     def at_least(self, minimum_bytes: int) -> CapacityError:
         """The same error, with the least budget that would do."""
         if self.minimum_bytes is None:
             self.minimum_bytes = minimum_bytes
-            text = f"the least budget for this path and its step is {minimum_bytes:,} bytes"
-            self.args = (f"{self.args[0]}; {text}",)
         return self
 
 
 class DeviceMemoryError(BeamwrightError):
-    """No memory is left on the device, beside the KV budget, for the least piece of work."""
+    """No memory is left, beside the KV budget, for the least piece of work; or not for the KV."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"the device is out of memory: {what} "
-            "(lower --kv-memory, or give --memory more; other programs may hold some of it)"
-        )
+    def __init__(
+        self,
+        what: str,
+        hint: str = "lower --kv-memory, or give --memory more; other programs may hold some of it",
+    ) -> None:
+        super().__init__(f"the device is out of memory: {what} ({hint})")
 
 
 class NotFiniteError(BeamwrightError):

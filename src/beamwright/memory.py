@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beamwright.config import MemorySettings
+from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.weights import product_scratch_bytes
-from beamwright.errors import InputError
-from beamwright.models import ModelShape
+from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
+from beamwright.models import ModelShape, TreeModel
+from beamwright.models.device_memory import address_space_left
+from beamwright.runtime import TreeRun
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _PREFILL_TOKENS = 4096
@@ -69,17 +72,24 @@ def plan_memory(
     models = [generator] if verifier is None else [generator, verifier]
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
+        weights = sum(model.weights for model in models)
+        if settings.memory is not None and kv_bytes + weights > settings.memory:
+            raise InputError(
+                f"--memory {format_bytes(settings.memory)} is less than --kv-memory "
+                f"{format_bytes(kv_bytes)} and the weights ({format_bytes(weights)}) together"
+            )
     elif settings.memory is not None:
         weights = sum(model.weights for model in models)
         activations = max(model.activations(num_rows) for model in models)
         kv_bytes = (settings.memory - weights - activations) // _COPIES
         if kv_bytes <= 0:
             raise InputError(
-                f"--memory {settings.memory:,} bytes: weights take {weights:,} and activations "
-                f"about {activations:,}; nothing is left for KV"
+                f"--memory {format_bytes(settings.memory)}: weights take {format_bytes(weights)} "
+                f"and activations about {format_bytes(activations)}; nothing is left for KV"
             )
     else:
-        kv_bytes = DEFAULT_KV_BYTES
+        left = address_space_left()
+        kv_bytes = DEFAULT_KV_BYTES if left is None else min(DEFAULT_KV_BYTES, max(1, left // 4))
     if verifier is None:
         return MemoryPlan(kv_bytes, 0)
     total = generator.kv_per_token + verifier.kv_per_token
@@ -109,3 +119,94 @@ def memory_needed(
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
     return weights + activations + pool * (_COPIES if has_copies else 1)
+
+
+def enough_kv_bytes(
+    settings: Settings,
+    generator: ModelBytes,
+    verifier: ModelBytes | None,
+    prompt_tokens: int,
+    block_tokens: int = 16,
+) -> int:
+    """A `--kv-memory` with which no group of one beam can fail, however long its path becomes.
+
+    The longest path that the limits allow, in as many steps, each of which may leave a block
+    almost empty; and a block more. The verifier reads it in tokens of its own, up to its context.
+    """
+    step, search = settings.step, settings.search
+    own = search.model_extra or {}  # of the strategy
+    turns = 2 * (own.get("revisions") or 0)
+    num_steps = search.max_rounds + (own.get("lookahead") or 0) + turns
+    most_step = step.step_tokens or max(step.step_limits or (step.max_step_tokens,))
+    left = max(1, generator.shape.context - prompt_tokens)
+    tokens = min(left, num_steps * most_step)
+    if step.max_tokens is not None and not turns:
+        tokens = min(tokens, step.max_tokens)
+
+    def blocks(num_tokens: int, num_parts: int) -> int:
+        parts = min(num_tokens, num_parts)
+        return (num_tokens - parts) // block_tokens + parts
+
+    path = min(blocks(tokens, num_steps), num_steps * -(-most_step // block_tokens) + turns)
+    num_blocks = -(-prompt_tokens // block_tokens) + path + 1
+    needed = num_blocks * block_tokens * generator.kv_per_token
+    if verifier is None:
+        return needed
+    total = generator.kv_per_token + verifier.kv_per_token
+    # What a step changes in its parent's last tokens is stored again with it.
+    read = (blocks(verifier.shape.context, num_steps + 2) + num_steps + 2) * block_tokens
+    shares = (needed, generator.kv_per_token), (read * verifier.kv_per_token, verifier.kv_per_token)
+    return max(-(-share * total // per_token) for share, per_token in shares) + 1
+
+
+def advise(
+    error: BaseException,
+    schedule: str,
+    settings: Settings,
+    plan: MemoryPlan,
+    models: Sequence[TreeModel],
+    runs: Sequence[TreeRun],
+) -> None:
+    """Say in a device CapacityError what helps; a number only where it surely does.
+
+    models: the generator and, where it has KV, the verifier. runs: of the trees that were searched.
+    """
+    if isinstance(error, CapacityError) and error.tier == DEVICE_TIER:
+        prompt_tokens = max(len(run.tree.root.token_ids) for run in runs)
+        error.hint = _advice(schedule, settings, plan, models, prompt_tokens)
+
+
+def _advice(
+    schedule: str,
+    settings: Settings,
+    plan: MemoryPlan,
+    models: Sequence[TreeModel],
+    prompt_tokens: int,
+) -> str:
+    if schedule != "locality":
+        return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
+    sizes = [ModelBytes(m.decoder.shape, m.decoder.dtype.itemsize) for m in models]
+    generator, verifier = sizes[0], sizes[1] if len(sizes) > 1 else None
+    needed = enough_kv_bytes(settings, generator, verifier, prompt_tokens)
+    shares = ""
+    if verifier is not None:
+        generator_bytes, verifier_bytes = plan.generator_kv_bytes, plan.verifier_kv_bytes
+        shares = (
+            f"of {format_bytes(plan.kv_bytes)} the generator has {format_bytes(generator_bytes)}, "
+            f"the verifier {format_bytes(verifier_bytes)}; "
+        )
+    if needed <= plan.kv_bytes:
+        return f"{shares}raise --memory or --kv-memory"
+    if settings.memory.memory is not None and settings.memory.kv_memory is None:
+        extra = settings.memory.memory - _COPIES * plan.kv_bytes  # weights and activations
+        whole = _size_option(extra + _COPIES * needed)
+        return f"{shares}--memory {whole} holds any path of this search"
+    return f"{shares}--kv-memory {_size_option(needed)} holds any path of this search"
+
+
+def _size_option(num_bytes: int) -> str:
+    """A size as an option takes it, rounded up."""
+    units = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+    name = max((unit for unit in units if num_bytes >= units[unit]), key=units.get, default="KiB")  # type: ignore[arg-type]
+    tenths = -(-num_bytes * 10 // units[name])
+    return f"{tenths / 10:g}{name}" if tenths % 10 else f"{tenths // 10}{name}"

@@ -16,6 +16,7 @@ from beamwright.assembly import assemble
 from beamwright.config import Settings
 from beamwright.describe import describe, with_partial
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.memory import advise
 from beamwright.own import settle
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
@@ -188,8 +189,7 @@ class Solver:
 
         A problem's own error stands in its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores
-        that are no numbers as NotFiniteError. If the trees do not fit together they are solved one
-        at a time.
+        that are no numbers as NotFiniteError. Trees that do not fit together are solved in turn.
 
         Raises:
             InputError: if these are no problems.
@@ -306,6 +306,7 @@ class Solver:
             with self.threads.in_use():
                 loop.run(runs, on_round)
         except (BeamwrightError, KeyboardInterrupt) as error:
+            advise(error, self.schedule.name, self.settings, self._plan, self._tree_models, runs)
             stopped = with_partial(error, runs, facts())
             self._stop_copiers()  # one that died starts afresh with the next problem
             if stopped is error:

@@ -17,6 +17,7 @@ from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.kv import CopierLink, CudaStreams, Direction, Link, StreamLink
 from beamwright.memory import MemoryPlan, ModelBytes
 from beamwright.models import HomeOptions, TreeModel
+from beamwright.models.device_memory import address_space_left
 from beamwright.runtime.timeline import Timeline
 
 _FALLBACK_HOST_BYTES = 8 * 1024**3
@@ -25,7 +26,8 @@ _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def host_kv_bytes(settings: Settings) -> int:
-    """`--host-memory`, or half of the memory of the machine, or of its container.
+    """`--host-memory`, or half of the memory of the machine, or of its container; a quarter of
+    what this process may still map, if that is less.
 
     On a CPU pages are committed as they are touched; for a GPU they are pinned at once, so the
     default is at most 16 GiB there.
@@ -38,6 +40,9 @@ def host_kv_bytes(settings: Settings) -> int:
         half = _FALLBACK_HOST_BYTES
     with suppress(OSError, ValueError):  # the file may be missing, or say "max"
         half = min(half, int(_CONTAINER_LIMIT.read_text(encoding="ascii")) // 2)
+    left = address_space_left()
+    if left is not None:
+        half = min(half, max(1, left // 4))
     pinned = torch.device(settings.model.device).type != "cpu"
     return min(half, _MOST_PINNED_BYTES) if pinned else half
 

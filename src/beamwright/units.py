@@ -18,6 +18,15 @@ for _power, _letter in enumerate("KMGT", start=1):
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
+def _size_hint(text: str) -> str:
+    """`7G` is 7 GiB to some programs and 7 GB to others; it is not guessed."""
+    match = _SIZE.match(text)
+    if match is not None and match[2].upper() in ("K", "M", "G", "T"):
+        letter = match[2].upper()
+        return f"write {match[1]}{letter}iB (powers of 1024) or {match[1]}{letter}B (of 1000)"
+    return "write 7GiB, 512MiB or 4GB"
+
+
 def parse_size(text: str | int) -> int:
     """Bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
 
@@ -29,7 +38,7 @@ def parse_size(text: str | int) -> int:
     else:
         match = _SIZE.match(str(text))
         if match is None or match[2].upper() not in _UNITS:
-            raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
+            raise InputError(f"{text!r} is not a size: {_size_hint(str(text))}")
         num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
     if num_bytes <= 0:
         raise InputError(f"a size must be positive, not {text!r}")

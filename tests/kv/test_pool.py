@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from beamwright.errors import CapacityError
+from beamwright.errors import CapacityError, format_bytes
 from beamwright.kv import BlockPool, ByteBudget, KVLayout
 
 
@@ -45,7 +45,7 @@ def test_allocation_is_all_or_nothing_and_the_error_has_the_numbers(pool, layout
     assert error.free_bytes == 2 * block + 7
     assert error.budget_bytes == 5 * block + 7
     for number in (error.needed_bytes, error.free_bytes, error.budget_bytes):
-        assert f"{number:,}" in str(error)
+        assert format_bytes(number) in str(error)
     assert "--kv-memory" in str(error)
     assert pool.num_free == 2
     assert pool.budget.used_bytes == 3 * block
@@ -95,7 +95,7 @@ def test_budget_peak_and_over_release():
     budget.charge(40, "two")
     budget.release(70)
     assert (budget.used_bytes, budget.free_bytes, budget.peak_bytes) == (30, 70, 100)
-    with pytest.raises(CapacityError, match="three needs 71 bytes"):
+    with pytest.raises(CapacityError, match="three needs 71 B, 70 B of 100 B"):
         budget.charge(71, "three")
     assert budget.used_bytes == 30
     budget.reset_peak()

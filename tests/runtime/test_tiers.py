@@ -1,5 +1,6 @@
 """The tree does not depend on tiers, budgets or schedules (docs/architecture.md, "Sameness")."""
 
+import re
 from functools import cache, partial
 from itertools import combinations, product
 
@@ -213,10 +214,52 @@ def test_the_least_budget_works_and_less_is_an_error_that_says_it(make_solver, a
         assert found.kv.device_peak_bytes <= least
     too_little = least - 2 * ledger.bytes_per_block
     with build(schedule="locality", kv_memory=too_little) as solver:
-        with pytest.raises(CapacityError, match=f"{least:,} bytes") as caught:
+        with pytest.raises(CapacityError) as caught:
             solver.solve(engines.PROBLEM)
         assert caught.value.minimum_bytes == least
         assert_nothing_allocated(solver)
+
+
+NAMED = re.compile(r"--kv-memory ([0-9.]+[KMG]iB) holds any path")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"verifier": True},
+        {"verifier": True, "attention": "dense", "evict": "recompute", "dtype": "float64"},
+        {"verifier": True, "step_tokens": 3, "max_rounds": 12, "ignore_eos": True},
+        {"search": "lookahead", "lookahead": 2, "verifier": True},
+        {"search": "best-of-n", "max_tokens": None, "max_rounds": 30},
+    ],
+    ids=str,
+)
+def test_the_number_that_an_error_names_works(make_solver, verifier_folder, options):
+    options = {"n": 8, "host_memory": "16MiB", "schedule": "locality", **options}
+    if options.pop("verifier", False):
+        options["verifier"] = str(verifier_folder)
+    block = make_solver().generator.store.device.bytes_per_block
+    expected = make_solver(**{**options, "schedule": "in-gpu"}).solve(engines.PROBLEM)
+    for num_blocks in (2, 6, 9):
+        with make_solver(**options, kv_memory=num_blocks * block) as solver:
+            try:
+                assert solver.solve(engines.PROBLEM).tree_hash == expected.tree_hash
+                continue
+            except CapacityError as error:
+                message = str(error)
+        assert "--schedule locality" not in message
+        (named,) = NAMED.findall(message)
+        with make_solver(**options, kv_memory=named) as solver:
+            assert solver.solve(engines.PROBLEM).tree_hash == expected.tree_hash
+
+
+def test_advice_is_never_what_is_in_use_already(make_solver):
+    for schedule in ("in-gpu", "layerwise"):
+        with make_solver(schedule=schedule, kv_memory=3 * 4096, host_memory="1MiB") as solver:
+            with pytest.raises(CapacityError, match="use --schedule locality, raise") as caught:
+                solver.solve(engines.PROBLEM)
+            assert not re.search("[0-9] bytes", str(caught.value))
 
 
 # --- a verifier's KV is tiered too -----------------------------------------------------------

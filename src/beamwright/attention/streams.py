@@ -22,7 +22,7 @@ from beamwright.attention.offload import (
     StreamedCopy,
     resident_layers,
 )
-from beamwright.errors import LinkError
+from beamwright.errors import LinkError, format_bytes
 from beamwright.kv import Direction, KVLayout, LayeredStore, Piece, Segment, SegmentStore, Transfer
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ class LayerStreams:
         num_held = resident if resident == self.num_layers else resident + NUM_BUFFERS
         offload.budget.charge(
             num_held * layer_bytes,
-            f"{num_held} layers of {layer_bytes:,} bytes ({NUM_BUFFERS} of them stream buffers)",
+            f"{num_held} layers of {format_bytes(layer_bytes)} "
+            f"({NUM_BUFFERS} of them stream buffers)",
         )
         self._charged = num_held * layer_bytes
         before = self.resident_before

@@ -13,6 +13,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from beamwright.errors import format_bytes
+
+__all__ = [
+    "add_row",
+    "format_bytes",
+    "one_line",
+    "plain",
+    "print_json",
+    "printable",
+    "quiet_stdout",
+    "short_number",
+]
+
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
@@ -53,15 +66,6 @@ def plain(text: str) -> Text:
 def add_row(table: Table, *cells: str) -> None:
     """A row of `plain` cells: what a file or a model has named is text and nothing else."""
     table.add_row(*map(plain, cells))
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Bytes with a binary unit: `12.3 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB"
 
 
 def short_number(number: float) -> str:

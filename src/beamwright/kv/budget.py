@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beamwright.errors import CapacityError
+from beamwright.errors import DEVICE_TIER, CapacityError
 
 
 class ByteBudget:
@@ -14,13 +14,13 @@ class ByteBudget:
     def __init__(
         self,
         total_bytes: int,
-        tier: str = "device KV budget",
-        hint: str = "raise --memory or --kv-memory, lower --n, or use --schedule locality",
+        tier: str = DEVICE_TIER,
+        hint: str = "raise --memory or --kv-memory, or lower --n",
     ) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
-        self._tier, self._hint = tier, hint
+        self.tier, self._hint = tier, hint
 
     @property
     def free_bytes(self) -> int:
@@ -41,7 +41,7 @@ class ByteBudget:
     def exhausted(self, what: str, num_bytes: int) -> CapacityError:
         """The error that says what does not fit, and how much is missing."""
         return CapacityError(
-            what, num_bytes, self.free_bytes, self.total_bytes, self._tier, self._hint
+            what, num_bytes, self.free_bytes, self.total_bytes, self.tier, self._hint
         )
 
     def release(self, num_bytes: int) -> None:

@@ -20,14 +20,16 @@ class BlockLedger:
         self.bytes_per_block = bytes_per_token * block_tokens
         self.budget = budget
         self.num_blocks = budget.total_bytes // self.bytes_per_block
-        # Blocks are handed out from the low end first, so untouched memory stays uncommitted.
-        self._free = list(range(self.num_blocks - 1, -1, -1))
-        self._is_free = bytearray(b"\x01") * self.num_blocks
+        # Blocks are handed out from the low end first, so untouched memory stays uncommitted:
+        # `_returned` is the stack of those used before; all from `_untouched` on are free.
+        self._returned: list[int] = []
+        self._untouched = 0
+        self._used: set[int] = set()
 
     @property
     def num_free(self) -> int:
-        """Blocks on the free stack."""
-        return len(self._free)
+        """Blocks that nobody has."""
+        return self.num_blocks - len(self._used)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens of one segment need."""
@@ -42,31 +44,32 @@ class BlockLedger:
         if num_blocks <= 0:
             return []
         what = f"a segment of {num_blocks} blocks"
-        if num_blocks > len(self._free):
+        if num_blocks > self.num_free:
             raise self.budget.exhausted(what, num_blocks * self.bytes_per_block)
         self.budget.charge(num_blocks * self.bytes_per_block, what)
-        taken = self._free[-num_blocks:][::-1]
-        del self._free[-num_blocks:]
-        for block in taken:
-            self._is_free[block] = 0
+        taken = self._returned[-num_blocks:][::-1]
+        del self._returned[-num_blocks:]
+        first, self._untouched = self._untouched, self._untouched + num_blocks - len(taken)
+        taken.extend(range(first, self._untouched))
+        self._used.update(taken)
         return taken
 
     def free(self, blocks: list[int]) -> None:
         """Give blocks back; a block given back twice is an AssertionError."""
         for block in blocks:
-            if self._is_free[block]:
+            if block not in self._used:
                 raise AssertionError(f"block {block} was freed twice")
-            self._is_free[block] = 1
-        self._free.extend(reversed(blocks))
+            self._used.remove(block)
+        self._returned.extend(reversed(blocks))
         self.budget.release(len(blocks) * self.bytes_per_block)
 
     def check(self, owned: list[int]) -> None:
         """Conservation: `owned` blocks are distinct, not free, and all others are free."""
         if len(set(owned)) != len(owned):
             raise AssertionError("a block has two owners")
-        if any(self._is_free[block] for block in owned):
+        if any(block not in self._used for block in owned):
             raise AssertionError("an owned block is on the free list")
-        if len(owned) + len(self._free) != self.num_blocks:
+        if len(owned) + self.num_free != self.num_blocks:
             raise AssertionError(
-                f"{self.num_blocks} blocks, but {len(owned)} owned + {len(self._free)} free"
+                f"{self.num_blocks} blocks, but {len(owned)} owned + {self.num_free} free"
             )

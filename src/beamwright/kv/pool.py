@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from beamwright.errors import DEVICE_TIER, DeviceMemoryError, format_bytes
 from beamwright.kv.budget import ByteBudget
 from beamwright.kv.ledger import BlockLedger
 
@@ -66,7 +67,14 @@ class BlockPool(BlockLedger):
             layout.num_kv_heads,
             layout.head_dim,
         )
-        self.storage = _lazy_zeros(shape, layout.dtype, device, pinned)
+        try:
+            self.storage = _lazy_zeros(shape, layout.dtype, device, pinned)
+        except (MemoryError, RuntimeError) as error:  # torch says it with RuntimeErrors
+            size = format_bytes(self.num_blocks * layout.bytes_per_block)
+            option = "--memory or --kv-memory" if budget.tier == DEVICE_TIER else "--host-memory"
+            raise DeviceMemoryError(
+                f"the {budget.tier} of {size} cannot be allocated", f"lower {option}"
+            ) from error
         self._bytes: Any = None
         if self.num_blocks:
             flat = self.storage.view(self.num_blocks, -1).view(torch.uint8)

@@ -1,16 +1,21 @@
-"""The device's memory: a cap on what this process may allocate, and what is free under it.
+"""The device's memory: a cap on what this process may allocate, what is free, what was refused.
 
 A card with 141 GB behaves like one with 24 GB under the cap. Not measured on a GPU.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from beamwright.errors import InputError
+
+if sys.platform != "win32":
+    import resource
 
 
 def cap_memory(name: str, limit_bytes: int | None) -> None:
@@ -34,6 +39,34 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
     if limit_bytes > total:
         raise InputError(f"--memory {limit_bytes:,} bytes: {device} has {total:,}")
     torch.cuda.set_per_process_memory_fraction(limit_bytes / total, index)
+
+
+_REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an allocation was refused: by a card, by the system, or by a limit of the process.
+
+    torch says so on a CPU with a plain RuntimeError.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _REFUSED)
+
+
+def address_space_left() -> int | None:
+    """Bytes that this process may still map (`ulimit -v`); None without a limit."""
+    if sys.platform == "win32":
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return max(0, limit - pages * resource.getpagesize())
 
 
 def free_bytes(device: torch.device) -> Callable[[], int] | None:

@@ -28,6 +28,7 @@ from beamwright.kv import (
 )
 from beamwright.kv.movement import ResidenceLog
 from beamwright.models.decoder import Decoder, padded_rows
+from beamwright.models.device_memory import is_out_of_memory
 from beamwright.models.fixed import FixedBuffers
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
@@ -168,7 +169,9 @@ class TreeModel:
         """None if the device's memory does not suffice; nothing has been written then."""
         try:
             return self._prefill_batch(requests, chunks, offset)
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             return None
 
     def _prefill_batch(

@@ -8,6 +8,7 @@ found is parked and goes on in a later group, with the same random stream and th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from itertools import groupby
 
 import torch
@@ -16,6 +17,7 @@ from beamwright.config import SamplingSettings, StepSettings
 from beamwright.errors import CapacityError, DeviceMemoryError
 from beamwright.kv import PathPart, Segment, Source, copies_needed
 from beamwright.models import TextCodec, TreeModel
+from beamwright.models.device_memory import is_out_of_memory
 from beamwright.models.session import DecodeSession
 from beamwright.progress import Progress
 from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepParked
@@ -66,8 +68,7 @@ class StepDecoder:
         self._codec, self._step, self._seed = codec, step, seed
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
-        tile_rows = model.decoder.tile_rows
-        self._sampler = Sampler(sampling, num_tokens, device, token_stats, tile_rows)
+        self._sampler = Sampler(sampling, num_tokens, device, token_stats, model.decoder.tile_rows)
         self._eos = codec.eos_ids if codec is not None else frozenset()
         self._table: DelimiterTable | None = None
         if codec is not None and step.step_tokens is None:
@@ -137,7 +138,9 @@ class StepDecoder:
         """False if the device's memory does not suffice; nothing is held then."""
         try:
             self._decode_together(rows, work)
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             if self._bursts is not None:
                 self._bursts.release()
             return False
@@ -170,18 +173,15 @@ class StepDecoder:
     def _least_bytes(self, node: Node) -> int:
         """The least device budget for a node: its path with the longest step, and a block more."""
         ledger = self.model.store.device
-        context = self.model.decoder.shape.context
         steps = [len(above.token_ids) for above in node.path()[:-1]]
-        steps.append(row_limit(node, self._step, context).tokens)
+        steps.append(row_limit(node, self._step, self.model.decoder.shape.context).tokens)
         return (sum(map(ledger.blocks_for, steps)) + 1) * ledger.bytes_per_block
 
     def _reserve(self, rows: list[Row]) -> None:
         """Take the blocks that the steps are expected to fill; a longer step asks for more."""
         wanted = {row.segment: self._lengths.expected(row.node) for row in rows}
-        try:
+        with suppress(CapacityError):  # block by block then; where not even that fits, it is parked
             self.model.store.reserve(wanted)
-        except CapacityError:
-            return  # block by block then, and beams are parked where even that does not fit
 
     def _run(self, rows: list[Row], session: DecodeSession) -> None:
         """Token by token until every row has stopped; stopped rows are dropped in bulk."""
@@ -304,8 +304,8 @@ class StepDecoder:
         node.handles[OWNER] = GeneratorState(row.segment)
         text = ""
         if self._codec is not None:
-            begin = node.replies_to.end
-            text = self._codec.decode(node.parent.path_token_ids()[begin:] + row.tokens)
+            before = node.parent.path_token_ids()[node.replies_to.end :]
+            text = self._codec.decode(before + row.tokens)
         stats = {name: tuple(values) for name, values in row.stats.items()}
         return StepDecoded(node, tuple(row.tokens), tuple(row.logprobs), row.stop, text, stats)
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
-
 from beamwright.errors import DeviceMemoryError
+from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
 from beamwright.protocols import (
     DecodeWork,
@@ -28,6 +27,8 @@ from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.scores import scored
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.tree import Node
+
+_LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
 class Decoder(Protocol):
@@ -107,7 +108,9 @@ class TorchExecutor:
         try:
             with self._accounting.phase(phase), self._timeline.span(phase, track, **args):
                 yield
-        except torch.OutOfMemoryError as error:
-            raise DeviceMemoryError(f"a round cannot be finished ({phase})") from error
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DeviceMemoryError(f"a round cannot be finished ({phase})", _LESS) from error
         finally:
             self._accounting.stalled(phase, self._stalled_s() - before)

@@ -1,0 +1,96 @@
+"""Memory that the system refuses is an error that names the option to lower."""
+
+import pytest
+import torch
+
+from beamwright import tiers
+from beamwright.config import MemorySettings, Settings
+from beamwright.errors import DeviceMemoryError, InputError, format_bytes
+from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
+from beamwright.models import decoder, device_memory
+from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.units import parse_size
+from engines import PROBLEM, assert_nothing_allocated
+
+REFUSED = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_memory": "900TB", "schedule": "in-gpu"}, "lower --memory or --kv-memory"),
+        ({"host_memory": "900TB", "schedule": "locality"}, "lower --host-memory"),
+    ],
+)
+def test_a_budget_that_no_machine_has(make_solver, options, named):
+    with pytest.raises(DeviceMemoryError, match=named):
+        make_solver(n=4, **options)
+
+
+@pytest.mark.parametrize("kind", [MemoryError(), REFUSED, torch.OutOfMemoryError("no")])
+def test_a_round_that_is_refused_memory_is_cut_in_half(make_solver, monkeypatch, kind):
+    """As on a card: the tree is the same, as long as one beam fits."""
+    with make_solver(n=8, width=2) as solver:
+        expected = solver.solve(PROBLEM).tree_hash
+        real = decoder.Decoder.hidden
+
+        def hidden(self, token_ids, *words):
+            if len(token_ids) > 8 and words[0][0] != 0:  # the prompt is in one piece
+                raise kind
+            return real(self, token_ids, *words)
+
+        monkeypatch.setattr(decoder.Decoder, "hidden", hidden)
+        assert solver.solve(PROBLEM).tree_hash == expected
+        assert_nothing_allocated(solver)
+        monkeypatch.setattr(decoder.Decoder, "hidden", lambda *words: (_ for _ in ()).throw(kind))
+        with pytest.raises(DeviceMemoryError):
+            solver.solve(PROBLEM)
+        assert_nothing_allocated(solver)
+
+
+def test_other_errors_are_not_taken_for_it():
+    assert device_memory.is_out_of_memory(REFUSED)
+    assert not device_memory.is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not device_memory.is_out_of_memory(ValueError("out of memory"))
+
+
+def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
+    shape = ModelBytes(NAMED_SHAPES["qwen2.5-1.5b"], 2)
+    for module in ("beamwright.memory", "beamwright.tiers"):
+        monkeypatch.setattr(f"{module}.address_space_left", lambda: 1 << 30)
+    assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == 1 << 28
+    assert tiers.host_kv_bytes(Settings()) <= 1 << 28
+    monkeypatch.setattr("beamwright.memory.address_space_left", lambda: None)
+    assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == DEFAULT_KV_BYTES
+
+
+def test_a_limit_of_the_process_is_seen():
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    assert device_memory.address_space_left() is None or before[0] != resource.RLIM_INFINITY
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 45, before[1]))
+        left = device_memory.address_space_left()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert left is not None
+    assert 0 < left < 1 << 45
+
+
+def test_two_numbers_that_contradict_each_other():
+    shape = ModelBytes(NAMED_SHAPES["qwen2.5-1.5b"], 2)
+    settings = MemorySettings(memory="4GiB", kv_memory="2GiB")
+    with pytest.raises(InputError, match=r"--memory 4.0 GiB is less than --kv-memory 2.0 GiB and"):
+        plan_memory(settings, shape, None, 4)
+    assert plan_memory(settings.model_copy(update={"memory": 8 << 30}), shape, None, 4).kv_bytes
+
+
+@pytest.mark.parametrize("text", ["7G", "7g", "512 M", "1k"])
+def test_a_letter_that_means_two_things_is_refused_with_both(text):
+    with pytest.raises(InputError, match=r"write \d+[KMGT]iB \(powers of 1024\) or \d+[KMGT]B"):
+        parse_size(text)
+
+
+def test_sizes_are_shown_as_sizes():
+    shown = [format_bytes(size) for size in (0, 1023, 1536, 3 << 20, 5 << 40)]
+    assert shown == ["0 B", "1023 B", "1.5 KiB", "3.0 MiB", "5120.0 GiB"]
