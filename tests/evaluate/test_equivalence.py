@@ -218,3 +218,26 @@ def test_conformance(checker, name):
     wanted = {True: "equal", False: "different"}
     num_right = sum(verdict == wanted[pair["equal"]] for pair, verdict in judged)
     assert num_right >= NUM_RIGHT[name]
+
+
+def test_hostile_answers_share_one_budget(tmp_path):
+    """All that hang together cost one budget, not a deadline each; what was decided stands."""
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "print(json.dumps({'ready': True}), flush=True)\n"
+        "for line in sys.stdin:\n"
+        "    if 'x' in json.loads(line)['answer']: time.sleep(60)\n"
+        "    print(json.dumps({'equal': True}), flush=True)\n"
+    )
+    command = (sys.executable, str(script))
+    answers = ["y+1", *(f"x^{n}" for n in range(12)), "y+2"]
+    asked = []
+    with AnswerChecker(deadline_s=5.0, command=command) as checker:
+        real = checker._ask
+        checker._ask = lambda gold, answer, until_s: (
+            asked.append(answer) or real(gold, answer, until_s)
+        )
+        assert checker.judge("z", answers, budget_s=1.0) == [True] + [False] * 13
+        assert len(asked) < 8  # those behind the budget were never asked
+        assert checker.judge("z", ["y+1", "y+2"], budget_s=5.0) == [True, True]

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import queue
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -35,6 +37,7 @@ _OPTION = re.compile(r"\(?([A-J])[).:]+\s*\S.*", re.DOTALL)  # "(B) 12 cm"
 _IN_BASE = re.compile(r"(\d[\dA-F]*)_\{?(\d+)\}?")  # x_1 is a variable
 _LISTED_SET = re.compile(r"\\\{[^|:]*,[^|:]*\\\}")
 _TUPLE = re.compile(r"[(\[].*,.*[)\]]")
+_LEAST_S = 1.0  # a plain answer behind one that hung gets its moment
 _LONGEST = 4096  # characters; longer answers are runaway text, not mathematics
 
 
@@ -95,8 +98,10 @@ class AnswerChecker:
             return None
         return answer is not None and self.compare(gold, answer) == "equal"
 
-    def compare(self, gold: str, answer: str) -> Verdict:
+    def compare(self, gold: str, answer: str, until_s: float | None = None) -> Verdict:
         """The verdict on one pair; asked again, the same pair costs nothing. Thread-safe.
+
+        until_s: on the monotonic clock, when it has to be there; what is not is a timeout.
 
         Raises:
             UnavailableError: if a worker process cannot be started at all.
@@ -104,9 +109,26 @@ class AnswerChecker:
         decided = _decide(gold, answer)
         if isinstance(decided, str):
             return decided
-        if decided not in self._known:
-            self._known[decided] = self._ask(*decided)
-        return self._known[decided]
+        if decided in self._known:
+            return self._known[decided]
+        left_s = math.inf if until_s is None else until_s - time.monotonic()
+        verdict = self._ask(*decided, until_s) if left_s > 0 else "timeout"
+        if verdict != "timeout" or left_s >= self._deadline_s:  # with more time it may be another
+            self._known[decided] = verdict
+        return verdict
+
+    def judge(self, gold: str, answers: Sequence[str], budget_s: float = 20.0) -> list[bool]:
+        """Which answers mean `gold`; what is not decided in `budget_s` seconds in all does not.
+
+        On all workers at once, so that a problem whose answers all hang costs no more than that.
+
+        Raises:
+            UnavailableError: if a worker process cannot be started at all.
+        """
+        until_s = time.monotonic() + budget_s
+        with ThreadPoolExecutor(self._num_workers) as threads:
+            found = threads.map(lambda answer: self.compare(gold, answer, until_s), answers)
+            return [verdict == "equal" for verdict in found]
 
     def check_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """The verdicts on (gold, answer) pairs, in their order, on all workers at once.
@@ -117,13 +139,16 @@ class AnswerChecker:
         with ThreadPoolExecutor(self._num_workers) as threads:
             return list(threads.map(lambda pair: self.compare(*pair), pairs))
 
-    def _ask(self, gold: str, answer: str) -> Verdict:
+    def _ask(self, gold: str, answer: str, until_s: float | None = None) -> Verdict:
         worker = self._places.get()
         keep: _Worker | None = None
         try:
-            worker = worker or self._start()
-            question = {"gold": gold, "answer": answer, "deadline_s": self._deadline_s}
-            reply = worker.ask(question, self._deadline_s)
+            worker = worker or self._start()  # its start is nobody's time
+            deadline_s = self._deadline_s
+            if until_s is not None:
+                deadline_s = max(_LEAST_S, min(deadline_s, until_s - time.monotonic()))
+            question = {"gold": gold, "answer": answer, "deadline_s": deadline_s}
+            reply = worker.ask(question, deadline_s)
             if reply is not None and "equal" in reply:
                 keep = worker
                 return "equal" if reply["equal"] else "different"

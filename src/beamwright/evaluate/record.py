@@ -78,7 +78,8 @@ def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerCh
     candidates = [
         {name: each[name] for name in _KEPT if name in each} for each in solution["candidates"]
     ]
-    judged = _Judge(problem.answer, checker)
+    stated = [solution["answer"], *(candidate["answer"] for candidate in candidates)]
+    judged = _Judge(problem.answer, stated, checker)
     lengths = [candidate["tokens"] for candidate in candidates]
     return Record(
         **_identity(problem),
@@ -125,18 +126,24 @@ def _identity(problem: Problem) -> dict[str, Any]:
 
 
 class _Judge:
-    """Judges answers against one gold answer, each spelling once."""
+    """Judges answers against one gold answer, each spelling once, all of them together."""
 
-    def __init__(self, gold: str | None, checker: AnswerChecker) -> None:
+    def __init__(
+        self, gold: str | None, answers: Sequence[str | None], checker: AnswerChecker
+    ) -> None:
         self._gold = gold
-        self._checker = checker
-        self._known: dict[str | None, bool | None] = {}
+        spellings: dict[str, str] = {}
+        for answer in answers:
+            if answer is not None:
+                spellings.setdefault(normalise_answer(answer), answer)
+        verdicts = [] if gold is None else checker.judge(gold, list(spellings.values()))
+        self._known = dict(zip(spellings, verdicts, strict=False))
 
     def __call__(self, answer: str | None) -> bool | None:
-        key = None if answer is None else normalise_answer(answer)
-        if key not in self._known:
-            self._known[key] = self._checker.is_correct(self._gold, answer)
-        return self._known[key]
+        """None when nobody knows what is right. answer: one of those that were given."""
+        if self._gold is None:
+            return None
+        return answer is not None and self._known[normalise_answer(answer)]
 
 
 def _num_correct(candidates: Sequence[Mapping[str, Any]], judged: _Judge) -> int | None:
