@@ -77,3 +77,14 @@ def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path
     assert report["errors"] == 2
     assert ["half of one" in (each.error or "") for each in records] == [True, False, False, False]
     assert "2,000,000 characters" in records[2].error
+
+
+@pytest.mark.parametrize("context", [1, 2, 12, 19])
+def test_a_context_too_short_for_anything(make_solver, context):
+    with pytest.raises(InputError, match="--context must be at least 20"):
+        make_solver(n=4, context=context)
+
+
+def test_the_shortest_context_works(make_solver):
+    with make_solver(n=4, context=20) as solver:
+        assert solver.solve("12").candidates

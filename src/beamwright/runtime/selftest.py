@@ -11,6 +11,7 @@ import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
+from beamwright.errors import InputError
 from beamwright.kv import PathPart
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.models.decoder import TILE_ROWS, Decoder
@@ -23,6 +24,7 @@ from beamwright.runtime.sampling import Sampler
 
 _ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 45, 70, 9
 _STEPS, _PROMPT = 3, 13
+LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
 
@@ -35,7 +37,15 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     head as a search does, in batches of some dozen rows; fewer where an interpreter runs kernels.
     On the device and with the attention that it has. False where the device has no memory left to
     try.
+
+    Raises:
+        InputError: if the context is shorter than the few tokens that this takes.
     """
+    if decoder.shape.context < LEAST_CONTEXT:
+        raise InputError(
+            f"a context of {decoder.shape.context} tokens is too short to search in: "
+            f"--context must be at least {LEAST_CONTEXT}"
+        )
     shape = replace(decoder.shape, layers=1)
     weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
     first = Decoder(shape, weights, decoder.tile_rows)
