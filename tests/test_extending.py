@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from beamwright.config import ModelSettings
 from beamwright.registry import restored
 from beamwright.search import STRATEGIES
+from beamwright.verify.show import show_verifier
+from prm_checkpoints import write_qwen
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -22,3 +25,18 @@ def test_every_block_runs(capsys):
         assert "epsilon-beam" in STRATEGIES
     assert "epsilon-beam" not in STRATEGIES
     assert capsys.readouterr().out
+
+
+def test_the_reward_model_is_read_as_its_file_says(tmp_path):
+    (written,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    write_qwen(tmp_path)
+    (tmp_path / "verifier.yaml").write_text(written)
+    report = show_verifier(ModelSettings(verifier=str(tmp_path)))
+    assert report["format"] == "my-prm"
+    assert "".join(token["text"] for token in report["tokens"]).startswith("Problem: Paul")
+    assert [[token["text"] for token in step["read"]] for step in report["steps"]] == (
+        [["<extra_0>"]] * 3
+    )
+    scores = [step["score"] for step in report["steps"]]
+    assert report["score"] == min(scores)
+    assert len(set(scores)) == 3

@@ -117,3 +117,36 @@ def test_without_torchao_int8_is_one_line(cli, monkeypatch):
     outcome = cli("doctor", "--model", "bundled", "--weights", "int8")
     assert outcome.code == 2
     assert "--weights int8 needs torchao: pip install 'beamwright[quant]'" in outcome.complaint
+
+
+def test_a_verifier_is_shown_token_by_token(cli):
+    report = cli("doctor", "--verifier", "bundled", "--show", "--json").json
+    assert (report["format"], report["aggregate"]) == ("beamwright-prm", "prod")
+    assert report["tokens"][0]["text"] == "<|bos|>"
+    read = [step["read_at"] for step in report["steps"]]
+    assert read == [
+        [token["position"] for token in report["tokens"] if token["step_read"] == number]
+        for number in (1, 2, 3)
+    ]
+    assert 0 < report["score"] < 1
+    assert report["no_scores"] is None
+    out = cli("doctor", "--verifier", "bundled", "--show").out
+    assert "token_mlp" in out
+    assert "read for" in out
+    assert "'<|bos|>'" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--show"], "--show needs --verifier"),
+        (["--show", "--verifier", "bundled", "--model", "bundled"], "--model: --show looks at"),
+        (["--show", "--verifier", "bundled", "--probe"], "--probe: --show looks at"),
+        (["--show", "--verifier", "logprob"], "--verifier logprob is no reward model"),
+        (["--show", "--verifier", "/nowhere/at/all"], "--verifier /nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(cli, words, complaint):
+    outcome = cli("doctor", *words)
+    assert outcome.code == 2
+    assert complaint in outcome.complaint

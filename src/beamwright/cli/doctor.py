@@ -13,6 +13,7 @@ from rich.table import Table
 from beamwright.cli import engine
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import add_row, print_json, quiet_stdout
+from beamwright.cli.verifier_view import print_verifier
 from beamwright.errors import InputError, UnsupportedModelError
 
 _ParityOption = Annotated[
@@ -21,6 +22,12 @@ _ParityOption = Annotated[
 _ProbeOption = Annotated[
     bool,
     typer.Option("--probe", help="Measure this machine's rates, for plan --gpu measured."),
+]
+_ShowOption = Annotated[
+    bool,
+    typer.Option(
+        "--show", help="How --verifier reads a sample: its tokens, and where steps are scored."
+    ),
 ]
 _ProblemsOption = Annotated[
     int,
@@ -41,12 +48,16 @@ def doctor(
     invocation: Invocation,
     parity: _ParityOption = False,
     probe: _ProbeOption = False,
+    show: _ShowOption = False,
     problems: _ProblemsOption = 20,
 ) -> None:
-    """Check this machine, or a checkpoint given by --model.
+    """Check this machine, a checkpoint given by --model, or with --show one given by --verifier.
 
     With --weights or --verifier-weights: how far they move logits, scores and answers.
     """
+    if show:
+        _show_verifier(invocation, parity, probe)
+        return
     if "model" not in invocation.given:
         _reject_without_model(invocation, parity)
         with quiet_stdout():
@@ -71,12 +82,28 @@ def doctor(
     _show(report, invocation.as_json)
 
 
+def _show_verifier(invocation: Invocation, parity: bool, probe: bool) -> None:
+    if "verifier" not in invocation.given:
+        raise InputError("--show needs --verifier")
+    apart = [f"--{name}" for name in ("model", "weights") if name in invocation.given]
+    apart += [f"--{name}" for name, on in (("parity", parity), ("probe", probe)) if on]
+    if apart:
+        raise InputError(f"{apart[0]}: --show looks at --verifier only")
+    with quiet_stdout():
+        report = engine.show_verifier(invocation.settings.model)
+    if invocation.as_json:
+        print_json(report)
+    else:
+        print_verifier(report)
+
+
 def _reject_without_model(invocation: Invocation, parity: bool) -> None:
     if parity:
         raise InputError("--parity needs --model")
     for name in ("verifier", "weights", "verifier_weights"):
         if name in invocation.given:
-            raise InputError(f"--{name.replace('_', '-')} needs --model")
+            other = " or --show" if name != "weights" else ""
+            raise InputError(f"--{name.replace('_', '-')} needs --model{other}")
 
 
 def _show(report: Mapping[str, Any], as_json: bool) -> None:

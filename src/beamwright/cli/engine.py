@@ -86,6 +86,13 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
     return check(settings)
 
 
+def show_verifier(settings: ModelSettings) -> dict[str, Any]:
+    """How `--verifier` reads a sample problem, token by token."""
+    from beamwright.verify.show import show_verifier as show  # noqa: PLC0415
+
+    return show(settings)
+
+
 def check_weights(settings: ModelSettings, num_problems: int) -> dict[str, Any]:
     """What quantised weights change: the models' outputs, and answers to bundled problems.
 

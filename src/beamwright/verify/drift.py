@@ -50,12 +50,12 @@ def _scores(settings: ModelSettings, samples: Sequence[tuple[str, str]]) -> list
     for number, sample in enumerate(samples):
         model = TreeModel(decoder, make_attention(settings.attention), budget)
         verifier = source.on(model)
-        for node in _chain(number, *sample):
+        for node in chain_of_steps(number, *sample):
             found += verifier.score([node])
     return found
 
 
-def _chain(number: int, problem: str, solution: str) -> list[Node]:
+def chain_of_steps(number: int, problem: str, solution: str) -> list[Node]:
     """The solution's steps, one below the other. Their own token ids do not matter here."""
     tree = SearchTree(number, (0,), problem)
     parts = solution.split("\n\n")

@@ -24,6 +24,20 @@ class Encoded:
     read_at: list[int]
 
 
+@dataclass(frozen=True)
+class Traced:
+    """An encoding with where it comes from.
+
+    text: of the whole path; spans: each token's characters in it; marks: characters of the markers
+    that are read.
+    """
+
+    encoded: Encoded
+    text: str
+    spans: list[Span]
+    marks: tuple[Span, ...]
+
+
 class PathEncoder:
     """Encodes paths in a verifier's format.
 
@@ -47,14 +61,19 @@ class PathEncoder:
 
     def encode(self, problem: str, nodes: Sequence[Node]) -> list[Encoded]:
         """Encode the paths that end in these nodes."""
+        return [path.encoded for path in self.trace(problem, nodes)]
+
+    def trace(self, problem: str, nodes: Sequence[Node]) -> list[Traced]:
+        """The same, with the text and each token's place in it."""
         written = self._writer.write(problem, nodes)
         ids, spans = self._encode_parts([path.parts for path in written])
-        found: list[Encoded] = []
+        found: list[Traced] = []
         for node, path, own_ids, own_spans in zip(nodes, written, ids, spans, strict=True):
             wanted = self._spec.scores == "every_step" or node.ended
             shifted = [(0, 0)] * len(self._first) + list(own_spans)
             read_at = self._read_at(shifted, path) if wanted else []
-            found.append(Encoded([*self._first, *own_ids], read_at))
+            encoded = Encoded([*self._first, *own_ids], read_at)
+            found.append(Traced(encoded, "".join(path.parts), shifted, path.marks))
         return found
 
     def _encode_parts(

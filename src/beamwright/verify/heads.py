@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel
+from beamwright.models import LoadedModel, TextCodec
 from beamwright.models.decoder import Decoder, Linear
 from beamwright.models.packed import pack
 from beamwright.models.weights import check_finite, read_tensors, tensor_names
@@ -85,7 +85,7 @@ class _LogitPair:
 
     def __init__(self, head: Head, model: LoadedModel) -> None:
         self._decoder = model.decoder
-        self._pair = [_token_id(token, model) for token in (head.bad, head.good)]
+        self._pair = [_token_of(token, model) for token in (head.bad, head.good)]
 
     def __call__(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
@@ -123,16 +123,24 @@ class _TokenMlp:
         return x
 
 
-def _token_id(token: str | int | None, model: LoadedModel) -> int:
-    vocab = model.decoder.shape.vocab
+def token_id(token: str | int | None, codec: TextCodec | None, vocab: int, where: str) -> int:
+    """The id of a token that is given by text or id. where: the checkpoint, for an error's words.
+
+    Raises:
+        InputError: if it is no token, or several.
+    """
     if type(token) is int:
         if not 0 <= token < vocab:
-            raise InputError(f"verifier {model.folder}: there is no token {token}, of {vocab}")
+            raise InputError(f"verifier {where}: there is no token {token}, of {vocab}")
         return token
-    ids = model.codec.encode(str(token or "")) if model.codec else []
+    ids = codec.encode(str(token or "")) if codec else []
     if len(ids) != 1 or ids[0] >= vocab:
-        raise InputError(f"verifier {model.folder}: {token!r} is {len(ids)} tokens, not one")
+        raise InputError(f"verifier {where}: {token!r} is {len(ids)} tokens, not one")
     return ids[0]
+
+
+def _token_of(token: str | int | None, model: LoadedModel) -> int:
+    return token_id(token, model.codec, model.decoder.shape.vocab, str(model.folder))
 
 
 def _need_lm_head(spec: VerifierSpec, model: LoadedModel) -> None:

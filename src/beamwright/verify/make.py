@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
@@ -60,10 +61,26 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         InputError: if it is not there, or nothing says how its scores are read.
     """
     name = settings.scorer
-    place = named_checkpoint(name)
-    kind, colon, rest = name.partition(":")
-    if place is None:
+    spec, folder = find_format(settings)
+    if folder is None:
+        kind, colon, rest = name.partition(":")
         return VerifierSource(None, None, WITHOUT_MODEL[kind](rest if colon else None))
+    writes = isinstance(spec, JudgeSpec)
+    model = load_model(str(folder), settings, role="verifier", writes=writes)
+    return VerifierSource(spec, model, None, name)
+
+
+def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | None, Path | None]:
+    """What `--verifier` names, and its folder, no weights read; None twice where it has no model.
+
+    Raises:
+        InputError: as `resolve_verifier`.
+    """
+    name = settings.scorer
+    place = named_checkpoint(name)
+    if place is None:
+        return None, None
+    kind, colon, rest = name.partition(":")
     spec: VerifierSpec | None = None
     if kind == _LIKELIHOOD and colon:
         spec = LIKELIHOOD_SPEC
@@ -79,11 +96,8 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
         )
     folder = resolve_folder(place, "verifier", name, known_verifiers(name))
     if kind == _JUDGE and colon:
-        judge = load_judge(folder)
-        model = load_model(str(folder), settings, role="verifier", writes=True)
-        return VerifierSource(judge, model, None, name)
-    spec = spec or load_spec(folder)
-    return VerifierSource(spec, load_model(str(folder), settings, role="verifier"), None, name)
+        return load_judge(folder), folder
+    return spec or load_spec(folder), folder
 
 
 def known_verifiers(verifier: str) -> str:
