@@ -116,7 +116,7 @@ def run_real(side: Side) -> RealRun:
         step_tokens=case.step_tokens,
         max_tokens=case.generate_tokens,
         kv_memory=kv_bytes,
-        link_bandwidth=case.link_bandwidth,
+        link_bandwidth=None if side.variant == "in-gpu" else case.link_bandwidth,
         attention=str(side.layout),
         **VARIANTS[side.variant].options,
     ) as solver:

@@ -19,6 +19,7 @@ import torch
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.evaluate import Problem, load_problems
+from beamwright.own import IGNORED
 from common import finish, say, table
 
 Row = Mapping[str, Any]
@@ -81,7 +82,9 @@ class Compared:
         return solution.tree_hash, solution.kv.device_peak_bytes
 
     def _solver(self, options: Iterable[tuple[str, Any]]) -> Solver:
-        return Solver(**self._base, **dict(options))
+        found = {**self._base, **dict(options)}
+        ignored = IGNORED.get(found["schedule"], ())
+        return Solver(**{name: value for name, value in found.items() if name not in ignored})
 
     def run(self, row: Row, problems: Sequence[Problem]) -> dict[str, Any]:
         """One configuration on these problems. raised: budgets that had to grow to the least."""

@@ -4,9 +4,11 @@ import shutil
 
 import pytest
 
+from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import InputError, PolicyError
 from beamwright.identity import identity_of
+from beamwright.own import settle
 from beamwright.protocols import Complete, Extend, Finish
 from beamwright.registry import restored
 from beamwright.report.checkpoint import read_checkpoint
@@ -195,8 +197,35 @@ def test_a_plugin_is_one_file(make_solver, plugin, tmp_path):
         ({"verifier": "logprob", "verifier_weights": "int8"}, "--verifier-weights: "),
         ({"verifier": "none", "search": "majority", "stop_score": 0.5}, "--stop-score: "),
         ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: "),
+        ({"schedule": "in-gpu", "evict": "host"}, "--evict host: does nothing with --schedule in-"),
+        ({"schedule": "in-gpu", "planner": "greedy"}, "--planner greedy: "),
+        ({"schedule": "in-gpu", "inter_beam": False}, "--no-inter-beam: "),
+        ({"schedule": "in-gpu", "balance": False}, "--no-balance: "),
+        ({"schedule": "in-gpu", "prefetch": True}, "--prefetch: "),
+        ({"schedule": "in-gpu", "reuse": False}, "--no-reuse: "),
+        ({"schedule": "in-gpu", "link_bandwidth": "1GB/s"}, "--link-bandwidth 1000000000: "),
+        ({"schedule": "in-gpu", "host_memory": "1MiB"}, "--host-memory 1048576: "),
+        ({"schedule": "layerwise", "planner": "ranges"}, "--planner ranges: "),
+        ({"schedule": "layerwise", "balance": False}, "--no-balance: does nothing with --schedule"),
     ],
 )
-def test_an_option_that_does_nothing_is_an_error(make_solver, options, words):
+def test_an_option_that_does_nothing_is_an_error(generator_folder, options, words):
     with pytest.raises(InputError, match=words):
-        make_solver(**options)
+        Solver(model=str(generator_folder), **{"verifier": "logprob", **options})
+
+
+def test_what_a_schedule_takes_no_notice_of_may_be_left_open():
+    for options in ({"schedule": "in-gpu", "host_memory": None}, {"schedule": "layerwise"}):
+        settings, _, _ = settle(None, dict(options))
+        assert settings.schedule.schedule == options["schedule"]
+    settle(None, {"schedule": "layerwise", "host_memory": "1MiB", "prefetch": False})
+
+
+def test_a_schedule_of_ones_own_makes_the_groups(generator_folder):
+    with pytest.raises(InputError, match="--planner greedy: does nothing with a schedule of your"):
+        Solver(
+            model=str(generator_folder),
+            verifier="logprob",
+            schedule=InGpuSchedule(),
+            planner="greedy",
+        )

@@ -149,6 +149,7 @@ def options(context: Context, point: Point) -> dict[str, Any]:
         **VARIANTS[point.variant].options,
     }
     if point.variant == "in-gpu":
+        found["link_bandwidth"] = None
         copied = str(point.layout) == "dense"
         tokens = point.copied_tokens if copied else point.shared_tokens
         found["kv_memory"] = _at_most_free(context, tokens * token_bytes)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beamwright.config import SearchSettings, Settings
+from beamwright.config import SearchSettings, Section, Settings
 from beamwright.errors import InputError
 from beamwright.identity import identity_of
 from beamwright.plugins import load_all
@@ -21,6 +21,15 @@ from beamwright.search.defaults import with_defaults
 from beamwright.tree import Node
 from beamwright.verify import CallableVerifier
 from beamwright.verify.confidence import WITHOUT_MODEL
+
+_GROUPING = ("planner", "balance")  # read by the locality schedule alone
+IGNORED = {
+    "in-gpu": (
+        *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory",
+    ),
+    "layerwise": _GROUPING,
+}  # fmt: skip
+"""Options that do nothing under a schedule: what is all on the device never leaves it."""
 
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
 
@@ -85,8 +94,27 @@ def _check_meant(settings: Settings, own: OwnParts) -> None:
         raise InputError(f"--verifier-weights: --verifier {model.verifier} has no weights")
     if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
         raise InputError("--stop-score: with --verifier none there are no scores to reach it")
-    if schedule.schedule == "in-gpu" and schedule.evict == "recompute":
-        raise InputError("--evict recompute: with --schedule in-gpu nothing is ever evicted")
+    given = {**_given(schedule), **_given(settings.memory)}
+    ignored, named = IGNORED.get(schedule.schedule, ()), f"--schedule {schedule.schedule}"
+    if own.schedule is not None:
+        ignored, named = _GROUPING, "a schedule of your own"
+    for name in ignored:
+        if name in given:
+            raise InputError(f"{_written(name, given[name])}: does nothing with {named}")
+
+
+def _given(section: Section) -> dict[str, Any]:
+    """The options that somebody has set, be it to their default."""
+    values = {name: getattr(section, name) for name in section.model_fields_set}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _written(name: str, value: Any) -> str:
+    """An option as it stands on a command line."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
 
 
 def take_own(options: dict[str, Any]) -> OwnParts:

@@ -136,6 +136,7 @@ def test_a_table_for_people(cli):
         (["--kv-memory", "20GiB"], "--kv-memory"),
         (["--recorded-tree", "/no/such/file"], "/no/such/file"),
         (["--link-bandwidth", "fast"], "fast"),
+        (["--link-bandwidth", "1GB/s", "--schedules", "in-gpu"], "--link-bandwidth: does nothing"),
     ],
 )
 def test_bad_input_is_one_line(cli, words, message):

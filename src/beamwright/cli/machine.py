@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 
 from beamwright.cli import engine
-from beamwright.cli.output import add_row, format_bytes
+from beamwright.cli.output import add_row, format_bytes, print_json
 from beamwright.hardware import (
     CARDS,
     DEFAULT_PROFILE,
@@ -81,6 +81,14 @@ def _source_of(name: str) -> str:
 
 def _cited(name: str) -> str:
     return CARDS[name].source if name in CARDS else _source_of(name)
+
+
+def print_profiles(*, as_json: bool) -> None:
+    """Print what `--gpu list` asks for."""
+    if as_json:
+        print_json(profiles_report())
+    else:
+        Console().print(profiles_table())
 
 
 def profiles_report() -> dict[str, Any]:

@@ -17,8 +17,7 @@ from beamwright.cli.machine import (
     GpuOption,
     Machine,
     find_machine,
-    profiles_report,
-    profiles_table,
+    print_profiles,
 )
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
@@ -88,7 +87,7 @@ def plan(
     config.json alone. Without --verifier all memory is the generator's.
     """
     if gpu == LIST:
-        _list_profiles(as_json=invocation.as_json)
+        print_profiles(as_json=invocation.as_json)
         return
     with quiet_stdout():
         machine = find_machine(gpu)
@@ -98,13 +97,6 @@ def plan(
         print_json(report)
     else:
         Console().print(plan_view(report, machine, paper=paper))
-
-
-def _list_profiles(*, as_json: bool) -> None:
-    if as_json:
-        print_json(profiles_report())
-    else:
-        Console().print(profiles_table())
 
 
 def _report(

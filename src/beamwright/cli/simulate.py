@@ -20,8 +20,7 @@ from beamwright.cli.machine import (
     GpuOption,
     Machine,
     find_machine,
-    profiles_report,
-    profiles_table,
+    print_profiles,
 )
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
@@ -126,12 +125,12 @@ def simulate(
     --model and --verifier take a model's name as well, such as qwen2.5-1.5b.
     """
     if gpu == LIST:
-        if invocation.as_json:
-            print_json(profiles_report())
-        else:
-            Console().print(profiles_table())
+        print_profiles(as_json=invocation.as_json)
         return
     rows = _chosen(schedules)
+    linked = ablation or any(row.settings.schedule != "in-gpu" for row in rows.values())
+    if "link_bandwidth" in invocation.given and not linked:
+        raise InputError(f"--link-bandwidth: does nothing with --schedules {schedules}")
     own = {
         "prompt": prompt,
         "generate": generate,
