@@ -66,6 +66,17 @@ def test_the_machine(cli, monkeypatch):
     assert "selftest: a" in cli("doctor").out
 
 
+@pytest.mark.parametrize(
+    ("tree", "dense", "hinted"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_an_exact_backend_is_named_where_the_default_is_not(cli, monkeypatch, tree, dense, hinted):
+    checks = {"tree": tree, "dense": dense, "reference": True}
+    checks |= {name: True for name in ("triton-tree", "triton-dense")}
+    monkeypatch.setattr("beamwright.runtime.selftest.run_selftest", lambda: checks)
+    report = cli("doctor", "--json").json
+    assert ("--attention dense is" in (report["hint"] or "")) == hinted
+
+
 def test_a_probe_measures_shows_and_keeps_the_profile(cli, monkeypatch, tmp_path):
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
     small = ProbeSizes(gemm_size=64, read_bytes=2**20, copy_bytes=2**20, num_small_ops=9, repeats=1)

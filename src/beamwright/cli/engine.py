@@ -177,7 +177,15 @@ def inspect_machine() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "exact": all(checks[name] for name in BACKENDS),  # on a GPU: line by line
         "selftest": checks,
+        "hint": _exactness_hint(checks),
     }
+
+
+def _exactness_hint(checks: dict[str, bool]) -> str | None:
+    """What to do where the CPU's default attention depends on the batch (docs/architecture.md)."""
+    if checks["tree"] or not checks["dense"]:
+        return None
+    return "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
 
 
 def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
