@@ -3,12 +3,13 @@
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
 from beamwright import files
 from beamwright.errors import InputError
-from beamwright.files import write_whole
+from beamwright.files import read_regular, write_whole
 
 
 def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
@@ -125,3 +126,29 @@ def test_links_in_a_circle(tmp_path):
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(InputError, match="cannot be written"):
         write_whole(tmp_path / "a", "text")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def test_what_may_never_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular(tmp_path / name)
+    with pytest.raises(OSError, match="Is a directory"):
+        read_regular(tmp_path)
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_regular(tmp_path / "file") == b"content"
+    assert read_regular(tmp_path / "file", 4) == b"cont"
+
+
+def test_a_pipe_that_the_shell_handed_over_is_read():
+    ours, theirs = os.pipe()
+    os.write(theirs, b"of a process substitution")
+    os.close(theirs)
+    try:
+        assert read_regular(Path(f"/dev/fd/{ours}")) == b"of a process substitution"
+    finally:
+        os.close(ours)

@@ -19,6 +19,13 @@ from beamwright.registry import declared_options, did_you_mean
 from beamwright.units import Duration, Rate, Size, StepLimits, Text, TextOrNone
 from beamwright.yaml_file import read_yaml
 
+MOST_CANDIDATES = 2**16
+"""Most candidates, and most children of a step: each has a node, a draw and a place in a batch.
+
+Some KB of host memory each before the first token. Repeated sampling goes to 10,000 samples
+(arXiv 2407.21787).
+"""
+
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
 
@@ -97,8 +104,8 @@ class SearchSettings(OpenSection):
     """Which strategy, how wide, and how the final answer is chosen; options of the strategy."""
 
     search: str | None = None
-    n: int = Field(16, ge=1)
-    width: int = Field(4, ge=1)
+    n: int = Field(16, ge=1, le=MOST_CANDIDATES)
+    width: int = Field(4, ge=1, le=MOST_CANDIDATES)
     max_rounds: int = Field(40, ge=1)
     filter_duplicates: bool = False
     aggregate: Literal["last", "min", "prod", "mean"] | None = None

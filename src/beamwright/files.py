@@ -1,4 +1,4 @@
-"""The one place where outputs are written: there with all their content, or not at all.
+"""Where outputs are written, there with all their content or not at all, and inputs are read.
 
 Knows paths and bytes, no content. Readers of a file see the old one or the whole of the other, and
 two processes that write the same file do not disturb each other: the last one's content stays.
@@ -19,6 +19,27 @@ from beamwright.errors import InputError
 
 _PIPE_WAIT_S = 10.0
 _NAME_CHARACTERS = 100  # of the target's name, which may be as long as a name can be
+
+
+def read_regular(path: Path, most: int = -1) -> bytes:
+    """The content of a regular file, or of a pipe that this process was handed by the shell.
+
+    Other pipes and devices may never end, or never begin. most: bytes, -1 for all.
+
+    Raises:
+        OSError: if it cannot be read, or is neither.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(handle).st_mode
+    handed = str(path) == "/dev/stdin" or str(path.parent) == "/dev/fd"
+    if not stat.S_ISREG(mode) and not (handed and (stat.S_ISFIFO(mode) or os.isatty(handle))):
+        os.close(handle)
+        reason = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "not a regular file"
+        raise OSError(errno.EINVAL, reason, str(path))
+    if sys.platform != "win32":
+        os.set_blocking(handle, True)
+    with os.fdopen(handle, "rb") as stream:
+        return stream.read(most)
 
 
 def write_whole(path: Path, text: str, option: str = "") -> None:

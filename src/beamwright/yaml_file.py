@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from beamwright.errors import InputError
+from beamwright.files import read_regular
 
 MOST_BYTES = 256 * 1024
 MOST_VALUES = 20_000
@@ -25,8 +26,7 @@ def read_yaml(file: Path, whose: str) -> Any:
     """
     where = f"{whose} {file}"
     try:
-        with file.open("rb") as stream:
-            content = stream.read(MOST_BYTES + 1)
+        content = read_regular(file, MOST_BYTES + 1)
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{where}: cannot be read ({error})") from error

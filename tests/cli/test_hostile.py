@@ -187,3 +187,51 @@ def test_a_table_shows_text_as_it_is(text):
     shown = stream.getvalue()
     assert clean(shown)
     assert all(part in shown for part in text.split("\n") if clean(part))
+
+
+# --- inputs that never end, or never begin ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("solve", "--problem-file", "{pipe}"),
+        ("solve", "6*7?", "--recipe", "{pipe}"),
+        ("solve", "--resume", "{pipe}"),
+        ("eval", "{pipe}"),
+        ("simulate", "--recorded-tree", "{pipe}"),
+    ],
+)
+@pytest.mark.parametrize("device", [False, True])
+def test_a_pipe_or_a_device_is_refused_at_once(cli, fake, tmp_path, words, device):
+    pipe = tmp_path / "pipe"
+    if device:
+        pipe.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(pipe)
+    found = cli(*(word.format(pipe=pipe) for word in words))
+    assert found.code == 2
+    assert f"{pipe}" in found.complaint
+    assert "not a regular file" in found.complaint
+    assert not fake.calls
+
+
+# --- numbers that nothing can hold -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("solve", "6*7?"), ("simulate",), ("plan",)])
+@pytest.mark.parametrize("option", ["--n", "--width"])
+@pytest.mark.parametrize("number", [10**7, 10**12])
+def test_more_candidates_than_anything_holds(cli, fake, command, option, number):
+    found = cli(*command, option, number)
+    assert found.code == 2
+    assert f"({option})" in found.complaint
+    assert "65536" in found.complaint
+    assert not fake.calls
+
+
+@pytest.mark.parametrize("words", [("--n", 65536), ("--generate", 10**12), ("--step-tokens", 1)])
+def test_a_made_up_tree_has_an_end(cli, words):
+    found = cli("simulate", "--model", "bundled", "--n", "512", *words)
+    assert found.code == 2
+    assert "steps of --step-tokens" in found.complaint

@@ -1,6 +1,7 @@
 """`report` over folders that `eval` wrote."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -113,3 +114,74 @@ def test_a_page_that_cannot_be_written(cli, folder, tmp_path):
     outcome = cli("report", folder, "--out", tmp_path / "no" / "page.html")
     assert outcome.code == 2
     assert "page.html: cannot be written there" in outcome.complaint
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"index": "0"},
+        {"index": -1},
+        {"index": None},
+        {"index": 2.5},
+        {"problem": 7},
+        {"level": [1]},
+        {"correct": "yes"},
+        {"candidates": 5},
+        {"candidates": ["x"]},
+        {"num_correct": 99},
+        {"num_correct": -1},
+        {"choices": {"best": {}}},
+        {"choices": {"best": {"correct": 3}}},
+        {"choices": []},
+        {"warnings": [1]},
+        {"tokens": {"generated": 10**400}},
+        {"tokens": {"generated": "many"}},
+        {"tokens": None},
+        {"time": {"total_s": float("nan")}},
+        {"time": {"total_s": float("inf")}},
+        {"kv": [1]},
+        {"rounds": "3"},
+        {"goodput_tok_s": {}},
+    ],
+    ids=str,
+)
+def test_a_tampered_result_is_named(cli, folder, changes):
+    results = folder / "beam-n4" / "results.jsonl"
+    first, *rest = results.read_text().splitlines(keepends=True)
+    results.write_text(json.dumps({**json.loads(first), **changes}) + "\n" + "".join(rest))
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "results.jsonl, line 1: " in outcome.complaint
+    assert not (folder / "report.html").exists()
+
+
+def test_a_result_nested_too_deeply(cli, folder):
+    results = folder / "beam-n4" / "results.jsonl"
+    results.write_text("[" * 100_000 + "\n" + results.read_text())
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "results.jsonl, line 1: " in outcome.complaint
+
+
+@pytest.mark.parametrize(
+    "search",
+    [{"n": 10**9}, {"n": 0}, {"n": True}, {"n": 4.0}, {"search": 5}],
+    ids=str,
+)
+def test_tampered_settings_are_named(cli, folder, search):
+    file = folder / "beam-n4" / "settings.json"
+    content = json.loads(file.read_text())
+    content["settings"]["search"] |= search
+    file.write_text(json.dumps(content))
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "settings.json: not the settings of a run" in outcome.complaint
+
+
+def test_a_pipe_among_the_results(cli, folder):
+    file = folder / "beam-n4" / "settings.json"
+    file.unlink()
+    os.mkfifo(file)
+    outcome = cli("report", folder)
+    assert outcome.code == 2
+    assert "settings.json: cannot be read (not a regular file)" in outcome.complaint

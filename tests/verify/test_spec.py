@@ -120,3 +120,12 @@ def test_a_placeholder_that_nothing_replaces_is_an_error(template, words):
 
 def test_braces_that_are_no_placeholder_are_text():
     check_placeholders("prefix", r"{problem} \boxed{answer} {{x}} {1}", ("problem",))
+
+
+@pytest.mark.parametrize(
+    "file", ["../x.safetensors", "a/../../x", "/tmp/x", "..", "", "..\\x", "C:\\x", "C:x", "a\0b"]
+)
+def test_a_head_outside_the_folder_is_refused(tmp_path, file):
+    written = {"name": "x", "read": "end", "head": {"kind": "linear", "file": file}}
+    with pytest.raises(InputError, match="lies outside the verifier's folder"):
+        parse_spec({**written, "activation": "sigmoid"}, "x")

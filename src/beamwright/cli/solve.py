@@ -21,7 +21,7 @@ from beamwright.cli.solve_view import print_plain, print_solution
 from beamwright.cli.views import Views
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted
-from beamwright.files import check_writable
+from beamwright.files import check_writable, read_regular
 from beamwright.search import strategy_row
 from beamwright.search.defaults import resolved, vote_note
 
@@ -227,7 +227,8 @@ def _run(
 def _check_files(checkpoint: Path | None, resume: Path | None) -> None:
     """Find out before the models are loaded that a file is not there."""
     if resume is not None and not resume.is_file():
-        raise InputError(f"--resume {resume}: no such file")
+        what = "not a regular file" if resume.exists() else "no such file"
+        raise InputError(f"--resume {resume}: {what}")
     if checkpoint is not None:
         check_writable(checkpoint, "--checkpoint ")
         if checkpoint.exists() and not checkpoint.is_file():
@@ -250,7 +251,7 @@ def _problem_text(
         text = sys.stdin.read()
     elif problem_file is not None:
         try:
-            text = Path(problem_file).read_text(encoding="utf-8-sig")
+            text = read_regular(Path(problem_file)).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError(f"--problem-file {problem_file}: not UTF-8 text") from error
         except OSError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.files import read_regular
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
 _BOM = "\ufeff".encode()  # the mark that some editors put at the front
@@ -163,7 +164,7 @@ def _data_files(folder: Path, split: str, source: str) -> list[Path]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:

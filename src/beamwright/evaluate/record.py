@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from beamwright.errors import InputError
 from beamwright.evaluate.equivalence import AnswerChecker
@@ -15,6 +18,7 @@ from beamwright.search.choose import CHOICES, choose
 
 COMPLETE_STOP = "eos"  # the only stop reason of a path that ended by itself
 _KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
+_MOST_FIGURE = 2.0**63  # tokens, bytes, seconds
 _NEEDED = frozenset({"unique_id", "index", "problem", "gold", "level"})
 
 
@@ -66,11 +70,49 @@ class Record:
             ValueError: if the line is not JSON.
             InputError: if it is JSON, but not a record.
         """
-        content = json.loads(line)
+        try:
+            content = json.loads(line)
+        except RecursionError as error:
+            raise InputError("not a result: nested too deeply") from error
         known = {each.name for each in fields(cls)}
         if not isinstance(content, dict) or not _NEEDED <= set(content) <= known:
             raise InputError("not a result of this version")
-        return cls(**content)
+        try:
+            _types().model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"{place:.80}: {first['msg']}") from error
+        record = cls(**content)
+        _check_values(record)
+        return record
+
+
+@cache
+def _types() -> type[BaseModel]:
+    """The fields of a record, as what checks their types."""
+    hints = get_type_hints(Record)
+    hints["level"] |= bool  # JSON's true, which Python takes for a whole number
+    types: dict[str, Any] = {
+        name: (hint, ... if name in _NEEDED else None) for name, hint in hints.items()
+    }
+    return create_model("Types", __config__=ConfigDict(strict=True), **types)
+
+
+def _check_values(record: Record) -> None:
+    """Raises InputError for what has the right type, and cannot be of a problem."""
+    if record.index < 0:
+        raise InputError(f"index: {record.index} is no place in a problem set")
+    if not 0 <= (record.num_correct or 0) <= len(record.candidates):
+        raise InputError(f"num_correct: there are {len(record.candidates)} candidates")
+    for how, chosen in record.choices.items():
+        if not isinstance(chosen.get("correct"), bool | None) or "correct" not in chosen:
+            raise InputError(f"choices.{how:.80}.correct: neither a verdict nor null")
+    figures = {"mean_path_tokens": record.mean_path_tokens, "goodput_tok_s": record.goodput_tok_s}
+    for group in (record.tokens, record.kv, record.time, figures):
+        for name, value in group.items():
+            if value is not None and not abs(value) < _MOST_FIGURE:
+                raise InputError(f"{name:.80}: not a figure that was measured")
 
 
 def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:

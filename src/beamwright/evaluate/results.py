@@ -17,9 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from beamwright.config import MOST_CANDIDATES
 from beamwright.errors import InputError
 from beamwright.evaluate.record import Record
-from beamwright.files import write_whole
+from beamwright.files import read_regular, write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -101,8 +102,8 @@ class ResultsFolder:
         if not path.exists():
             raise InputError(f"--out {self._folder}: results.jsonl without settings.json")
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            found = json.loads(read_regular(path))
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: cannot be read as JSON") from error
         if not isinstance(found, dict):
             raise InputError(f"{path}: not the settings of a run")
@@ -155,14 +156,17 @@ def read_run(folder: Path) -> FinishedRun:
     """
     results, path = folder / "results.jsonl", folder / "settings.json"
     try:
-        lines = results.read_bytes().splitlines(keepends=True)
-        identity = json.loads(path.read_text(encoding="utf-8"))
+        lines = read_regular(results).splitlines(keepends=True)
+        identity = json.loads(read_regular(path))
         dataset, settings = str(identity["dataset"]), dict(identity["settings"])
-        if not isinstance(settings["search"]["n"], int):
-            raise TypeError("n is no number")
+        search = settings["search"]
+        if type(search["n"]) is not int or not 1 <= search["n"] <= MOST_CANDIDATES:
+            raise TypeError("n is no number of candidates")
+        if not isinstance(search["search"], str | None):
+            raise TypeError("the search is no name")
     except OSError as error:
         raise InputError(f"{error.filename}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: not the settings of a run") from error
     records = _parse_lines(results, lines).values()
     ordered = sorted(records, key=lambda record: record.index)

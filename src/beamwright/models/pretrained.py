@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.files import read_regular
 from beamwright.models.quiet import no_progress_bar, quiet_import
 
 _LONGEST_LINE = 200
@@ -92,7 +93,7 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
 def read_object(file: Path) -> dict[str, Any]:
     """Raises InputError if the file does not hold a JSON object."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file}: cannot be read as JSON ({_line(error)})") from error
     if not isinstance(found, dict):

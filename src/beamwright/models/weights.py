@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from beamwright.cost import Storage
 from beamwright.errors import InputError, NotFiniteError
+from beamwright.files import read_regular
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.quantised import quantiser
 from beamwright.models.shape import ModelShape
@@ -97,7 +98,7 @@ class _Checkpoint:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        found: dict[str, str] = json.loads(read_regular(index))["weight_map"]
         if not all(isinstance(file, str) for file in found.values()):
             raise TypeError("weight_map names something that is no file")
         return found

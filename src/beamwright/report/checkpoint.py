@@ -19,7 +19,7 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.files import write_whole
+from beamwright.files import read_regular, write_whole
 from beamwright.identity import identity_of
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.search import strategy_row
@@ -207,7 +207,7 @@ def read_checkpoint(file: Path) -> Checkpoint:
         InputError: if the file cannot be read, is no checkpoint, or is damaged; says which.
     """
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(read_regular(file))
     except OSError as error:
         reason = error.strerror or str(error)
         raise InputError(f"--resume {file}: cannot be read ({reason})") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.files import write_whole
+from beamwright.files import read_regular, write_whole
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
 VERSION = 1
@@ -121,7 +121,7 @@ def read_recorded(path: Path) -> RecordedTree:
         InputError: if the file cannot be read or is not a recorded tree; says what is wrong.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_reject_constant)
+        content = json.loads(read_regular(path), parse_constant=_reject_constant)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

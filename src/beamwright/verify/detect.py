@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from beamwright.config import Section
 from beamwright.errors import InputError
+from beamwright.files import read_regular
 from beamwright.models.weights import tensor_names
 from beamwright.verify.spec import SPEC_FILE, VerifierSpec, parse_spec, read_spec_file
 
@@ -135,7 +136,7 @@ def _matches(detect: Detect, folder: Path) -> bool:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        found = json.loads(read_regular(folder / "config.json"))
     except (OSError, ValueError):
         return {}  # what is wrong with it is said when the model is loaded
     return found if isinstance(found, dict) else {}

@@ -22,7 +22,7 @@ aggregate: min                # steps of a path to the path's score
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -88,6 +88,12 @@ class Template(Section):
         return self
 
 
+def _is_inside(file: str) -> bool:
+    """Links are followed: the hub's cache is made of them, and they are the user's own."""
+    path = PureWindowsPath(file)  # both kinds of slashes, and drives
+    return bool(path.parts) and not path.anchor and ".." not in path.parts and "\0" not in file
+
+
 class Head(Section):
     """What turns hidden states into values.
 
@@ -95,8 +101,8 @@ class Head(Section):
     softmax. two_layer: Linear-ReLU-Linear to two classes. token_mlp: Linear-GELU-...-Linear over
     features of each token and its predecessor. token_logprob: the token's own log-probability.
     layers: names of the linear layers, `NAME.weight` and, where there is one, `NAME.bias`.
-    file: safetensors that hold them (by default as `layers.0`, `layers.1`, ...); without it they
-    are in the checkpoint itself.
+    file: safetensors inside the folder that hold them (by default as `layers.0`, `layers.1`, ...);
+    without it they are in the checkpoint itself.
     """
 
     kind: Literal["logit_pair", "linear", "two_layer", "token_mlp", "token_logprob"]
@@ -108,6 +114,8 @@ class Head(Section):
 
     @model_validator(mode="after")
     def _complete(self) -> Head:
+        if self.file is not None and not _is_inside(self.file):
+            raise ValueError(f"file {self.file!r} lies outside the verifier's folder")
         if self.kind == "logit_pair" and (self.good is None or self.bad is None):
             raise ValueError("a logit_pair head needs 'good' and 'bad'")
         if self.kind in STACKS and self.file is None and not self.layers:

@@ -35,6 +35,7 @@ Survival = Literal["random", "score"]
 
 # Of a path's score, this share is its parent's: few families survive.
 _INHERITED = 0.9
+_MOST_STEPS = 2**18  # about 1 ms each and schedule, on a CPU: minutes
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class SyntheticSearch:
         for name in ("num_beams", "width", "prompt_tokens", "generate_tokens", "step_tokens"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name.replace('_', ' ')} must be positive")
+        steps = self.num_beams * -(-self.generate_tokens // self.step_tokens)
+        if steps > _MOST_STEPS:
+            raise InputError(
+                f"--n {self.num_beams} paths of {self.generate_tokens} tokens are about {steps:,} "
+                f"steps of --step-tokens {self.step_tokens}; a made-up tree has at most "
+                f"{_MOST_STEPS:,}"
+            )
         if not (math.isfinite(self.step_sigma) and self.step_sigma >= 0):
             raise InputError(f"the spread of step lengths cannot be {self.step_sigma}")
 
