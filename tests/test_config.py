@@ -113,7 +113,6 @@ def test_unknown_flat_options_are_errors():
         {"max_step_tokens": 0},
         {"dtype": "int8"},
         {"choose": "worst"},
-        {"schedule": "magic"},
     ],
 )
 def test_impossible_values_name_their_option(options):

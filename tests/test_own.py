@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from beamwright import Solver
-from beamwright.config import Settings
+from beamwright.config import ScheduleSettings, Settings
 from beamwright.errors import InputError, PolicyError
 from beamwright.identity import identity_of
 from beamwright.own import settle
@@ -85,7 +85,7 @@ def test_objects_take_the_place_of_names(make_solver, tmp_path):
         **SMALL,
         ignore_eos=True,
         strategy=FirstOnly(),
-        schedule=InGpuSchedule(1),
+        schedule=InGpuSchedule(settings=ScheduleSettings(max_batch=1)),
         verifier=verifier,
         stop=lambda tree: "it is late" if tree.rounds == 5 else None,
     )
@@ -194,6 +194,7 @@ def test_a_plugin_is_one_file(make_solver, plugin, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"schedule": "localty"}, "--schedule 'localty': did you mean locality"),
         ({"verifier": "logprob", "verifier_weights": "int8"}, "--verifier-weights: "),
         ({"verifier": "none", "search": "majority", "stop_score": 0.5}, "--stop-score: "),
         ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: "),

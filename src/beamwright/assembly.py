@@ -21,7 +21,7 @@ from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
-from beamwright.schedule import make_schedule
+from beamwright.schedule import schedule_row
 from beamwright.tiers import HostTier, chosen_schedule
 from beamwright.verify import resolve_verifier
 
@@ -73,13 +73,15 @@ def assemble(
         )
     sizes = None if source.model is None else _sizes(source.model)
     plan = plan_memory(settings.memory, _sizes(loaded), sizes, settings.search.n)
-    schedule = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
-    tier = None if schedule == "in-gpu" else HostTier.of(settings, plan, timeline)
+    name = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
+    scheduled = settings.schedule.model_copy(update={"schedule": name})
+    row = schedule_row(scheduled)
+    tier = None if row.resident else HostTier.of(settings, plan, timeline)
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
     backends = [backend]
     if model.deterministic:
         check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
-    if schedule == "layerwise":
+    if row.streams_layers:
         backends = [_plain_attention(loaded, model)]
         generator = _streamed(loaded, plan, tier, backends[0])
     else:
@@ -95,7 +97,7 @@ def assemble(
         verifier = source.on(scorer)
     verifier = own or verifier
     assert verifier is not None
-    policy = make_schedule(settings.schedule.model_copy(update={"schedule": schedule}))
+    policy = row.policy(scheduled)
     return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
-from beamwright.registry import declared_options, did_you_mean
+from beamwright.registry import Row, Table, declared_options, did_you_mean, flag_of
 from beamwright.units import Duration, Rate, Size, StepLimits, Text, TextOrNone
 from beamwright.yaml_file import read_yaml
 
@@ -131,10 +131,10 @@ class MemorySettings(Section):
     host_memory: Size = None
 
 
-class ScheduleSettings(Section):
+class ScheduleSettings(OpenSection):
     """How beams are arranged on the device. Never changes the tree, only the time."""
 
-    schedule: Literal["auto", "in-gpu", "layerwise", "locality"] = "auto"
+    schedule: str = "auto"
     planner: Literal["ranges", "greedy"] = "ranges"
     inter_beam: bool = True
     balance: bool = True
@@ -226,6 +226,28 @@ def check_free(names: Iterable[str], where: str) -> None:
     for name in names:
         if name in owners:
             raise InputError(f"{where}: --{name.replace('_', '-')} is a setting of its own")
+
+
+def declared_values(table: Table[Any], row: Row, settings: OpenSection) -> dict[str, Any]:
+    """The options that a section holds for this row, of what the section names.
+
+    Raises:
+        InputError: for an option that the row does not have.
+    """
+    given = settings.model_extra or {}
+    for name in given:
+        if name in row.options:
+            continue
+        owners = [each.name for each in table.owners(name)]
+        if owners:
+            goes_with = f"it goes with {', '.join(owners)}"
+            raise InputError(
+                f"{flag_of(name)} is no option of {table.flag} {row.name}; {goes_with}"
+            )
+        hint = did_you_mean(name, {**type(settings).model_fields, **row.options}).rstrip()
+        unknown = f"unknown option {f'{table.section}.{name}'!r}"
+        raise InputError(unknown + (f": {hint}" if hint else ""))
+    return dict(given)
 
 
 def _fields_of(section: FieldInfo) -> Iterable[str]:

@@ -16,6 +16,7 @@ from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.report.checkpoint import OWN
 from beamwright.runtime.limits import StopFunction
+from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
 from beamwright.tree import Node
@@ -87,13 +88,14 @@ def settle(
 
 
 def _check_meant(settings: Settings, own: OwnParts) -> None:
-    """Raises InputError for an option that would do nothing."""
+    """Raises InputError for an option that would do nothing, or an unknown schedule."""
     model, schedule = settings.model, settings.schedule
     kind = (model.verifier or "none").partition(":")[0]
     if model.verifier_weights != "auto" and (own.verifier is not None or kind in WITHOUT_MODEL):
         raise InputError(f"--verifier-weights: --verifier {model.verifier} has no weights")
     if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
         raise InputError("--stop-score: with --verifier none there are no scores to reach it")
+    schedule_row(schedule).policy(schedule)
     given = {**_given(schedule), **_given(settings.memory)}
     ignored, named = IGNORED.get(schedule.schedule, ()), f"--schedule {schedule.schedule}"
     if own.schedule is not None:

@@ -217,8 +217,8 @@ class Plan:
 class SchedulePolicy(Protocol):
     """Policy: arrange beams into groups. Changes the time, never the tree."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     def plan(self, view: ScheduleView) -> Plan: ...
 
 

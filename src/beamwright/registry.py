@@ -8,12 +8,12 @@ down. The tables are open: a plugin's declarations join the built-in ones when i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
@@ -34,19 +34,20 @@ def option(default: Any, *, help: str, metavar: str | None = None, **limits: Any
 class Row:
     """What is declared of a choice.
 
-    meaning: one line for people. make: the class that does it; its fields are the options, but for
-    those that every one of its kind has (`shared`).
+    meaning: one line for people. make: the class or function that does it; fields of a model are
+    the options, but for those that every one of its kind has (`shared`).
     """
 
     name: str
     meaning: str
-    make: type[BaseModel]
+    make: Callable[..., Any]
 
     @property
     def options(self) -> dict[str, FieldInfo]:
         """Its own options by name."""
         shared: frozenset[str] = getattr(self.make, "shared", frozenset())
-        return {name: info for name, info in self.make.model_fields.items() if name not in shared}
+        fields: dict[str, FieldInfo] = getattr(self.make, "model_fields", {})
+        return {name: info for name, info in fields.items() if name not in shared}
 
     def metavar(self, name: str) -> str | None:
         """What an option's value is called on the command line."""
@@ -57,7 +58,13 @@ class Row:
     @property
     def place(self) -> str:
         """Where it was declared."""
-        return f"{self.make.__module__}.{self.make.__qualname__}"
+        name = getattr(self.make, "__qualname__", type(self.make).__qualname__)
+        return f"{self.make.__module__}.{name}"
+
+    @property
+    def is_plugin(self) -> bool:
+        """It is none of the built-in ones, so that its code may change between two runs."""
+        return not self.make.__module__.startswith("beamwright.")
 
 
 R = TypeVar("R", bound=Row)
@@ -135,6 +142,11 @@ def declared_options() -> dict[str, str]:
     return {
         name: table.section for table in _TABLES for row in table.values() for name in row.options
     }
+
+
+def declared_names(flag: str) -> list[str]:
+    """What can follow an option that takes names of declarations; nothing of another option."""
+    return [name for table in _TABLES if table.flag == flag for name in table]
 
 
 def declared_rows(name: str) -> list[Row]:

@@ -116,7 +116,7 @@ class SolverOptions(TypedDict, total=False):
 
     # schedule: How beams are arranged on the device. Never changes the tree, only the time.
 
-    schedule: Literal["auto", "in-gpu", "layerwise", "locality"] | SchedulePolicy
+    schedule: str | SchedulePolicy
     """How beams are arranged on the device."""
     planner: Literal["ranges", "greedy"]
     """Groups by dynamic programming over ranges, or by LBS's Algorithm 1."""

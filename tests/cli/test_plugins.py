@@ -15,6 +15,21 @@ class Mine(BestOfN):
     zeal: float = option(0.5, ge=0, le=1, metavar="SHARE", help="How hard it tries.")
 """
 
+SCHEDULE = """
+from beamwright.protocols import Plan
+from beamwright.registry import option
+from beamwright.schedule import Schedule, schedule
+
+
+@schedule("chunks", meaning="so many beams at a time")
+class Chunks(Schedule):
+    chunk: int = option(2, ge=1, help="Beams of a group.")
+
+    def plan(self, view):
+        starts = range(0, len(view.beams), self.chunk)
+        return Plan(tuple(view.beams[start : start + self.chunk] for start in starts))
+"""
+
 
 @pytest.fixture
 def plugin(tmp_path):
@@ -61,3 +76,18 @@ def test_mistakes_are_one_line(cli, plugin, text, words):
     assert outcome.code == 2
     assert words in outcome.complaint
     assert cli("solve", "p", "--plugin", "nowhere.py").code == 2
+
+
+def test_a_schedule_of_a_plugin_is_everywhere(cli, fake, plugin):
+    plugin.write_text(SCHEDULE)
+    words = ["--plugin", plugin]
+    assert cli("solve", "p", *words, "--schedule", "chunks", "--chunk", "3").code == 0
+    assert fake.settings.schedule.schedule == "chunks"
+    assert fake.settings.schedule.model_extra == {"chunk": 3}
+    assert "chunks" in cli("solve", *words, "--help").out
+    small = ["--model", "opt-2.7b", "--n", "8", "--width", "2", "--generate", "64"]
+    wanted = ["--schedules", "chunks/tree,in-gpu/tree", "--json"]
+    rows = cli("simulate", *words, *small, *wanted).json["schedules"]
+    assert rows["chunks/tree"]["groups"] > rows["in-gpu/tree"]["groups"]
+    outcome = cli("simulate", *words, *small, "--schedules", "chonks")
+    assert (outcome.code, "did you mean chunks?" in outcome.complaint) == (2, True)

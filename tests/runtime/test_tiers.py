@@ -17,12 +17,15 @@ from beamwright.kv import LayeredStore, StreamLink
 from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.session import DecodeSession
+from beamwright.schedule import SCHEDULES
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
 
 LAYERS = 8  # so that layer-wise's two stream buffers are a quarter of the layers
 FACTORS = {
-    "schedule": ["locality", "layerwise"],
+    "schedule": sorted(
+        {name for name, row in SCHEDULES.items() if not row.resident} - {"auto"}, reverse=True
+    ),
     "budget": ["all", "half", "quarter", "minimum"],
     "prefetch": [True, False],
     "balance": [True, False],

@@ -4,7 +4,8 @@ import pytest
 
 from beamwright.config import ScheduleSettings
 from beamwright.protocols import Plan, ScheduleView
-from beamwright.schedule import InGpuSchedule, make_schedule
+from beamwright.schedule import make_schedule
+from beamwright.schedule.in_gpu import batches
 from beamwright.tree import NodeState
 from fakes import new_tree
 from schedule.forests import demand_of
@@ -48,7 +49,7 @@ def test_without_a_demand_it_is_in_gpu(beams):
     for max_batch in (None, 4):
         view = ScheduleView(beams)
         schedule = make_schedule(ScheduleSettings(max_batch=max_batch))
-        assert schedule.plan(view) == InGpuSchedule(max_batch).plan(view)
+        assert schedule.plan(view) == batches(view, max_batch)
 
 
 def test_siblings_stay_together(beams):

@@ -21,7 +21,13 @@ from beamwright.cli.guard import guard
 from beamwright.cli.strategies import print_strategies
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.registry import Row, declared_options, declared_rows, flag_of
+from beamwright.registry import (
+    Row,
+    declared_names,
+    declared_options,
+    declared_rows,
+    flag_of,
+)
 
 _PANELS = {
     "model": "Models",
@@ -32,7 +38,11 @@ _PANELS = {
     "memory": "Memory",
     "schedule": "Schedule (never changes the tree)",
 }
-_DECLARED_PANELS = {**_PANELS, "search": "Search: options of one strategy"}
+_DECLARED_PANELS = {
+    **_PANELS,
+    "search": "Search: options of one strategy",
+    "schedule": "Schedule: options of one",
+}
 
 _CHOICE = "CHOICE"
 _AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the settings
@@ -99,7 +109,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "SIZE",
         "Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB).",
     ),
-    "schedule": (None, "How beams are arranged on the device."),
+    "schedule": ("NAME", "How beams are arranged on the device."),
     "planner": (None, "Groups by dynamic programming over ranges, or by LBS's Algorithm 1."),
     "inter_beam": (None, "Group beams that share a prefix, and move the prefix once."),
     "balance": (None, "Groups of even size, as few as possible."),
@@ -197,7 +207,7 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
             metavar, help_text = _WORDS[name]
             option = typer.Option(
                 _flags(name, field),
-                help=help_text + _choices(field) + _shown(field.default),
+                help=help_text + _choices(field) + _declared_choices(name) + _shown(field.default),
                 metavar=metavar or (_CHOICE if _choices(field) else None),
                 rich_help_panel=_PANELS[section],
             )
@@ -246,7 +256,9 @@ def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
     file = typer.Option("--recipe", metavar="FILE", help="YAML file of settings.")
     as_json = typer.Option("--json", help="Print exactly one JSON object on standard output.")
     plugin = typer.Option(
-        "--plugin", metavar="FILE.py", help="Python file that declares strategies; it is run."
+        "--plugin",
+        metavar="FILE.py",
+        help="Python file that declares strategies, schedules, verifiers or stops; it is run.",
     )
     debug = typer.Option("--debug", help="Show the traceback of an error.")
     return [
@@ -285,6 +297,12 @@ def _choices(field: FieldInfo) -> str:
     """What can be chosen, for the help: in a column of its own it would leave the help none."""
     kinds = (field.annotation, *get_args(field.annotation))
     names = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    return f" One of {', '.join(names)}." if names else ""
+
+
+def _declared_choices(name: str) -> str:
+    """The same for an option that names a declaration; strategies have a list of their own."""
+    names = [] if name == "search" else declared_names(flag_of(name))
     return f" One of {', '.join(names)}." if names else ""
 
 

@@ -29,7 +29,9 @@ from beamwright.cli.sizes import check_verifier_options, read_models, split_memo
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout
 from beamwright.errors import InputError
+from beamwright.registry import did_you_mean
 from beamwright.report.recorded import RecordedTree, read_recorded
+from beamwright.schedule import SCHEDULES
 from beamwright.search import strategy_row
 
 _DEFAULT_STEP_TOKENS = 32
@@ -49,12 +51,6 @@ class _Row:
     settings: ScheduleSettings
 
 
-_NAMES = ("in-gpu", "layerwise", "locality")
-_SCHEDULES = {
-    f"{name}/{layout}": _Row(layout, ScheduleSettings.model_validate({"schedule": name}))
-    for name in _NAMES
-    for layout in Layout
-}
 _PARTS: Mapping[str, Mapping[str, bool]] = {
     "inter-token": {"inter_beam": False, "balance": False, "prefetch": False},
     "prefetch": {"inter_beam": False},
@@ -65,7 +61,7 @@ _ABLATION = {
     for layout in Layout
     for part, off in _PARTS.items()
 }
-_ALL = ",".join(_NAMES)
+_ALL = "in-gpu,layerwise,locality"
 _MEANINGS = (
     "With commas between: in-gpu, all KV on the device; layerwise, layers streamed for every "
     "token; locality, group by group. NAME/dense has a copy of shared KV per beam (the LBS paper: "
@@ -149,12 +145,18 @@ def simulate(
 
 
 def _chosen(names: str) -> dict[str, _Row]:
+    known = {
+        f"{name}/{layout}": _Row(layout, ScheduleSettings(schedule=name))
+        for name in filter("auto".__ne__, SCHEDULES)
+        for layout in Layout
+    }
     chosen: dict[str, _Row] = {}
     for name in (each.strip() for each in names.split(",")):
-        found = {key: row for key, row in _SCHEDULES.items() if name in (key, key.split("/")[0])}
+        found = {key: row for key, row in known.items() if name in (key, key.split("/")[0])}
         if not found:
-            known = ", ".join([*_NAMES, *_SCHEDULES])
-            raise InputError(f"--schedules {name}: no such schedule; known: {known}")
+            listed = dict.fromkeys([*(key.partition("/")[0] for key in known), *known])
+            hint = f"{did_you_mean(name, listed)}known: {', '.join(listed)}"
+            raise InputError(f"--schedules {name}: no such schedule; {hint}")
         chosen |= found
     return chosen
 

@@ -83,9 +83,9 @@ def tree_settings(
         for option, value in section.items()
         if option not in _NOT_THE_TREE
     }
-    strategy = strategy_row(settings.search).make
-    if not strategy.__module__.startswith("beamwright."):  # a plugin's, which may be edited
-        found["search_code"] = identity_of(strategy)
+    strategy = strategy_row(settings.search)
+    if strategy.is_plugin:
+        found["search_code"] = identity_of(strategy.make)
     return {**found, "dtype": dtype, **(owners or {})}
 
 

@@ -6,34 +6,43 @@ runs groups that fit; `auto` is `locality`, which is one group as long as everyt
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from beamwright.config import ScheduleSettings
-from beamwright.protocols import SchedulePolicy
+from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
 from beamwright.schedule.eviction import eviction_order
 from beamwright.schedule.in_gpu import InGpuSchedule
 from beamwright.schedule.layerwise import LayerwiseSchedule
 from beamwright.schedule.locality import LocalitySchedule
 from beamwright.schedule.replay import loaded_bytes
 
-SCHEDULES: dict[str, Callable[[ScheduleSettings], SchedulePolicy]] = {
-    "in-gpu": lambda settings: InGpuSchedule(settings.max_batch),
-    "layerwise": lambda settings: LayerwiseSchedule(settings.max_batch),
-    "locality": LocalitySchedule,
-    "auto": LocalitySchedule,
-}
+
+def make_schedule(settings: ScheduleSettings) -> Schedule:
+    """The policy that `--schedule` names, with its settings checked.
+
+    Raises:
+        InputError: for an unknown name, or an option that it does not have.
+    """
+    return schedule_row(settings).policy(settings)
 
 
-def make_schedule(settings: ScheduleSettings) -> SchedulePolicy:
-    """The policy that `--schedule` names."""
-    return SCHEDULES[settings.schedule](settings)
+def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
+    """The row that `--schedule` names.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    return SCHEDULES.find(settings.schedule)
 
 
 __all__ = [
+    "SCHEDULES",
     "InGpuSchedule",
     "LayerwiseSchedule",
     "LocalitySchedule",
+    "Schedule",
+    "ScheduleRow",
     "eviction_order",
     "loaded_bytes",
     "make_schedule",
+    "schedule",
+    "schedule_row",
 ]

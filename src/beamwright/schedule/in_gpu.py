@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from beamwright.protocols import Plan, ScheduleView
+from beamwright.schedule.declare import Schedule, schedule
 
 
-class InGpuSchedule:
+def batches(view: ScheduleView, max_batch: int | None) -> Plan:
     """Contiguous ranges of the depth-first order, at most `max_batch` beams each."""
+    size = view.limit(max_batch) or max(1, len(view.beams))
+    beams = view.beams
+    return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
 
-    name = "in-gpu"
 
-    def __init__(self, max_batch: int | None = None) -> None:
-        self.max_batch = max_batch
+@schedule("in-gpu", meaning="all KV on the device", resident=True)
+class InGpuSchedule(Schedule):
+    """Of the settings it reads max_batch."""
 
     def plan(self, view: ScheduleView) -> Plan:
         """See `protocols.SchedulePolicy`."""
-        size = view.limit(self.max_batch) or max(1, len(view.beams))
-        beams = view.beams
-        return Plan(tuple(beams[i : i + size] for i in range(0, len(beams), size)))
+        return batches(view, self.settings.max_batch)

@@ -7,30 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.config import ScheduleSettings
 from beamwright.protocols import KVDemand, Plan, ScheduleView
 from beamwright.schedule.algorithm_one import beam_sets
+from beamwright.schedule.declare import Schedule, schedule
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.in_gpu import InGpuSchedule
+from beamwright.schedule.in_gpu import batches
 from beamwright.schedule.ranges import plan_ranges
 
 
-class LocalitySchedule:
+@schedule("auto", meaning="the faster of locality and layerwise, by the cost model")
+@schedule("locality", meaning="group by group, each to the end of its step")
+class LocalitySchedule(Schedule):
     """Groups that fit the device, beams in depth-first order inside each.
 
     Of the settings it reads planner, balance, inter_beam and max_batch.
     """
 
-    name = "locality"
-
-    def __init__(self, settings: ScheduleSettings) -> None:
-        self.settings = settings
-
     def plan(self, view: ScheduleView) -> Plan:
         """See `protocols.SchedulePolicy`."""
         demand = view.demand
         if demand is None:
-            return InGpuSchedule(self.settings.max_batch).plan(view)
+            return batches(view, self.settings.max_batch)
         forest = Forest(demand)
         groups = self._groups(view, demand, forest)
         return Plan(

@@ -19,10 +19,16 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from beamwright.config import SearchSettings, Section, check_free, describe_invalid
+from beamwright.config import (
+    SearchSettings,
+    Section,
+    check_free,
+    declared_values,
+    describe_invalid,
+)
 from beamwright.errors import InputError
 from beamwright.protocols import Action
-from beamwright.registry import Row, Table, did_you_mean, flag_of
+from beamwright.registry import Row, Table
 from beamwright.search.choose import Choice
 from beamwright.tree import SearchTree
 
@@ -74,10 +80,7 @@ class StrategyRow(Row):
         Raises:
             InputError: for an option of another strategy, or a value that this one cannot use.
         """
-        given = settings.model_extra or {}
-        for name in given:
-            if name not in self.options:
-                raise InputError(_foreign(name, self))
+        given = declared_values(STRATEGIES, self, settings)
         make = self.make
         if settings.compat is not None:
             if settings.compat not in self.compat:
@@ -125,13 +128,3 @@ def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:
     """The random stream of one round: of the strategy, the seed, the problem and the round."""
     key = f"{settings.search} {settings.seed} {tree.root.lineage[0]!r} {tree.rounds}"
     return Random(key)
-
-
-def _foreign(name: str, row: StrategyRow) -> str:
-    """What is wrong with an option that a strategy does not have."""
-    owners = [each.name for each in STRATEGIES.owners(name)]
-    if owners:
-        goes_with = f"it goes with {', '.join(owners)}"
-        return f"{flag_of(name)} is no option of --search {row.name}; {goes_with}"
-    hint = did_you_mean(name, {**SearchSettings.model_fields, **row.options}).rstrip()
-    return f"unknown option {f'search.{name}'!r}" + (f": {hint}" if hint else "")

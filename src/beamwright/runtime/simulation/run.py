@@ -34,7 +34,7 @@ from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency
 from beamwright.runtime.simulation.session import Machine
 from beamwright.runtime.simulation.verifier import SimulatedVerifier, VerifierCase
 from beamwright.runtime.timeline import Timeline
-from beamwright.schedule import make_schedule
+from beamwright.schedule import make_schedule, schedule_row
 
 _BLOCK_TOKENS = 16
 _TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
@@ -112,7 +112,7 @@ class _Bench:
     def _decoder(self, timeline: Timeline | None) -> Decoder:
         case = self.case
         tail_tokens = _TAIL_TOKENS[case.costs.layout]
-        if case.schedule.schedule == "layerwise":
+        if schedule_row(case.schedule).streams_layers:
             self.layerwise = SimulatedLayerwise(
                 case.model,
                 case.costs,
@@ -152,7 +152,7 @@ class _Bench:
     ) -> SimulatedResidency:
         """The KV of one model, whose steps are longer than the script's by `extra_tokens`."""
         bytes_per_token, home = model.kv_bytes_per_token, None
-        if self.case.schedule.schedule != "in-gpu":
+        if not schedule_row(self.case.schedule).resident:
             home = self._home(bytes_per_token, extra_tokens)
         return SimulatedResidency(
             BlockLedger(bytes_per_token, _BLOCK_TOKENS, budget),

@@ -1,0 +1,91 @@
+"""How a schedule is declared: one class with its options and `plan`, under one decorator.
+
+```python
+@schedule("one-by-one", meaning="every beam alone")
+class OneByOne(Schedule):
+    def plan(self, view):
+        return Plan(tuple((beam,) for beam in view.beams))
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import ValidationError
+
+from beamwright.config import (
+    ScheduleSettings,
+    Section,
+    check_free,
+    declared_values,
+    describe_invalid,
+)
+from beamwright.errors import InputError
+from beamwright.protocols import Plan, ScheduleView
+from beamwright.registry import Row, Table
+
+
+class Schedule(Section):
+    """A schedule: fields are its options, `settings` is what every schedule is told.
+
+    name: of its (first) declaration.
+    """
+
+    shared: ClassVar[frozenset[str]] = frozenset({"settings"})
+    name: ClassVar[str] = ""
+    settings: ScheduleSettings = ScheduleSettings()
+
+    def plan(self, view: ScheduleView) -> Plan:
+        """The groups in their order; see `protocols.SchedulePolicy`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ScheduleRow(Row):
+    """A schedule by name.
+
+    resident: all KV stays on the device, without a host tier. streams_layers: all KV is at home,
+    and layers of it cross the link for every token. Without either, KV comes as groups need it.
+    """
+
+    make: type[Schedule]
+    resident: bool = False
+    streams_layers: bool = False
+
+    def policy(self, settings: ScheduleSettings) -> Schedule:
+        """The schedule with the options that the settings give it.
+
+        Raises:
+            InputError: for an option of another schedule, or a value that this one cannot use.
+        """
+        given = declared_values(SCHEDULES, self, settings)
+        try:
+            return self.make(settings=settings, **given)
+        except ValidationError as error:
+            raise InputError(describe_invalid(error, "schedule.")) from error
+
+
+SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule")
+
+S = TypeVar("S", bound=type[Schedule])
+
+
+def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
+    """Declare a schedule. facts: of `ScheduleRow`. Several may stand over one class.
+
+    Raises:
+        InputError: if the name is taken.
+    """
+
+    def declare(policy: S) -> S:
+        row = ScheduleRow(name, meaning, policy, **facts)
+        check_free(row.options, row.place)
+        SCHEDULES.add(row)
+        if "name" not in vars(policy):
+            policy.name = name
+        return policy
+
+    return declare
