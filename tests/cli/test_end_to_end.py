@@ -67,7 +67,9 @@ def test_solve_prints_the_contract(cli, small):
         assert set(solution[group]) >= keys
     assert len(solution["candidates"]) == 4
     for candidate in solution["candidates"]:
-        assert set(candidate) == {"answer", "score", "stop", "tokens"}
+        assert set(candidate) == {
+        "answer", "score", "stop", "tokens", "text", "lineage", "step_scores"
+    }  # fmt: skip
 
 
 def test_the_seed_decides_the_tree(cli, small):

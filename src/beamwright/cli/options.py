@@ -258,7 +258,7 @@ def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
     plugin = typer.Option(
         "--plugin",
         metavar="FILE.py",
-        help="Python file that declares strategies, schedules, verifiers or stops; it is run.",
+        help="Python file that declares strategies or schedules; it is run.",
     )
     debug = typer.Option("--debug", help="Show the traceback of an error.")
     return [
