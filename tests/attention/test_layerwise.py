@@ -6,7 +6,7 @@ import torch
 
 from attention.drives import FIRST_ROWS, FLUSH, KEEP, LAYERS, TOKENS, Drive, layer_bytes, pair, same
 from beamwright.attention import LayerwiseAttention, make_attention
-from beamwright.errors import CapacityError, InputError, LinkError
+from beamwright.errors import CapacityError, InputError, LinkError, format_bytes
 from beamwright.kv import ByteBudget, CopierLink, Direction, Piece
 
 
@@ -135,7 +135,8 @@ def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
         streamed.run(1)
     one = streamed.held[0] + FIRST_ROWS * streamed.token_bytes
     assert caught.value.needed_bytes == 2 * one
-    assert f"{2 * one - backend.budget.total_bytes:,} are missing" in str(caught.value)
+    assert f"needs {format_bytes(2 * one)}, " in str(caught.value)
+    assert f"of {format_bytes(backend.budget.total_bytes)} are free" in str(caught.value)
     assert backend.budget.used_bytes == 0
     plain.close()
 
