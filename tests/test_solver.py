@@ -3,7 +3,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -201,19 +200,19 @@ def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_pr
         assert solution.tokens.verifier_prefilled == alone.tokens.verifier_prefilled
 
 
-def test_a_prompt_is_rendered_once_even_if_the_trees_do_not_fit_together(make_solver):
+def test_a_prompt_is_rendered_once_even_if_the_trees_do_not_fit_together(make_solver, monkeypatch):
     rendered = []
-
-    def counting(codec):
-        def render(problem, system):
-            rendered.append(problem)
-            return codec.render(problem, system)
-
-        return SimpleNamespace(render=render)
 
     solver = make_solver(n=8, schedule="in-gpu", kv_memory=48 * 4096)
     alone = [solver.solve(problem, problem_id=i).tree_hash for i, problem in PROBLEMS]
-    solver._prompts._codec = counting(solver._prompts._codec)
+    codec = solver._prompts._codec
+    render = codec.render
+
+    def counting(problem, *options):
+        rendered.append(problem)
+        return render(problem, *options)
+
+    monkeypatch.setattr(codec, "render", counting)
     together = solver.solve_many(PROBLEMS)
     assert rendered == [problem.strip() for _, problem in PROBLEMS]
     assert [solution.tree_hash for solution in together] == alone
