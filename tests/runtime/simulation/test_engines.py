@@ -1,9 +1,8 @@
 import pytest
 
 from beamwright.config import ScheduleSettings, StepSettings
-from beamwright.cost import Layout, ModelCosts
+from beamwright.cost import Layout
 from beamwright.errors import CapacityError
-from beamwright.hardware import find_profile
 from beamwright.runtime.simulation import (
     ENGINES,
     FAIR,
@@ -15,19 +14,8 @@ from beamwright.runtime.simulation import (
     simulate,
     simulate_engine,
 )
+from simulated import CARD, GIB, MODEL, TREE
 
-GIB = 2**30
-CARD = find_profile("rtx-4090")
-MODEL = ModelCosts(
-    num_layers=32,
-    num_parameters=6_658_473_984,
-    weight_bytes=2 * 6_658_473_984,
-    kv_bytes_per_token=512 * 1024,
-    num_heads=32,
-    head_dim=128,
-    element_bytes=2,
-)
-TREE = grow(SyntheticSearch(16, 2, 128, 256, 32))
 RAGGED = grow(SyntheticSearch(16, 2, 100, 256, 32, step_sigma=0.5))
 
 

@@ -3,33 +3,19 @@ from dataclasses import replace
 import pytest
 
 from beamwright.config import ScheduleSettings, StepSettings
-from beamwright.cost import Layout, LbsCase, ModelCosts, Roofline, layerwise_bytes
+from beamwright.cost import Layout, LbsCase, Roofline, layerwise_bytes
 from beamwright.errors import CapacityError
-from beamwright.hardware import find_profile
 from beamwright.runtime.simulation import (
     RooflineCosts,
     Simulation,
-    SyntheticSearch,
     VirtualClock,
     grow,
     simulate,
     simulate_if_fits,
 )
 from beamwright.runtime.timeline import Timeline
+from simulated import CARD, GIB, MODEL, SEARCH, TREE
 
-GIB = 2**30
-CARD = find_profile("rtx-4090")
-MODEL = ModelCosts(
-    num_layers=32,
-    num_parameters=6_658_473_984,
-    weight_bytes=2 * 6_658_473_984,
-    kv_bytes_per_token=512 * 1024,
-    num_heads=32,
-    head_dim=128,
-    element_bytes=2,
-)
-SEARCH = SyntheticSearch(16, 2, 128, 256, 32)
-TREE = grow(SEARCH)
 KV = 512 * 1024
 
 
