@@ -213,6 +213,7 @@ def test_the_axes():
     assert list(charts) == ["n", "tokens", "seconds", "kv"]
     places = {name: [p.x for p in chart.lines[0].points] for name, chart in charts.items()}
     assert places == {"n": [4, 16], "tokens": [1000, 9e4], "seconds": [2.5, 2.5], "kv": [2.0, 2.0]}
+    assert "both models" in charts["kv"].x_label, "the figure is a sum"
 
 
 def test_a_figure_of_nothing_has_no_place_on_a_logarithmic_axis():
