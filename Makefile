@@ -48,7 +48,7 @@ check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between
 	$(BIN)/python -m pytest tests/test_imports.py
 
 bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
-	$(BIN)/python benchmarks/accuracy.py --plot docs/accuracy.png
+	$(BIN)/python benchmarks/accuracy.py
 
 peers-setup: $(BIN)/.installed-dev
 	benchmarks/setup_peers.sh $(PEERS)
