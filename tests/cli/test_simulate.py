@@ -128,6 +128,8 @@ def test_a_table_for_people(cli):
     [
         (["--schedules", "fast"], "--schedules fast"),
         (["--schedules", ""], "--schedules"),
+        (["--engines", "slang"], "did you mean sglang?"),
+        (["--engines", ""], "--engines"),
         (["--search", "mcts"], "--search mcts"),
         (["--gpu", "abacus"], "--gpu abacus"),
         (["--model", "opt-9b"], "opt-9b"),
@@ -185,6 +187,76 @@ def test_an_emulated_link_is_said_to_be(cli):
 
 def test_the_profiles_are_listed(cli):
     assert "rtx-5090" in cli("simulate", "--gpu", "list").out
+
+
+# --- engines ---------------------------------------------------------------------------------
+
+FAIR = ["vllm", "vllm-offload", "sglang", "sglang-hicache"]
+
+
+def test_engines_that_exist_stand_beside_all_schedules(cli):
+    report = cli(*TIGHT, "--json").json
+    assert list(report["engines"]) == FAIR
+    assert report["engines_left_out"] is None
+    baseline = report["schedules"]["layerwise/dense"]["time_s"]
+    for each in report["engines"].values():
+        for found in (each["by_row"], each["once"]):
+            speedup = found["speedup_over_layerwise_dense"]
+            assert speedup == pytest.approx(baseline / found["time_s"])
+        assert each["once"]["time_s"] < each["by_row"]["time_s"]
+        assert each["once"]["device_peak_bytes"] <= report["kv_budget_bytes"]
+
+
+def test_the_engines_that_are_named_in_the_table_and_with_their_seconds(cli):
+    words = [*TIGHT, "--schedules", "locality/tree", "--engines", "clairvoyant, sglang"]
+    found = cli(*words, "--json").json["engines"]
+    assert list(found) == ["clairvoyant", "sglang"]
+    (row,) = [line for line in cli(*words).out.splitlines() if line.startswith("sglang ")]
+    assert f"{found['sglang']['by_row']['time_s']:.1f}" in row.split()
+
+
+@pytest.mark.parametrize(
+    "words", [["--engines", "none"], ["--schedules", "locality/tree"]], ids=" ".join
+)
+def test_no_engine_where_none_is_asked_for(cli, words):
+    assert cli(*TIGHT, *words, "--json").json["engines"] is None
+    out = cli(*TIGHT, *words).out
+    assert "sglang" not in out
+    assert "engines" not in out
+
+
+def test_an_engine_that_lacks_memory_for_a_path_does_not_fit(cli):
+    words = [*SMALL, "--prompt", "1024", "--kv-memory", "540MiB", "--engines", "vllm"]
+    assert cli(*words, "--json").json["engines"] == {"vllm": None}
+    assert "vllm" in cli(*words).out
+
+
+def test_engines_know_no_verifier(cli):
+    words = [*SMALL, "--memory", "16GiB", "--verifier", "qwen2.5-0.5b"]
+    assert cli(*words, "--json").json["engines"] is None
+    assert "engines are left out: their rules know no verifier" in cli(*words).out
+    outcome = cli(*words, "--engines", "vllm")
+    assert (outcome.code, "--engines vllm" in outcome.err) == (2, True)
+
+
+def test_engines_that_take_minutes_are_left_out(monkeypatch, cli):
+    monkeypatch.setattr("beamwright.cli.simulate_engines._CHEAP_TOKENS", 100)
+    report = cli(*TIGHT, "--json").json
+    assert report["engines"] is None
+    assert "--engines vllm,vllm-offload,sglang,sglang-hicache" in report["engines_left_out"]
+    assert cli(*TIGHT, "--engines", "vllm", "--json").json["engines"]["vllm"]
+
+
+def test_engines_replay_a_recorded_tree(cli, recorded):
+    words = ["simulate", "--model", "opt-6.7b", "--kv-memory", "1GiB", "--recorded-tree", recorded]
+    found = cli(*words, "--json").json["engines"]["vllm"]["once"]
+    assert found["iterations"] == 70  # 40 tokens, then 30: a round ends with its longest step
+
+
+def test_the_link_serves_a_host_tier(cli):
+    words = [*TIGHT, "--schedules", "in-gpu", "--link-bandwidth", "1GB/s"]
+    assert cli(*words, "--engines", "sglang").code == 2
+    assert cli(*words, "--engines", "sglang-hicache").code == 0
 
 
 # --- plan and simulate -----------------------------------------------------------------------

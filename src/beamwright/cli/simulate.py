@@ -24,23 +24,21 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.simulate_case import Case, find_case
+from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
 from beamwright.cli.simulate_view import comparison_view
 from beamwright.cli.sizes import check_verifier_options, read_models, split_memory
-from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.config import ScheduleSettings
 from beamwright.cost import Layout
 from beamwright.errors import InputError
 from beamwright.registry import did_you_mean
-from beamwright.report.recorded import RecordedTree, read_recorded
 from beamwright.schedule import SCHEDULES
-from beamwright.search import strategy_row
 
-_DEFAULT_STEP_TOKENS = 32
 _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "link_bandwidth",
 )  # fmt: skip
-_SYNTHETIC = ("n", "width", "search", "seed")
 
 
 @dataclass(frozen=True)
@@ -115,8 +113,9 @@ def simulate(
     tree: _TreeOption = None,
     schedules: _SchedulesOption = _ALL,
     ablation: _AblationOption = False,
+    engines: EnginesOption = None,
 ) -> None:
-    """Simulate a search under several schedules. Loads no model.
+    """Simulate a search under several schedules, and on serving engines. Loads no model.
 
     --model and --verifier take a model's name as well, such as qwen2.5-1.5b.
     """
@@ -124,7 +123,9 @@ def simulate(
         print_profiles(as_json=invocation.as_json)
         return
     rows = _chosen(schedules)
+    named = named_engines(engines)
     linked = ablation or any(row.settings.schedule != "in-gpu" for row in rows.values())
+    linked = linked or any(map(simulator.has_host_tier, named or ()))
     if "link_bandwidth" in invocation.given and not linked:
         raise InputError(f"--link-bandwidth: does nothing with --schedules {schedules}")
     own = {
@@ -136,8 +137,9 @@ def simulate(
     with quiet_stdout():
         machine = _machine(invocation, gpu)
         check_verifier_options(invocation.given, invocation.settings.model)
-        case = _synthetic(invocation, own) if tree is None else _recorded(invocation, own, tree)
-        report = _report(invocation, machine, case, rows, ablation)
+        case = find_case(invocation, own, tree)
+        compared = _Compared(rows, ablation, named, all_schedules=schedules == _ALL)
+        report = _report(invocation, machine, case, compared)
     if invocation.as_json:
         print_json(report)
     else:
@@ -172,100 +174,24 @@ def _machine(invocation: Invocation, gpu: str | None) -> Machine:
     return replace(machine, profile=profile)
 
 
-# --- what is searched ------------------------------------------------------------------------
+# --- the report ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Case:
-    """A tree, and what is said of it. longest: tokens of its longest path."""
+class _Compared:
+    """What is simulated. engines: those that are named, if --engines is given."""
 
-    tree: Any
-    facts: Mapping[str, Any]
-    longest: int
-    step: StepSettings
-
-
-def _synthetic(invocation: Invocation, own: Mapping[str, Any]) -> _Case:
-    settings, search = invocation.settings, invocation.settings.search
-    row = strategy_row(search)
-    if not row.by_level or row.step_limits is not None:
-        raise InputError(
-            f"--search {row.name}: the rounds of a made-up tree are its levels, all with "
-            "steps of one kind; replay a recorded tree, or choose another search"
-        )
-    prompt, generate = own["prompt"] or 128, own["generate"] or 1920
-    step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
-    sigma = own["step_spread"] or 0.0
-    facts = {
-        "n": search.n,
-        "width": search.width,
-        "prompt": prompt,
-        "generate": generate,
-        "step_tokens": step_tokens,
-        "step_spread": sigma,
-        "search": row.name,
-        "survival": own["survival"] or "random",
-        "seed": search.seed,
-        "options": dict(search.model_extra or {}),
-        "tree": None,
-    }
-    tree = simulator.grow_tree(facts)
-    step = _step_settings(tree, step_tokens if sigma == 0 else None, generate)
-    return _Case(tree, facts, prompt + generate, step)
-
-
-def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> _Case:
-    given = [name for name in _SYNTHETIC if name in invocation.given]
-    given += [name for name, value in own.items() if value is not None]
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
-        raise InputError(f"{option} describes a made-up search; --recorded-tree replays one")
-    tree = read_recorded(file)
-    if not tree.nodes:
-        raise InputError(f"{file}: the recorded search has no steps")
-    longest = _longest_path(tree)
-    rounds = [node.round for node in tree.nodes]
-    step_tokens = invocation.settings.step.step_tokens
-    facts = {
-        "n": max(rounds.count(number) for number in set(rounds)),
-        "width": None,
-        "prompt": tree.prompt_tokens,
-        "generate": longest - tree.prompt_tokens,
-        "step_tokens": step_tokens,
-        "step_spread": None,
-        "search": None,
-        "survival": None,
-        "seed": None,
-        "options": None,
-        "tree": str(file),
-    }
-    return _Case(tree, facts, longest, _step_settings(tree, step_tokens, None))
-
-
-def _step_settings(tree: Any, step_tokens: int | None, max_tokens: int | None) -> StepSettings:
-    """What a schedule may know of the steps' lengths."""
-    most = max(node.tokens for node in tree.nodes)
-    if step_tokens is not None and most > step_tokens:
-        raise InputError(f"--step-tokens {step_tokens}: the tree has a step of {most} tokens")
-    return StepSettings(step_tokens=step_tokens, max_step_tokens=most, max_tokens=max_tokens)
-
-
-def _longest_path(tree: RecordedTree) -> int:
-    ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
-    for node in tree.nodes:
-        ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
-    return max(ends.values())
-
-
-# --- the report ------------------------------------------------------------------------------
+    rows: Mapping[str, _Row]
+    ablation: bool
+    engines: tuple[str, ...] | None
+    all_schedules: bool
 
 
 def _report(
     invocation: Invocation,
     machine: Machine,
-    case: _Case,
-    rows: Mapping[str, _Row],
-    ablation: bool,
+    case: Case,
+    compared: _Compared,
 ) -> dict[str, Any]:
     settings = invocation.settings
     models = read_models(settings, machine)
@@ -292,9 +218,22 @@ def _report(
             for name, row in chosen.items()
         }
 
-    results = run(rows)
-    parts = run(_ABLATION) if ablation else None
-    for each in [*results.values(), *(parts or {}).values()]:
+    beside, left_out = engines_beside(
+        case,
+        compared.engines,
+        all_schedules=compared.all_schedules,
+        has_verifier=verifier is not None,
+    )
+    results = run(compared.rows)
+    parts = run(_ABLATION) if compared.ablation else None
+    engines = {
+        name: simulator.simulate_on_engine(
+            name, case.tree, generator.costs, plan.generator_kv_bytes, models.profile
+        )
+        for name in beside
+    }
+    readings = [each for found in engines.values() if found for each in found.values()]
+    for each in [*results.values(), *(parts or {}).values(), *readings]:
         if each is not None:
             each |= {
                 f"speedup_over_layerwise_{layout}": _speedup(each, results.get(baseline))
@@ -312,6 +251,8 @@ def _report(
         "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,
         "schedules": results,
         "ablation": parts,
+        "engines": engines or None,
+        "engines_left_out": left_out,
     }
 
 

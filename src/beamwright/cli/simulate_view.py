@@ -1,4 +1,4 @@
-"""The table of `beamwright simulate`."""
+"""The tables of `beamwright simulate`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,22 @@ def comparison_view(report: Mapping[str, Any], machine: Machine) -> Group:
         "over: how many times as fast as layer-wise with a copy per beam (dense), and with shared "
         "KV (tree); in: GiB loaded from host memory"
     ]
+    tables: list[Any] = [_table(report)]
+    if report["engines"] is not None:
+        tables += ["", _engines_table(report["engines"])]
+        notes.append(
+            "engines: by vLLM's and SGLang's rules each step is a prompt of its own and shared KV "
+            "is held once; by row: attention reads it for every beam, as they do by default; once, "
+            "and the columns after it: shared parts are read once; again: tokens computed again"
+        )
+    if report["engines_left_out"] is not None:
+        notes.append(f"engines are left out: {report['engines_left_out']}")
     if report["link_bandwidth"] is not None:
         notes.append(f"the link is emulated at {report['link_bandwidth'] / 1e9:g} GB/s")
     if machine.why is not None:
         notes.append(machine.why)
     notes.append(f"{machine.profile.name}: {machine.source}")
-    return Group(_table(report), *map(plain, notes))
+    return Group(*tables, *map(plain, notes))
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -51,6 +61,28 @@ def _table(report: Mapping[str, Any]) -> Table:
     return table
 
 
+def _engines_table(engines: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("seconds", no_wrap=True)
+    for column in ("by row", "once", "stall", "in", "again", "over dense", "over tree"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, each in engines.items():
+        add_row(table, name, *_engine_cells(each))
+    return table
+
+
+def _engine_cells(each: Mapping[str, Any] | None) -> Iterator[str]:
+    if each is None:
+        yield "no fit"
+        return
+    once = each["once"]
+    for seconds in (each["by_row"]["time_s"], once["time_s"], once["stall_s"]):
+        yield short_number(seconds)
+    yield short_number(once["h2d_bytes"] / _GIB)
+    yield f"{once['recomputed_tokens']:,}"
+    yield from _speedups(once)
+
+
 def _cells(each: Mapping[str, Any] | None) -> Iterator[str]:
     if each is None:
         yield "no fit"  # the other cells stay empty
@@ -59,6 +91,10 @@ def _cells(each: Mapping[str, Any] | None) -> Iterator[str]:
         yield short_number(each[name])
     yield short_number(each["h2d_bytes"] / _GIB)
     yield f"{each['groups']:,}"
+    yield from _speedups(each)
+
+
+def _speedups(each: Mapping[str, Any]) -> Iterator[str]:
     for layout in ("dense", "tree"):
         speedup = each[f"speedup_over_layerwise_{layout}"]
         yield "" if speedup is None else f"{speedup:.1f}x"

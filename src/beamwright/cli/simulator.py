@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from beamwright.errors import CapacityError
+
 if TYPE_CHECKING:
     from beamwright.cost import Layout, ModelCosts
     from beamwright.cost.model import Hardware
@@ -70,3 +72,37 @@ def simulate_search(
         )
     )
     return None if result is None else asdict(result)
+
+
+def known_engines() -> tuple[str, ...]:
+    """The names of all engines, bounds included."""
+    from beamwright.runtime.simulation import ENGINES  # noqa: PLC0415
+
+    return tuple(ENGINES)
+
+
+def fair_engines() -> tuple[str, ...]:
+    """The names of the engines that exist."""
+    from beamwright.runtime.simulation import FAIR  # noqa: PLC0415
+
+    return FAIR
+
+
+def has_host_tier(name: str) -> bool:
+    """Whether this engine moves KV across the link."""
+    from beamwright.runtime.simulation import ENGINES  # noqa: PLC0415
+
+    return ENGINES[name].host_tier
+
+
+def simulate_on_engine(
+    name: str, tree: ReplayTree, model: ModelCosts, kv_bytes: int, hardware: Hardware
+) -> dict[str, Any] | None:
+    """One search on one engine, with both ways to read KV; None if it does not fit."""
+    from beamwright.runtime.simulation import EngineCase, simulate_engine  # noqa: PLC0415
+
+    try:
+        by_row, once = simulate_engine(EngineCase(tree, model, hardware, kv_bytes), name)
+    except CapacityError:
+        return None
+    return {"by_row": asdict(by_row), "once": asdict(once)}

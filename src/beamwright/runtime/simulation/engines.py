@@ -39,11 +39,13 @@ Rounds = list[list[Request]]
 class EngineRules:
     """An engine. make: from the device's tokens of KV and the rounds.
 
-    waits: requests wait for loads while others run, so that what it schedules depends on time.
+    host_tier: KV that does not fit is moved to host memory. waits: requests wait for loads while
+    others run, so that what it schedules depends on time.
     """
 
     meaning: str
     make: Callable[[int, Rounds], Engine]
+    host_tier: bool = False
     waits: bool = False
 
 
@@ -63,12 +65,16 @@ ENGINES: Mapping[str, EngineRules] = MappingProxyType(
     {
         "vllm": EngineRules("vLLM: prefix cache, preemption by recompute", _vllm(offload=False)),
         "vllm-offload": EngineRules(
-            "vLLM with its offloading connector", _vllm(offload=True), waits=True
+            "vLLM with its offloading connector", _vllm(offload=True), host_tier=True, waits=True
         ),
         "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang(hicache=False)),
-        "sglang-hicache": EngineRules("SGLang with HiCache, write-back", _sglang(hicache=True)),
+        "sglang-hicache": EngineRules(
+            "SGLang with HiCache, write-back", _sglang(hicache=True), host_tier=True
+        ),
         "clairvoyant": EngineRules(
-            "the same, evicting what is needed last (Belady): a bound", _clairvoyant
+            "the same, evicting what is needed last (Belady): a bound",
+            _clairvoyant,
+            host_tier=True,
         ),
     }
 )

@@ -1,0 +1,111 @@
+"""What `beamwright simulate` replays: a search that it makes up, or one that was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beamwright.cli import simulator
+from beamwright.cli.options import Invocation
+from beamwright.config import StepSettings
+from beamwright.errors import InputError
+from beamwright.report.recorded import RecordedTree, read_recorded
+from beamwright.search import strategy_row
+
+_DEFAULT_STEP_TOKENS = 32
+_MADE_UP = ("n", "width", "search", "seed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tree, and what is said of it. longest: tokens of its longest path."""
+
+    tree: Any
+    facts: Mapping[str, Any]
+    longest: int
+    step: StepSettings
+
+
+def find_case(invocation: Invocation, own: Mapping[str, Any], recorded: Path | None) -> Case:
+    """The search of a command line. own: its options beside the settings; recorded: a file.
+
+    Raises:
+        InputError: if the options do not go together, or the file holds no recorded search.
+    """
+    if recorded is None:
+        return _made_up(invocation, own)
+    return _recorded(invocation, own, recorded)
+
+
+def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
+    settings, search = invocation.settings, invocation.settings.search
+    row = strategy_row(search)
+    if not row.by_level or row.step_limits is not None:
+        raise InputError(
+            f"--search {row.name}: the rounds of a made-up tree are its levels, all with "
+            "steps of one kind; replay a recorded tree, or choose another search"
+        )
+    prompt, generate = own["prompt"] or 128, own["generate"] or 1920
+    step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
+    sigma = own["step_spread"] or 0.0
+    facts = {
+        "n": search.n,
+        "width": search.width,
+        "prompt": prompt,
+        "generate": generate,
+        "step_tokens": step_tokens,
+        "step_spread": sigma,
+        "search": row.name,
+        "survival": own["survival"] or "random",
+        "seed": search.seed,
+        "options": dict(search.model_extra or {}),
+        "tree": None,
+    }
+    tree = simulator.grow_tree(facts)
+    step = _step_settings(tree, step_tokens if sigma == 0 else None, generate)
+    return Case(tree, facts, prompt + generate, step)
+
+
+def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Case:
+    given = [name for name in _MADE_UP if name in invocation.given]
+    given += [name for name, value in own.items() if value is not None]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{option} describes a made-up search; --recorded-tree replays one")
+    tree = read_recorded(file)
+    if not tree.nodes:
+        raise InputError(f"{file}: the recorded search has no steps")
+    longest = _longest_path(tree)
+    rounds = [node.round for node in tree.nodes]
+    step_tokens = invocation.settings.step.step_tokens
+    facts = {
+        "n": max(rounds.count(number) for number in set(rounds)),
+        "width": None,
+        "prompt": tree.prompt_tokens,
+        "generate": longest - tree.prompt_tokens,
+        "step_tokens": step_tokens,
+        "step_spread": None,
+        "search": None,
+        "survival": None,
+        "seed": None,
+        "options": None,
+        "tree": str(file),
+    }
+    return Case(tree, facts, longest, _step_settings(tree, step_tokens, None))
+
+
+def _step_settings(tree: Any, step_tokens: int | None, max_tokens: int | None) -> StepSettings:
+    """What a schedule may know of the steps' lengths."""
+    most = max(node.tokens for node in tree.nodes)
+    if step_tokens is not None and most > step_tokens:
+        raise InputError(f"--step-tokens {step_tokens}: the tree has a step of {most} tokens")
+    return StepSettings(step_tokens=step_tokens, max_step_tokens=most, max_tokens=max_tokens)
+
+
+def _longest_path(tree: RecordedTree) -> int:
+    ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
+    for node in tree.nodes:
+        ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
+    return max(ends.values())

@@ -1,0 +1,70 @@
+"""`beamwright simulate --engines`: serving engines beside the schedules, on the same tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from beamwright.cli import simulator
+from beamwright.cli.simulate_case import Case
+from beamwright.errors import InputError
+from beamwright.registry import did_you_mean
+
+_CHEAP_TOKENS = 2**18  # 128 beams of 2,048 tokens: seconds; 512 beams take minutes
+_NONE = "none"
+
+EnginesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engines",
+        metavar="NAMES",
+        help="With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier), "
+        "clairvoyant (a bound), or none. By their rules each step is a prompt of its own and "
+        "shared KV is held once; they know no verifier. Default: the first four, beside all "
+        f"schedules, without a verifier, up to {_CHEAP_TOKENS:,} tokens.",
+    ),
+]
+
+
+def named_engines(names: str | None) -> tuple[str, ...] | None:
+    """The engines that --engines names; None if it is not given.
+
+    Raises:
+        InputError: if there is no such engine.
+    """
+    if names is None:
+        return None
+    if names.strip() == _NONE:
+        return ()
+    known = simulator.known_engines()
+    found = tuple(dict.fromkeys(each.strip() for each in names.split(",")))
+    for name in found:
+        if name not in known:
+            hint = f"{did_you_mean(name, dict.fromkeys(known))}known: {', '.join(known)}, or none"
+            raise InputError(f"--engines {names}: no engine {name!r}; {hint}")
+    return found
+
+
+def engines_beside(
+    case: Case, named: Sequence[str] | None, *, all_schedules: bool, has_verifier: bool
+) -> tuple[Sequence[str], str | None]:
+    """The engines to simulate, and why the usual ones are left out.
+
+    named: what `named_engines` found. all_schedules: --schedules leaves none out.
+
+    Raises:
+        InputError: if an engine is named beside a verifier.
+    """
+    if named and has_verifier:
+        raise InputError(f"--engines {','.join(named)}: their rules know no verifier, leave it out")
+    if named is not None or not all_schedules:
+        return named or (), None
+    if has_verifier:
+        return (), "their rules know no verifier"
+    num_tokens = sum(node.tokens for node in case.tree.nodes)
+    if num_tokens > _CHEAP_TOKENS:
+        usual = ",".join(simulator.fair_engines())
+        return (), f"{num_tokens:,} tokens take minutes; --engines {usual} simulates them"
+    return simulator.fair_engines(), None
