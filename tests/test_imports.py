@@ -14,7 +14,17 @@ FILES = sorted(SRC.rglob("*.py"))
 
 # Rooms from the bottom up; a room imports only from rooms of an earlier level, or from itself.
 LEVELS = (
-    ("errors", "files", "yaml_file", "config", "protocols", "progress", "units", "registry"),
+    (
+        "errors",
+        "files",
+        "yaml_file",
+        "config",
+        "protocols",
+        "progress",
+        "units",
+        "registry",
+        "declare",
+    ),
     ("tree",),
     ("hardware", "cost"),
     ("search",),
@@ -44,7 +54,7 @@ LEVELS = (
     ("bundled", "__main__", "__init__"),
 )
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
-POLICIES = ("search", "schedule", "tree", "cost", "config", "registry", "protocols", "errors")
+POLICIES = ("search", "schedule", "tree", "cost", *LEVELS[0])
 
 
 def room_of(path):

@@ -10,6 +10,7 @@ from beamwright import Solver, config, solver_options
 from beamwright.config import Settings
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
+from beamwright.runtime.limits import StopFunction
 from beamwright.solver_options import SolverOptions
 from beamwright.verify import ScoreFunction
 
@@ -21,6 +22,8 @@ WIDER = {
     config.Rate: int | str | None,
     config.Duration: float | str | None,
     config.StepLimits: Sequence[int] | str | None,
+    config.Names: Sequence[str | StopFunction] | str | None,
+    config.Names: Sequence[str | StopFunction] | str | None,
     config.Text: str | PathLike[str],
     config.TextOrNone: str | PathLike[str] | None,
 }
@@ -41,6 +44,8 @@ def settings_types():
             found[name] = parts(WIDER.get(hints[name], hints[name]))
     found["verifier"] |= {ScoreFunction, Verifier}  # objects of the user's own
     found["schedule"] |= {SchedulePolicy}
+    found["stop"] |= {StopFunction}
+    found["stop"] |= {StopFunction}
     return found
 
 

@@ -23,7 +23,7 @@ from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import schedule_row
 from beamwright.tiers import HostTier, chosen_schedule
-from beamwright.verify import resolve_verifier
+from beamwright.verify import VerifierSource, resolve_verifier
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def assemble(
 ) -> Parts:
     """Load the models and spend the memory number on them and their KV.
 
-    own: a verifier that is the user's own.
+    own: a verifier that is the user's own, or declared.
 
     Raises:
         InputError: for a bad model or verifier, or a memory number that does not hold them.
@@ -65,7 +65,7 @@ def assemble(
         loaded = load_model(model.model, model, chat_template=model.chat_template)
     progress.doing(f"loading the verifier {model.verifier}")
     with _told(f"--verifier {model.scorer}"):
-        source = resolve_verifier(model)
+        source = resolve_verifier(model) if own is None else VerifierSource(None, None, own)
     if source.model is not None and loaded.codec is None:
         raise InputError(
             f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
@@ -95,7 +95,6 @@ def assemble(
         tree_models.append(scorer)
         backends.append(backend)
         verifier = source.on(scorer)
-    verifier = own or verifier
     assert verifier is not None
     policy = row.policy(scheduled)
     return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)

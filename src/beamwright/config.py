@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
-from beamwright.registry import Row, Table, declared_options, did_you_mean, flag_of
-from beamwright.units import Duration, Rate, Size, StepLimits, Text, TextOrNone
+from beamwright.registry import declared_options, did_you_mean
+from beamwright.units import Duration, Names, Rate, Size, StepLimits, Text, TextOrNone
 from beamwright.yaml_file import read_yaml
 
 MOST_CANDIDATES = 2**16
@@ -45,8 +45,8 @@ class OpenSection(Section):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-class ModelSettings(Section):
-    """Which models run, where and in what precision."""
+class ModelSettings(OpenSection):
+    """Which models run, where and in what precision; options of a declared verifier."""
 
     model: Text = "bundled"
     verifier: TextOrNone = None
@@ -114,13 +114,17 @@ class SearchSettings(OpenSection):
     seed: int = Field(0, ge=0)
 
 
-class StopSettings(Section):
-    """What ends a search early, with the best so far. The tree up to there is the same."""
+class StopSettings(OpenSection):
+    """What ends a search early, with the best so far. The tree up to there is the same.
+
+    stop: names of declared stops, whose options stand beside it.
+    """
 
     deadline: Duration = None
     token_budget: int | None = Field(None, ge=1, description="generated tokens")
     stop_votes: bool = False
     stop_score: float | None = Field(None, allow_inf_nan=False)
+    stop: Names = None
 
 
 class MemorySettings(Section):
@@ -218,36 +222,6 @@ def _short(value: Any) -> str:
     """A value as an error shows it, whatever a file may hold in its place."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def check_free(names: Iterable[str], where: str) -> None:
-    """Raises InputError if a declaration at `where` takes a name that the settings have."""
-    owners = {name for info in Settings.model_fields.values() for name in _fields_of(info)}
-    for name in names:
-        if name in owners:
-            raise InputError(f"{where}: --{name.replace('_', '-')} is a setting of its own")
-
-
-def declared_values(table: Table[Any], row: Row, settings: OpenSection) -> dict[str, Any]:
-    """The options that a section holds for this row, of what the section names.
-
-    Raises:
-        InputError: for an option that the row does not have.
-    """
-    given = settings.model_extra or {}
-    for name in given:
-        if name in row.options:
-            continue
-        owners = [each.name for each in table.owners(name)]
-        if owners:
-            goes_with = f"it goes with {', '.join(owners)}"
-            raise InputError(
-                f"{flag_of(name)} is no option of {table.flag} {row.name}; {goes_with}"
-            )
-        hint = did_you_mean(name, {**type(settings).model_fields, **row.options}).rstrip()
-        unknown = f"unknown option {f'{table.section}.{name}'!r}"
-        raise InputError(unknown + (f": {hint}" if hint else ""))
-    return dict(given)
 
 
 def _fields_of(section: FieldInfo) -> Iterable[str]:

@@ -5,27 +5,62 @@ Knows code and plain values; two that compute the same in other words are differ
 
 from __future__ import annotations
 
+import ast
 import hashlib
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from beamwright.config import Settings
+from beamwright.declare import STOPS, VERIFIERS
+from beamwright.search import strategy_row
+
+CODE = {"search_code": "search", "verifier_code": "verifier"}
+"""What holds the code of what an option names, and the option."""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _DIGITS = 12
 
 
-def identity_of(owner: Any) -> str:
+def identity_of(owner: Any, source: str | None = None) -> str:
     """`module.name@digest` of a function, a class or an object.
 
     The digest is of the code, of defaults and closures, and of what an object says in `identity`;
     where it has none, of its plain values (numbers, texts, tuples of them). One that counts or
     remembers needs an `identity`. Attributes that are not plain are not looked into.
+
+    source: of the file that it is part of, all of whose code then counts; comments do not.
     """
     named = owner if isinstance(owner, FunctionType | type) else type(owner)
     digest = hashlib.sha256()
     for part in _parts(owner):
         digest.update(part.encode() + b"\0")
+    if source is not None:
+        digest.update(ast.dump(ast.parse(source)).encode())
     return f"{named.__module__}.{named.__qualname__}@{digest.hexdigest()[:_DIGITS]}"
+
+
+def plugin_code(settings: Settings) -> dict[str, str]:
+    """Whose code decides the tree of these settings (`identity_of`), of what plugins declare.
+
+    Raises:
+        InputError: for an unknown strategy.
+    """
+    rows = (strategy_row(settings.search), VERIFIERS.get(settings.model.scorer))
+    return {
+        name: identity_of(row.make, row.source)
+        for name, row in zip(CODE, rows, strict=True)
+        if row is not None and row.is_plugin
+    }
+
+
+def stop_code(settings: Settings) -> dict[str, str]:
+    """The code of the declared stops, which decide where a tree ends and none of its nodes.
+
+    Raises:
+        InputError: for an unknown stop.
+    """
+    rows = [STOPS.find(name) for name in settings.stop.stop or ()]
+    return {f"stop_code.{row.name}": identity_of(row.make, row.source) for row in rows}
 
 
 def _parts(owner: Any) -> Iterator[str]:

@@ -1,26 +1,28 @@
 """What a user gives a solver as objects: a strategy, a schedule, a verifier, stop rules.
 
-Each is checked for what it has to have, and named in checkpoints by what it is (solver room).
+Each is checked for what it has to have, and named in checkpoints by what it is; one that is
+declared becomes a setting by its name (solver room).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.config import SearchSettings, Section, Settings
+from beamwright.declare import STOPS, VERIFIERS, make_stops
 from beamwright.errors import InputError
 from beamwright.identity import identity_of
 from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
+from beamwright.registry import Row, Table
 from beamwright.report.checkpoint import OWN
 from beamwright.runtime.limits import StopFunction
 from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
-from beamwright.tree import Node
-from beamwright.verify import CallableVerifier
+from beamwright.verify import CallableVerifier, ObjectVerifier, declared_verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 
 _GROUPING = ("planner", "balance")  # read by the locality schedule alone
@@ -37,11 +39,15 @@ _BESIDE = ("stop", "plugins")  # go with whole settings, too
 
 @dataclass(frozen=True)
 class OwnParts:
-    """The user's own parts; None, or no stops, where settings say what to use."""
+    """The user's own parts; None, or no stops, where settings say what to use.
+
+    scorer: the verifier, or the declared one that the settings name. stops: those, too.
+    """
 
     strategy: Strategy | None = None
     schedule: SchedulePolicy | None = None
     verifier: Verifier | None = None
+    scorer: Verifier | None = None
     stops: tuple[StopFunction, ...] = ()
 
     def identities(self) -> dict[str, str]:
@@ -78,12 +84,21 @@ def settle(
         raise InputError("give Solver either settings or options, not both")
     load_all(options.pop("plugins", ()))
     own = take_own(options)
+    if settings is None:
+        settings = Settings.build(**options)
+    elif options.get("stop"):
+        named = (*(settings.stop.stop or ()), *options["stop"])
+        stopped = settings.stop.model_copy(update={"stop": named})
+        settings = settings.model_copy(update={"stop": stopped})
     found = with_defaults(
-        settings or Settings.build(**options),
+        settings,
         own_scores=own.verifier is not None or own.strategy is not None,
         own_strategy=own.strategy is not None,
     )
     _check_meant(found, own)
+    scorer = declared_verifier(found.model)
+    stops = (*make_stops(found.stop), *own.stops)
+    own = replace(own, scorer=own.verifier or scorer, stops=stops)
     return found, own.strategy_for(found.search) or make_strategy(found.search), own
 
 
@@ -91,7 +106,9 @@ def _check_meant(settings: Settings, own: OwnParts) -> None:
     """Raises InputError for an option that would do nothing, or an unknown schedule."""
     model, schedule = settings.model, settings.schedule
     kind = (model.verifier or "none").partition(":")[0]
-    if model.verifier_weights != "auto" and (own.verifier is not None or kind in WITHOUT_MODEL):
+    declared = model.verifier in VERIFIERS
+    weightless = own.verifier is not None or kind in WITHOUT_MODEL or declared
+    if model.verifier_weights != "auto" and weightless:
         raise InputError(f"--verifier-weights: --verifier {model.verifier} has no weights")
     if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
         raise InputError("--stop-score: with --verifier none there are no scores to reach it")
@@ -126,19 +143,14 @@ def take_own(options: dict[str, Any]) -> OwnParts:
         InputError: if one lacks what it has to have, or is given twice.
     """
     strategy = _strategy(options)
-    schedule, verifier, stop = options.get("schedule"), options.get("verifier"), None
+    schedule = options.get("schedule")
     if schedule is not None and not isinstance(schedule, str):
         _need(schedule, "schedule", "plan")
         options["schedule"] = "locality"
     else:
         schedule = None
     verifier = _verifier(options)
-    stop = options.pop("stop", None)
-    stops = () if stop is None else tuple(stop) if isinstance(stop, Sequence) else (stop,)
-    for each in stops:
-        if not callable(each):
-            raise InputError(f"stop: {type(each).__name__} is no function of a tree")
-    return OwnParts(strategy, schedule, verifier, stops)
+    return OwnParts(strategy, schedule, verifier, stops=_stops(options))
 
 
 def _strategy(options: dict[str, Any]) -> Strategy | None:
@@ -151,16 +163,19 @@ def _strategy(options: dict[str, Any]) -> Strategy | None:
     if isinstance(strategy, type):
         strategy = strategy()
     _need(strategy, "strategy", "select")
-    for row in STRATEGIES.values():
-        if row.make is type(strategy):
-            given = {name: getattr(strategy, name) for name in row.options}
-            options.update({"search": row.name, **given})
-            return None
-    return strategy  # type: ignore[no-any-return]
+    declared = _declared(STRATEGIES, strategy)
+    if declared is None:
+        return strategy  # type: ignore[no-any-return]
+    options.update({"search": declared.name, **_options_of(declared, strategy)})
+    return None
 
 
 def _verifier(options: dict[str, Any]) -> Verifier | None:
     verifier: Any = options.get("verifier")
+    declared = _declared(VERIFIERS, verifier)
+    if declared is not None:
+        options.update({"verifier": declared.name, **_options_of(declared, verifier)})
+        return None
     if callable(getattr(verifier, "score", None)):
         options["verifier"] = "none"
         return ObjectVerifier(verifier)
@@ -170,35 +185,40 @@ def _verifier(options: dict[str, Any]) -> Verifier | None:
     return None
 
 
+def _stops(options: dict[str, Any]) -> tuple[StopFunction, ...]:
+    """Takes the functions out; names stay, and those of what is declared."""
+    stop: Any = options.get("stop")
+    if isinstance(stop, str):
+        stop = stop.split(",")
+    given = () if stop is None else stop if isinstance(stop, Sequence) else (stop,)
+    names, functions = [], []
+    for each in given:
+        declared = _declared(STOPS, each)
+        if isinstance(each, str):
+            names.append(each.strip())
+        elif declared is not None and (declared.make is each or not declared.options):
+            names.append(declared.name)
+        elif callable(each):
+            functions.append(each)
+        else:
+            raise InputError(f"stop: {type(each).__name__} is no function of a tree")
+    options["stop"] = names or None
+    return tuple(functions)
+
+
+def _declared(table: Table[Any], part: Any) -> Row | None:
+    """The declaration over this function or class, or over the class of a strategy or the like."""
+    for row in table.values():
+        if row.make is part or (row.make is type(part) and isinstance(part, Section)):
+            return row  # type: ignore[no-any-return]
+    return None
+
+
+def _options_of(row: Row, part: Any) -> dict[str, Any]:
+    """The options that an instance has."""
+    return {} if row.make is part else {name: getattr(part, name) for name in row.options}
+
+
 def _need(owner: Any, what: str, method: str) -> None:
     if not callable(getattr(owner, method, None)):
         raise InputError(f"{what}: {type(owner).__name__} has no method {method}")
-
-
-class ObjectVerifier:
-    """A verifier of the user's own, with the usual answers to what it does not say."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.name = str(getattr(function, "name", type(function).__name__))
-        self.default_aggregate: str = getattr(function, "default_aggregate", "last")
-        self.probabilities = bool(getattr(function, "probabilities", False))
-        self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
-
-    def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`.
-
-        Raises:
-            InputError: if it raises.
-        """
-        try:
-            return list(self.function.score(nodes))
-        except Exception as error:  # whatever a user's object raises
-            line = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"verifier {self.name}: it raised {line}") from error
-
-    def release(self, nodes: Sequence[Node]) -> None:
-        """See `protocols.Verifier`."""
-        release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
-        if release is not None:
-            release(nodes)

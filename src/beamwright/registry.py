@@ -8,9 +8,9 @@ down. The tables are open: a plugin's declarations join the built-in ones when i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pydantic import Field
@@ -35,12 +35,14 @@ class Row:
     """What is declared of a choice.
 
     meaning: one line for people. make: the class or function that does it; fields of a model are
-    the options, but for those that every one of its kind has (`shared`).
+    the options, but for those that every one of its kind has (`shared`). source: of the file that
+    declares it, if that is a plugin, as it was then.
     """
 
     name: str
     meaning: str
     make: Callable[..., Any]
+    source: str | None = field(default=None, repr=False, kw_only=True)
 
     @property
     def options(self) -> dict[str, FieldInfo]:
@@ -75,11 +77,12 @@ _TABLES: list[Table[Any]] = []
 class Table(Mapping[str, R], Generic[R]):
     """Rows by name, open to plugins.
 
-    section: of the settings, which holds the options. flag: the option that takes the name.
+    section: of the settings, which holds the options. flag: the option that takes the name. taken:
+    names that mean something else there.
     """
 
-    def __init__(self, section: str, flag: str) -> None:
-        self.section, self.flag = section, flag
+    def __init__(self, section: str, flag: str, taken: Collection[str] = ()) -> None:
+        self.section, self.flag, self._taken = section, flag, frozenset(taken)
         self._rows: dict[str, R] = {}
         _TABLES.append(self)
 
@@ -98,6 +101,8 @@ class Table(Mapping[str, R], Generic[R]):
         Raises:
             InputError: if its name, or the name of one of its options, means something else.
         """
+        if row.name in self._taken:
+            raise InputError(f"{row.place}: {self.flag} {row.name} means something else already")
         known = self._rows.get(row.name)
         if known is not None and known.place != row.place:
             raise InputError(
@@ -118,6 +123,8 @@ class Table(Mapping[str, R], Generic[R]):
         """
         if name in self._rows:
             return self._rows[name]
+        if not self._rows:
+            raise InputError(f"{self.flag} {name!r}: none is declared; a --plugin declares some")
         hint = did_you_mean(name, self._rows)
         raise InputError(f"{self.flag} {name!r}: {hint}choose one of {', '.join(self._rows)}")
 
@@ -142,6 +149,12 @@ def declared_options() -> dict[str, str]:
     return {
         name: table.section for table in _TABLES for row in table.values() for name in row.options
     }
+
+
+def declared_under(flag: str) -> list[str]:
+    """The options of all that can follow this one."""
+    rows = [row for table in _TABLES if table.flag == flag for row in table.values()]
+    return list(dict.fromkeys(name for row in rows for name in row.options))
 
 
 def declared_names(flag: str) -> list[str]:

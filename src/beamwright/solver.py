@@ -24,7 +24,7 @@ from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree
 from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
 from beamwright.runtime.decode import StepDecoder
 from beamwright.runtime.facts import RunFacts
-from beamwright.runtime.limits import StopFunction, StopRule, check_stops, num_generated
+from beamwright.runtime.limits import StopRule, check_stops, num_generated
 from beamwright.runtime.obeyed import policy_name
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
@@ -46,7 +46,7 @@ class Solver:
     Settings come as one object, or as the flat options of the command line:
     `Solver(model="bundled", search="beam", n=16, width=4, seed=7)`.
     strategy, schedule, verifier and stop take objects of the user's own (docs/extending.md);
-    plugins: files that declare strategies.
+    plugins: files that declare any of these by name.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
     and tokens while it loads and searches.
 
@@ -66,17 +66,16 @@ class Solver:
         timeline: Timeline | None = None,
         progress: Progress | None = None,
         strategy: Strategy | type[SearchPolicy] | None = None,
-        stop: StopFunction | Sequence[StopFunction] | None = None,
         plugins: Sequence[str | os.PathLike[str]] = (),
         **options: Unpack[SolverOptions],
     ) -> None:
-        parts_given = {"strategy": strategy, "stop": stop, "plugins": plugins, **options}
+        parts_given = {"strategy": strategy, "plugins": plugins, **options}
         self.settings, self.strategy, self._own = settle(settings, parts_given)
         own = self._own
         check_stops(self.settings.stop, self.settings.search)
         self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
         self._calls = calls.OneAtATime()
-        parts = assemble(self.settings, self.timeline, own.verifier, self.progress)
+        parts = assemble(self.settings, self.timeline, own.scorer, self.progress)
         self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
         self.settings = with_system_prompt(self.settings, self._generator.codec)
         self.schedule, self.verifier = own.schedule or parts.schedule, parts.verifier

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 
 from beamwright.config import Settings
 from beamwright.protocols import SchedulePolicy, Verifier
+from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
 
 
@@ -104,6 +105,8 @@ class SolverOptions(TypedDict, total=False):
     """Stop once the vote is settled; with --choose majority or weighted."""
     stop_score: float | None
     """Stop once a finished candidate scores at least this."""
+    stop: str | StopFunction | Sequence[str | StopFunction] | None
+    """Stop where these say so: names of declared stops, functions of a tree."""
 
     # memory: One memory number, and its parts where a user wants to name them.
 

@@ -63,6 +63,10 @@ def _numbers_or_none(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else value
 
 
+def _names_or_none(value: Any) -> Any:
+    return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+
+
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
@@ -101,6 +105,8 @@ def _path_as_text(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_path_as_text)]
 """A text that may be a path; a `Path` will do."""
 TextOrNone = Annotated[str | None, BeforeValidator(_path_as_text)]
+Names = Annotated[tuple[str, ...] | None, BeforeValidator(_names_or_none)]
+"""`first,second`, or names one by one."""
 StepLimit = Annotated[int, Field(ge=1)]
 StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
 Size = Annotated[int | None, BeforeValidator(_size_or_none)]

@@ -1,4 +1,4 @@
-"""`--plugin FILE.py`: its strategies have options, help and a place in the list."""
+"""`--plugin FILE.py`: what it declares has options, help and a place in the lists."""
 
 import pytest
 
@@ -28,6 +28,38 @@ class Chunks(Schedule):
     def plan(self, view):
         starts = range(0, len(view.beams), self.chunk)
         return Plan(tuple(view.beams[start : start + self.chunk] for start in starts))
+"""
+
+VERIFIER_AND_STOP = """
+from beamwright.config import Section
+from beamwright.declare import stop, verifier
+from beamwright.registry import option
+
+
+@verifier("even", meaning="all alike")
+def even(problem, steps):
+    return 0.5
+
+
+@verifier("brief", meaning="short steps")
+class Brief(Section):
+    brevity: float = option(2.5, gt=0, metavar="CHARS", help="Characters that halve a score.")
+
+    def score(self, nodes):
+        return [1 / (1 + len(node.step_text) / self.brevity) for node in nodes]
+
+
+@stop("late", meaning="after some rounds")
+class Late(Section):
+    patience: int = option(1, ge=1, help="Rounds until it is late.")
+
+    def __call__(self, tree):
+        return "it was late" if tree.rounds >= self.patience else None
+
+
+@stop("never", meaning="goes on")
+def never(tree):
+    return None
 """
 
 
@@ -91,3 +123,40 @@ def test_a_schedule_of_a_plugin_is_everywhere(cli, fake, plugin):
     assert rows["chunks/tree"]["groups"] > rows["in-gpu/tree"]["groups"]
     outcome = cli("simulate", *words, *small, "--schedules", "chonks")
     assert (outcome.code, "did you mean chunks?" in outcome.complaint) == (2, True)
+
+
+def test_a_verifier_and_a_stop_of_a_plugin(cli, fake, plugin, tmp_path):
+    plugin.write_text(VERIFIER_AND_STOP)
+    words = ["solve", "p", "--plugin", plugin]
+    named = ["--verifier", "brief", "--brevity", "3", "--stop", "late,never", "--patience", "4"]
+    assert cli(*words, *named).code == 0
+    model, stop = fake.settings.model, fake.settings.stop
+    assert (model.verifier, model.model_extra) == ("brief", {"brevity": 3.0})
+    assert (stop.stop, stop.model_extra) == (("late", "never"), {"patience": 4})
+    shown = " ".join(cli("solve", "--plugin", plugin, "--help").out.replace("│", "").split())
+    for words_of_it in ("Or one of even, brief.", "One of late, never.", "--brevity", "--patience"):
+        assert words_of_it in shown
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {verifier: brief, brevity: 4}\nstop: {stop: [late], patience: 2}")
+    assert cli(*words, "--recipe", recipe).code == 0
+    assert fake.settings.model.model_extra == {"brevity": 4.0}
+    assert fake.settings.stop.stop == ("late",)
+
+
+def test_they_run(cli, plugin):
+    plugin.write_text(VERIFIER_AND_STOP)
+    small = ["--n", "2", "--width", "1", "--search", "beam", "--max-step-tokens", "8", "--json"]
+    named = ["--verifier", "even", "--stop", "never,late", "--patience", "2"]
+    found = cli("solve", "6*7?", "--plugin", plugin, *small, *named).json
+    assert (found["rounds"], found["score"]) == (2, 0.5)
+    assert "it was late" in found["reason_fewer"]
+    assert found["settings"]["stop"]["stop"] == ["never", "late"]
+    sizes = ["--plugin", plugin, "--model", "opt-2.7b", "--n", "4", "--json"]
+    assert cli("plan", *sizes, "--verifier", "even").code == 0
+    for words, complaint in (
+        (["--verifier", "evn"], "no such folder; known: even, brief, none, "),
+        (["--stop", "lat"], "--stop 'lat': did you mean late? choose one of late, never"),
+        (["--patience", "2"], "--patience is no option of --stop (not given); it goes with late"),
+    ):
+        outcome = cli("solve", "6*7?", "--plugin", plugin, *words)
+        assert (outcome.code, complaint in outcome.complaint) == (2, True), outcome.err

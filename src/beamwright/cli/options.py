@@ -21,13 +21,7 @@ from beamwright.cli.guard import guard
 from beamwright.cli.strategies import print_strategies
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.registry import (
-    Row,
-    declared_names,
-    declared_options,
-    declared_rows,
-    flag_of,
-)
+from beamwright.registry import Row, declared_names, declared_rows, declared_under, flag_of
 
 _PANELS = {
     "model": "Models",
@@ -39,13 +33,14 @@ _PANELS = {
     "schedule": "Schedule (never changes the tree)",
 }
 _DECLARED_PANELS = {
-    **_PANELS,
+    "model": "Models: options of one verifier",
     "search": "Search: options of one strategy",
+    "stop": "Stopping early: options of one stop",
     "schedule": "Schedule: options of one",
 }
 
 _CHOICE = "CHOICE"
-_AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "DURATION")  # parsed by the settings
+_AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "NAME,...", "DURATION")  # parsed by the settings
 
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
@@ -103,6 +98,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "token_budget": ("TOKENS", "Stop once this many tokens are generated."),
     "stop_votes": (None, "Stop once the vote is settled; with --choose majority or weighted."),
     "stop_score": ("SCORE", "Stop once a finished candidate scores at least this."),
+    "stop": ("NAME,...", "Stop where these say so, which a --plugin declares."),
     "memory": ("SIZE", "All that may be used on the device, such as 7GiB."),
     "kv_memory": ("SIZE", "Device KV cache alone; overrides the plan."),
     "host_memory": (
@@ -213,9 +209,8 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
             )
             kind = str if metavar in _AS_TEXT else _plain_type(field.annotation)
             parameters[name] = _parameter(name, kind | None, option)
-        for name, owner in declared_options().items():
-            if owner == section and (only is None or section in only):
-                parameters[name] = _declared_parameter(name, section)
+            for own in declared_under(flag_of(name)):
+                parameters[own] = _declared_parameter(own, section)
     return parameters
 
 
@@ -258,7 +253,7 @@ def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
     plugin = typer.Option(
         "--plugin",
         metavar="FILE.py",
-        help="Python file that declares strategies or schedules; it is run.",
+        help="Python file that declares a strategy, schedule, verifier or stop; it is run.",
     )
     debug = typer.Option("--debug", help="Show the traceback of an error.")
     return [
@@ -303,7 +298,8 @@ def _choices(field: FieldInfo) -> str:
 def _declared_choices(name: str) -> str:
     """The same for an option that names a declaration; strategies have a list of their own."""
     names = [] if name == "search" else declared_names(flag_of(name))
-    return f" One of {', '.join(names)}." if names else ""
+    # Built-in verifiers are no declarations.
+    return f" {'Or one' if name == 'verifier' else 'One'} of {', '.join(names)}." if names else ""
 
 
 def _shown(default: Any) -> str:

@@ -15,6 +15,7 @@ from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
 from beamwright.evaluate.record import Record, make_error_record, make_record
 from beamwright.evaluate.results import ResultsFolder
+from beamwright.identity import plugin_code, stop_code
 
 _BEAMS_IN_FLIGHT = 64
 
@@ -150,9 +151,11 @@ def _batches(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Proble
 
 def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:
     """What must be equal for a run to go on. A limit may grow: problems do not interact."""
+    code = {**plugin_code(settings), **stop_code(settings)}
     return {
         "dataset": problem_set.name,
         "dataset_sha256": problem_set.fingerprint,
         **({"fields": dict(problem_set.named)} if problem_set.named else {}),
         "settings": settings.model_dump(mode="json"),
+        **({"code": code} if code else {}),
     }

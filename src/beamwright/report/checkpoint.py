@@ -20,9 +20,8 @@ from typing import Any
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
-from beamwright.identity import identity_of
+from beamwright.identity import CODE, plugin_code
 from beamwright.runtime import Accounting, TreeRun
-from beamwright.search import strategy_row
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
@@ -51,6 +50,13 @@ class Checkpoint:
 
     def check_settings(self, file: Path, wanted: Mapping[str, Any]) -> None:
         """Raises InputError that names the first option that was another when `file` was saved."""
+        for code, option in CODE.items():
+            named = self.settings.get(option)
+            if code in self.settings and code not in wanted and named == wanted.get(option):
+                raise InputError(
+                    f"{file}: was saved with --{option} {named} of a plugin, which is not loaded "
+                    "here (--plugin)"
+                )
         for option in dict.fromkeys([*wanted, *self.settings]):
             was, now = self.settings.get(option), wanted.get(option)
             if was != now:
@@ -83,10 +89,7 @@ def tree_settings(
         for option, value in section.items()
         if option not in _NOT_THE_TREE
     }
-    strategy = strategy_row(settings.search)
-    if strategy.is_plugin:
-        found["search_code"] = identity_of(strategy.make)
-    return {**found, "dtype": dtype, **(owners or {})}
+    return {**found, **plugin_code(settings), "dtype": dtype, **(owners or {})}
 
 
 def _shown(value: Any) -> str:

@@ -10,12 +10,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from beamwright.config import SearchSettings, Settings
+from beamwright.config import Settings
+from beamwright.declare import VERIFIERS
 from beamwright.errors import InputError
 from beamwright.models.load import resolve_dtype
+from beamwright.registry import Table
 from beamwright.report.checkpoint import DECISIVE_SECTIONS, OWN, read_checkpoint, tree_settings
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
+
+_DECLARED: dict[str, dict[str, Table[Any]]] = {
+    "search": {"search": STRATEGIES},
+    "model": {"verifier": VERIFIERS},
+}
 
 
 def resumed_settings(file: Path, given: Settings) -> Settings:
@@ -40,8 +47,8 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
         section = getattr(given, name)
         written = section.model_dump(exclude_unset=True)
         known = [*type(section).model_fields]
-        if isinstance(section, SearchSettings):
-            known += _own_options(written.get("search", saved.settings.get("search")))
+        for option, table in _DECLARED.get(name, {}).items():
+            known += _own_options(table, written.get(option, saved.settings.get(option)))
         kept = {
             option: saved.settings[option]
             for option in known
@@ -61,6 +68,6 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     return settings
 
 
-def _own_options(search: Any) -> list[str]:
-    """The options of a strategy; none of one that is unknown here, which is said elsewhere."""
-    return [*STRATEGIES[search].options] if search in STRATEGIES else []
+def _own_options(table: Table[Any], name: Any) -> list[str]:
+    """The options of a declaration; none of one that is unknown here, which is said elsewhere."""
+    return [*table[name].options] if name in table else []

@@ -14,16 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
-
-from beamwright.config import (
-    ScheduleSettings,
-    Section,
-    check_free,
-    declared_values,
-    describe_invalid,
-)
-from beamwright.errors import InputError
+from beamwright.config import ScheduleSettings, Section
+from beamwright.declare import declaration, declared_values, made
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.registry import Row, Table
 
@@ -61,11 +53,9 @@ class ScheduleRow(Row):
         Raises:
             InputError: for an option of another schedule, or a value that this one cannot use.
         """
-        given = declared_values(SCHEDULES, self, settings)
-        try:
-            return self.make(settings=settings, **given)
-        except ValidationError as error:
-            raise InputError(describe_invalid(error, "schedule.")) from error
+        (given,) = declared_values(SCHEDULES, [self], settings)
+        policy: Schedule = made(SCHEDULES, self.make, given, settings=settings)
+        return policy
 
 
 SCHEDULES: Table[ScheduleRow] = Table("schedule", "--schedule")
@@ -79,13 +69,11 @@ def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
     Raises:
         InputError: if the name is taken.
     """
+    take = declaration(SCHEDULES, ScheduleRow, name, meaning, **facts)
 
     def declare(policy: S) -> S:
-        row = ScheduleRow(name, meaning, policy, **facts)
-        check_free(row.options, row.place)
-        SCHEDULES.add(row)
         if "name" not in vars(policy):
             policy.name = name
-        return policy
+        return take(policy)
 
     return declare

@@ -17,15 +17,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import ValidationError
-
-from beamwright.config import (
-    SearchSettings,
-    Section,
-    check_free,
-    declared_values,
-    describe_invalid,
-)
+from beamwright.config import SearchSettings, Section
+from beamwright.declare import declaration, declared_values, made
 from beamwright.errors import InputError
 from beamwright.protocols import Action
 from beamwright.registry import Row, Table
@@ -80,17 +73,15 @@ class StrategyRow(Row):
         Raises:
             InputError: for an option of another strategy, or a value that this one cannot use.
         """
-        given = declared_values(STRATEGIES, self, settings)
+        (given,) = declared_values(STRATEGIES, [self], settings)
         make = self.make
         if settings.compat is not None:
             if settings.compat not in self.compat:
                 owners = [row.name for row in STRATEGIES.values() if settings.compat in row.compat]
                 raise InputError(f"--compat {settings.compat} goes with --search {owners[0]}")
             make = self.compat[settings.compat]
-        try:
-            return make(search=settings, **given)
-        except ValidationError as error:
-            raise InputError(describe_invalid(error, "search.")) from error
+        policy: SearchPolicy = made(STRATEGIES, make, given, search=settings)
+        return policy
 
     def resolved_options(self, settings: SearchSettings) -> dict[str, Any]:
         """All its options, the defaults filled in.
@@ -103,7 +94,7 @@ class StrategyRow(Row):
 
 
 DEFAULT_SEARCH = "beam"
-STRATEGIES: Table[StrategyRow] = Table("search", "--search")
+STRATEGIES: Table[StrategyRow] = Table("search", "--search", taken=("list",))
 
 S = TypeVar("S", bound=type[SearchPolicy])
 
@@ -114,14 +105,7 @@ def strategy(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
     Raises:
         InputError: if the name is taken.
     """
-
-    def declare(policy: S) -> S:
-        row = StrategyRow(name, meaning, policy, **facts)
-        check_free(row.options, row.place)
-        STRATEGIES.add(row)
-        return policy
-
-    return declare
+    return declaration(STRATEGIES, StrategyRow, name, meaning, **facts)
 
 
 def round_rng(settings: SearchSettings, tree: SearchTree) -> Random:

@@ -12,10 +12,10 @@ from beamwright.verify.confidence import (
     NoVerifier,
 )
 from beamwright.verify.detect import families, family_spec, load_spec
-from beamwright.verify.function import CallableVerifier, ScoreFunction
+from beamwright.verify.function import CallableVerifier, ObjectVerifier, ScoreFunction
 from beamwright.verify.judge import JudgeVerifier
 from beamwright.verify.judge_prompt import JudgeSpec, load_judge
-from beamwright.verify.make import VerifierSource, resolve_verifier
+from beamwright.verify.make import VerifierSource, declared_verifier, resolve_verifier
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import VerifierSpec
 
@@ -29,11 +29,13 @@ __all__ = [
     "LogprobVerifier",
     "MinLogprobVerifier",
     "NoVerifier",
+    "ObjectVerifier",
     "PrmVerifier",
     "ScoreFunction",
     "VerifierSource",
     "VerifierSpec",
     "aggregate",
+    "declared_verifier",
     "families",
     "family_spec",
     "load_judge",

@@ -1,4 +1,4 @@
-"""A verifier that is the user's own Python function."""
+"""A verifier that is the user's own Python function or object."""
 
 from __future__ import annotations
 
@@ -58,3 +58,32 @@ class CallableVerifier:
         if not math.isfinite(number):
             raise InputError(f"{where}: it returned {number}, not a finite number")
         return number
+
+
+class ObjectVerifier:
+    """A verifier of the user's own, with the usual answers to what it does not say."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.name = str(getattr(function, "name", type(function).__name__))
+        self.default_aggregate: str = getattr(function, "default_aggregate", "last")
+        self.probabilities = bool(getattr(function, "probabilities", False))
+        self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """See `protocols.Verifier`.
+
+        Raises:
+            InputError: if it raises.
+        """
+        try:
+            return list(self.function.score(nodes))
+        except Exception as error:  # whatever a user's object raises
+            line = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"verifier {self.name}: it raised {line}") from error
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """See `protocols.Verifier`."""
+        release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
+        if release is not None:
+            release(nodes)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beamwright.config import ModelSettings
+from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.load import resolve_folder
 from beamwright.protocols import Verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.detect import family_spec, load_spec
+from beamwright.verify.function import CallableVerifier, ObjectVerifier
 from beamwright.verify.judge import JudgeVerifier
 from beamwright.verify.judge_prompt import JudgeSpec, load_judge
 from beamwright.verify.prm import PrmVerifier
@@ -55,7 +57,7 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
     recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
     language model's own probabilities. `judge:PATH`: what a chat model writes. `none`, `logprob`,
     `min-logprob`, `entropy`, `deepconf[:WINDOW]`, `deepconf-bottom[:WINDOW]` and
-    `deepconf-tail[:WINDOW]`: no model.
+    `deepconf-tail[:WINDOW]`, and names that are declared: no model.
 
     Raises:
         InputError: if it is not there, or nothing says how its scores are read.
@@ -63,11 +65,28 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
     name = settings.scorer
     spec, folder = find_format(settings)
     if folder is None:
+        declared = declared_verifier(settings)
+        if declared is not None:
+            return VerifierSource(None, None, declared)
         kind, colon, rest = name.partition(":")
         return VerifierSource(None, None, WITHOUT_MODEL[kind](rest if colon else None))
     writes = isinstance(spec, JudgeSpec)
     model = load_model(str(folder), settings, role="verifier", writes=writes)
     return VerifierSource(spec, model, None, name)
+
+
+def declared_verifier(settings: ModelSettings) -> Verifier | None:
+    """The verifier of a declaration that `--verifier` names; None where it names no such.
+
+    Raises:
+        InputError: for an option of another verifier, or a value that this one cannot use.
+    """
+    rows = [VERIFIERS[settings.scorer]] if settings.scorer in VERIFIERS else []
+    values = declared_values(VERIFIERS, rows, settings, named=settings.scorer)
+    for row, given in zip(rows, values, strict=True):
+        owner = made(VERIFIERS, row.make, given)
+        return ObjectVerifier(owner) if isinstance(row.make, type) else CallableVerifier(owner)
+    return None
 
 
 def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | None, Path | None]:
@@ -104,7 +123,7 @@ def known_verifiers(verifier: str) -> str:
     """What `--verifier` takes besides folders; nothing where a folder is meant for sure."""
     if ":" in verifier or "/" in verifier:
         return ""
-    names = [*WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
+    names = [*VERIFIERS, *WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
     names += [f"{_LIKELIHOOD}:PATH", f"{_FAMILY}:NAME:PATH", f"{_JUDGE}:PATH"]
     return f"known: {', '.join(names)}"
 
@@ -112,7 +131,7 @@ def known_verifiers(verifier: str) -> str:
 def named_checkpoint(verifier: str) -> str | None:
     """The checkpoint that `--verifier` names, without what says how to read it; None if none."""
     kind, colon, rest = verifier.partition(":")
-    if kind in WITHOUT_MODEL:
+    if kind in WITHOUT_MODEL or verifier in VERIFIERS:
         return None
     if kind in (_LIKELIHOOD, _JUDGE) and colon:
         return rest
