@@ -1,4 +1,4 @@
-"""Files and installed packages that declare strategies, which join the tables on import.
+"""Files and installed packages with declarations, which join the tables on import.
 
 A file runs only if its user names it (`--plugin FILE.py`, `Solver(plugins=[...])`); no recipe and
 no checkpoint can. Installed packages name themselves in the entry point group `beamwright.plugins`.
@@ -46,7 +46,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
 def load_installed() -> list[str]:
     """Import the plugins of installed packages; a line about each that fails."""
     failed = []
-    for point in entry_points(group=GROUP):
+    for point in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
         try:
             point.load()
         except Exception as error:  # a broken package must not stop the others
