@@ -66,6 +66,8 @@ class TokenCounts:
 class KVStats:
     """KV on both tiers, and what crossed the link; host figures are null where there is one tier.
 
+    Of generator and verifier, and of all problems that were in flight together, not divided.
+
     scratch_peak_bytes: attention's working copies of a group, beside the budget.
     """
 

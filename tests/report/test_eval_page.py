@@ -271,6 +271,13 @@ def test_a_run_says_how_many_of_its_problems_were_judged(tmp_path):
     assert "20<br><small>17 judged</small>" in (tmp_path / "r.html").read_text()
 
 
+def test_bytes_are_said_to_be_of_all_problems_in_flight(tmp_path):
+    write_eval_page([run_of()], tmp_path / "r.html", "t")
+    (note,) = [each for each in (tmp_path / "r.html").read_text().split(". ") if "KV (" in each]
+    assert "loaded" in note
+    assert "of all problems in flight together, not divided" in note
+
+
 @pytest.mark.parametrize("xs", [(480.0, 520.0), (0.021, 0.024), (3.0, 900.0), (1e-3, 1e5), (7.0,)])
 def test_an_axis_has_more_than_one_tick(xs):
     points = tuple(Point(x, 0.5, None, None, "p") for x in xs)

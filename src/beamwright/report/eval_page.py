@@ -35,9 +35,9 @@ _NOTE = (
     "accuracy: of the answer that the method itself chose; best, majority, weighted: Top-1 by each "
     "vote over the same candidates. pass@k: the unbiased estimate 1 - C(n-c, k) / C(n, k), where c "
     "of the n candidates are right and ended by themselves. p50 and p95: completion latency. "
-    "goodput: mean tokens of a final candidate over its mean completion time. tokens, seconds "
-    "and loaded (host to device): per problem. KV: the generator's plus the verifier's, peaks on "
-    "the device over all problems in flight together. Below each number its 95 % interval. Nothing "
+    "goodput: mean tokens of a final candidate over its mean completion time. tokens and seconds: "
+    "per problem. KV (both models', peaks on the device) and loaded (host to device): "
+    "of all problems in flight together, not divided. Below each number its 95 % interval. Nothing "
     "was chosen by looking at these problems."
 )
 
