@@ -32,6 +32,7 @@ LEVELS = (
     ("kv",),
     ("sparse",),
     ("attention",),
+    ("layerwise",),
     ("models",),
     ("verify",),
     ("runtime",),

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from beamwright.attention import check_deterministic, make_attention
-from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.config import ModelSettings, Settings
 from beamwright.errors import DeviceMemoryError, InputError
-from beamwright.kv import ByteBudget
+from beamwright.kv import BlockPool, ByteBudget, KVLayout
+from beamwright.layerwise import LayeredStore, LayerwiseAttention
 from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory, is_out_of_memory
@@ -125,8 +127,14 @@ def _streamed(
 ) -> TreeModel:
     """The layer-wise baseline: all KV is at home, and the device holds whole layers of it."""
     assert tier is not None
-    streamed = LayerwiseAttention(backend, ByteBudget(plan.generator_kv_bytes), tier.link)
-    return TreeModel(loaded.decoder, streamed, tier.generator_bytes)
+    link, device_budget = tier.link, ByteBudget(plan.generator_kv_bytes)
+
+    def make_store(layout: KVLayout, budget: ByteBudget, device: torch.device) -> LayeredStore:
+        pool = BlockPool(layout, budget, pinned=device.type == "cuda")
+        return LayeredStore(pool, device, link, device_budget)
+
+    streamed = LayerwiseAttention(backend)
+    return TreeModel(loaded.decoder, streamed, tier.generator_bytes, make_store=make_store)
 
 
 def _sizes(model: LoadedModel) -> ModelBytes:

@@ -259,7 +259,7 @@ class Solver:
         calls.check_callback(on_round)
         accounting = accounting or Accounting()
         for model in self._tree_models:
-            model.reset_peaks()
+            model.store.reset_peaks()
         before = Traffic.now(self._tier, self._tree_models)
         executor = TorchExecutor(
             self._decoder,

@@ -103,7 +103,7 @@ class Traffic:
 
 def stalled_s(models: list[TreeModel]) -> float:
     """Seconds in which compute waited for the link, since the models were made."""
-    return sum(model.stall_s for model in models)
+    return sum(model.store.stall_s for model in models)
 
 
 _STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap

@@ -244,12 +244,11 @@ def test_buffers_stay_where_they_are_until_they_grow(make_solver):
 
 
 def test_when_bursts_are_used(make_solver):
-    cpu = torch.device("cpu")
-    backend = make_solver().generator.backend
+    model = make_solver().generator
     assert ScheduleSettings().graphs == "auto"
-    assert make_replay("auto", cpu, backend) is None
-    assert make_replay("off", cpu, backend) is None
-    assert isinstance(make_replay("on", cpu, backend), EagerReplay)
+    assert make_replay("auto", model) is None
+    assert make_replay("off", model) is None
+    assert isinstance(make_replay("on", model), EagerReplay)
     streamed = make_solver(schedule="layerwise", graphs="on", host_memory="8MiB")
     assert streamed._decoder._bursts is None
     assert make_solver(verifier="entropy", graphs="on")._decoder._bursts is None

@@ -119,7 +119,7 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
         solver = make_solver(**{**options, "kv_memory": peak})
         # Two layers are as many as there are stream buffers, so layers move when asked to.
         monkeypatch.setattr(
-            "beamwright.attention.streams.resident_layers", lambda layers, free, layer: 0
+            "beamwright.layerwise.streams.resident_layers", lambda layers, free, layer: 0
         )
     expected = solver.solve(PROBLEM).tree_hash
     real, count, fails_at = np.copyto, [0], [0]

@@ -11,7 +11,6 @@ import torch
 
 from beamwright.attention.dense import DenseAttention
 from beamwright.attention.kernels.choice import triton_version, why_no_kernels
-from beamwright.attention.layerwise import LayerwiseAttention
 from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
@@ -82,7 +81,6 @@ def _kernels(name: str) -> AttentionBackend:
 __all__ = [
     "BACKENDS",
     "KERNEL_BACKENDS",
-    "LayerwiseAttention",
     "check_deterministic",
     "make_attention",
     "triton_version",

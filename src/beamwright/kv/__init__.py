@@ -2,8 +2,6 @@
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
 from beamwright.kv.fixed_tail import FixedTail
-from beamwright.kv.layered import Landing, LayeredStore
-from beamwright.kv.layered_tail import LayeredTail, LayeredTokens
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
@@ -33,10 +31,6 @@ __all__ = [
     "FixedTail",
     "HomeTier",
     "KVLayout",
-    "Landing",
-    "LayeredStore",
-    "LayeredTail",
-    "LayeredTokens",
     "Lease",
     "Link",
     "Path",

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from beamwright.errors import LinkError
 
@@ -37,6 +38,17 @@ class Piece:
     destination: Any
     source: Any
     num_bytes: int
+
+
+def as_array(memory: Any) -> np.ndarray[Any, Any]:
+    """The same CPU memory as an array; bfloat16 goes as 16-bit integers."""
+    if isinstance(memory, np.ndarray):
+        return memory
+    plain = memory.detach()
+    view: np.ndarray[Any, Any] = (
+        plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
+    ).numpy()
+    return view
 
 
 class TransferState(StrEnum):
@@ -86,8 +98,10 @@ class Link(Protocol):
 
     bytes_moved: by direction; busy_s: seconds in which a direction was moving.
     emulated_bandwidth: bytes per second of a throttled link, None for the real one.
+    strided: pieces need not be contiguous.
     """
 
+    strided: bool
     bytes_moved: Counter[Direction]
     busy_s: dict[Direction, float]
     emulated_bandwidth: int | None
@@ -127,6 +141,8 @@ class Link(Protocol):
 
 class CopierLink:
     """A background copier thread per direction, with an optional emulated bandwidth."""
+
+    strided = True
 
     def __init__(
         self, emulated_bandwidth: int | None = None, timeline: SpanSink | None = None
@@ -270,7 +286,7 @@ class _Lane:
         transfer.moved.set()
 
     def _copy(self, piece: Piece) -> None:
-        np.copyto(piece.destination, piece.source)
+        np.copyto(as_array(piece.destination), as_array(piece.source))
 
     def _throttle(self, num_bytes: int, start_s: float, transfer: Transfer) -> None:
         """Sleep until the emulated link would have moved this many bytes."""

@@ -19,7 +19,10 @@ class SegmentStore(Residency):
     """Creates, extends, reads and frees segments in one device pool, with an optional home pool.
 
     scratch: bytes of the working copies that attention keeps of the present group.
+    streams_layers: attention waits for layers of KV within a forward pass.
     """
+
+    streams_layers = False
 
     def __init__(
         self,
@@ -37,6 +40,29 @@ class SegmentStore(Residency):
     def compute_device(self) -> torch.device:
         """Where attention's working copies stand."""
         return self.pool.storage.device
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """Most device KV at any time."""
+        return self.pool.budget.peak_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Most host KV at any time."""
+        return 0 if self.home is None else self.home.ledger.budget.peak_bytes
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that compute has waited for transfers of this KV."""
+        return self.counts.stall_s
+
+    def reset_peaks(self) -> None:
+        """Start a new measurement (one per solved batch)."""
+        self.pool.budget.reset_peak()
+        self.scratch.reset_peak()
+        self.counts.recomputed_tokens = 0
+        if self.home is not None:
+            self.home.ledger.budget.reset_peak()
 
     def make_tail(self, num_rows: int, capacity: int) -> TailBuffer:
         """The tail of a decode session over these segments."""

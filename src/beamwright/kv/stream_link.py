@@ -77,6 +77,7 @@ class StreamLink:
         emulated_bandwidth: int | None = None,
         timeline: SpanSink | None = None,
     ) -> None:
+        self.strided = False
         self.emulated_bandwidth = emulated_bandwidth
         self.bytes_moved: Counter[Direction] = Counter()
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)

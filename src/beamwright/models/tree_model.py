@@ -7,9 +7,8 @@ attention's partial sums are cut, and results must not depend on the schedule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -50,24 +49,16 @@ class HomeOptions:
     share_loads: bool = True
 
 
-@runtime_checkable
-class StreamedBackend(Protocol):
-    """A backend whose KV is at home on the host and is streamed to a device budget of its own."""
-
-    budget: ByteBudget
-
-    @property
-    def stall_s(self) -> float: ...
-
-    def make_store(
-        self, layout: KVLayout, budget: ByteBudget, device: torch.device
-    ) -> SegmentStore: ...
-
-    def reset(self) -> None: ...
+StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
+"""A store of KV of this layout and budget, for a model that computes on this device."""
 
 
 class TreeModel:
-    """Decoder + segment store + attention backend of one model (generator or verifier)."""
+    """Decoder + segment store + attention backend of one model (generator or verifier).
+
+    home: the host tier; None if all KV is on the device. make_store: makes another store than that
+    of a device and its host tier.
+    """
 
     def __init__(
         self,
@@ -78,14 +69,15 @@ class TreeModel:
         *,
         home: HomeOptions | None = None,
         log: ResidenceLog | None = None,
+        make_store: StoreMaker | None = None,
     ) -> None:
         shape = decoder.shape
         layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, decoder.dtype)
         self.decoder = decoder
         self.backend = backend
         self.budget = ByteBudget(kv_budget_bytes)
-        if isinstance(backend, StreamedBackend):
-            self.store = backend.make_store(layout, self.budget, decoder.device)
+        if make_store is not None:
+            self.store = make_store(layout, self.budget, decoder.device)
         else:
             self.store = SegmentStore(
                 BlockPool(layout, self.budget, str(decoder.device)),
@@ -95,37 +87,6 @@ class TreeModel:
             )
         self.store.recompute_segments = self._recompute
         self._chunk_tokens = prefill_chunk_tokens
-
-    def reset_peaks(self) -> None:
-        """Start a new measurement (one per solved batch)."""
-        self.budget.reset_peak()
-        self.store.scratch.reset_peak()
-        self.store.counts.recomputed_tokens = 0
-        if self.store.home is not None:
-            self.store.home.ledger.budget.reset_peak()
-        if isinstance(self.backend, StreamedBackend):
-            self.backend.reset()
-            self.backend.budget.reset_peak()
-
-    @property
-    def device_peak_bytes(self) -> int:
-        """Most device KV at any time."""
-        if isinstance(self.backend, StreamedBackend):
-            return self.backend.budget.peak_bytes
-        return self.budget.peak_bytes
-
-    @property
-    def host_peak_bytes(self) -> int:
-        """Most host KV at any time."""
-        if isinstance(self.backend, StreamedBackend):
-            return self.budget.peak_bytes
-        return self.store.home.ledger.budget.peak_bytes if self.store.home is not None else 0
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds that compute has waited for transfers of this model's KV."""
-        streamed = self.backend.stall_s if isinstance(self.backend, StreamedBackend) else 0.0
-        return self.store.counts.stall_s + streamed
 
     def prefill(self, requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
         """Compute and store the KV of each request's tokens.

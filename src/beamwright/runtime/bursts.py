@@ -19,8 +19,6 @@ from functools import partial
 import torch
 
 from beamwright.models import DecodeSession, FixedBackend, FixedBuffers, TreeModel
-from beamwright.models.tree_model import StreamedBackend
-from beamwright.protocols import AttentionBackend
 from beamwright.runtime.batch import Batch, worth_compacting
 from beamwright.runtime.replay import CudaGraphReplay, EagerReplay, Replay
 from beamwright.runtime.sampling import Sampler
@@ -175,13 +173,14 @@ class Bursts:
         return known
 
 
-def make_replay(graphs: str, device: torch.device, backend: AttentionBackend) -> Replay | None:
-    """How `--graphs` runs bursts with this backend; None: token by token.
+def make_replay(graphs: str, model: TreeModel) -> Replay | None:
+    """How `--graphs` runs bursts with this model; None: token by token.
 
     Layer-wise streaming waits for a transfer inside a step, so it has none.
     """
-    if graphs == "off" or isinstance(backend, StreamedBackend):
+    if graphs == "off" or model.store.streams_layers:
         return None
-    if device.type == "cuda" and isinstance(backend, FixedBackend):
+    device = model.decoder.device
+    if device.type == "cuda" and isinstance(model.backend, FixedBackend):
         return CudaGraphReplay(device)
     return EagerReplay() if graphs == "on" else None

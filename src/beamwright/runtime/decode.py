@@ -73,7 +73,7 @@ class StepDecoder:
         self._table: DelimiterTable | None = None
         if codec is not None and step.step_tokens is None:
             self._table = DelimiterTable(step.delimiter.encode(), codec.token_bytes(), device)
-        replay = None if token_stats else make_replay(graphs, device, model.backend)
+        replay = None if token_stats else make_replay(graphs, model)
         words = StopWords(step, self._eos, self._table, device)
         self._bursts = Bursts(model, self._sampler, words, replay) if replay is not None else None
         self._lengths = StepLengths(step, model.decoder.shape.context)

@@ -46,8 +46,8 @@ class RunFacts:
         """
         generator = models[0]
         return cls(
-            device_peak_bytes=sum(model.device_peak_bytes for model in models),
-            host_peak_bytes=sum(m.host_peak_bytes for m in models) if has_host else None,
+            device_peak_bytes=sum(model.store.device_peak_bytes for model in models),
+            host_peak_bytes=sum(m.store.host_peak_bytes for m in models) if has_host else None,
             scratch_peak_bytes=sum(model.store.scratch.peak_bytes for model in models),
             recomputed_tokens=sum(model.store.counts.recomputed_tokens for model in models),
             kv_bytes_per_token=generator.store.pool.layout.bytes_per_token,

@@ -1,6 +1,6 @@
 """SimulatedLayerwise: layer-wise offloading, token by token for all beams at once.
 
-The pipeline of `attention.layerwise` (LBS section 4.1, Eq. 1-3): as many layers resident as fit
+The pipeline of `layerwise` (LBS section 4.1, Eq. 1-3): as many layers resident as fit
 beside two stream buffers, the others fetched two ahead, the next token's first one while this
 token's last ones compute; the KV of new tokens goes home meanwhile. All KV has its home on the
 host, which is not limited here. Knows a script and what things cost; no blocks.

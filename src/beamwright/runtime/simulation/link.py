@@ -25,6 +25,8 @@ class VirtualLink:
     seconds: what a transfer takes. emulated_bandwidth: reported, not used.
     """
 
+    strided = True
+
     def __init__(
         self,
         clock: VirtualClock,

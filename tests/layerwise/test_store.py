@@ -3,17 +3,14 @@
 import pytest
 import torch
 
-from beamwright.kv import (
-    BlockPool,
-    ByteBudget,
-    Direction,
-    Landing,
-    LayeredStore,
-    LayeredTail,
-    LayeredTokens,
-    StreamLink,
-)
+from beamwright.kv import BlockPool, ByteBudget, Direction, KVLayout, StreamLink
+from beamwright.layerwise import Landing, LayeredStore, LayeredTail, LayeredTokens
 from streams import EagerStreams
+
+
+@pytest.fixture
+def layout():
+    return KVLayout(num_layers=2, num_kv_heads=3, head_dim=5, dtype=torch.float32, block_tokens=4)
 
 
 @pytest.fixture
@@ -24,7 +21,7 @@ def link():
 @pytest.fixture
 def store(layout, link):
     pool = BlockPool(layout, ByteBudget(16 * layout.bytes_per_block))
-    return LayeredStore(pool, torch.device("cpu"), link)
+    return LayeredStore(pool, torch.device("cpu"), link, ByteBudget(1 << 30))
 
 
 def tokens(layout, count, seed=0):

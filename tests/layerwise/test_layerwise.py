@@ -4,17 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from attention.drives import FIRST_ROWS, FLUSH, KEEP, LAYERS, TOKENS, Drive, layer_bytes, pair, same
-from beamwright.attention import LayerwiseAttention, make_attention
+from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError, LinkError, format_bytes
-from beamwright.kv import ByteBudget, CopierLink, Direction, Piece
-
-
-@pytest.fixture
-def link():
-    link = CopierLink()
-    yield link
-    link.close()
+from beamwright.kv import CopierLink, Direction, Piece
+from beamwright.layerwise import LayerwiseAttention
+from layerwise.drives import (
+    FIRST_ROWS,
+    FLUSH,
+    KEEP,
+    LAYERS,
+    TOKENS,
+    Drive,
+    layer_bytes,
+    layered,
+    pair,
+    same,
+)
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
@@ -22,16 +27,18 @@ def link():
 @pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (1, 4)])
 def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, fit, kv_heads, group):
     shape = {"dtype": torch.float32, "kv_heads": kv_heads, "group": group}
-    plain, streamed, backend = pair(make_forest, name, link, fit, **shape)
+    plain, streamed = pair(make_forest, name, link, fit, **shape)
     assert same(
         plain.run(keep=KEEP, flush=FLUSH).contexts, streamed.run(keep=KEEP, flush=FLUSH).contexts
     )
-    moved = streamed.streamed_bytes() + backend.discarded_bytes
+    moved = streamed.moved_bytes()
     assert link.bytes_moved[Direction.H2D] == moved
     assert streamed.resident[0] == (LAYERS if fit > LAYERS else int(fit) - 2)
-    assert backend.tokens == TOKENS
-    assert backend.streamed_layers == sum(LAYERS - resident for resident in streamed.resident)
-    assert backend.budget.used_bytes == backend.padding.used_bytes == 0
+    assert streamed.offload.tokens == TOKENS
+    assert streamed.offload.streamed_layers == sum(
+        LAYERS - resident for resident in streamed.resident
+    )
+    assert streamed.idle
     # What the rows' segments hold at the end came home through the link, and is the same.
     for mine, other in zip(plain.own, streamed.own, strict=True):
         held = plain.store.gather(mine, mine.length)
@@ -41,22 +48,22 @@ def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, fit, k
 @pytest.mark.parametrize("name", ["dense", "tree"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions(make_forest, link, name, dtype):
-    plain, streamed, backend = pair(make_forest, name, link, 3.5, dtype=dtype)
+    plain, streamed = pair(make_forest, name, link, 3.5, dtype=dtype)
     assert same(plain.run(3).contexts, streamed.run(3).contexts)
-    assert backend.streamed_layers == 3 * 5
+    assert streamed.offload.streamed_layers == 3 * 5
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_more_tokens_than_the_first_tail_allocation(make_forest, link, name):
-    plain, streamed, backend = pair(make_forest, name, link, 3.9, dtype=torch.float32)
+    plain, streamed = pair(make_forest, name, link, 3.9, dtype=torch.float32)
     assert same(plain.run(20).contexts, streamed.run(20).contexts)
-    assert link.bytes_moved[Direction.H2D] == streamed.streamed_bytes() + backend.discarded_bytes
+    assert link.bytes_moved[Direction.H2D] == streamed.moved_bytes()
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_only_kv_that_is_not_at_home_is_written_back(make_forest, link, name):
     """Streamed layers write each token; a layer that stops being resident writes all, once."""
-    _, streamed, _ = pair(make_forest, name, link, 5.01, dtype=torch.float32)
+    _, streamed = pair(make_forest, name, link, 5.01, dtype=torch.float32)
     streamed.run(TOKENS)
     assert streamed.resident[0] == 3
     assert streamed.resident[-1] < 3
@@ -71,8 +78,8 @@ def test_only_kv_that_is_not_at_home_is_written_back(make_forest, link, name):
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_what_was_written_home_is_not_written_again(make_forest, link, name):
     forest = make_forest(3, layers=LAYERS, dtype=torch.float32)
-    budget = ByteBudget(int(3.5 * layer_bytes(forest, name)))
-    backend = LayerwiseAttention(make_attention(name), budget, link)
+    forest = layered(forest, link, 3.5 * layer_bytes(forest, name))
+    backend = LayerwiseAttention(make_attention(name))
     stored = []
     for _ in range(2):
         before = link.bytes_moved[Direction.D2H]
@@ -83,61 +90,61 @@ def test_what_was_written_home_is_not_written_again(make_forest, link, name):
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_layers_that_fit_again_are_loaded_once(make_forest, link, name):
-    _, streamed, backend = pair(make_forest, name, link, 5.5, dtype=torch.float32)
+    _, streamed = pair(make_forest, name, link, 5.5, dtype=torch.float32)
     streamed.run(4, keep={2: [1, 2, 3, 4]})
     assert streamed.resident[1] < streamed.resident[2] == streamed.resident[3]
     loaded = streamed.resident[2] - streamed.resident[1]
     eq_2 = sum((LAYERS - x) * y for x, y in zip(streamed.resident, streamed.held, strict=True))
-    moved = link.bytes_moved[Direction.H2D] - backend.discarded_bytes
+    moved = link.bytes_moved[Direction.H2D] - streamed.offload.discarded_bytes
     assert moved == eq_2 + loaded * streamed.held[2]
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_padding_rows_are_neither_streamed_nor_counted(make_forest, link, name):
-    plain, streamed, backend = pair(make_forest, name, link, 3.2, real=6, dtype=torch.float32)
+    plain, streamed = pair(make_forest, name, link, 3.2, real=6, dtype=torch.float32)
     plain.real = 6
     assert same(plain.run(4).contexts, streamed.run(4).contexts)
-    assert link.bytes_moved[Direction.H2D] == streamed.streamed_bytes() + backend.discarded_bytes
-    assert backend.padding.peak_bytes > 0
+    assert link.bytes_moved[Direction.H2D] == streamed.moved_bytes()
+    assert streamed.offload.padding.peak_bytes > 0
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_a_discarded_fetch_is_at_most_one_layer_a_view(make_forest, link, name):
-    _, streamed, backend = pair(make_forest, name, link, 2.5, dtype=torch.float32)
+    _, streamed = pair(make_forest, name, link, 2.5, dtype=torch.float32)
     streamed.run(3)
-    assert 0 < backend.discarded_bytes <= max(streamed.held)
+    assert 0 < streamed.offload.discarded_bytes <= max(streamed.held)
 
 
 def test_everything_fits_and_the_link_is_never_used(make_forest):
     link = CopierLink()
     link.submit(Direction.H2D, "stream", [Piece(np.zeros(2), np.zeros(3), 0)])
-    plain, streamed, backend = pair(make_forest, "tree", link, 50)
+    plain, streamed = pair(make_forest, "tree", link, 50)
     assert same(plain.run(3).contexts, streamed.run(3).contexts)
-    assert backend.stall_s == backend.streamed_layers == 0
-    assert backend.budget.peak_bytes == LAYERS * (streamed.held[2] + 9 * streamed.token_bytes)
+    assert streamed.store.stall_s == streamed.offload.streamed_layers == 0
+    assert streamed.budget.peak_bytes == LAYERS * (streamed.held[2] + 9 * streamed.token_bytes)
     link.close()
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 @pytest.mark.parametrize("fit", [2.6, 4.4])
 def test_the_budget_holds_resident_layers_and_two_buffers(make_forest, link, name, fit):
-    _, streamed, backend = pair(make_forest, name, link, fit, dtype=torch.float32)
+    _, streamed = pair(make_forest, name, link, fit, dtype=torch.float32)
     streamed.run(4)
     own = FIRST_ROWS * streamed.token_bytes
     most = max((x + 2) * (y + own) for x, y in zip(streamed.resident, streamed.held, strict=True))
-    assert backend.budget.peak_bytes == most <= backend.budget.total_bytes
-    assert streamed.store.scratch.used_bytes == backend.budget.used_bytes == 0
+    assert streamed.budget.peak_bytes == most <= streamed.budget.total_bytes
+    assert streamed.idle
 
 
 def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
-    plain, streamed, backend = pair(make_forest, "dense", link, 1.9)
+    plain, streamed = pair(make_forest, "dense", link, 1.9)
     with pytest.raises(CapacityError, match="stream buffers") as caught:
         streamed.run(1)
     one = streamed.held[0] + FIRST_ROWS * streamed.token_bytes
     assert caught.value.needed_bytes == 2 * one
     assert f"needs {format_bytes(2 * one)}, " in str(caught.value)
-    assert f"of {format_bytes(backend.budget.total_bytes)} are free" in str(caught.value)
-    assert backend.budget.used_bytes == 0
+    assert f"of {format_bytes(streamed.budget.total_bytes)} are free" in str(caught.value)
+    assert streamed.budget.used_bytes == 0
     plain.close()
 
 
@@ -145,25 +152,26 @@ def test_a_throttled_link_moves_the_same_bytes_and_stalls(make_forest):
     moved, found = [], []
     for bandwidth in (None, 20_000_000):
         link = CopierLink(emulated_bandwidth=bandwidth)
-        _, streamed, backend = pair(make_forest, "dense", link, 3.5, dtype=torch.float32)
+        _, streamed = pair(make_forest, "dense", link, 3.5, dtype=torch.float32)
         found.append(streamed.run(3, keep={1: [3, 2, 1]}).contexts)
         moved.append(dict(link.bytes_moved))
         link.close()
     assert moved[0] == moved[1]
     assert same(*found)
-    assert backend.stall_s > 0
+    assert streamed.store.stall_s > 0
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_failed_link_is_an_error_and_leaves_nothing_charged(make_forest, link, direction):
-    _, streamed, backend = pair(make_forest, "tree", link, 2.5, dtype=torch.float32)
+def test_a_failed_link_is_an_error_and_leaves_nothing_charged(make_forest, direction):
+    link = CopierLink()
+    _, streamed = pair(make_forest, "tree", link, 2.5, dtype=torch.float32)
     streamed.token(0)
-    assert backend.budget.used_bytes > 0
+    assert streamed.budget.used_bytes > 0
     link.submit(direction, "stream", [Piece(np.zeros(2), np.zeros(3), 0)])
     with pytest.raises(LinkError, match=direction.value):
         streamed.run(4)
-    assert backend.budget.used_bytes == backend.padding.used_bytes == 0
-    assert streamed.store.scratch.used_bytes == 0
+    assert streamed.idle
+    link.close()
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
@@ -177,8 +185,9 @@ def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
     distinct = {(id(p.segment), p.visible): p.visible for p in parts}
     held = sum(p.visible for p in parts) if name == "dense" else sum(distinct.values())
     one = (held + sum(lengths)) * token_bytes
-    backend = LayerwiseAttention(make_attention(name), ByteBudget(int(fit * one)), link)
-    found = forest.prefill(backend, rows, lengths, num_padding=6)
+    over = layered(forest, link, fit * one)
+    backend = LayerwiseAttention(make_attention(name))
+    found = over.prefill(backend, rows, lengths, num_padding=6)
     assert same(found, forest.prefill(name, rows, lengths, num_padding=6))
     away = 0 if fit > LAYERS else LAYERS - (int(fit) - 2)
     assert link.bytes_moved[Direction.H2D] == away * held * token_bytes
@@ -187,41 +196,42 @@ def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
         longest[id(part.segment)] = max(part.visible, longest.get(id(part.segment), 0))
     home = (sum(longest.values()) + sum(lengths)) * token_bytes
     assert link.bytes_moved[Direction.D2H] == away * home
-    assert backend.budget.used_bytes == 0
-    assert backend.tokens == 0
+    assert over.store.device_budget.used_bytes == 0
+    assert over.store.offload.tokens == 0
 
 
 def test_a_small_prefill_does_not_make_more_layers_resident(make_forest, link):
-    _, streamed, backend = pair(make_forest, "tree", link, 3.5, dtype=torch.float32)
+    _, streamed = pair(make_forest, "tree", link, 3.5, dtype=torch.float32)
     streamed.run(1)
     moved = link.bytes_moved[Direction.H2D]
     forest = streamed.forest
-    forest.prefill(backend, [0], [1])
+    forest.prefill(streamed.attention, [0], [1])
     held = sum(part.visible for part in forest.paths[0]) * streamed.token_bytes
     assert link.bytes_moved[Direction.H2D] - moved == (LAYERS - 1) * held
 
 
-def test_a_reset_backend_repeats_the_same_transfers(make_forest, link):
+def test_another_run_repeats_the_same_transfers(make_forest, link):
+    """What was resident before is forgotten with the segments of the run before."""
     forest = make_forest(3, layers=LAYERS, dtype=torch.float32)
-    budget = ByteBudget(int(3.5 * layer_bytes(forest, "tree")))
-    backend = LayerwiseAttention(make_attention("tree"), budget, link)
+    store = layered(forest, link, 3.5 * layer_bytes(forest, "tree")).store
     moved = []
     for _ in range(2):
         before = dict(link.bytes_moved)
-        backend.reset()
-        Drive(forest, backend, range(FIRST_ROWS)).run(3)
+        store.reset_peaks()
+        again = layered(forest, link, store=store)
+        Drive(again, LayerwiseAttention(make_attention("tree")), range(FIRST_ROWS)).run(3)
         moved.append([link.bytes_moved[d] - before.get(d, 0) for d in Direction])
-        assert (backend.tokens, backend.streamed_layers) == (3, 3 * (LAYERS - 1))
+        assert (store.offload.tokens, store.offload.streamed_layers) == (3, 3 * (LAYERS - 1))
     assert moved[0] == moved[1]
 
 
-def test_it_takes_the_name_and_tail_of_what_it_wraps_and_refuses_the_oracle(link):
+def test_it_takes_the_name_and_tail_of_what_it_wraps_and_refuses_the_oracle():
     for name in ("dense", "tree"):
         inner = make_attention(name)
-        backend = LayerwiseAttention(inner, ByteBudget(1), link)
+        backend = LayerwiseAttention(inner)
         assert (backend.name, backend.tail_tokens) == (inner.name, inner.tail_tokens)
     with pytest.raises(InputError, match="needs dense or tree, not reference"):
-        LayerwiseAttention(make_attention("reference"), ByteBudget(1), link)
+        LayerwiseAttention(make_attention("reference"))
 
 
 class LossyLink(CopierLink):
@@ -239,8 +249,7 @@ class LossyLink(CopierLink):
 @pytest.mark.parametrize("lost", Direction)
 def test_attention_reads_what_the_link_delivered_and_nothing_else(make_forest, name, lost):
     link = LossyLink(lost)
-    plain, streamed, _ = pair(make_forest, name, link, 3.5, dtype=torch.float32)
-    streamed.tail.storage.zero_()
+    plain, streamed = pair(make_forest, name, link, 3.5, dtype=torch.float32)
     expected, found = plain.run(2).contexts, streamed.run(2).contexts
     link.close()
     for token in range(2):
@@ -248,5 +257,4 @@ def test_attention_reads_what_the_link_delivered_and_nothing_else(make_forest, n
             torch.equal(a, b) for a, b in zip(expected[token], found[token], strict=True)
         ]
         assert resident
-        # A token is first fetched from the host when the one after it is decoded.
-        assert not any(others) if lost is Direction.H2D or token else all(others)
+        assert not any(others)

@@ -1,9 +1,9 @@
 """LayeredStore: segments whose first layers stand on the device and whose others stand on the host.
 
-What layer-wise offloading needs on a GPU (LBS section 2.4). Every segment has a block list in the
-host pool; its first layers are kept on the device, block by block, for as long as they are
-resident. A layer of a segment stands on one side or on both, never on neither. Knows no attention
-and no order of layers; who moves a layer says so here.
+What layer-wise offloading needs (LBS section 2.4). Every segment has a block list in the host pool;
+its first layers are kept on the device, block by block, for as long as they are resident. A layer
+of a segment stands on one side or on both, never on neither. Knows no attention and no order of
+layers; who moves a layer says so here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from beamwright.kv.layered_tail import LayeredTail, LayeredTokens
-from beamwright.kv.link import Direction, Link, Piece, Transfer
-from beamwright.kv.pool import BlockPool
-from beamwright.kv.segments import Segment
-from beamwright.kv.store import SegmentStore
+from beamwright.kv import (
+    BlockPool,
+    ByteBudget,
+    Direction,
+    Link,
+    Piece,
+    Segment,
+    SegmentStore,
+    Transfer,
+)
+from beamwright.layerwise.offload import Offload
+from beamwright.layerwise.tail import LayeredTail, LayeredTokens
 
 
 @dataclass(frozen=True)
@@ -32,13 +39,19 @@ class Landing:
 class LayeredStore(SegmentStore):
     """See the module. The pool is the host's; `device` is where attention computes.
 
-    near: per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
+    device_budget: bytes of the device's resident layers and stream buffers while a view is open.
     """
 
-    def __init__(self, pool: BlockPool, device: torch.device, link: Link) -> None:
+    streams_layers = True
+
+    def __init__(
+        self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
+    ) -> None:
         super().__init__(pool)
-        self.link = link
+        self.link, self.device_budget = link, device_budget
+        self.offload = Offload(link)
         self._device = device
+        # Per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
         self._near: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
         self._home_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self._landing: dict[int, Landing] = {}
@@ -53,6 +66,30 @@ class LayeredStore(SegmentStore):
         return LayeredTail(
             self.pool.layout, num_rows, capacity, self.scratch, self._device, self.link
         )
+
+    # --- counts ------------------------------------------------------------------------------
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """See `SegmentStore`: of resident layers and stream buffers."""
+        return self.device_budget.peak_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """See `SegmentStore`: all KV is at home."""
+        return self.pool.budget.peak_bytes
+
+    @property
+    def stall_s(self) -> float:
+        """See `SegmentStore`."""
+        self.offload.order([])
+        return super().stall_s + self.offload.stall_s
+
+    def reset_peaks(self) -> None:
+        """See `SegmentStore`. Forgets what is resident, too; no view may be open."""
+        super().reset_peaks()
+        self.device_budget.reset_peak()
+        self.offload = Offload(self.link)
 
     # --- writing -----------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from beamwright.attention import LayerwiseAttention, make_attention
-from beamwright.kv import BlockPool, ByteBudget, LayeredStore, PathPart, StreamLink
+from beamwright.attention import make_attention
+from beamwright.kv import BlockPool, ByteBudget, PathPart
+from beamwright.layerwise import LayeredStore, LayerwiseAttention
 
 LAYERS, TOKENS, FIRST_ROWS = 6, 7, 9
 KEEP, FLUSH = {2: [8, 0, 1, 3, 4, 6], 5: [0, 2, 5]}, (4,)
@@ -90,6 +91,24 @@ class Drive:
         self.view.close()
         self.tail.close()
 
+    @property
+    def offload(self):
+        return self.store.offload
+
+    @property
+    def idle(self):
+        """Nothing is charged or counted any more."""
+        counters = (self.budget, self.offload.padding, self.store.scratch)
+        return all(counter.used_bytes == 0 for counter in counters)
+
+    @property
+    def budget(self):
+        return self.store.device_budget
+
+    def moved_bytes(self):
+        """Bytes to the device, what was fetched in vain included."""
+        return self.streamed_bytes() + self.offload.discarded_bytes
+
     def streamed_bytes(self):
         """Eq. 2 for every token, and each layer once when it becomes resident."""
         num_layers, moved, before = self.layout.num_layers, 0, self.layout.num_layers
@@ -115,11 +134,12 @@ def same(left, right):
     )
 
 
-def layered(forest, link):
-    """The same forest in a layered store, everything on the device."""
-    device, budget = torch.device(forest.device), forest.store.pool.budget
-    pool = BlockPool(forest.layout, ByteBudget(budget.total_bytes), pinned=device.type == "cuda")
-    store = LayeredStore(pool, device, link)
+def layered(forest, link, budget_bytes=LARGE, store=None):
+    """The same forest in a layered store, a new one or this one; everything on the device."""
+    if store is None:
+        device, total = torch.device(forest.device), forest.store.pool.budget.total_bytes
+        pool = BlockPool(forest.layout, ByteBudget(total), pinned=device.type == "cuda")
+        store = LayeredStore(pool, device, link, ByteBudget(int(budget_bytes)))
     moved = {}
     for segment in {part.segment: None for path in forest.paths for part in path}:
         moved[segment] = store.create()
@@ -133,12 +153,10 @@ def layered(forest, link):
 
 def pair(make_forest, name, link, layers_that_fit, *, real=None, **shape):
     """The backend alone and streamed, on equal forests, for the first token's Eq. 1."""
-    forests = [make_forest(4, layers=LAYERS, seed=5, **shape) for _ in range(3)]
-    if isinstance(link, StreamLink):
-        forests[2] = layered(forests[2], link)
-    budget = ByteBudget(int(layers_that_fit * layer_bytes(forests[0], name)))
-    backend = LayerwiseAttention(make_attention(name), budget, link)
-    rows = range(FIRST_ROWS)
-    plain = Drive(forests[1], make_attention(name), rows)
-    streamed = Drive(forests[2], backend, rows, budget_bytes=budget.total_bytes, real=real)
-    return plain, streamed, backend
+    forests = [make_forest(4, layers=LAYERS, seed=5, **shape) for _ in range(2)]
+    budget_bytes = int(layers_that_fit * layer_bytes(forests[0], name))
+    forests[1] = layered(forests[1], link, budget_bytes)
+    backend, rows = LayerwiseAttention(make_attention(name)), range(FIRST_ROWS)
+    plain = Drive(forests[0], make_attention(name), rows)
+    streamed = Drive(forests[1], backend, rows, budget_bytes=budget_bytes, real=real)
+    return plain, streamed

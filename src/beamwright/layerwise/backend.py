@@ -1,0 +1,155 @@
+"""Layer-wise offloading, the baseline: token by token, whole layers of KV streamed for every token.
+
+As strong as it can be written: as many layers resident as fit, the others fetched two ahead through
+two buffers, the next token's first one while this token's last one computes, and only KV that is
+not at home is written back. LBS section 2.4, 4.1 (Eq. 1-3) and 5.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from beamwright.attention.dense import DenseAttention
+from beamwright.attention.tree import TreeAttention
+from beamwright.errors import InputError
+from beamwright.kv import Path, Piece
+from beamwright.layerwise.placement import NUM_BUFFERS
+from beamwright.layerwise.store import Landing, LayeredStore
+from beamwright.layerwise.streams import LayerStreams
+from beamwright.layerwise.tail import LayeredTail
+from beamwright.protocols import AttentionBackend
+
+
+class LayerwiseDecode:
+    """One token per row; layers that do not fit are streamed for each token."""
+
+    def __init__(
+        self,
+        inner: DenseAttention | TreeAttention,
+        store: LayeredStore,
+        paths: Sequence[Path],
+        tail: LayeredTail,
+    ) -> None:
+        self._offload, self._tail = store.offload, tail
+        self._streams = LayerStreams(store, len(paths), tail)
+        self._inner = inner.decode_view(store, paths, tail, self._streams.hold)
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """See `protocols.AttentionView`.
+
+        Raises:
+            CapacityError: if not even two stream buffers fit the budget.
+            LinkError: if the link has failed.
+        """
+        streams, placement = self._streams, self._streams.placement
+        if layer == 0:
+            streams.begin(placement.num_real * streams.token_bytes, streams.num_layers)
+            self._offload.tokens += 1
+            self._offload.streamed_layers += streams.num_layers - placement.resident
+        streams.ready(layer)
+        context = self._inner.attend(layer, query, key_value)
+        streams.done(
+            layer,
+            another_token=layer + NUM_BUFFERS == streams.num_layers
+            and self._tail.length + 1 < self._tail.capacity
+            and streams.next_is_alike(),
+        )
+        return context
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """See `protocols.DecodeView`. All rows kept count as real, see `count_rows`."""
+        self._inner.keep_rows(rows)
+        kept = [self._streams.placement.rows[row] for row in rows.tolist()]
+        self._streams.use_rows(kept, len(kept))
+
+    def count_rows(self, num_rows: int) -> None:
+        """Only the first `num_rows` rows are real; the rest pad the batch.
+
+        The KV of padding rows is neither streamed nor counted, and their context is meaningless.
+        """
+        placement = self._streams.placement
+        if num_rows != placement.num_real:
+            self._streams.use_rows(placement.rows, num_rows)
+
+    def drop_rows(self, rows: Sequence[int]) -> None:
+        """See `protocols.DecodeView`. Only packed copies are read, so nothing depends on it."""
+
+    def close(self) -> None:
+        """See `protocols.AttentionView`."""
+        self._inner.close()
+        self._streams.close()
+
+
+class LayerwisePrefill:
+    """Several new tokens per path; each streamed layer of the paths crosses the link once."""
+
+    def __init__(
+        self,
+        inner: DenseAttention | TreeAttention,
+        store: LayeredStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+    ) -> None:
+        self._store, self._num_tokens = store, sum(lengths)
+        self._streams = LayerStreams(store, len(paths))
+        self._inner = inner.prefill_view(store, paths, lengths, self._streams.hold)
+        store.forget_landings()
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        """See `protocols.AttentionView`. Raises what `LayerwiseDecode.attend` does."""
+        streams = self._streams
+        num_bytes = self._num_tokens * streams.token_bytes
+        if layer == 0:
+            # A batch of a few rows that would fit says nothing about all the others.
+            streams.begin(num_bytes, streams.resident_before)
+        if layer >= streams.placement.resident:
+            self._send_home(layer, key_value[: self._num_tokens].contiguous(), num_bytes)
+        streams.ready(layer)
+        context = self._inner.attend(layer, query, key_value)
+        streams.done(layer, another_token=False)
+        return context
+
+    def _send_home(self, layer: int, fresh: torch.Tensor, num_bytes: int) -> None:
+        home = self._store.home_memory(fresh.shape)
+        transfer = self._streams.store([Piece(home, fresh, num_bytes)])
+        self._store.land(layer, Landing(home, transfer))
+
+    def close(self) -> None:
+        """See `protocols.AttentionView`."""
+        self._inner.close()
+        self._streams.close()
+
+
+class LayerwiseAttention:
+    """Layer-wise offloading around `dense` (the LBS paper's baseline) or `tree`.
+
+    Its views stand on a `LayeredStore`, which holds the budgets, the link and what is counted.
+
+    copies_per_beam: False, because at home a segment stands once whatever the device layout is.
+
+    Raises:
+        InputError: for a backend that has no packed copies to stream (`reference`).
+    """
+
+    copies_per_beam = False
+
+    def __init__(self, inner: AttentionBackend) -> None:
+        if not isinstance(inner, DenseAttention | TreeAttention):
+            raise InputError(f"layer-wise offloading needs dense or tree, not {inner.name}")
+        self.name = inner.name
+        self.tail_tokens = inner.tail_tokens
+        self._inner = inner
+
+    def decode_view(
+        self, store: LayeredStore, paths: Sequence[Path], tail: LayeredTail
+    ) -> LayerwiseDecode:
+        """A view for one token per row."""
+        return LayerwiseDecode(self._inner, store, paths, tail)
+
+    def prefill_view(
+        self, store: LayeredStore, paths: Sequence[Path], lengths: Sequence[int]
+    ) -> LayerwisePrefill:
+        """A view for `lengths[i]` new tokens after path i."""
+        return LayerwisePrefill(self._inner, store, paths, lengths)

@@ -1,0 +1,198 @@
+"""PackedLayers: a packed copy whose layers stand on two sides of a link.
+
+Attention reads a padded layout [K or V, entry, kv_head, token, head_dim]. A link that takes strided
+pieces (a copier of the CPU) moves the tokens of that layout from home into a stream buffer. For a
+card a layer is one flat run of tokens [token, 2, kv_head, head_dim] at home and in the buffers, so
+that one large copy fills a buffer; then compute spreads it. Resident layers stand in the padded
+layout. Knows no order of layers, which is `streams`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
+
+from beamwright.attention.layers import Entry
+from beamwright.kv import Path, PathPart, Piece
+from beamwright.layerwise.placement import NUM_BUFFERS, Placement, neighbours
+from beamwright.layerwise.store import LayeredStore
+from beamwright.layerwise.tail import LayeredTail
+
+
+class PackedLayers:
+    """See the module.
+
+    tail: holds the rows' own tokens, which cross the link once, with it; None where there are none.
+    layer_bytes: of one layer in the padded layout. parts: of all entries, in their order.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        tail: LayeredTail | None,
+        store: LayeredStore,
+        entries: Sequence[Entry],
+        num_tokens: int,
+    ) -> None:
+        self._placement, self._tail, self._store = placement, tail, store
+        self._strided = store.link.strided
+        self._entries, self._used = entries, list[int]()
+        self._lengths = [entry.num_tokens for entry in entries]
+        self._grows = any(entry.room for entry in entries)
+        self.parts: Path = tuple(part for entry in entries for part in entry.parts)
+        layout, device = store.pool.layout, store.compute_device
+        self._token = (2, layout.num_kv_heads, layout.head_dim)
+        self._padded = (2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
+        self._token_bytes = layout.bytes_per_token // layout.num_layers
+        self.layer_bytes = len(entries) * num_tokens * self._token_bytes
+        self._starts = [0, *accumulate(self._lengths)]
+        self._entry = torch.repeat_interleave(torch.tensor(self._lengths)).to(device)
+        self._at = torch.cat([torch.arange(length) for length in self._lengths]).to(device)
+        self._slices: list[tuple[tuple[slice, ...], int]] = []  # what is moved, and its tokens
+        self._fetched: dict[tuple[int, int], list[Piece]] = {}
+        self._near: dict[int, torch.Tensor] = {}
+        self._far: dict[int, torch.Tensor] = {}
+        self._landing: dict[int, torch.Tensor] = {}
+        self._buffers: list[torch.Tensor] = []
+        self._working: torch.Tensor | None = None
+        # Where the present rows' own tokens stand: entry and place [token, row].
+        self._own: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    # --- what attention reads ----------------------------------------------------------------
+
+    def layer(self, number: int) -> torch.Tensor:
+        """See `layers.LayerSource`. A flat buffer is free again after it."""
+        buffer = self._placement.buffer_of(number)
+        if buffer is None:
+            if number not in self._near:
+                self._near[number] = self._resident(number)
+            return self._near[number]
+        held = self._buffers[buffer]
+        if not self._strided:
+            if self._working is None:
+                self._working = self._zeros(self._padded)
+            held = self._spread(self._working, held)
+        return self._add_own(held, number)
+
+    def _resident(self, number: int) -> torch.Tensor:
+        """A layer that is on the device: where it just landed, or as its segments hold it."""
+        landed = self._landing.pop(number, None)
+        if landed is None:
+            held = [self._store.near(part.segment, part.visible, number) for part in self.parts]
+            flat = torch.cat(held) if held else self._zeros((0, *self._token))
+        else:
+            flat = landed[:, self._entry, :, self._at] if self._strided else landed
+            self._add_to_segments(flat, number)
+        return self._add_own(self._spread(self._zeros(self._padded), flat), number)
+
+    def _add_to_segments(self, flat: torch.Tensor, number: int) -> None:
+        at = 0
+        for part in self.parts:
+            whole = part.visible == part.segment.length
+            if whole and self._store.near_layers(part.segment) == number:
+                self._store.add_layer(part.segment, flat[at : at + part.visible])
+            at += part.visible
+
+    def _spread(self, padded: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+        """Flat tokens to their places."""
+        # Indices that a slice parts come first: [tokens, 2, kv_heads, head_dim].
+        padded[:, self._entry, :, self._at] = flat
+        return padded
+
+    def _add_own(self, padded: torch.Tensor, number: int) -> torch.Tensor:
+        """The rows' own tokens behind their entries, where there is room."""
+        if not self._grows or self._tail is None or not self._tail.length:
+            return padded
+        own = self._tail.own_tokens(number)
+        if self._own is None or self._own[0].shape != own.shape[:2]:
+            real = self._placement.rows[: own.shape[1]]
+            ends = torch.tensor([self._lengths[row] for row in real], device=own.device)
+            at = ends + torch.arange(len(own), device=own.device).unsqueeze(1)
+            self._own = torch.tensor(real, device=own.device).expand_as(at), at
+        rows, at = self._own
+        padded[:, rows, :, at] = own
+        return padded
+
+    # --- what crosses the link ---------------------------------------------------------------
+
+    def open_buffers(self) -> None:
+        """Allocate the two stream buffers."""
+        if not self._buffers:
+            self._buffers = [self._zeros(self._moved_size) for _ in range(NUM_BUFFERS)]
+
+    def choose(self, rows: set[int]) -> int:
+        """From here on move only what these rows read; returns the tokens that stand there."""
+        self._own = None
+        self._used = [
+            number for number, entry in enumerate(self._entries) if not rows.isdisjoint(entry.rows)
+        ]
+        self._fetched.clear()
+        self._slices = [*(self._padded_slices() if self._strided else self._flat_slices())]
+        return sum(num_tokens for _, num_tokens in self._slices)
+
+    def _flat_slices(self) -> Iterator[tuple[tuple[slice, ...], int]]:
+        """One per run of entries that stand next to each other."""
+        for run in neighbours(self._used):
+            first, end = self._starts[run.start], self._starts[run.stop]
+            yield (slice(first, end),), end - first
+
+    def _padded_slices(self) -> Iterator[tuple[tuple[slice, ...], int]]:
+        """One per run of entries that are equally long, too."""
+        lengths, whole = self._lengths, slice(None)
+        for run in neighbours(self._used, lambda a, b: lengths[a] == lengths[b]):
+            length = lengths[run.start]
+            yield (whole, slice(run.start, run.stop), whole, slice(length)), len(run) * length
+
+    @property
+    def used_parts(self) -> Iterator[PathPart]:
+        """The parts that present rows read."""
+        return (part for number in self._used for part in self._entries[number].parts)
+
+    def fetched_pieces(self, layer: int, buffer: int) -> list[Piece]:
+        """The parts that present rows read, into a stream buffer.
+
+        They cannot change while the view lives and its rows stay.
+        """
+        if (layer, buffer) not in self._fetched:
+            self._fetched[layer, buffer] = self._pieces(self._buffers[buffer], layer)
+        return self._fetched[layer, buffer]
+
+    def landing_pieces(self, layer: int) -> list[Piece]:
+        """The same parts of a layer that becomes resident, into memory of their own."""
+        self._landing[layer] = self._zeros(self._moved_size)
+        return self._pieces(self._landing[layer], layer)
+
+    def drop_layers(self, resident: int) -> None:
+        """Layers from `resident` on have been sent home: the device forgets them."""
+        self._near = {layer: held for layer, held in self._near.items() if layer < resident}
+
+    def _pieces(self, destination: torch.Tensor, layer: int) -> list[Piece]:
+        source = self._at_home(layer)
+        return [
+            Piece(destination[at], source[at], num_tokens * self._token_bytes)
+            for at, num_tokens in self._slices
+            if num_tokens
+        ]
+
+    def _at_home(self, layer: int) -> torch.Tensor:
+        """The parts of a layer on the host, packed when they are first streamed."""
+        if layer not in self._far:
+            flat = self._store.home_memory((self._starts[-1], *self._token))
+            at = 0
+            for part in self.parts:
+                flat[at : at + part.visible] = self._store.far(part.segment, part.visible, layer)
+                at += part.visible
+            strided = self._strided
+            self._far[layer] = self._spread(flat.new_zeros(self._padded), flat) if strided else flat
+        return self._far[layer]
+
+    @property
+    def _moved_size(self) -> tuple[int, ...]:
+        return self._padded if self._strided else (self._starts[-1], *self._token)
+
+    def _zeros(self, size: tuple[int, ...]) -> torch.Tensor:
+        """Device memory. Zeros: masked positions must never hold NaN bits."""
+        layout = self._store.pool.layout
+        return torch.zeros(size, dtype=layout.dtype, device=self._store.compute_device)

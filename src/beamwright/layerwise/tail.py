@@ -1,0 +1,271 @@
+"""LayeredTail: a tail whose streamed layers stand on the host, token by token.
+
+A layer's tokens are contiguous on either side [token, row, 2, kv_head, head_dim], so that one copy
+brings a token home and one copy brings all of them back. Only real rows are kept: what pads a batch
+has no KV of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from beamwright.kv import KVLayout, Link, Piece, ScratchMeter, TailBuffer, Transfer
+from beamwright.layerwise.placement import NUM_BUFFERS, Placement
+
+_FIRST_TOKENS = 16
+
+Send = Callable[[Sequence[Piece]], Transfer]
+"""Sends pieces home while the layer computes."""
+
+
+@dataclass(frozen=True)
+class LayeredTokens:
+    """A row's new tokens, split by where their layers stand.
+
+    near: [tokens, resident layers, 2, kv_heads, head_dim] on the device. far: the other layers on
+    the host, behind `num_before` older tokens of the row.
+    """
+
+    near: torch.Tensor
+    far: torch.Tensor
+    num_before: int
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens."""
+        return self.near.shape[0]
+
+
+class LayeredTail(TailBuffer):
+    """See the module. A token of a streamed layer is written into the layer's stream buffer.
+
+    resident: layers [0, resident) stand on the device. left: layers have gone home since the tail
+    was empty. num_real: rows that have KV of their own.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_rows: int,
+        capacity: int,
+        scratch: ScratchMeter,
+        device: torch.device,
+        link: Link,
+    ) -> None:
+        self.num_real = self._num_rows = num_rows
+        self.resident, self.left = layout.num_layers, False
+        self._compute_device, self._link = device, link
+        self._token_bytes = layout.bytes_per_token // layout.num_layers
+        self._going_home: list[Transfer] = []
+        self._near: dict[int, torch.Tensor] = {}
+        self._far: dict[int, torch.Tensor] = {}
+        self._buffers: list[torch.Tensor] = []
+        self._home_from: list[int] = []  # per token, the first layer from which it is at home
+        self._placement = Placement(layout.num_layers, [], 0)
+        self._send: Send | None = None
+        self.held_tokens = min(_FIRST_TOKENS, capacity)
+        super().__init__(layout, num_rows, capacity, scratch, "cpu")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the present batch, padding included."""
+        return self._num_rows
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer, room for further tokens included."""
+        return self.held_tokens * self.num_rows * self._token_bytes
+
+    # --- a view reads and writes -------------------------------------------------------------
+
+    def open(self, placement: Placement, send: Send) -> None:
+        """A view begins, which says where layers stand."""
+        self._placement, self._send, self._buffers = placement, send, []
+
+    def open_buffers(self) -> None:
+        """Two stream buffers of the tail's present size."""
+        if not self._buffers or self._buffers[0].shape[:2] != (self.held_tokens, self.num_real):
+            self._buffers = [self._fresh(self._compute_device) for _ in range(NUM_BUFFERS)]
+
+    def write(self, layer: int, key_value: torch.Tensor) -> None:
+        """See `TailBuffer`. In a streamed layer the token goes home over the link."""
+        placement, step = self._placement, self.length
+        if layer == 0:
+            self._home_from[step:] = [placement.resident]
+            self.resident = placement.resident
+        own = key_value[: self.num_real].contiguous()
+        buffer = placement.buffer_of(layer)
+        if buffer is None:
+            self.near(layer)[step] = own
+            return
+        assert self._send is not None
+        self._buffers[buffer][step] = own
+        num_bytes = self.num_real * self._token_bytes
+        self._going_home.append(self._send([Piece(self.far(layer)[step], own, num_bytes)]))
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `TailBuffer`. Rows that pad the batch read the first one's tokens."""
+        held = self._standing(layer)[: self.length + 1]
+        padding = self.num_rows - self.num_real
+        if padding:
+            held = torch.cat([held, held[:, :1].expand(-1, padding, -1, -1, -1)], dim=1)
+        both = held.permute(2, 1, 3, 0, 4)
+        return both[0], both[1]
+
+    def own_tokens(self, layer: int) -> torch.Tensor:
+        """Device tokens [tokens, real rows, 2, kv_heads, head_dim] before the present one."""
+        return self._standing(layer)[: self.length]
+
+    def near(self, layer: int) -> torch.Tensor:
+        """Device tokens [place, row, 2, kv_head, head_dim] of a resident layer."""
+        if layer not in self._near:
+            self._near[layer] = self._fresh(self._compute_device)
+            self._measure()
+        return self._near[layer]
+
+    def far(self, layer: int) -> torch.Tensor:
+        """The same on the host, pinned where there is a GPU."""
+        if layer not in self._far:
+            self._far[layer] = self._fresh_far()
+        return self._far[layer]
+
+    def _standing(self, layer: int) -> torch.Tensor:
+        buffer = self._placement.buffer_of(layer)
+        return self.near(layer) if buffer is None else self._buffers[buffer]
+
+    # --- what crosses the link ---------------------------------------------------------------
+
+    def fetched_pieces(self, layer: int, buffer: int) -> list[Piece]:
+        """The tokens so far of the real rows, into a stream buffer."""
+        return self._pieces(self._buffers[buffer], self.far(layer), 0)
+
+    def landing_pieces(self, layer: int) -> list[Piece]:
+        """The same for a layer that becomes resident."""
+        return self._pieces(self.near(layer), self.far(layer), 0)
+
+    def leaving_pieces(self, resident: int) -> Iterator[tuple[int, list[Piece]]]:
+        """(layer, pieces) of tokens that are not at home in layers from `resident` on.
+
+        All of it counts as being at home once the last one is taken.
+        """
+        for layer in range(resident, max(self._home_from, default=0)):
+            first = next(i for i, since in enumerate(self._home_from) if since > layer)
+            pieces = self._pieces(self.far(layer), self.near(layer), first)
+            if pieces:
+                self.left = True
+                yield layer, pieces
+        self._home_from = [min(since, resident) for since in self._home_from]
+
+    def drop_layers(self, resident: int) -> None:
+        """Layers from `resident` on have been sent home: the device forgets them."""
+        if resident < self.resident:
+            self.resident = resident
+            self._near = {layer: held for layer, held in self._near.items() if layer < resident}
+            self._measure()
+
+    def settle(self) -> None:
+        """Wait until the host can read what went home."""
+        self._link.wait(self._going_home)
+        self._going_home = []
+
+    def _pieces(self, destination: torch.Tensor, source: torch.Tensor, first: int) -> list[Piece]:
+        num_tokens = (self.length - first) * self.num_real
+        if not num_tokens:
+            return []
+        tokens = slice(first, self.length)
+        return [Piece(destination[tokens], source[tokens], num_tokens * self._token_bytes)]
+
+    # --- what a session does with it ---------------------------------------------------------
+
+    def make_room(self) -> None:
+        """See `TailBuffer`."""
+        if self.length < self.held_tokens:
+            return
+        self.settle()
+        self.held_tokens = min(2 * self.held_tokens, self.capacity)
+        self._near = {n: self._moved(old, self._fresh(old.device)) for n, old in self._near.items()}
+        self._far = {n: self._moved(old, self._fresh_far()) for n, old in self._far.items()}
+        self._measure()
+
+    def take(  # type: ignore[override]  # its own store knows what it gets
+        self, row: int, first: int, end: int
+    ) -> LayeredTokens:
+        """A row's tokens [first, end), by the side on which their layers stand."""
+        self.settle()
+        layers = self.layout.num_layers
+        before = first if self.left else 0
+        near = [self.near(layer)[first:end, row] for layer in range(self.resident)]
+        far = [self.far(layer)[first - before : end, row] for layer in range(self.resident, layers)]
+        size = (2, self.layout.num_kv_heads, self.layout.head_dim)
+        none = torch.zeros((0, *size), dtype=self.layout.dtype)
+        return LayeredTokens(
+            torch.stack(near, dim=1) if near else none.new_zeros((end - first, 0, *size)),
+            torch.stack(far, dim=1) if far else none.new_zeros((end - first + before, 0, *size)),
+            before,
+        )
+
+    def restore(self, rows: list[torch.Tensor]) -> None:
+        """Rows are parked only where KV can be evicted, and here it cannot."""
+        raise AssertionError("a layered tail has no parked rows")
+
+    def count_rows(self, num_real: int) -> None:
+        """From here on only the first `num_real` rows have KV of their own."""
+        if num_real != self.num_real:
+            self._pick(torch.arange(num_real))
+
+    def keep_rows(self, rows: torch.Tensor) -> None:
+        """Drop all rows but these, in this order."""
+        self._num_rows = len(rows)
+        self._pick(rows.cpu().clamp(max=self.num_real - 1))
+
+    def clear(self) -> None:
+        """See `TailBuffer`."""
+        self.settle()
+        self.length, self.left, self._home_from = 0, False, []
+
+    def close(self) -> None:
+        """See `TailBuffer`."""
+        self._near, self._far = {}, {}
+        super().close()
+
+    def _pick(self, rows: torch.Tensor) -> None:
+        self.settle()
+        self.num_real = len(rows)
+        self._near = {n: old[:, rows.to(old.device)] for n, old in self._near.items()}
+        for number, old in self._far.items():
+            picked = self._fresh_far()
+            picked[: self.length] = old[: self.length, rows]
+            self._far[number] = picked
+        self._measure()
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _moved(self, old: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+        fresh[: self.length] = old[: self.length]
+        return fresh
+
+    def _fresh(self, device: torch.device) -> torch.Tensor:
+        """Memory for one layer, the host's pinned where there is a GPU.
+
+        Zeros: masked positions must never hold NaN bits.
+        """
+        layout = self.layout
+        size = (self.held_tokens, self.num_real, 2, layout.num_kv_heads, layout.head_dim)
+        pinned = device.type == "cpu" and self._compute_device.type == "cuda"
+        return torch.zeros(size, dtype=layout.dtype, device=device, pin_memory=pinned)
+
+    def _fresh_far(self) -> torch.Tensor:
+        return self._fresh(torch.device("cpu"))
+
+    def _allocate(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+        """Layers get their memory one by one, on the side where they stand."""
+        del num_rows, num_tokens
+        return torch.empty(0, dtype=self.layout.dtype)
+
+    def _measure(self) -> None:
+        num_bytes = sum(held.nbytes for held in self._near.values())
+        self._scratch.add(num_bytes - self._counted)
+        self._counted = num_bytes

@@ -1,0 +1,169 @@
+"""Layer-wise offloading over side streams: where layers stand as they come and go, and no races."""
+
+import pytest
+import torch
+
+from beamwright.attention import make_attention
+from beamwright.attention.layers import Entry
+from beamwright.kv import CudaStreams, Direction, Piece, StreamLink
+from beamwright.layerwise import LayerwiseAttention
+from beamwright.layerwise.streams import LayerStreams
+from layerwise.drives import FIRST_ROWS, LAYERS, TOKENS, Drive, layered, pair, same
+from streams import EagerStreams, LateStreams
+
+NAMES = pytest.mark.parametrize("name", ["dense", "tree"])
+
+
+@NAMES
+def test_layers_leave_the_device_as_rows_grow_and_come_back_as_rows_go(make_forest, link, name):
+    keep = {8: [1, 2, 3, 4]}
+    plain, device = pair(make_forest, name, link, 5.01, dtype=torch.float32)
+    assert same(plain.run(12, keep=keep).contexts, device.run(12, keep=keep).contexts)
+    assert link.bytes_moved[Direction.H2D] == device.moved_bytes()
+    assert device.resident[0] > min(device.resident[1:8])
+    assert device.resident[8] > device.resident[7]
+
+
+@NAMES
+def test_views_that_follow_each_other_with_other_rows_read_what_is_true(make_forest, link, name):
+    """Segments that nobody read while layers came and went; each view is held against the oracle
+    of the same layout, which keeps everything in one place."""
+    plain, device = pair(make_forest, name, link, 4.2, dtype=torch.float32)
+    plain.close()
+    device.close()
+    for rows in ([0, 1], range(FIRST_ROWS), [2], range(11), [4, 5, 6], [0, 1]):
+        one = Drive(plain.forest, plain.attention, rows)
+        two = Drive(device.forest, device.attention, rows, budget_bytes=device.budget_bytes)
+        assert same(one.run(5).contexts, two.run(5).contexts)
+
+
+def test_a_prefill_s_tokens_stand_where_their_layers_do(make_forest):
+    """The streamed layers' tokens come from the link, the others from the device."""
+    link = StreamLink(LateStreams())
+    forest = make_forest(2, layers=LAYERS, dtype=torch.float32)
+    num_tokens = sum(part.visible for part in forest.paths[0])
+    layer_bytes = num_tokens * forest.layout.bytes_per_token // LAYERS
+    forest = layered(forest, link, 3.5 * layer_bytes + 5000)
+    store, (path, *_) = forest.store, forest.paths
+    backend = LayerwiseAttention(make_attention("tree"))
+    view = backend.prefill_view(store, [path], [3])
+    fresh = []
+    for layer in range(LAYERS):
+        query, key_value = forest._token(0, layer, layer)
+        fresh.append(key_value[:3])
+        view.attend(layer, query[:3], key_value[:3])
+    view.close()
+    mine = store.create()
+    store.append([mine], [torch.stack(fresh, dim=1)])
+    assert 0 < store.near_layers(mine) < LAYERS
+    whole = store.gather(mine, 3).permute(2, 0, 1, 3, 4)
+    assert torch.equal(whole, torch.stack(fresh, dim=1))
+
+
+# --- races: each test fails where its event is missing ---------------------------------------
+
+
+@NAMES
+def test_compute_waits_for_what_it_reads(make_forest, name):
+    """Copies that run as late as they may; without the wait, attention reads an old buffer."""
+    for careless in (False, True):
+        streams = LateStreams(careless=careless)
+        link = StreamLink(streams)
+        plain, device = pair(make_forest, name, link, 3.5, dtype=torch.float32)
+        equal = same(plain.run(4).contexts, device.run(4).contexts)
+        assert equal is not careless
+
+
+def buffers_read(make_forest, streams):
+    """What compute reads layer by layer if it runs long after everything was queued."""
+    link = StreamLink(streams)
+    forest = layered(make_forest(2, layers=LAYERS, dtype=torch.float32), link)
+    store, (path, *_) = forest.store, forest.paths
+    layers = LayerStreams(store, 1)
+    copy = layers.hold(store, [Entry(path, (0,))], 64 * len(path))
+    layers.begin(0, 2)  # two layers resident, four streamed
+    streams.run_compute()
+    seen = {}
+
+    def read(layer):
+        seen[layer] = copy.layer(layer).clone()
+
+    for layer in range(LAYERS):
+        layers.ready(layer)
+        streams.queue(lambda layer=layer: read(layer))
+        layers.done(layer, another_token=False)
+    streams.run_compute()
+    parts = [store.gather(part.segment, part.visible) for part in path]
+    whole = torch.cat(parts, dim=2)
+    tokens = whole.shape[2]
+    return [
+        torch.equal(seen[layer][:, 0, :, :tokens], whole[layer].transpose(1, 2))
+        for layer in range(LAYERS)
+    ]
+
+
+def test_a_buffer_is_not_overwritten_before_its_last_reader(make_forest):
+    """Copies that run as early as they may, and compute that lags behind."""
+    assert all(buffers_read(make_forest, EagerStreams()))
+    careless = buffers_read(make_forest, EagerStreams(careless=True))
+    assert careless[:2] == [True, True], "resident layers have no buffer"
+    assert careless[2:] == [False, False, True, True], "the next two layers were in the buffers"
+
+
+def sent_home(make_forest, streams):
+    """What reaches the host of a token that compute writes after it was told to go home."""
+    link = StreamLink(streams)
+    forest = layered(make_forest(1, layers=LAYERS, dtype=torch.float32), link)
+    layers = LayerStreams(forest.store, 1)
+    written, home = torch.zeros(8), torch.full((8,), 9.0)
+    streams.queue(lambda: written.fill_(1.0))
+    transfer = layers.store([Piece(home, written, 32)])
+    link.wait([transfer])
+    return home.tolist()
+
+
+def test_a_token_goes_home_after_it_was_written(make_forest):
+    assert sent_home(make_forest, EagerStreams()) == [1.0] * 8
+    assert sent_home(make_forest, EagerStreams(careless=True)) == [0.0] * 8
+
+
+class LostOrder(LateStreams):
+    """Compute is held back by what comes to the device, and not by what goes home."""
+
+    def hold_back(self, copied):
+        if copied.direction is Direction.H2D:
+            return super().hold_back(copied)
+        return EagerStreams.hold_back(self, copied)
+
+
+@NAMES
+def test_a_token_is_fetched_again_after_it_went_home(make_forest, name):
+    """The tail's next fetch reads on the host what the other stream has still to bring there."""
+    link = StreamLink(LostOrder())
+    plain, device = pair(make_forest, name, link, 3.5, dtype=torch.float32)
+    assert not same(plain.run(4).contexts, device.run(4).contexts)
+
+
+def test_the_stall_is_what_the_device_says(make_forest):
+    streams = LateStreams()
+    link = StreamLink(streams)
+    _, device = pair(make_forest, "tree", link, 3.5, dtype=torch.float32)
+    device.run(TOKENS)
+    assert len(streams.held) > TOKENS * 4
+    assert device.store.stall_s > link.held_back_s == pytest.approx(0.01 * len(streams.held))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+@NAMES
+def test_a_card_s_streams_change_no_context(make_forest, name):
+    """Over real events; twenty tokens, so that the tail grows under way."""
+    link = StreamLink(CudaStreams(torch.device("cuda")))
+    shape = {"dtype": torch.float32, "device": "cuda"}
+    plain, device = pair(make_forest, name, link, 3.9, **shape)
+    expected, found = plain.run(20).contexts, device.run(20).contexts
+    for one, two in zip(expected, found, strict=True):
+        torch.testing.assert_close(one, two)
+    assert link.bytes_moved[Direction.H2D] == device.moved_bytes()
+    link.close()
+    assert device.store.stall_s >= 0.0
