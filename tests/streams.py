@@ -25,6 +25,8 @@ class EagerStreams:
     held: what compute was told to wait for; the host tells nobody's compute anything here.
     """
 
+    strided, batches = False, True
+
     def __init__(self, *, careless=False):
         self.careless = careless
         self.compute, self.done = [], 0
@@ -56,6 +58,9 @@ class EagerStreams:
     def hold_back(self, copied):
         self.held.append(copied)
         return Held(copied)
+
+    def close(self):
+        """What was told to copy copies, as on a card."""
 
 
 class LateStreams(EagerStreams):
@@ -118,6 +123,10 @@ class Copied:
         else:
             self.streams.run_compute()
         assert self.ran
+
+    def recall(self):
+        self.synchronize()
+        return 0
 
     def ran_s(self):
         return self.times

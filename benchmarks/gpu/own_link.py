@@ -17,10 +17,10 @@ import torch
 from beamwright.kv import (
     BlockPool,
     ByteBudget,
-    CopierLink,
     CudaStreams,
     Direction,
     HomeTier,
+    HostStreams,
     KVLayout,
     Link,
     Piece,
@@ -67,9 +67,8 @@ class Bench:
         for pool in (self.near, self.far):
             pool.storage[:1].normal_()
             pool.storage[1:] = pool.storage[:1]
-        self.link: Link = CopierLink()
-        if on_gpu:
-            self.link = StreamLink(CudaStreams(torch.device(device)))
+        streams = CudaStreams(torch.device(device)) if on_gpu else HostStreams()
+        self.link: Link = StreamLink(streams)
         self.store = SegmentStore(self.near, HomeTier(self.far, self.link))
         self.rows = {direction: self._decoded() for direction in Direction}
         self.prepare()

@@ -14,7 +14,7 @@ from beamwright.config import Settings
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
-from beamwright.kv import CopierLink, CudaStreams, Direction, Link, StreamLink
+from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink
 from beamwright.memory import MemoryPlan, ModelBytes
 from beamwright.models import HomeOptions, TreeModel
 from beamwright.models.device_memory import address_space_left
@@ -77,9 +77,8 @@ class HostTier:
 
 def _link(settings: Settings, timeline: Timeline) -> Link:
     device, bandwidth = torch.device(settings.model.device), settings.schedule.link_bandwidth
-    if device.type == "cuda":
-        return StreamLink(CudaStreams(device), bandwidth, timeline)
-    return CopierLink(bandwidth, timeline)
+    streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
+    return StreamLink(streams, bandwidth, timeline)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import BlockPool, ByteBudget, CopierLink, Direction, HomeTier, SegmentStore
+from beamwright.kv import (
+    BlockPool,
+    ByteBudget,
+    Direction,
+    HomeTier,
+    HostStreams,
+    SegmentStore,
+    StreamLink,
+)
 
 
 @pytest.fixture
@@ -17,7 +25,7 @@ def tiers(layout):
 
     def make(device=6, host=64, bandwidth=None, **options):
         home_options = {k: options.pop(k) for k in ("recompute", "share_loads") if k in options}
-        links.append(CopierLink(bandwidth))
+        links.append(StreamLink(HostStreams(), bandwidth))
         host_pool = BlockPool(layout, ByteBudget(host * layout.bytes_per_block, "host KV budget"))
         home = HomeTier(host_pool, links[-1], **home_options)
         pool = BlockPool(layout, ByteBudget(device * layout.bytes_per_block))

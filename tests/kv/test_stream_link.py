@@ -104,7 +104,7 @@ def test_a_failing_stream_is_a_link_error():
         def copy(self, direction, pieces, after):
             raise RuntimeError("illegal address")
 
-    with pytest.raises(LinkError, match=r"h2d stream failed.*illegal address"):
+    with pytest.raises(LinkError, match=r"h2d link failed.*illegal address"):
         StreamLink(Broken()).submit(Direction.H2D, "load", [])
 
 
@@ -121,7 +121,7 @@ def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else()
 
     link = StreamLink(Dying())
     waited, other = (link.submit(Direction.D2H, "store", []) for _ in range(2))
-    with pytest.raises(LinkError, match="d2h stream failed: device lost"):
+    with pytest.raises(LinkError, match="d2h link failed: device lost"):
         link.wait([waited])
     assert other.finished, "nobody waits for it for ever"
     link.cancel([waited, other])
@@ -216,3 +216,22 @@ def test_the_timeline_shows_a_batch_when_the_device_ran_it(monkeypatch):
     link.close()
     assert spans == [("store", "d2h", 3.0, 4.5, 32)]
     assert link.busy_s[Direction.D2H] == 1.5
+
+
+def test_a_direction_that_fails_does_not_take_back_what_the_other_has_queued():
+    class Broken(EagerStreams):
+        def copy(self, direction, pieces, after):
+            if direction is Direction.D2H:
+                raise RuntimeError("illegal address")
+            return super().copy(direction, pieces, after)
+
+    link, host = StreamLink(Broken()), np.zeros(4)
+    batch = link.together()
+    batch.__enter__()
+    load = link.submit(Direction.H2D, "load", [piece(host, np.ones(4))])
+    store = link.submit(Direction.D2H, "store", [])
+    with pytest.raises(LinkError, match="d2h link failed"):
+        batch.__exit__(None, None, None)
+    link.close()
+    assert (load.state, store.state) == (TransferState.DONE, TransferState.CANCELLED)
+    assert host.tolist() == [1] * 4

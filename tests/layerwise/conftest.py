@@ -3,13 +3,13 @@
 import pytest
 
 from attention.conftest import make_forest  # noqa: F401 (a fixture)
-from beamwright.kv import CopierLink, StreamLink
+from beamwright.kv import HostStreams, StreamLink
 from streams import LateStreams
 
 
 @pytest.fixture(params=["copier", "streams"])
 def link(request):
     """Strided pieces by a thread, or contiguous ones that a card's streams copy when they must."""
-    link = CopierLink() if request.param == "copier" else StreamLink(LateStreams())
+    link = StreamLink(HostStreams() if request.param == "copier" else LateStreams())
     yield link
     link.close()

@@ -6,7 +6,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError, LinkError, format_bytes
-from beamwright.kv import CopierLink, Direction, Piece
+from beamwright.kv import Direction, HostStreams, Piece, StreamLink
 from beamwright.layerwise import LayerwiseAttention
 from layerwise.drives import (
     FIRST_ROWS,
@@ -116,7 +116,7 @@ def test_a_discarded_fetch_is_at_most_one_layer_a_view(make_forest, link, name):
 
 
 def test_everything_fits_and_the_link_is_never_used(make_forest):
-    link = CopierLink()
+    link = StreamLink(HostStreams())
     link.submit(Direction.H2D, "stream", [Piece(np.zeros(2), np.zeros(3), 0)])
     plain, streamed = pair(make_forest, "tree", link, 50)
     assert same(plain.run(3).contexts, streamed.run(3).contexts)
@@ -151,7 +151,7 @@ def test_less_than_two_buffers_is_a_capacity_error(make_forest, link):
 def test_a_throttled_link_moves_the_same_bytes_and_stalls(make_forest):
     moved, found = [], []
     for bandwidth in (None, 20_000_000):
-        link = CopierLink(emulated_bandwidth=bandwidth)
+        link = StreamLink(HostStreams(), emulated_bandwidth=bandwidth)
         _, streamed = pair(make_forest, "dense", link, 3.5, dtype=torch.float32)
         found.append(streamed.run(3, keep={1: [3, 2, 1]}).contexts)
         moved.append(dict(link.bytes_moved))
@@ -163,7 +163,7 @@ def test_a_throttled_link_moves_the_same_bytes_and_stalls(make_forest):
 
 @pytest.mark.parametrize("direction", Direction)
 def test_a_failed_link_is_an_error_and_leaves_nothing_charged(make_forest, direction):
-    link = CopierLink()
+    link = StreamLink(HostStreams())
     _, streamed = pair(make_forest, "tree", link, 2.5, dtype=torch.float32)
     streamed.token(0)
     assert streamed.budget.used_bytes > 0
@@ -234,11 +234,11 @@ def test_it_takes_the_name_and_tail_of_what_it_wraps_and_refuses_the_oracle():
         LayerwiseAttention(make_attention("reference"))
 
 
-class LossyLink(CopierLink):
+class LossyLink(StreamLink):
     """A link that loses what goes one way: whoever needs those bytes must notice."""
 
     def __init__(self, lost):
-        super().__init__()
+        super().__init__(HostStreams())
         self.lost = lost
 
     def submit(self, direction, kind, pieces):

@@ -5,7 +5,7 @@ import pytest
 
 from beamwright import Solution
 from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
-from beamwright.kv import BlockLedger, CopierLink
+from beamwright.kv import BlockLedger, StreamLink
 from beamwright.runtime.decode import StepDecoder
 from engines import PROBLEM, assert_nothing_allocated, grow
 
@@ -130,14 +130,14 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
             raise ValueError("the link is gone")
         real(destination, source)
 
-    monkeypatch.setattr("beamwright.kv.link.np.copyto", copyto)
+    monkeypatch.setattr("beamwright.kv.host_streams.np.copyto", copyto)
     assert solver.solve(PROBLEM).tree_hash == expected
     num_copies = count[0]
     assert num_copies > 20
     failed = 0
     for call in (1, 2, num_copies // 3, num_copies // 2, 2 * num_copies // 3):
         count[0], fails_at[0] = 0, call
-        with pytest.raises(LinkError, match=r"copier failed.*the link is gone"):
+        with pytest.raises(LinkError, match=r"link failed.*the link is gone"):
             solver.solve(PROBLEM)
         failed += 1
         assert_nothing_allocated(solver)
@@ -152,14 +152,14 @@ def test_after_a_dead_copier_the_next_problem_works_without_being_told(make_solv
     """A caller that only catches the error and goes on must not meet it again and again."""
     solver = make_solver(**TIGHT)
     expected = solver.solve(PROBLEM).tree_hash
-    real = CopierLink.submit
+    real = StreamLink.submit
 
     def broken(self, direction, kind, pieces):
-        monkeypatch.setattr(CopierLink, "submit", real)
+        monkeypatch.setattr(StreamLink, "submit", real)
         bad = [type(p)(np.zeros(1), np.zeros(2), p.num_bytes) for p in pieces]
         return real(self, direction, kind, bad)
 
-    monkeypatch.setattr(CopierLink, "submit", broken)
+    monkeypatch.setattr(StreamLink, "submit", broken)
     with pytest.raises(LinkError):
         solver.solve(PROBLEM)
     assert_nothing_allocated(solver)

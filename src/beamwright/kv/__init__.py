@@ -2,9 +2,10 @@
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
 from beamwright.kv.fixed_tail import FixedTail
+from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
-from beamwright.kv.link import CopierLink, Direction, Link, Piece, Transfer, TransferState
+from beamwright.kv.link import Direction, Link, Piece, Transfer, TransferState
 from beamwright.kv.movement import HomeTier
 from beamwright.kv.pool import BlockPool, KVLayout
 from beamwright.kv.residency import Residency
@@ -25,11 +26,11 @@ __all__ = [
     "BlockLedger",
     "BlockPool",
     "ByteBudget",
-    "CopierLink",
     "CudaStreams",
     "Direction",
     "FixedTail",
     "HomeTier",
+    "HostStreams",
     "KVLayout",
     "Lease",
     "Link",

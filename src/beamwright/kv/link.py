@@ -1,27 +1,18 @@
 """The link between the host tier and the device: queued copies both ways, counted exactly.
 
-On a CPU both tiers are RAM and a copier thread per direction moves the bytes while the model
-computes. A throttled link waits until an emulated link of that bandwidth would have been done; it
-is always labelled emulated. LBS section 4.1 (write-back while decoding) and 4.2 (prefetch).
+What a link promises, and the tickets that it gives. `stream_link` keeps it, and so does the
+simulator's. LBS section 4.1 (write-back while decoding) and 4.2 (prefetch).
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
-
-import numpy as np
-import torch
-
-from beamwright.errors import LinkError
-
-_POLL_S = 0.2
 
 
 class Direction(StrEnum):
@@ -38,17 +29,6 @@ class Piece:
     destination: Any
     source: Any
     num_bytes: int
-
-
-def as_array(memory: Any) -> np.ndarray[Any, Any]:
-    """The same CPU memory as an array; bfloat16 goes as 16-bit integers."""
-    if isinstance(memory, np.ndarray):
-        return memory
-    plain = memory.detach()
-    view: np.ndarray[Any, Any] = (
-        plain.view(torch.int16) if plain.dtype == torch.bfloat16 else plain
-    ).numpy()
-    return view
 
 
 class TransferState(StrEnum):
@@ -97,7 +77,8 @@ class Link(Protocol):
     """Moves pieces between the tiers, in order per direction, both directions at once.
 
     bytes_moved: by direction; busy_s: seconds in which a direction was moving.
-    emulated_bandwidth: bytes per second of a throttled link, None for the real one.
+    emulated_bandwidth: bytes per second of a throttled link, always labelled emulated; None for
+        the real one.
     strided: pieces need not be contiguous.
     """
 
@@ -137,165 +118,3 @@ class Link(Protocol):
     def close(self) -> None:
         """Stop; queued transfers are forgotten."""
         ...
-
-
-class CopierLink:
-    """A background copier thread per direction, with an optional emulated bandwidth."""
-
-    strided = True
-
-    def __init__(
-        self, emulated_bandwidth: int | None = None, timeline: SpanSink | None = None
-    ) -> None:
-        self.emulated_bandwidth = emulated_bandwidth
-        self.bytes_moved: Counter[Direction] = Counter()
-        self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
-        self.timeline = timeline
-        self._lanes = {direction: _Lane(self, direction) for direction in Direction}
-
-    def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
-        """See `Link`."""
-        transfer = Transfer(direction, kind, pieces, sum(piece.num_bytes for piece in pieces))
-        self._lanes[direction].put(transfer)
-        return transfer
-
-    def wait(self, transfers: Iterable[Transfer]) -> float:
-        """See `Link`."""
-        start = time.perf_counter()
-        for transfer in transfers:
-            while not transfer.moved.wait(_POLL_S):
-                self._lanes[transfer.direction].check()
-            self._lanes[transfer.direction].check()
-        return time.perf_counter() - start
-
-    def order(self, transfers: Iterable[Transfer]) -> float:
-        """See `Link`. Compute runs on the host, so the host waits."""
-        pending = list(transfers)
-        return self.wait(pending) if pending else 0.0
-
-    def together(self) -> AbstractContextManager[None]:
-        """See `Link`. A copier takes piece after piece anyway."""
-        return nullcontext()
-
-    def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """See `Link`."""
-        for transfer in transfers:
-            self._lanes[transfer.direction].cancel(transfer)
-
-    def close(self) -> None:
-        """See `Link`."""
-        for lane in self._lanes.values():
-            lane.close()
-
-
-class _Lane:
-    """One direction: a queue and the thread that empties it. The thread starts with use."""
-
-    def __init__(self, link: CopierLink, direction: Direction) -> None:
-        self._link, self._direction = link, direction
-        self._queue: deque[Transfer] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-        self._failure: BaseException | None = None
-        self._free_at_s = 0.0
-
-    def put(self, transfer: Transfer) -> None:
-        with self._changed:
-            self.check()
-            if self._thread is None or not self._thread.is_alive():
-                self._closed = False
-                self._thread = threading.Thread(
-                    target=self._work, name=f"copier-{self._direction}", daemon=True
-                )
-                self._thread.start()
-            self._queue.append(transfer)
-            self._changed.notify_all()
-
-    def cancel(self, transfer: Transfer) -> None:
-        with self._changed:
-            if transfer.state is TransferState.QUEUED:
-                transfer.state = TransferState.CANCELLED
-                transfer.moved.set()
-                return
-            if transfer.state is TransferState.RUNNING:
-                transfer.state = TransferState.CANCELLED
-        while not transfer.moved.wait(_POLL_S):
-            if self._thread is None or not self._thread.is_alive():
-                return
-
-    def check(self) -> None:
-        if self._failure is not None:
-            raise LinkError(f"the {self._direction} copier failed: {self._failure!r}")
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            for transfer in self._queue:
-                transfer.state = TransferState.CANCELLED
-                transfer.moved.set()
-            self._queue.clear()
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-        self._thread, self._failure = None, None
-
-    def _work(self) -> None:
-        transfer: Transfer | None = None
-        try:
-            while (transfer := self._next()) is not None:
-                self._move(transfer)
-        except BaseException as error:  # whatever it is, waiting threads must hear of it
-            with self._changed:
-                self._failure = error
-                for each in [*([transfer] if transfer else []), *self._queue]:
-                    each.state = TransferState.CANCELLED
-                    each.moved.set()
-                self._queue.clear()
-
-    def _next(self) -> Transfer | None:
-        with self._changed:
-            while True:
-                while self._queue:
-                    transfer = self._queue.popleft()
-                    if transfer.state is TransferState.QUEUED:
-                        transfer.state = TransferState.RUNNING
-                        return transfer
-                if self._closed:
-                    return None
-                self._changed.wait()
-
-    def _move(self, transfer: Transfer) -> None:
-        start = time.perf_counter()
-        moved = 0
-        for piece in transfer.pieces:
-            if transfer.state is TransferState.CANCELLED:
-                break
-            self._copy(piece)
-            moved += piece.num_bytes
-        self._throttle(moved, start, transfer)
-        end = time.perf_counter()
-        self._link.bytes_moved[self._direction] += moved
-        self._link.busy_s[self._direction] += end - start
-        if self._link.timeline is not None and moved:
-            self._link.timeline.add(
-                transfer.kind, str(self._direction), start, end, bytes=moved, kind=transfer.kind
-            )
-        if transfer.state is TransferState.RUNNING:
-            transfer.state = TransferState.DONE
-        transfer.moved.set()
-
-    def _copy(self, piece: Piece) -> None:
-        np.copyto(as_array(piece.destination), as_array(piece.source))
-
-    def _throttle(self, num_bytes: int, start_s: float, transfer: Transfer) -> None:
-        """Sleep until the emulated link would have moved this many bytes."""
-        if self._link.emulated_bandwidth is None:
-            return
-        begun = max(start_s, self._free_at_s)
-        self._free_at_s = begun + num_bytes / self._link.emulated_bandwidth
-        while (left := self._free_at_s - time.perf_counter()) > 0:
-            if transfer.state is TransferState.CANCELLED:
-                self._free_at_s = time.perf_counter()
-                return
-            time.sleep(min(left, 0.005))

@@ -1,6 +1,6 @@
-"""The link on a GPU: copies on two side streams, ordered after what the compute stream has queued.
+"""StreamLink: copies on a side stream per direction, ordered after what compute has queued.
 
-Knows streams only by `streams.Streams`, so that its order of events is tested without a GPU. Three
+Knows streams only by `streams.Streams`: those of a card, or threads beside a CPU's compute. Three
 races corrupt KV where the order is missing: a store that runs before the compute that writes its
 block, a load into a block that earlier compute still reads, and compute that reads a block before
 its load. Every copy therefore starts after all that compute had queued when it was submitted;
@@ -24,11 +24,14 @@ from beamwright.kv.streams import Copied, HeldBack, Streams, merged
 class Arrival:
     """When a transfer is done: its marker, and no earlier than an emulated link allows.
 
-    marker: None as long as its batch is not queued.
+    marker: None as long as its batch is not queued. begins_s, ends_s: when an emulated link moves
+    it. unmoved: bytes that were taken back.
     """
 
     marker: Copied | None = None
-    not_before_s: float = 0.0
+    begins_s: float = 0.0
+    ends_s: float = 0.0
+    unmoved: int = 0
     settled: bool = False
     error: RuntimeError | None = None
 
@@ -37,14 +40,18 @@ class Arrival:
         if not self.settled:
             try:
                 arrived = self.marker is not None and self.marker.query()
-                self.settled = arrived and time.perf_counter() >= self.not_before_s
+                self.settled = arrived and time.perf_counter() >= self.ends_s
             except RuntimeError as error:
-                self.settled, self.error = True, error
+                self.fail(error)
         return self.settled
 
     def set(self) -> None:
         """It will never matter."""
         self.settled = True
+
+    def fail(self, error: RuntimeError) -> None:
+        """It will never arrive."""
+        self.settled, self.error = True, error
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block the host until the bytes are there."""
@@ -55,17 +62,29 @@ class Arrival:
         try:
             self.marker.synchronize()
         except RuntimeError as error:
-            self.settled, self.error = True, error
+            self.fail(error)
             return True
-        left = self.not_before_s - time.perf_counter()
+        left = self.ends_s - time.perf_counter()
         if left > 0:
             time.sleep(left)
         self.settled = True
         return True
 
+    def recall(self, num_bytes: int) -> None:
+        """Take back what has not moved, of so many bytes; an emulated link has moved nothing
+        before it begins."""
+        assert self.marker is not None
+        try:
+            self.unmoved = self.marker.recall()
+        except RuntimeError as error:
+            self.fail(error)
+        if time.perf_counter() < self.begins_s:
+            self.unmoved = num_bytes
+        self.settled = True
+
 
 class StreamLink:
-    """See `kv.Link`. Bytes are counted when they are submitted: a queued copy cannot be recalled.
+    """See `kv.Link`. Bytes are counted when they are submitted, less what is cancelled in time.
 
     held_back_s: seconds in which compute stood still for what `order` made it wait for, as far as
         the device has told.
@@ -77,7 +96,7 @@ class StreamLink:
         emulated_bandwidth: int | None = None,
         timeline: SpanSink | None = None,
     ) -> None:
-        self.strided = False
+        self.strided = streams.strided
         self.emulated_bandwidth = emulated_bandwidth
         self.bytes_moved: Counter[Direction] = Counter()
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
@@ -85,19 +104,19 @@ class StreamLink:
         self.timeline = timeline
         self._streams = streams
         self._free_at_s = dict.fromkeys(Direction, 0.0)
-        self._underway: list[tuple[Transfer, float]] = []
+        self._underway: list[tuple[Transfer, Arrival, float]] = []
         self._held: list[HeldBack] = []
         self._told_s = 0.0
         self._gathering = 0
-        self._gathered: list[Transfer] = []
+        self._gathered: list[tuple[Transfer, Arrival]] = []
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
         """See `Link`."""
         num_bytes = sum(piece.num_bytes for piece in pieces)
         arrival = Arrival()
         transfer = Transfer(direction, kind, pieces, num_bytes, TransferState.QUEUED, arrival)
-        self._gathered.append(transfer)
-        if not self._gathering:
+        self._gathered.append((transfer, arrival))
+        if not (self._gathering and self._streams.batches):
             self._queue()
         return transfer
 
@@ -119,45 +138,54 @@ class StreamLink:
         """See `Link`."""
         start = time.perf_counter()
         self._queue()
-        for transfer in transfers:
-            self._settle(transfer)
-            self._check(transfer)
+        pending = list(transfers)
+        for transfer in pending:
+            transfer.moved.wait()
         self._note_finished()
+        self._check(pending)
         return time.perf_counter() - start
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """See `Link`. The host goes on, unless an emulated link's time has to pass.
+        """See `Link`. The host goes on, unless compute is the host, or an emulated link's time has
+        to pass.
 
-        Gives the seconds of earlier orders that the device has told of since the last one.
+        Gives the seconds of orders that the device has told of since the last one.
         """
         pending = list(transfers)
         if self.emulated_bandwidth is not None:
-            return self.wait(pending)
+            return self.wait(pending) if pending else 0.0
         self._queue()
-        self._note_finished()
         latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
         for transfer in latest.values():  # a direction keeps its order
-            assert isinstance(transfer.moved, Arrival)
-            assert transfer.moved.marker is not None
-            self._held.append(self._streams.hold_back(transfer.moved.marker))
-        for transfer in pending:
-            self._check(transfer)
+            arrival = _arrival(transfer)
+            assert arrival.marker is not None
+            try:
+                self._held.append(self._streams.hold_back(arrival.marker))
+            except RuntimeError as error:
+                arrival.fail(error)
+        self._note_finished()
+        self._check(pending)
         told, self._told_s = self.held_back_s - self._told_s, self.held_back_s
         return told
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """See `Link`. What is queued will move: its blocks are free once it has."""
+        """See `Link`. What streams cannot take back moves first: then its blocks are free."""
         self._queue()
         for transfer in transfers:
-            self._settle(transfer)
-            transfer.state = TransferState.CANCELLED
+            if not transfer.finished:
+                self._recall(transfer, _arrival(transfer))
+                transfer.state = TransferState.CANCELLED
         self._note_finished()
 
     def close(self) -> None:
         """See `Link`."""
         self._queue()
-        for transfer, _ in self._underway:
-            self._settle(transfer)
+        self._streams.close()
+        for transfer, arrival, _ in self._underway:
+            if transfer.state is not TransferState.CANCELLED:
+                self._recall(transfer, arrival)  # which tells what the streams have forgotten
+                if arrival.unmoved:
+                    transfer.state = TransferState.CANCELLED
         self._note_finished()
 
     # --- inside ------------------------------------------------------------------------------
@@ -165,74 +193,75 @@ class StreamLink:
     def _queue(self) -> None:
         """Hand what was gathered to the streams, each direction's copies as one batch."""
         gathered, self._gathered = self._gathered, []
-        for direction in dict.fromkeys(transfer.direction for transfer in gathered):
-            batch = [transfer for transfer in gathered if transfer.direction is direction]
-            pieces = merged([piece for transfer in batch for piece in transfer.pieces])
+        for direction in dict.fromkeys(transfer.direction for transfer, _ in gathered):
+            batch = [each for each in gathered if each[0].direction is direction]
+            pieces = [piece for transfer, _ in batch for piece in transfer.pieces]
+            if self._streams.batches:
+                pieces = merged(pieces)
             try:
                 marker = self._streams.copy(direction, pieces, self._streams.mark())
             except RuntimeError as error:
-                for transfer in gathered:
-                    transfer.state = TransferState.CANCELLED
-                    transfer.moved.set()
-                raise LinkError(f"the {direction} stream failed: {error}") from error
+                for transfer, arrival in gathered:
+                    if arrival.marker is None:
+                        transfer.state = TransferState.CANCELLED
+                        arrival.set()
+                raise LinkError(f"the {direction} link failed: {error}") from error
             self._started(batch, marker)
 
-    def _started(self, batch: Sequence[Transfer], marker: Copied) -> None:
-        for transfer in batch:
-            assert isinstance(transfer.moved, Arrival)
-            transfer.moved.marker = marker
-            transfer.moved.not_before_s = self._emulated_end_s(
-                transfer.direction, transfer.num_bytes
-            )
+    def _started(self, batch: Sequence[tuple[Transfer, Arrival]], marker: Copied) -> None:
+        now = time.perf_counter()
+        for transfer, arrival in batch:
+            direction, arrival.marker = transfer.direction, marker
+            if self.emulated_bandwidth is not None:
+                arrival.begins_s = max(now, self._free_at_s[direction])
+                arrival.ends_s = arrival.begins_s + transfer.num_bytes / self.emulated_bandwidth
+                self._free_at_s[direction] = arrival.ends_s
             transfer.state = TransferState.RUNNING
-            self.bytes_moved[transfer.direction] += transfer.num_bytes
-            self._underway.append((transfer, time.perf_counter()))
+            self.bytes_moved[direction] += transfer.num_bytes
+            self._underway.append((transfer, arrival, now))
 
-    def _check(self, transfer: Transfer) -> None:
-        if isinstance(transfer.moved, Arrival) and transfer.moved.error is not None:
-            cause = transfer.moved.error
-            raise LinkError(f"the {transfer.direction} stream failed: {cause}") from cause
+    def _check(self, transfers: Iterable[Transfer]) -> None:
+        for transfer in transfers:
+            cause = _arrival(transfer).error
+            if cause is not None:
+                raise LinkError(f"the {transfer.direction} link failed: {cause}") from cause
 
-    def _settle(self, transfer: Transfer) -> None:
-        transfer.moved.wait()
-        if transfer.state is TransferState.RUNNING:
-            transfer.state = TransferState.DONE
-
-    def _emulated_end_s(self, direction: Direction, num_bytes: int) -> float:
-        if self.emulated_bandwidth is None:
-            return 0.0
-        begun = max(time.perf_counter(), self._free_at_s[direction])
-        self._free_at_s[direction] = begun + num_bytes / self.emulated_bandwidth
-        return self._free_at_s[direction]
+    def _recall(self, transfer: Transfer, arrival: Arrival) -> None:
+        arrival.recall(transfer.num_bytes)
+        self.bytes_moved[transfer.direction] -= arrival.unmoved
+        left = arrival.ends_s - max(time.perf_counter(), arrival.begins_s)
+        self._free_at_s[transfer.direction] -= max(0.0, left)
 
     def _note_finished(self) -> None:
-        """Spans as the device timed them; else from submission to this look: an upper bound.
-
-        Transfers of one batch ran as one: the span is that of all, with the bytes of all.
-        """
-        now = time.perf_counter()
-        batches: dict[int, list[tuple[Transfer, float]]] = {}
-        for transfer, start in self._underway:
-            assert isinstance(transfer.moved, Arrival)
-            batches.setdefault(id(transfer.moved.marker), []).append((transfer, start))
+        """Take down what has ended since the last look."""
+        batches: dict[int, list[tuple[Transfer, Arrival, float]]] = {}
+        for each in self._underway:
+            batches.setdefault(id(each[1].marker), []).append(each)
         self._underway = []
         for batch in batches.values():
-            if all(transfer.finished for transfer, _ in batch):
-                self._note_batch(batch, now)
+            if all(arrival.is_set() for _, arrival, _ in batch):
+                self._note_batch(batch)
             else:
                 self._underway += batch
         waiting = [(held, held.seconds()) for held in self._held]
         self.held_back_s += sum(seconds for _, seconds in waiting if seconds is not None)
         self._held = [held for held, seconds in waiting if seconds is None]
 
-    def _note_batch(self, batch: Sequence[tuple[Transfer, float]], now: float) -> None:
-        transfer, submitted = batch[0]
-        start, end = self._span_s(transfer) or (submitted, now)
+    def _note_batch(self, batch: Sequence[tuple[Transfer, Arrival, float]]) -> None:
+        """Transfers of one batch ran as one: the span is that of all, with the bytes of all."""
+        for transfer, arrival, _ in batch:
+            if transfer.state is TransferState.RUNNING:
+                failed = arrival.error is not None
+                transfer.state = TransferState.CANCELLED if failed else TransferState.DONE
+        transfer, arrival, submitted = batch[0]
+        num_bytes = sum(each.num_bytes - one.unmoved for each, one, _ in batch)
+        if not num_bytes:
+            return
+        start, end = _span_s(arrival) or (submitted, time.perf_counter())
         if self.emulated_bandwidth is not None:
-            start, end = submitted, now
+            start, end = arrival.begins_s, max(end, batch[-1][1].ends_s)
         self.busy_s[transfer.direction] += end - start
-        num_bytes = sum(each.num_bytes for each, _ in batch)
-        if self.timeline is not None and num_bytes:
+        if self.timeline is not None:
             self.timeline.add(
                 transfer.kind,
                 str(transfer.direction),
@@ -242,12 +271,17 @@ class StreamLink:
                 kind=transfer.kind,
             )
 
-    def _span_s(self, transfer: Transfer) -> tuple[float, float] | None:
-        assert isinstance(transfer.moved, Arrival)
-        marker = transfer.moved.marker
-        if marker is None or transfer.moved.error is not None:
-            return None
-        try:
-            return marker.ran_s()
-        except RuntimeError:
-            return None
+
+def _arrival(transfer: Transfer) -> Arrival:
+    assert isinstance(transfer.moved, Arrival), "the transfer is another link's"
+    return transfer.moved
+
+
+def _span_s(arrival: Arrival) -> tuple[float, float] | None:
+    """As the device timed it; else, from submission to this look is an upper bound."""
+    if arrival.marker is None or arrival.error is not None:
+        return None
+    try:
+        return arrival.marker.ran_s()
+    except RuntimeError:
+        return None

@@ -30,6 +30,10 @@ class Copied(Marker, Protocol):
         """When they began and ended by `time.perf_counter`, once they have; None if not known."""
         ...
 
+    def recall(self) -> int:
+        """Take back what can be, and return when nothing moves; gives the bytes taken back."""
+        ...
+
 
 class HeldBack(Protocol):
     """Compute that waits for copies."""
@@ -40,7 +44,14 @@ class HeldBack(Protocol):
 
 
 class Streams(Protocol):
-    """The compute stream, and one side stream per direction."""
+    """The compute stream, and one side stream per direction.
+
+    strided: pieces need not be contiguous. batches: what is queued together is best copied as one;
+        else transfers are queued one by one, each of which can be taken back.
+    """
+
+    strided: bool
+    batches: bool
 
     def mark(self) -> Marker:
         """After everything that compute has queued so far."""
@@ -51,7 +62,14 @@ class Streams(Protocol):
         ...
 
     def hold_back(self, copied: Copied) -> HeldBack:
-        """What compute queues from here on starts after those copies; the host does not wait."""
+        """What compute queues from here on starts after those copies.
+
+        A host that is not compute itself does not wait.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget what can be taken back; the streams can be used again."""
         ...
 
 
@@ -99,6 +117,9 @@ class CudaStreams:
     Events carry times, which one event that the host has seen ties to the host's clock.
     """
 
+    strided = False
+    batches = True
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = {direction: torch.cuda.Stream(device) for direction in Direction}
@@ -134,6 +155,9 @@ class CudaStreams:
         torch.cuda.current_stream(self._device).wait_event(copied.end)
         return _CudaHeldBack(ready, copied.end)
 
+    def close(self) -> None:
+        """See `Streams`. What a card was told to copy it copies."""
+
     def _compute_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
@@ -151,6 +175,10 @@ class _CudaCopied:
 
     def synchronize(self) -> None:
         self.end.synchronize()
+
+    def recall(self) -> int:
+        self.end.synchronize()
+        return 0
 
     def ran_s(self) -> tuple[float, float] | None:
         begin, end = (self._origin.elapsed_time(event) / 1e3 for event in (self._begin, self.end))

@@ -1,4 +1,4 @@
-"""The copier link: exact bytes, order, counts, cancelling, throttling, and its death."""
+"""The link over copier threads: bytes, order, counts, cancelling, throttling, and its death."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from beamwright.errors import LinkError
-from beamwright.kv import CopierLink, Direction, Piece, TransferState
+from beamwright.kv import Direction, HostStreams, Piece, StreamLink, TransferState
 
 PATIENCE_S = 20.0
 
@@ -18,7 +18,7 @@ def make_link():
     links = []
 
     def make(*args, **options):
-        links.append(CopierLink(*args, **options))
+        links.append(StreamLink(HostStreams(), *args, **options))
         return links[-1]
 
     yield make
@@ -167,6 +167,7 @@ def test_cancelling_ends_the_wait_of_a_slow_link(make_link):
     slow = [link.submit(Direction.H2D, "load", [piece(random_bytes(5000))]) for _ in "ab"]
     soon(link.cancel, slow)
     assert all(t.finished for t in slow)
+    assert link.bytes_moved[Direction.H2D] == 5000, "the second would not have begun"
     fresh = piece(random_bytes(1))
     soon(link.wait, [link.submit(Direction.H2D, "load", [fresh])])
     assert np.array_equal(fresh.destination, fresh.source)
@@ -180,7 +181,7 @@ def test_a_dead_copier_is_heard_of_and_close_brings_it_back(make_link):
     broken = link.submit(Direction.H2D, "load", [broken_piece()])
     behind = link.submit(Direction.H2D, "load", [piece(random_bytes(4))])
     first.gate.set()
-    with pytest.raises(LinkError, match="h2d copier failed"):
+    with pytest.raises(LinkError, match="h2d link failed"):
         soon(link.wait, [broken])
     with pytest.raises(LinkError):
         soon(link.wait, [behind])  # queued behind it
@@ -229,7 +230,14 @@ def test_a_timeline_hears_of_every_transfer_that_moved(make_link):
 
     spans = Spans()
     link = make_link(timeline=spans)
+    first = gated(random_bytes(3))
+    running = link.submit(Direction.H2D, "load", [piece(first)])
+    assert first.reached.wait(PATIENCE_S)
+    soon(link.cancel, [link.submit(Direction.H2D, "load", [piece(random_bytes(7))])])
+    first.gate.set()
+    soon(link.wait, [running])
     soon(link.wait, [link.submit(Direction.H2D, "prefetch", [piece(random_bytes(9))])])
     soon(link.wait, [link.submit(Direction.D2H, "store", [piece(random_bytes(5))])])
     soon(link.wait, [link.submit(Direction.D2H, "store", [])])
+    assert spans.pop(0) == ("load", "h2d", 3, True), "what was cancelled moved nothing"
     assert spans == [("prefetch", "h2d", 9, True), ("store", "d2h", 5, True)]
