@@ -37,6 +37,24 @@ def test_views_that_follow_each_other_with_other_rows_read_what_is_true(make_for
         assert same(one.run(5).contexts, two.run(5).contexts)
 
 
+@NAMES
+def test_a_layer_that_comes_back_is_whole_for_those_whose_rows_had_gone(make_forest, link, name):
+    """It lands for the rows that are left; what the others will read again stays at home."""
+    plain, device = pair(make_forest, name, link, 4.2, dtype=torch.float32)
+    plain.close()
+    device.close()
+    for rows, keep in (
+        (range(FIRST_ROWS), {2: [5, 6]}),
+        ([0, 1], None),
+        (range(FIRST_ROWS), {2: [8, 3]}),
+        ([2, 4], None),
+    ):
+        one = Drive(plain.forest, plain.attention, rows)
+        two = Drive(device.forest, device.attention, rows, budget_bytes=device.budget_bytes)
+        assert same(one.run(4, keep=keep).contexts, two.run(4, keep=keep).contexts)
+        assert two.resident[2] > two.resident[1] or not keep, "layers came back"
+
+
 def test_a_prefill_s_tokens_stand_where_their_layers_do(make_forest):
     """The streamed layers' tokens come from the link, the others from the device."""
     link = StreamLink(LateStreams())

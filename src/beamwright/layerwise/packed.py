@@ -84,16 +84,23 @@ class PackedLayers:
             flat = torch.cat(held) if held else self._zeros((0, *self._token))
         else:
             flat = landed[:, self._entry, :, self._at] if self._strided else landed
-            self._add_to_segments(flat, number)
+            self._settle(flat, number)
         return self._add_own(self._spread(self._zeros(self._padded), flat), number)
 
-    def _add_to_segments(self, flat: torch.Tensor, number: int) -> None:
-        at = 0
-        for part in self.parts:
-            whole = part.visible == part.segment.length
-            if whole and self._store.near_layers(part.segment) == number:
-                self._store.add_layer(part.segment, flat[at : at + part.visible])
-            at += part.visible
+    def _settle(self, flat: torch.Tensor, number: int) -> None:
+        """Parts that present rows read have landed, and their segments have the layer now.
+
+        Segments that nobody read while the layer was streamed may have it still, and not at home.
+        """
+        for entry in self._used:
+            at = self._starts[entry]
+            for part in self._entries[entry].parts:
+                landed, near = flat[at : at + part.visible], self._store.near_layers(part.segment)
+                if near > number:
+                    landed.copy_(self._store.near(part.segment, part.visible, number))
+                elif near == number and part.visible == part.segment.length:
+                    self._store.add_layer(part.segment, landed)
+                at += part.visible
 
     def _spread(self, padded: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
         """Flat tokens to their places."""
@@ -156,20 +163,20 @@ class PackedLayers:
         They cannot change while the view lives and its rows stay.
         """
         if (layer, buffer) not in self._fetched:
-            self._fetched[layer, buffer] = self._pieces(self._buffers[buffer], layer)
+            self._far[layer] = self._at_home(layer)
+            self._fetched[layer, buffer] = self._pieces(self._buffers[buffer], self._far[layer])
         return self._fetched[layer, buffer]
 
     def landing_pieces(self, layer: int) -> list[Piece]:
         """The same parts of a layer that becomes resident, into memory of their own."""
         self._landing[layer] = self._zeros(self._moved_size)
-        return self._pieces(self._landing[layer], layer)
+        return self._pieces(self._landing[layer], self._at_home(layer))
 
     def drop_layers(self, resident: int) -> None:
         """Layers from `resident` on have been sent home: the device forgets them."""
         self._near = {layer: held for layer, held in self._near.items() if layer < resident}
 
-    def _pieces(self, destination: torch.Tensor, layer: int) -> list[Piece]:
-        source = self._at_home(layer)
+    def _pieces(self, destination: torch.Tensor, source: torch.Tensor) -> list[Piece]:
         return [
             Piece(destination[at], source[at], num_tokens * self._token_bytes)
             for at, num_tokens in self._slices
@@ -177,16 +184,15 @@ class PackedLayers:
         ]
 
     def _at_home(self, layer: int) -> torch.Tensor:
-        """The parts of a layer on the host, packed when they are first streamed."""
-        if layer not in self._far:
-            flat = self._store.home_memory((self._starts[-1], *self._token))
-            at = 0
-            for part in self.parts:
-                flat[at : at + part.visible] = self._store.far(part.segment, part.visible, layer)
-                at += part.visible
-            strided = self._strided
-            self._far[layer] = self._spread(flat.new_zeros(self._padded), flat) if strided else flat
-        return self._far[layer]
+        """The parts of a layer on the host, packed once for all fetches."""
+        if layer in self._far:
+            return self._far[layer]
+        flat = self._store.home_memory((self._starts[-1], *self._token))
+        at = 0
+        for part in self.parts:
+            flat[at : at + part.visible] = self._store.far(part.segment, part.visible, layer)
+            at += part.visible
+        return self._spread(flat.new_zeros(self._padded), flat) if self._strided else flat
 
     @property
     def _moved_size(self) -> tuple[int, ...]:
