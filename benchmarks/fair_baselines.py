@@ -47,8 +47,9 @@ _OURS: Mapping[str, tuple[Layout, Mapping[str, Any]]] = {
     "layer-wise, shared": (Layout.TREE, {"schedule": "layerwise"}),
     "LBS as published": (
         Layout.DENSE,
-        {"schedule": "locality", "planner": "greedy", "reuse": False},
+        {"schedule": "locality", "planner": "greedy", "reuse": False, "batching": "grouped"},
     ),
+    "locality, shared, grouped": (Layout.TREE, {"schedule": "locality", "batching": "grouped"}),
     "locality, shared": (Layout.TREE, {"schedule": "locality"}),
     "all resident": (Layout.TREE, {"schedule": "in-gpu"}),
 }

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from beamwright.attention import make_attention, triton_version, why_no_kernels
-from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, SegmentStore, TailBuffer
+from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, RowTails, SegmentStore
 from common import finish, say, table
 
 HEADS = {  # kv_heads, group, head_dim
@@ -124,13 +124,12 @@ class Bench:
             lengths = [self.case.chunk] * self.case.rows
             view: Any = backend.prefill_view(self.store, self.paths, lengths)
             return lambda: view.attend(0, self.query, self.key_value), view.close
-        sizes = (self.case.rows, 256, self.store.scratch, str(pool.storage.device))
-        tail = TailBuffer(pool.layout, *sizes)
+        tail = RowTails(pool.layout, 256, self.store.scratch, pool.storage.device)
+        tail.arrange([], self.case.rows)
+        tail.begin([0] * self.case.rows, self.case.tail + 1)
         for _ in range(self.case.tail):
-            tail.make_room()
             tail.write(0, self.key_value)
-            tail.length += 1
-        tail.make_room()
+            tail.advance()
         view = backend.decode_view(self.store, self.paths, tail)
         return lambda: view.attend(0, self.query, self.key_value), view.close
 

@@ -22,9 +22,10 @@ from beamwright.models.load import read_shape
 from common import Ceiling, decode_flops, finish, matmul_parameters, say, table
 from peer_models import model_folder
 
-# (class, module, name inside the module); `attend_part` is told apart by its mask, see `_label`.
+# (class, module, name inside the module).
 _TIMED = (
     ("linear", "models.decoder", "Linear.__call__"),
+    ("linear", "models.packed", "PackedLinear.__call__"),
     ("norm", "models.decoder", "Norm.__call__"),
     ("rotary", "models.decoder", "_rotate"),
     ("activation", "models.decoder", "Decoder._mlp"),
@@ -33,26 +34,30 @@ _TIMED = (
     ("embedding, residual", "models.decoder", "Decoder._after"),
     ("attention glue", "attention.tree", "TreeDecode.attend"),
     ("attention shared glue", "attention.tree", "_Shared.attend"),
-    ("attention", "attention.tree", "attend_part"),
+    ("attention over shared segments", "attention.tree", "attend_part"),
     ("merge, gather of parts", "attention.tree", "_pick"),
     ("merge", "attention.tree", "merge_parts"),
-    ("attention", "attention.dense", "attend_part"),
+    ("attention over tails", "attention.tree", "attend_few"),
+    ("attention over copies", "attention.dense", "attend_few"),
     ("attention glue", "attention.dense", "DenseDecode.attend"),
-    ("tail write", "kv.tail", "TailBuffer.write"),
+    ("tail write", "kv.row_tails", "RowTails.write"),
     ("packing segments", "attention.tree", "SharedSegments.__init__"),
     ("packing segments", "attention.dense", "PathCopies.__init__"),
     ("store append, gather", "kv.store", "SegmentStore.append"),
     ("store append, gather", "kv.store", "SegmentStore.gather"),
-    ("sampling noise", "runtime.sampling", "gumbel_noise"),
-    ("sampling", "runtime.sampling", "Sampler.sample"),
-    ("stop detection", "runtime.stops", "StopDetector.feed"),
-    ("tokens to rows", "runtime.decode", "_Batch.append"),
-    ("compaction", "models.tree_model", "DecodeSession.keep_rows"),
-    ("session", "models.tree_model", "DecodeSession.forward"),
+    ("sampling noise", "decode.sampling", "gumbel_noise"),
+    ("sampling", "decode.sampling", "Sampler.sample"),
+    ("stop detection", "decode.stops", "StopWords.observe"),
+    ("tokens to buffers", "decode.tensor_rows", "StepBuffers.append"),
+    ("tokens to rows", "decode.tensor_rows", "TensorRows._take"),
+    ("rows join", "decode.tensor_rows", "TensorRows.admit"),
+    ("compaction", "decode.tensor_rows", "TensorRows.compact"),
+    ("session", "models.session", "DecodeSession.compute"),
+    ("session", "models.session", "DecodeSession.prepare"),
     ("prompt prefill", "models.tree_model", "TreeModel.prefill"),
-    ("decode loop", "runtime.decode", "StepDecoder._run"),
-    ("text and results", "runtime.decode", "StepDecoder._finished"),
-    ("decode, other", "runtime.decode", "StepDecoder.decode"),
+    ("iteration", "decode.tensor_rows", "TensorRows.run"),
+    ("text and results", "decode.running", "RunningBatch._settle"),
+    ("running batch, other", "decode.running", "RunningBatch.iterate"),
 )
 
 
@@ -91,7 +96,6 @@ class Timers:
 
         @functools.wraps(call)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            name = _label(label, args)
             inner = [0.0]
             stack.append(inner)
             start = clock()
@@ -102,18 +106,10 @@ class Timers:
                 stack.pop()
                 if stack:
                     stack[-1][0] += took
-                seconds[name] += took - inner[0]
-                calls[name] += 1
+                seconds[label] += took - inner[0]
+                calls[label] += 1
 
         return timed
-
-
-def _label(label: str, args: tuple[Any, ...]) -> str:
-    if label != "attention":
-        return label
-    if args[3] is None:
-        return "attention over tails"
-    return "attention over shared segments"
 
 
 def profile(args: argparse.Namespace) -> dict[str, Any]:

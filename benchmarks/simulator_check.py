@@ -26,7 +26,7 @@ from beamwright.runtime.simulation.calibrate import (
     LinkCosts,
     Measured,
     fit_costs,
-    group_seconds,
+    iteration_seconds,
 )
 from beamwright.runtime.timeline import Timeline
 from beamwright.units import parse_size
@@ -92,7 +92,7 @@ class Bench:
         return int(config.budget_share * tokens * self.model.kv_bytes_per_token)
 
     def search(self, prompt: int, **options: Any) -> tuple[Simulation, Any, tuple[float, ...]]:
-        """One real search: the case to simulate, the solution and the seconds of its groups."""
+        """One real search: the case to simulate, the solution and the seconds of its iterations."""
         trees: dict[str, Any] = {}
         timeline = Timeline()
         settings = {
@@ -117,14 +117,14 @@ class Bench:
             step=solver.settings.step,
             context=self.shape.context,
         )
-        return case, solution, group_seconds(timeline)
+        return case, solution, iteration_seconds(timeline)
 
     def calibrate(self, attention: str) -> FittedCosts:
         """Costs from short searches whose KV all fits."""
         runs = []
         for number in range(self.arguments.calibrations):
             for n, prompt, step_tokens in CALIBRATION:
-                case, _, group_s = self.search(
+                case, _, iteration_s = self.search(
                     prompt,
                     n=n,
                     attention=attention,
@@ -135,7 +135,7 @@ class Bench:
                     max_rounds=3,
                     kv_memory="4GiB",
                 )
-                runs.append(Measured(case, group_s))
+                runs.append(Measured(case, iteration_s))
         return fit_costs(runs, LinkCosts(self.bandwidth, _WAKE_S))
 
     def check(self, config: Config) -> tuple[Simulation, Any]:

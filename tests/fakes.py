@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from beamwright.protocols import DecodeWork, Plan, ScheduleView, StepDecoded, StepScored
+from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepScored
 from beamwright.tree import SearchTree, StopReason
 
 # --- tokenizers and checkpoints --------------------------------------------------------------
@@ -114,31 +114,44 @@ class ScriptedExecutor:
     groups: list = field(default_factory=list)
     scored: list = field(default_factory=list)
     released: list = field(default_factory=list)
+    cancelled: list = field(default_factory=list)
     queue: list = field(default_factory=list)
+    unscored: list = field(default_factory=list)
+    running: tuple = ()
 
-    def submit(self, work):
-        self.queue.append(work)
-        return len(self.queue)
+    @property
+    def busy(self):
+        return bool(self.queue)
 
-    def cancel(self, ticket):
-        raise AssertionError("nothing is cancelled here")
+    def submit(self, plan):
+        self.queue = list(plan.groups)
+
+    def verify(self, nodes):
+        if nodes:
+            self.unscored.append(nodes)
 
     def wait(self):
-        events, self.queue = [e for work in self.queue for e in self._run(work)], []
-        return events
+        """Scores first, else one group."""
+        if self.unscored:
+            nodes = self.unscored.pop(0)
+            self.scored.append(nodes)
+            return [StepScored(node, self.script(node)[1]) for node in nodes]
+        if not self.queue:
+            return []
+        group = self.queue.pop(0)
+        self.groups.append(group)
+        return [self._step(node) for node in group]
+
+    def cancel(self, nodes):
+        self.cancelled.extend(nodes)
+        self.queue = [tuple(n for n in group if n not in nodes) for group in self.queue]
+        self.queue = [group for group in self.queue if group]
 
     def view(self, beams):
         return ScheduleView(beams)
 
     def release(self, nodes):
         self.released.extend(nodes)
-
-    def _run(self, work):
-        if isinstance(work, DecodeWork):
-            self.groups.append(work.beams)
-            return [self._step(node) for node in work.beams]
-        self.scored.append(work.nodes)
-        return [StepScored(node, self.script(node)[1]) for node in work.nodes]
 
     def _step(self, node):
         text = f"{node.text}[{node.lineage[-1]}]"

@@ -3,8 +3,9 @@
 import random
 from functools import partial
 
+from beamwright.config import SearchSettings
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
-from beamwright.runtime import Accounting, SearchLoop
+from beamwright.runtime import Accounting, Engine, TreeRun
 from beamwright.schedule import InGpuSchedule
 from beamwright.search import round_rng
 from beamwright.tree import NodeState, StopReason
@@ -69,6 +70,32 @@ def actions_of(strategy, tree):
     return strategy.select(tree, round_rng(strategy.search, tree))
 
 
-def new_loop(executor, strategy, schedule=None, how="last"):
-    aggregated = partial(aggregate, how=how)
-    return SearchLoop(executor, schedule or InGpuSchedule(), strategy, aggregated, Accounting())
+def new_run(tree, **facts):
+    """A tree in flight, whose strategy a `Loop` fills in."""
+    return TreeRun(tree, None, None, None, **facts)
+
+
+class Loop:
+    """An engine with one strategy for all trees; raises what a tree could not be finished for."""
+
+    def __init__(
+        self, executor, strategy, schedule=None, how="last", accounting=None, clock=None, **each
+    ):
+        self._each = {
+            "strategy": strategy,
+            "aggregate": partial(aggregate, how=how),
+            "rng": partial(round_rng, SearchSettings()),
+            **each,
+        }
+        clocks = () if clock is None else (clock,)
+        accounting = accounting or Accounting(*clocks)
+        self.engine = Engine(executor, schedule or InGpuSchedule(), accounting, *clocks)
+
+    def run(self, runs, on_round=None):
+        for run in runs:
+            for name, value in {**self._each, "on_round": on_round}.items():
+                setattr(run, name, value)
+        self.engine.run(runs)
+        for run in runs:
+            if run.error is not None:
+                raise run.error

@@ -12,10 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from beamwright.runtime.bursts import Bursts
-from beamwright.runtime.replay import EagerReplay
+from beamwright.decode.graphs import EagerReplay
+from beamwright.models import DecodeSession
 
-_READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2"}
+_READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}
+_READS |= {"_unique2"}
 
 
 class HostReadError(AssertionError):
@@ -67,9 +68,11 @@ class TapeReplay(EagerReplay):
 
     def __init__(self, monkeypatch):
         self.monkeypatch, self.tapes, self.version = monkeypatch, {}, None
-        self.num_played = 0
+        self.num_played = self.num_recorded = 0
+        self.keys = set()
 
     def run(self, key, version, step):
+        self.keys.add(key)
         if version != self.version:
             self.release()
             self.version = version
@@ -81,16 +84,17 @@ class TapeReplay(EagerReplay):
         with capturing(self.monkeypatch, tape), tape:
             step()
         self.tapes[key] = tape
+        self.num_recorded += 1
 
     def release(self):
         self.tapes.clear()
 
 
 def put_on_tape(monkeypatch, solver, backend):
-    """Gives a solver with bursts this backend, and tapes; returns the `TapeReplay`."""
-    decoder, replay = solver._decoder, TapeReplay(monkeypatch)
+    """Gives a solver with `graphs="on"` this backend, and tapes; returns the `TapeReplay`."""
+    rows, replay = solver._batch._rows, TapeReplay(monkeypatch)
     solver.generator.backend = backend
-    decoder._bursts = Bursts(solver.generator, decoder._sampler, decoder._bursts._words, replay)
+    rows._session, rows.replay = DecodeSession(solver.generator, stays=True), replay
     return replay
 
 
@@ -127,13 +131,9 @@ def capturing(monkeypatch, tape):
 
 
 class Lists:
-    """Workspace of `FixedAttention`: [row, token] places in the pool, and how many count.
+    """Workspace of `FixedAttention`: [row, token] places in the pool, and how many count."""
 
-    shared: views over fixed tails share it.
-    """
-
-    def __init__(self, shared):
-        self.shared = shared
+    def __init__(self):
         self.flat, self.lengths, self.num_moves = torch.zeros(0, dtype=torch.long), None, 0
 
     def write(self, rows):
@@ -184,16 +184,13 @@ class FixedDecode:
         held = pool[self.places // size, :, self.places % size].permute(2, 0, 3, 1, 4)
         both = torch.cat([held, self.tail.storage[layer]], dim=3)
         seen = torch.arange(self.places.shape[1]) < self.lengths[:, None]
-        own = (torch.arange(self.tail.storage.shape[4]) < self.counter()).expand(len(seen), -1)
+        own = torch.arange(self.tail.storage.shape[4]) < self.tail.counts[:, None]
         seen = torch.cat([seen, own], dim=1)[:, None, None]
         grouped = query.unflatten(1, (key_value.shape[2], -1))
         keys, values = both.masked_fill(~seen[:, 0, :, :, None], 0)
         scores = (grouped[..., None, :] * keys[:, :, None]).sum(-1) * query.shape[2] ** -0.5
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
         return (weights[..., None] * values[:, :, None]).sum(3).flatten(1, 2)
-
-    def counter(self):
-        return self.tail.counter if self.lists.shared else self.tail.length + 1
 
     def keep_rows(self, rows):
         kept = rows.tolist()
@@ -220,7 +217,7 @@ class FixedAttention:
         self.prefill_view = prefill.prefill_view
 
     def workspace(self, store):
-        return Lists(shared=True)
+        return Lists()
 
     def decode_view(self, store, paths, tail, workspace=None):
-        return FixedDecode(store, paths, tail, workspace or Lists(shared=False))
+        return FixedDecode(store, paths, tail, workspace or Lists())

@@ -21,7 +21,7 @@ from beamwright import Solver
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.config import ModelSettings
 from beamwright.kv import PathPart
-from beamwright.models import PrefillRequest, TreeModel, load_model
+from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
 from gpu.context import Context, one_line, release
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ _SIZES = {
 _SEARCHED = (
     "random:llama,layers=3,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
 )
-_ROWS, _STEPS = 12, 20
+_ROWS, _STEPS, _LATE = 12, 20, 7
 _PROMPT, _NODE = 37, 21
 
 
@@ -134,7 +134,10 @@ def _write_tokenizer(folder: Path) -> None:
 
 @torch.inference_mode()
 def tree_logits(settings: ModelSettings) -> torch.Tensor:
-    """Logits [steps, rows, vocab] in float64 of rows under a small tree, decoded together."""
+    """Logits [rows, steps, vocab] in float64 of rows under a small tree, decoded together.
+
+    Half of them join when the others are in the middle of their steps.
+    """
     decoder = load_model(settings.model, settings).decoder
     device, name = decoder.device, settings.attention
     known = (device, decoder.dtype) if name in KERNEL_BACKENDS else ()
@@ -155,17 +158,25 @@ def tree_logits(settings: ModelSettings) -> torch.Tensor:
     )
     under = sorted(row % len(parents) for row in range(_ROWS))
     paths = [(*path, PathPart(parents[place], lengths[place])) for place in under]
-    session = model.open_session(paths, [model.store.create() for _ in under])
-    index = torch.tensor([*range(_ROWS), *[0] * (session.num_rows - _ROWS)])
     tokens = torch.randint(vocab, (_ROWS, _STEPS), generator=drawn)
     starts = _PROMPT + torch.tensor([lengths[place] for place in under])
-    found = []
-    for step in range(_STEPS):
-        ids, positions = tokens[index, step], starts[index] + step
+    session, present = DecodeSession(model), list[int]()
+    found: list[list[torch.Tensor]] = [[] for _ in range(_ROWS)]
+    for turn in range(_STEPS + _LATE):
+        staying = [place for place, row in enumerate(present) if len(found[row]) < _STEPS]
+        joining = {0: range(0, _ROWS, 2), _LATE: range(1, _ROWS, 2)}.get(turn, range(0))
+        if joining or len(staying) < len(present):
+            segments = [model.store.create() for _ in joining]
+            session.arrange(staying, [paths[row] for row in joining], segments)
+            present = [*(present[place] for place in staying), *joining]
+        index = torch.tensor([*present, *present[:1] * (session.num_rows - len(present))])
+        steps = torch.tensor([len(found[row]) for row in index.tolist()])
+        ids, positions = tokens[index, steps], starts[index] + steps
         logits = decoder.logits(session.forward(ids.to(device), positions.to(device)))
-        found.append(logits[:_ROWS].double().cpu())
+        for row, mine in zip(present, logits.double().cpu(), strict=False):
+            found[row].append(mine)
     session.close()
-    return torch.stack(found)
+    return torch.stack([torch.stack(mine) for mine in found])
 
 
 def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, Any]]:

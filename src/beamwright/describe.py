@@ -9,7 +9,7 @@ from beamwright.cost import dm_lower_bound_bytes
 from beamwright.errors import BeamwrightError, Interrupted
 from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.limits import cut_short
-from beamwright.runtime.loop import TreeRun
+from beamwright.runtime.tree_run import TreeRun
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates

@@ -6,42 +6,16 @@ Work goes down to an executor, events come back up; policies get views and retur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from beamwright.errors import BeamwrightError
     from beamwright.tree import Node, SearchTree, StopReason, Turn
 
-Ticket = int
-
-# --- work and events -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DecodeWork:
-    """Decode these open nodes (a group) to the end of their step, in the order given.
-
-    upcoming: the groups that follow in the same plan; what they need is fetched ahead and evicted
-    last. write_back: copy the new KV to the host while it is decoded. grouped: this is one of
-    several groups of a round.
-    """
-
-    beams: tuple[Node, ...]
-    upcoming: tuple[tuple[Node, ...], ...] = ()
-    write_back: bool = False
-    grouped: bool = False
-
-
-@dataclass(frozen=True)
-class VerifyWork:
-    """Score these finished steps."""
-
-    nodes: tuple[Node, ...]
-
-
-Work = DecodeWork | VerifyWork
+# --- events -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -70,23 +44,47 @@ class StepScored:
 
 
 @dataclass(frozen=True)
-class StepParked:
-    """A beam ran out of room in the middle of its step; its node stays open and goes on later."""
+class StepFailed:
+    """A node's step cannot be decoded or scored, and so its tree cannot be finished."""
 
     node: Node
+    error: BeamwrightError
 
 
-Event = StepDecoded | StepScored | StepParked
+Event = StepDecoded | StepScored | StepFailed
 
 
 class Executor(Protocol):
     """Mechanism: does bounded work and reports what happened."""
 
-    def submit(self, work: Work) -> Ticket: ...
+    def submit(self, plan: Plan) -> None:
+        """Decode what the plan says instead of what waited; steps under way go on."""
+        ...
 
-    def wait(self) -> list[Event]: ...
+    def verify(self, nodes: Sequence[Node]) -> None:
+        """Score these finished steps of one tree."""
+        ...
 
-    def cancel(self, ticket: Ticket) -> None: ...
+    def wait(self) -> list[Event]:
+        """Do one bounded piece of work: an iteration of the running batch, or a batch of scores.
+
+        Returns no event where no step has ended, and where there was nothing to do.
+        """
+        ...
+
+    @property
+    def running(self) -> Collection[Node]:
+        """Nodes whose steps are under way; a plan says nothing about them."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """True while steps are under way, or wait in the order of a plan."""
+        ...
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        """Give up open steps and free what they hold."""
+        ...
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
@@ -205,8 +203,9 @@ class ScheduleView:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in the order in which they run; each runs to the end of its step.
+    """The order in which beams join the running batch, in groups.
 
+    groups: with `--batching grouped` the next one begins when the one before it has ended.
     write_back: copy new KV to the host while it is decoded, because the tree outgrows the device.
     """
 
@@ -240,7 +239,7 @@ class Verifier(Protocol):
 class ReadsTokenStats(Protocol):
     """A verifier or strategy that reads `node.stats`; what nobody reads is never computed.
 
-    token_stats: names of statistics of each token's distribution (`runtime.sampling.TOKEN_STATS`).
+    token_stats: names of statistics of each token's distribution (`decode.sampling.TOKEN_STATS`).
     """
 
     token_stats: frozenset[str]

@@ -14,24 +14,31 @@ from typing import Unpack
 from beamwright import calls
 from beamwright.assembly import assemble
 from beamwright.config import Settings
+from beamwright.decode.generator import make_running_batch
+from beamwright.decode.sampling import stats_read_by
 from beamwright.describe import describe, with_partial
-from beamwright.errors import BeamwrightError, InputError
+from beamwright.errors import (
+    BeamwrightError,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    Interrupted,
+)
 from beamwright.memory import advise
 from beamwright.own import settle
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
-from beamwright.runtime import Accounting, SearchLoop, TorchExecutor, TreeRun
-from beamwright.runtime.decode import StepDecoder
+from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
 from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.limits import StopRule, check_stops, num_generated
 from beamwright.runtime.obeyed import policy_name
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
-from beamwright.runtime.sampling import stats_read_by
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.threads import threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
+from beamwright.schedule import schedule_row
 from beamwright.search import SearchPolicy, round_rng
 from beamwright.solution import Solution
 from beamwright.solver_options import SolverOptions, with_options
@@ -82,16 +89,12 @@ class Solver:
         self.generator, self._tree_models = parts.generator, parts.tree_models
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
-        self._decoder = StepDecoder(
+        self._batch = make_running_batch(
             self.generator,
             self._generator.codec,
-            self.settings.sampling,
-            self.settings.step,
-            self.settings.search.seed,
-            reuse=self.settings.schedule.reuse,
-            prefetch=self.settings.schedule.prefetch,
+            self.settings,
             token_stats=stats_read_by(self.verifier, self.strategy),
-            graphs=self.settings.schedule.graphs,
+            grouped=schedule_row(self.settings.schedule).streams_layers,
             progress=self.progress,
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
@@ -144,7 +147,7 @@ class Solver:
         calls.check_problem(problem, problem_id)
         with self._calls.turn():
             tree = self._prompts.tree(problem_id, problem)
-            return self._run([self._begin(tree)], on_round, checkpoint)[0]
+            return self._solve(self._begin(tree), on_round, checkpoint)
 
     def resume(
         self,
@@ -169,11 +172,11 @@ class Solver:
         saved.check_settings(file, self._decisive)
         with self._calls.turn():
             self._prompts.check(saved.tree, file, problem)
-            run, accounting = saved.progress()
-            run.rule = self._stop_rule()
+            run = self._begin(saved.tree)
+            accounting = saved.progress(run)
             run.restore = partial(restore_kv, self.generator, self.verifier)
             self.progress.doing("computing the KV of the saved tree again")
-            return self._run([run], on_round, checkpoint, accounting)[0]
+            return self._solve(run, on_round, checkpoint, accounting)
 
     def solve_many(
         self,
@@ -208,17 +211,13 @@ class Solver:
             except InputError as error:
                 found[place] = error
 
-        def attempt(places: Sequence[int]) -> None:
-            try:
-                runs = [self._begin(good[place].bare()) for place in places]
-                found.update(zip(places, self._run(runs, on_round), strict=True))
-            except calls.OF_ONE_SEARCH as error:
-                found.update(dict.fromkeys(places, error))
-                if len(places) > 1:
-                    for place in places:
-                        attempt([place])
-
-        attempt([*good])
+        runs = {place: self._begin(tree.bare()) for place, tree in good.items()}
+        together = self._run(list(runs.values()), on_round)
+        found.update(zip(runs, together, strict=True))
+        for place, outcome in found.items():
+            if isinstance(outcome, CapacityError | DeviceMemoryError) and len(runs) > 1:
+                alone = self._begin(good[place].bare())
+                (found[place],) = self._run([alone], on_round)
         return [found[place] for place in range(len(pairs))]
 
     def _stop_rule(self) -> StopRule:
@@ -238,12 +237,33 @@ class Solver:
         """
         with self._calls.turn():
             run = self._begin(self._prompts.synthetic(num_prompt_tokens))
-            return self._run([run], on_round, checkpoint)[0]
+            return self._solve(run, on_round, checkpoint)
 
     # --- inside ------------------------------------------------------------------------------
 
+    def _solve(
+        self,
+        run: TreeRun,
+        on_round: RoundCallback | None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        accounting: Accounting | None = None,
+    ) -> Solution:
+        """Run one tree; raises its error."""
+        (outcome,) = self._run([run], on_round, checkpoint, accounting)
+        if isinstance(outcome, BeamwrightError):
+            raise outcome
+        return outcome
+
     def _begin(self, tree: SearchTree) -> TreeRun:
-        return TreeRun(tree, rule=self._stop_rule())
+        how = self.settings.search.aggregate or self.verifier.default_aggregate
+        return TreeRun(
+            tree,
+            self.strategy,
+            partial(aggregate, how=how),
+            partial(round_rng, self.settings.search),
+            self._prompts.turn,
+            rule=self._stop_rule(),
+        )
 
     def _run(
         self,
@@ -251,8 +271,8 @@ class Solver:
         on_round: RoundCallback | None,
         checkpoint: str | os.PathLike[str] | None = None,
         accounting: Accounting | None = None,
-    ) -> list[Solution]:
-        """Run these trees to their end.
+    ) -> list[Solution | BeamwrightError]:
+        """Run these trees to their end; a tree's own error stands in its place.
 
         checkpoint: of a tree that runs alone. accounting: what earlier processes measured of it.
         """
@@ -261,24 +281,13 @@ class Solver:
         for model in self._tree_models:
             model.store.reset_peaks()
         before = Traffic.now(self._tier, self._tree_models)
-        executor = TorchExecutor(
-            self._decoder,
-            self.verifier,
-            accounting,
-            lambda: stalled_s(self._tree_models),
-            self.timeline,
-            self.progress,
+        stall = partial(stalled_s, self._tree_models)
+        executor = PlainExecutor(
+            self._batch, self.verifier, accounting, stall, self.timeline, self.progress
         )
-        how = self.settings.search.aggregate or self.verifier.default_aggregate
-        loop = SearchLoop(
-            executor,
-            self.schedule,
-            self.strategy,
-            partial(aggregate, how=how),
-            accounting,
-            render_turn=self._prompts.turn,
-            rng=partial(round_rng, self.settings.search),
-        )
+        engine = Engine(executor, self.schedule, accounting)
+        for run in runs:
+            run.on_round = on_round
         if checkpoint is not None:
             file = calls.as_path(checkpoint, "checkpoint")
             runs[0].save = CheckpointWriter(file, self._decisive, accounting)
@@ -303,13 +312,31 @@ class Solver:
 
         try:
             with self.threads.in_use():
-                loop.run(runs, on_round)
+                engine.run(runs)
         except (BeamwrightError, KeyboardInterrupt) as error:
-            advise(error, self.schedule.name, self.settings, self._plan, self._tree_models, runs)
-            stopped = with_partial(error, runs, facts())
-            self._stop_copiers()  # one that died starts afresh with the next problem
+            stopped = self._stopped(error, runs, facts())
             if stopped is error:
                 raise
             raise stopped from error
+        except BaseException:
+            self._batch.abort()
+            raise
         found = facts()
-        return [describe(run, found) for run in runs]
+        return [
+            describe(run, found) if run.error is None else self._failed(run, found) for run in runs
+        ]
+
+    def _failed(self, run: TreeRun, facts: RunFacts) -> BeamwrightError:
+        """The error of a tree that could not be finished, with what was."""
+        assert run.error is not None
+        self._stopped(run.error, [run], facts)
+        return run.error
+
+    def _stopped(
+        self, error: BeamwrightError | KeyboardInterrupt, runs: Sequence[TreeRun], facts: RunFacts
+    ) -> BeamwrightError | Interrupted:
+        """What is raised for an error that ended these trees."""
+        self._batch.abort()
+        advise(error, self.schedule.name, self.settings, self._plan, self._tree_models, runs)
+        self._stop_copiers()  # one that died starts afresh with the next problem
+        return with_partial(error, runs, facts)

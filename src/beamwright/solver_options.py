@@ -137,10 +137,10 @@ class SolverOptions(TypedDict, total=False):
     """Throttle the link to this rate (emulated)."""
     max_batch: int | None
     """Most beams decoded together."""
+    batching: Literal["continuous", "grouped"]
+    """Beams join as soon as there is room, or group by group behind barriers (the LBS paper)."""
     graphs: Literal["auto", "on", "off"]
-    """Tokens up to the next block without the host: CUDA graphs with Triton kernels (auto), the
-    same loop without capture elsewhere (on), token by token (off).
-    """
+    """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
 
     # search: Options of one strategy.
 

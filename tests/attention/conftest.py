@@ -1,7 +1,7 @@
 """Random trees of KV, and views over them that are driven like the decoder drives them."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from beamwright.kv import (
     ByteBudget,
     KVLayout,
     PathPart,
+    RowTails,
     SegmentStore,
-    TailBuffer,
     truncate_path,
 )
 
@@ -26,6 +26,7 @@ class Forest:
     paths: list
     num_heads: int
     device: str = "cpu"
+    drawn: dict = field(default_factory=dict)
 
     @property
     def layout(self):
@@ -36,41 +37,30 @@ class Forest:
         drawn = torch.randn(size, generator=generator, dtype=torch.float64)
         return drawn.to(self.device, self.layout.dtype)
 
-    def decode(self, backend, rows, num_tokens, seed=0, keep=None):
+    def decode(self, backend, rows, num_tokens, seed=0, keep=None, held=None):
         """Contexts [token][layer] of `rows` (in this order); keep: {token: positions kept}.
 
-        backend: a name, or a backend.
+        backend: a name, or a backend. held: {row: tokens that it has decoded before}.
         """
-        layout = self.layout
-        paths = [self.paths[row] for row in rows]
-        attention = make_attention(backend) if isinstance(backend, str) else backend
-        sizes = (len(rows), attention.tail_tokens, self.store.scratch, self.device)
-        tail = TailBuffer(layout, *sizes)
-        view = attention.decode_view(self.store, paths, tail)
-        alive, found = list(rows), []
+        batch = Batch(self, backend, seed)
+        batch.arrange([], rows, held)
+        found = []
         for token in range(num_tokens):
             if keep and token in keep:
-                alive = [alive[i] for i in keep[token]]
-                index = torch.tensor(keep[token], device=self.device)
-                tail.keep_rows(index)
-                view.keep_rows(index)
-            tail.make_room()
-            layers = []
-            for layer in range(layout.num_layers):
-                query, key_value = self._token(seed, token, layer)
-                layers.append(view.attend(layer, query[alive], key_value[alive]).clone())
-            tail.length += 1
-            found.append(layers)
-        view.close()
-        tail.close()
+                batch.arrange(keep[token])
+            found.append(batch.token())
+        batch.close()
         return found
 
     def _token(self, seed, token, layer):
         """What every path of the forest asks and stores for one token."""
         layout, place = self.layout, 1000 * (1000 * seed + token) + layer
-        query = self.draw(place, len(self.paths), self.num_heads, layout.head_dim)
-        sizes = (len(self.paths), 2, layout.num_kv_heads, layout.head_dim)
-        return query, self.draw(place + 500, *sizes)
+        key = (place, len(self.paths))
+        if key not in self.drawn:
+            query = self.draw(place, len(self.paths), self.num_heads, layout.head_dim)
+            sizes = (len(self.paths), 2, layout.num_kv_heads, layout.head_dim)
+            self.drawn[key] = query, self.draw(place + 500, *sizes)
+        return self.drawn[key]
 
     def prefill(self, backend, rows, lengths, num_padding=0):
         """Contexts [layer][row] of `lengths[i]` new tokens behind each row's path.
@@ -97,6 +87,70 @@ class Forest:
             found.append(context[: sum(lengths)].split(lengths))
         view.close()
         return found
+
+
+class Batch:
+    """Rows of a forest that are decoded as a session does: tails of any lengths, rows that join.
+
+    A row's n-th token is the same in every batch.
+    """
+
+    def __init__(self, forest, backend, seed=0):
+        self.forest, self.seed = forest, seed
+        self.attention = make_attention(backend) if isinstance(backend, str) else backend
+        store, device = forest.store, torch.device(forest.device)
+        # The oracle sums whatever it is given: it is held against the longest tails.
+        capacity = 256 if self.attention.name == "reference" else self.attention.tail_tokens
+        self.tail = RowTails(forest.layout, capacity, store.scratch, device)
+        self.rows, self.held, self.view = [], [], None
+
+    def arrange(self, kept, joining=(), held=None):
+        """Go on with the rows at these places, then with new ones; held: as in `Forest.decode`."""
+        self.tail.arrange(kept, len(kept) + len(joining))
+        fresh = [(held or {}).get(row, 0) for row in joining]
+        self.rows = [*(self.rows[i] for i in kept), *joining]
+        self.held = [*(self.held[i] for i in kept), *fresh]
+        for place, row in enumerate(joining, start=len(kept)):
+            self.tail.restore(place, self.decoded(row, self.held[place]))
+        if self.view is not None and not joining:
+            self.view.keep_rows(torch.tensor(kept, device=self.forest.device))
+            return
+        if self.view is not None:
+            self.view.close()
+        paths = [self.forest.paths[row] for row in self.rows]
+        self.view = self.attention.decode_view(self.forest.store, paths, self.tail)
+
+    def decoded(self, row, count):
+        """KV [layers, 2, tokens, kv_heads, head_dim] of a row's first tokens."""
+        layout, forest = self.forest.layout, self.forest
+        sizes = (layout.num_layers, 2, count, layout.num_kv_heads, layout.head_dim)
+        held = forest.draw(0, *sizes)
+        for token in range(count):
+            for layer in range(layout.num_layers):
+                held[layer, :, token] = forest._token(self.seed, token, layer)[1][row]
+        return held
+
+    def token(self):
+        """Contexts [layer] of the next token of every row."""
+        self.tail.begin(self.held, 1)
+        layers = []
+        for layer in range(self.forest.layout.num_layers):
+            drawn = [self.forest._token(self.seed, token, layer) for token in self.held]
+            picked = [(q[row], kv[row]) for (q, kv), row in zip(drawn, self.rows, strict=True)]
+            query, key_value = map(torch.stack, zip(*picked, strict=True))
+            layers.append(self.view.attend(layer, query, key_value).clone())
+        self.tail.advance()
+        self.held = [count + 1 for count in self.held]
+        return layers
+
+    def close(self):
+        self.view.close()
+        self.tail.close()
+
+
+@pytest.fixture
+def make_batch():
+    return Batch
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_a_schedule_of_a_plugin_is_everywhere(cli, fake, plugin):
     assert fake.settings.schedule.model_extra == {"chunk": 3}
     assert "chunks" in cli("solve", *words, "--help").out
     small = ["--model", "opt-2.7b", "--n", "8", "--width", "2", "--generate", "64"]
-    wanted = ["--schedules", "chunks/tree,in-gpu/tree", "--json"]
+    wanted = ["--schedules", "chunks/tree,in-gpu/tree", "--json", "--batching", "grouped"]
     rows = cli("simulate", *words, *small, *wanted).json["schedules"]
     assert rows["chunks/tree"]["groups"] > rows["in-gpu/tree"]["groups"]
     outcome = cli("simulate", *words, *small, "--schedules", "chonks")

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from beamwright.cli.solve_view import accounting
+from beamwright.decode import RunningBatch
 from beamwright.errors import Interrupted
-from beamwright.runtime.decode import StepDecoder
 
 
 def test_json_is_one_object_and_nothing_else(cli, fake):
@@ -262,17 +262,17 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_checkpoint(
     cli, tiny, tmp_path, monkeypatch, as_json
 ):
     """Interrupted in the decoding of the last round but one."""
-    file, rounds, real = tmp_path / "search.json", [0], StepDecoder.decode
+    file, rounds, real = tmp_path / "search.json", [0], RunningBatch.iterate
     whole = cli("solve", "6*7?", *tiny, "--json").json
     assert whole["rounds"] >= 4
 
-    def decode(self, work):
-        rounds[0] += 1
+    def iterate(self):
+        rounds[0] += not self.running  # the batch is empty where a round begins
         if rounds[0] == whole["rounds"]:
             raise KeyboardInterrupt
-        return real(self, work)
+        return real(self)
 
-    monkeypatch.setattr(StepDecoder, "decode", decode)
+    monkeypatch.setattr(RunningBatch, "iterate", iterate)
     words = ("--json",) if as_json else ()
     outcome = cli("solve", "6*7?", *tiny, "--checkpoint", file, *words)
     assert outcome.code == 130

@@ -167,7 +167,7 @@ def test_cancelling_ends_the_wait_of_a_slow_link(make_link):
     slow = [link.submit(Direction.H2D, "load", [piece(random_bytes(5000))]) for _ in "ab"]
     soon(link.cancel, slow)
     assert all(t.finished for t in slow)
-    assert link.bytes_moved[Direction.H2D] == 5000, "the second would not have begun"
+    assert link.bytes_moved[Direction.H2D] <= 5000, "the second would not have begun"
     fresh = piece(random_bytes(1))
     soon(link.wait, [link.submit(Direction.H2D, "load", [fresh])])
     assert np.array_equal(fresh.destination, fresh.source)
@@ -207,6 +207,7 @@ def test_a_thread_that_waits_when_the_copier_dies_wakes_up(make_link):
 
 
 def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_link):
+    others = set(threading.enumerate())
     link = make_link()
     soon(link.close)  # before any use
     first = gated(random_bytes(4))
@@ -217,7 +218,7 @@ def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_
     soon(link.close)
     assert (running.state, queued.state) == (TransferState.DONE, TransferState.CANCELLED)
     soon(link.wait, [running, queued])
-    assert not [t for t in threading.enumerate() if t.name == "copier-h2d"]
+    assert not [t for t in set(threading.enumerate()) - others if t.name == "copier-h2d"]
     again = piece(random_bytes(4, 9))
     soon(link.wait, [link.submit(Direction.H2D, "load", [again])])
     assert np.array_equal(again.destination, again.source)

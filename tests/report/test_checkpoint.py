@@ -16,9 +16,10 @@ from beamwright.report.checkpoint import (
     tree_settings,
     write_checkpoint,
 )
-from beamwright.runtime import Accounting, TreeRun
+from beamwright.runtime import Accounting
 from beamwright.tree import StopReason, tree_hash
 from fakes import add_step, grow, new_tree
+from played import new_run
 
 
 def small_tree():
@@ -80,7 +81,8 @@ def test_everything_comes_back(file):
     assert (found.elapsed_s, found.phases_s, found.num_groups) == (1.5, {"decode": 1.25}, 4)
     assert found.settings == {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]}
     assert {n.lineage: s for n, s in found.finished_s.items()} == {("p-1", 0, 0, 0): 1.1}
-    run, accounting = found.progress()
+    run = new_run(found.tree)
+    accounting = found.progress(run)
     assert (run.round_tokens, run.elapsed_s, accounting.num_groups) == ([3, 9], 1.5, 4)
     assert accounting.seconds["decode"] == 1.25
 
@@ -117,7 +119,7 @@ def test_what_a_killed_writer_leaves_is_no_hindrance(file):
 def test_a_writer_saves_what_its_run_has_reached(tmp_path):
     accounting = Accounting()
     accounting.num_groups = 2
-    run = TreeRun(small_tree(), round_tokens=[8])
+    run = new_run(small_tree(), round_tokens=[8])
     CheckpointWriter(tmp_path / "a.json", {"seed": 3}, accounting)(run, 9.0)
     found = read_checkpoint(tmp_path / "a.json")
     assert (found.settings, found.elapsed_s, found.num_groups) == ({"seed": 3}, 9.0, 2)

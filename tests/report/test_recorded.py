@@ -1,7 +1,6 @@
 """Recorded trees: round trip, and one clear line for everything that can be wrong."""
 
 import json
-from functools import partial
 from itertools import count
 
 import pytest
@@ -9,13 +8,13 @@ import pytest
 from beamwright.config import SearchSettings, StopSettings
 from beamwright.errors import InputError
 from beamwright.report import read_recorded, record_tree, write_recorded
-from beamwright.runtime import Accounting, SearchLoop, TreeRun
+from beamwright.runtime import Accounting
 from beamwright.runtime.limits import StopRule
 from beamwright.runtime.simulation.replay import ReplayStrategy, Script
 from beamwright.search import make_strategy
 from beamwright.tree import NodeState, StopReason
-from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
+from played import Loop, new_run
 
 
 def test_a_recorded_tree_comes_back_as_it_was(searched, tmp_path):
@@ -48,12 +47,12 @@ def test_a_search_that_was_cut_off_within_a_round_is_replayed(tmp_path, deadline
     clock = count(100)
     executor = ScriptedExecutor(lambda node: (StopReason.DELIMITER, 1 / (1 + node.lineage[-1])))
     search = SearchSettings(n=8, width=4)
-    run = TreeRun(new_tree(), rule=StopRule(StopSettings(deadline=deadline), search))
+    run = new_run(new_tree(), rule=StopRule(StopSettings(deadline=deadline), search))
     play(executor, Grouping(size, reverse=True), make_strategy(search), run, lambda: next(clock))
     write_recorded(run.tree, tmp_path / "tree.json")
     found = read_recorded(tmp_path / "tree.json")
     script = Script(found)
-    again = TreeRun(script.search_tree())
+    again = new_run(script.search_tree())
     replayed = ScriptedExecutor(lambda node: (script.step(node).stop, script.step(node).score))
     play(replayed, Grouping(), ReplayStrategy(script), again, lambda: 0.0)
     decoded = [node for node in run.tree.nodes() if node.parent and node.token_ids]
@@ -62,8 +61,7 @@ def test_a_search_that_was_cut_off_within_a_round_is_replayed(tmp_path, deadline
 
 
 def play(executor, schedule, strategy, run, clock):
-    how = partial(aggregate, how="last")
-    SearchLoop(executor, schedule, strategy, how, Accounting(lambda: 0.0), clock).run([run])
+    Loop(executor, strategy, schedule, accounting=Accounting(lambda: 0.0), clock=clock).run([run])
 
 
 def test_a_search_that_an_error_stopped_within_a_round_is_recorded(searched, tmp_path):

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
 from beamwright.config import SamplingSettings
+from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
 from beamwright.errors import CapacityError
-from beamwright.runtime.sampling import Sampler, lineage_key, stack_keys
 from beamwright.tree import NodeState, StopReason
 from engines import PROBLEM, assert_nothing_allocated, grow
 from fakes import Grouping
@@ -197,7 +197,7 @@ def test_every_token_is_counted(make_solver):
 def test_beams_that_wait_for_others_are_counted_as_overrun(make_solver):
     fixed = grow(make_solver(step_tokens=6, ignore_eos=True))[0]
     assert fixed.tokens.overrun == 0
-    alone = make_solver()
+    alone = make_solver(batching="grouped")
     alone.schedule = Grouping(1)
     assert grow(alone)[0].tokens.overrun == 0
     assert grow(make_solver())[0].tokens.overrun > 0

@@ -1,7 +1,6 @@
 """How searches end: what stands, what votes, what is missing. The real loop, scripted."""
 
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
@@ -9,14 +8,13 @@ from beamwright.config import SearchSettings, Settings, StopSettings
 from beamwright.describe import _candidate, complete_nodes, final_nodes
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
-from beamwright.runtime import Accounting, SearchLoop, TreeRun
 from beamwright.runtime.limits import StopRule, check_stops
 from beamwright.search import make_strategy
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
 from beamwright.tree import StopReason
-from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree
+from played import Loop, new_run
 
 EOS, GOING = StopReason.EOS, StopReason.DELIMITER
 
@@ -39,15 +37,9 @@ def grown(script, on_round=None, stop=None, **search):
         Settings(search=SearchSettings(**search), stop=StopSettings(**(stop or {})))
     )
     tree = new_tree()
-    run = TreeRun(tree, rule=StopRule(settings.stop, settings.search))
-    loop = SearchLoop(
-        Texts(script),
-        Grouping(),
-        make_strategy(settings.search),
-        partial(aggregate, how="last"),
-        Accounting(),
-        render_turn=lambda node, turn: (1, 2),
-    )
+    run = new_run(tree, rule=StopRule(settings.stop, settings.search))
+    strategy = make_strategy(settings.search)
+    loop = Loop(Texts(script), strategy, Grouping(), render_turn=lambda node, turn: (1, 2))
     with suppress(KeyboardInterrupt):
         loop.run([run], on_round)
     return tree, settings.search

@@ -1,15 +1,32 @@
-from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded, StepScored, VerifyWork
-from beamwright.runtime import Accounting, TorchExecutor
+import pytest
+
+from beamwright.errors import CapacityError, LinkError
+from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed, StepScored
+from beamwright.runtime import Accounting, PlainExecutor
 from beamwright.tree import StopReason
 from fakes import new_tree
 
 
-class Decoder:
-    def __init__(self):
-        self.released = []
+class Writer:
+    """Decodes one node per iteration."""
 
-    def decode(self, work):
-        return [StepDecoded(node, (1,), (-0.1,), StopReason.EOS, "x") for node in work.beams]
+    def __init__(self):
+        self.released, self.cancelled, self.queue = [], [], []
+        self.running_nodes, self.num_groups = frozenset(), 0
+
+    @property
+    def busy(self):
+        return bool(self.queue)
+
+    def submit(self, plan):
+        self.queue = [node for group in plan.groups for node in group]
+        self.num_groups += 1
+
+    def iterate(self):
+        return [StepDecoded(self.queue.pop(0), (1,), (-0.1,), StopReason.EOS, "x")]
+
+    def cancel(self, nodes):
+        self.cancelled.extend(nodes)
 
     def view(self, beams):
         return ScheduleView(beams)
@@ -18,39 +35,57 @@ class Decoder:
         self.released.extend(nodes)
 
 
-class Scorer(Decoder):
+class Scorer(Writer):
     default_aggregate = "last"
     probabilities = False
+    error = None
 
     def score(self, nodes):
+        if self.error is not None:
+            raise self.error
         return [float(node.lineage[-1]) for node in nodes]
 
 
-def test_work_is_done_in_order_and_only_when_waited_for():
+def test_one_piece_of_work_at_a_time_and_scores_first():
     tree, accounting = new_tree(), Accounting()
     first, second, third = tree.expand(tree.root, 3)
-    executor = TorchExecutor(Decoder(), Scorer(), accounting)
-    executor.submit(DecodeWork((second, first)))
-    cancelled = executor.submit(DecodeWork((third,)))
-    executor.submit(VerifyWork((first, second)))
-    executor.cancel(cancelled)
-    executor.cancel(cancelled)
-    assert accounting.num_groups == 0
-    events = executor.wait()
-    assert [(type(e), e.node) for e in events] == [
-        (StepDecoded, second),
-        (StepDecoded, first),
-        (StepScored, first),
-        (StepScored, second),
-    ]
-    assert [e.score for e in events[2:]] == [0.0, 1.0]
+    executor = PlainExecutor(Writer(), Scorer(), accounting)
     assert executor.wait() == []
+    executor.submit(Plan(((second,), (first,))))
+    executor.verify(())
+    executor.verify((third, second))
+    found = [executor.wait() for _ in range(3)]
+    assert [[(type(e), e.node) for e in events] for events in found] == [
+        [(StepScored, third), (StepScored, second)],
+        [(StepDecoded, second)],
+        [(StepDecoded, first)],
+    ]
+    assert [e.score for e in found[0]] == [2.0, 1.0]
+    assert executor.wait() == []
+    assert not executor.busy
     assert accounting.num_groups == 1
     assert set(accounting.seconds) == {"decode", "verify", "stall"}
 
 
-def test_release_reaches_both_owners():
+def test_release_reaches_both_owners_and_what_waits_for_a_score():
     tree = new_tree()
-    decoder, scorer = Decoder(), Scorer()
-    TorchExecutor(decoder, scorer, Accounting()).release([tree.root])
-    assert decoder.released == scorer.released == [tree.root]
+    nodes = tree.expand(tree.root, 2)
+    writer, scorer = Writer(), Scorer()
+    executor = PlainExecutor(writer, scorer, Accounting())
+    executor.verify(nodes)
+    executor.release([tree.root, *nodes])
+    assert writer.released == scorer.released == [tree.root, *nodes]
+    assert executor.wait() == []
+
+
+def test_a_verifier_that_fails_names_a_node_of_its_tree():
+    tree, scorer = new_tree(), Scorer()
+    nodes = tree.expand(tree.root, 2)
+    executor = PlainExecutor(Writer(), scorer, Accounting())
+    scorer.error = CapacityError("a thing", 8, 4, 4)
+    executor.verify(nodes)
+    assert executor.wait() == [StepFailed(nodes[0], scorer.error)]
+    scorer.error = LinkError("gone")
+    executor.verify(nodes)
+    with pytest.raises(LinkError):
+        executor.wait()

@@ -6,7 +6,6 @@ import pytest
 from beamwright import Solution
 from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
 from beamwright.kv import BlockLedger, StreamLink
-from beamwright.runtime.decode import StepDecoder
 from engines import PROBLEM, assert_nothing_allocated, grow
 
 SMALL = {"n": 16, "width": 4, "max_rounds": 7, "host_memory": "1MiB"}
@@ -88,9 +87,8 @@ def test_an_allocation_that_fails_anywhere(make_solver, monkeypatch, how):
             assert_nothing_allocated(solver)
         ledger.arm(None)
         assert solver.solve(PROBLEM).tree_hash == expected
-    if how.get("schedule") == "in-gpu":
-        assert errors > 0
-        assert partials > 0
+    # Most are met by asking again for less; those of a prompt or a lone row are not.
+    assert errors < num_calls
 
 
 def test_a_verifier_that_finds_no_room_at_any_point(make_solver, verifier_folder, monkeypatch):
@@ -199,12 +197,13 @@ def test_an_exception_in_the_callback(make_solver, how, kind):
 @pytest.mark.parametrize(
     "place",
     [
-        ("beamwright.runtime.chains.Chains", "complete"),
-        (StepDecoder, "_stop"),
-        (StepDecoder, "_finished"),
-        ("beamwright.models.session.DecodeSession", "forward"),
-        ("beamwright.models.session.DecodeSession", "make_room"),
-        ("beamwright.models.session.DecodeSession", "seal"),
+        ("beamwright.decode.chains.Chains", "complete"),
+        ("beamwright.decode.running.RunningBatch", "_settle"),
+        ("beamwright.decode.running.RunningBatch", "_reserve"),
+        ("beamwright.decode.tensor_rows.TensorRows", "admit"),
+        ("beamwright.models.session.DecodeSession", "compute"),
+        ("beamwright.models.session.DecodeSession", "arrange"),
+        ("beamwright.models.session.DecodeSession", "store"),
         ("beamwright.models.tree_model.TreeModel", "_prefill_batch"),
         ("beamwright.kv.residency.Residency", "trim"),
         ("beamwright.kv.movement.Movement", "write_back"),

@@ -3,14 +3,12 @@
 import math
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 from beamwright.config import SearchSettings, Settings, StopSettings
 from beamwright.describe import final_nodes
 from beamwright.errors import InputError
-from beamwright.runtime import Accounting, SearchLoop, TreeRun
 from beamwright.runtime.limits import (
     StopRule,
     check_stops,
@@ -19,14 +17,13 @@ from beamwright.runtime.limits import (
     vote_is_settled,
     weights_are_settled,
 )
-from beamwright.schedule import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.units import parse_duration
-from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
+from played import Loop, new_run
 
 EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
 
@@ -52,9 +49,10 @@ class TimedExecutor(ScriptedExecutor):
         decoded = super()._step(node)
         return replace(decoded, text=self.text or decoded.text)
 
-    def _run(self, work):
-        self.clock.now += self.clock.tick
-        return super()._run(work)
+    def wait(self):
+        if self.queue or self.unscored:
+            self.clock.now += self.clock.tick
+        return super().wait()
 
 
 def run(
@@ -74,16 +72,9 @@ def run(
     clock = clock or Clock()
     executor = TimedExecutor(script, clock, text)
     search = SearchSettings(n=n, width=width, max_rounds=9, **(search or {}))
-    loop = SearchLoop(
-        executor,
-        schedule or InGpuSchedule(),
-        make_strategy(search),
-        partial(aggregate, how="last"),
-        Accounting(clock),
-        clock,
-    )
+    loop = Loop(executor, make_strategy(search), schedule, clock=clock)
     rules = trees or {new_tree(): StopSettings(**stops)}
-    runs = [TreeRun(tree, rule=StopRule(s, search), save=save) for tree, s in rules.items()]
+    runs = [new_run(tree, rule=StopRule(s, search), save=save) for tree, s in rules.items()]
     loop.run(runs, on_round)
     return executor, [each.tree for each in runs]
 

@@ -4,10 +4,9 @@ import pytest
 
 from beamwright.errors import PolicyError
 from beamwright.protocols import Complete, Extend, Finish, Plan, Prune
-from beamwright.runtime import TreeRun
 from beamwright.tree import StopReason
 from fakes import ScriptedExecutor, new_tree
-from played import new_loop
+from played import Loop, new_run
 
 
 def goes_on(node):
@@ -28,9 +27,9 @@ class Strange:
 
 def complaint(strategy, schedule=None):
     tree = new_tree()
-    loop = new_loop(ScriptedExecutor(goes_on), strategy, schedule)
+    loop = Loop(ScriptedExecutor(goes_on), strategy, schedule)
     with pytest.raises(PolicyError) as caught:
-        loop.run([TreeRun(tree)])
+        loop.run([new_run(tree)])
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
     assert tree.done

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from beamwright.decode.sampling import lineage_key
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.evaluate import AnswerChecker, RunOptions, load_problems, run
 from beamwright.models.tokenizer import TextCodec
-from beamwright.runtime.sampling import lineage_key
 from engines import PROBLEM
 
 

@@ -12,12 +12,12 @@ import fakes
 from beamwright import tiers
 from beamwright.config import Settings
 from beamwright.cost import Storage
+from beamwright.decode import RunningBatch
 from beamwright.errors import CapacityError
 from beamwright.kv import StreamLink
 from beamwright.layerwise import LayeredStore
 from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.session import DecodeSession
 from beamwright.schedule import SCHEDULES
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
@@ -122,13 +122,13 @@ def layerwise_peak(solver_of):
 @pytest.fixture
 def parked(monkeypatch):
     """Rows that were parked, in order."""
-    found, real = [], DecodeSession._park
+    found, real = [], RunningBatch._preempt
 
     def spy(self, row):
         found.append(row)
         real(self, row)
 
-    monkeypatch.setattr(DecodeSession, "_park", spy)
+    monkeypatch.setattr(RunningBatch, "_preempt", spy)
     return found
 
 

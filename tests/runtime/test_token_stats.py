@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import beamwright
 from beamwright import Solver
 from beamwright.config import ModelSettings
-from beamwright.models.session import DecodeSession
+from beamwright.decode import RunningBatch
 from beamwright.search import make_strategy
 from beamwright.tree import NodeState
 from beamwright.verify import resolve_verifier
@@ -119,13 +119,13 @@ def test_statistics_do_not_depend_on_grouping(make_solver, search):
 
 
 def test_a_parked_step_keeps_its_statistics(make_solver, monkeypatch):
-    parked, real = [], DecodeSession._park
+    parked, real = [], RunningBatch._preempt
 
     def spy(self, row):
         parked.append(row)
         real(self, row)
 
-    monkeypatch.setattr(DecodeSession, "_park", spy)
+    monkeypatch.setattr(RunningBatch, "_preempt", spy)
     options = {**CONFIDENT, **LONG_STEPS, "max_rounds": 2, "host_memory": "8MiB"}
     base = make_solver(**options, schedule="in-gpu")
     expected = kept(grow(base)[1])

@@ -197,13 +197,13 @@ def test_scores_do_not_depend_on_the_batch(random_judge, attention):
 
 def sessions(monkeypatch):
     """(model, rows) of every decode session from here on."""
-    found, real = [], DecodeSession.__init__
+    found, real = [], TreeModel.open_session
 
-    def init(self, model, paths, *args, **named):
-        found.append((model, len(paths)))
-        real(self, model, paths, *args, **named)
+    def open_session(self, paths, *args, **named):
+        found.append((self, len(paths)))
+        return real(self, paths, *args, **named)
 
-    monkeypatch.setattr(DecodeSession, "__init__", init)
+    monkeypatch.setattr(TreeModel, "open_session", open_session)
     return found
 
 
@@ -235,7 +235,7 @@ def test_without_memory_for_all_critiques_half_are_written_at_a_time(random_judg
     most_rows = [1]
 
     def forward(session, tokens, positions):
-        if session._num_real > most_rows[0]:
+        if sum(row is not None for row in session._rows) > most_rows[0]:
             raise torch.OutOfMemoryError("an injected failure")
         return real(session, tokens, positions)
 
@@ -254,7 +254,9 @@ class Stopped(Exception):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped, CapacityError])
-@pytest.mark.parametrize("place", ["forward", "drop", "make_room", "keep_rows"])
+@pytest.mark.parametrize(
+    "place", ["forward", "drop", "prepare", "arrange", "_open_view", "compaction"]
+)
 def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkeypatch, kind, place):
     judge = judge_of(random_judge)
     ((tree, nodes),) = random_tree(5, num_rounds=1)
@@ -263,8 +265,15 @@ def test_whatever_happens_questions_and_critiques_are_freed(random_judge, monkey
     def fail(*args, **named):
         raise CapacityError("a test", 1, 0, 0) if kind is CapacityError else kind
 
+    def fail_later(session, kept, *joining):
+        return fail() if kept else real(session, kept, *joining)
+
+    real = DecodeSession.arrange
     with monkeypatch.context() as patch:
-        patch.setattr(DecodeSession, place, fail)
+        if place == "compaction":
+            patch.setattr(DecodeSession, "arrange", fail_later)
+        else:
+            patch.setattr(DecodeSession, place, fail)
         with pytest.raises(kind):
             judge.score(nodes)
     assert_only_paths(judge, tree)
@@ -468,7 +477,7 @@ def test_a_search_on_two_tiers_is_the_same(make_solver, random_judge, monkeypatc
     with make_solver(**options, **tight) as solver:
         found, other = grow(solver)
         judge = solver._tree_models[1]
-        assert judge.host_peak_bytes > 0
+        assert judge.store.host_peak_bytes > 0
     assert found.tree_hash == expected.tree_hash
     assert facts(other.nodes()) == facts(tree.nodes())
     assert sum(model is judge for model, _ in rows) > other.rounds, "in several batches a round"

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.attention.layers import Entry, Hold, ResidentLayers, Tail
+from beamwright.attention.layers import Entry, Hold, ResidentLayers, Tail, tail_places
 from beamwright.attention.packing import Packing
-from beamwright.attention.partial import KEY_MULTIPLE, attend_few, attend_part, round_up
-from beamwright.kv import Path, SegmentStore
+from beamwright.attention.partial import attend_few, attend_part
+from beamwright.kv import Path, RowTails, SegmentStore
+from beamwright.kv.row_tails import padded_tokens
 
 
 class PathCopies:
@@ -28,7 +29,7 @@ class PathCopies:
         layout = store.pool.layout
         entries = [Entry(tuple(path), (row,), room) for row, path in enumerate(paths)]
         lengths = [entry.num_tokens for entry in entries]
-        tokens = round_up(max(lengths) + room, KEY_MULTIPLE)
+        tokens = padded_tokens(max(lengths) + room, layout.head_dim)
         self.lengths = torch.tensor(lengths, device=store.compute_device)
         self.layers = hold(store, entries, tokens)
         self._num_tokens, self._dtype = tokens, layout.dtype
@@ -59,27 +60,30 @@ class DenseDecode:
         self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
         self._rows: torch.Tensor | None = None
-        if tail.length:
-            self._restore(store.pool.layout.num_layers)
+        if isinstance(tail, RowTails) and tail.num_tokens:
+            self._restore(tail, store.pool.layout.num_layers)
 
-    def _restore(self, num_layers: int) -> None:
-        """Rows that were parked bring their tail along: it stands behind their copies."""
-        rows = torch.arange(len(self._copies.lengths), device=self._copies.lengths.device)
+    def _restore(self, tail: RowTails, num_layers: int) -> None:
+        """Rows that have decoded before bring their tails along, which stand behind their copies.
+
+        What stands there beyond a row's own tokens is masked.
+        """
         for layer in range(num_layers):
             data = self._copies.layers.layer(layer)
-            for both, held in zip(data, self._tail.read(layer), strict=True):
-                for step in range(self._tail.length):
-                    both[rows, :, self._copies.lengths + step] = held[:, :, step]
+            for both, held in zip(data, tail.read(layer), strict=True):
+                for row, length in enumerate(self._copies.lengths.tolist()):
+                    own = held[row, :, : min(tail.num_tokens, tail.capacity)]
+                    both[row, :, length : length + own.shape[1]] = own
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
-        step, data, rows = self._tail.length, self._copies.layers.layer(layer), self._rows
+        data, rows = self._copies.layers.layer(layer), self._rows
         if rows is None:
             rows = torch.arange(query.shape[0], device=query.device)
-        at = self._copies.lengths[rows] + step
-        data[:, rows, :, at] = key_value
-        mask = self._mask[:, step] if self._rows is None else self._mask[rows, step]
+        step = tail_places(self._tail, query.shape[0], query.device)
+        data[:, rows, :, self._copies.lengths[rows] + step] = key_value
+        mask = self._mask[rows, step]
         both = data if self._rows is None else data[:, rows]
         num_rows, heads, head_dim = query.shape
         grouped = query.view(num_rows, key_value.shape[2], -1, head_dim)

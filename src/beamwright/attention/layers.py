@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from beamwright.kv import Path, Segment, SegmentStore
+from beamwright.kv import Path, RowTails, Segment, SegmentStore
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,23 @@ Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
 
 
 class Tail(Protocol):
-    """What a decode view uses of `kv.TailBuffer`."""
+    """What a decode view uses of `kv.RowTails`, or of a tail whose rows are equally long."""
 
     capacity: int
-
-    @property
-    def length(self) -> int: ...
 
     def write(self, layer: int, key_value: torch.Tensor) -> None: ...
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+def tail_mask(tail: Tail) -> torch.Tensor | None:
+    """Additive [rows, 1, 1, tokens] over what `read` returns; None where all of it is seen."""
+    return tail.mask if isinstance(tail, RowTails) else None
+
+
+def tail_places(tail: Tail, num_rows: int, device: torch.device) -> torch.Tensor:
+    """[rows] how many tokens of each row's tail stand before the current one."""
+    if isinstance(tail, RowTails):
+        return tail.places
+    length: int = tail.length  # type: ignore[attr-defined]
+    return torch.full((num_rows,), length, device=device)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.attention.layers import Tail
+from beamwright.attention.layers import Tail, tail_places
 from beamwright.kv import Path, SegmentStore
 
 
@@ -49,13 +49,14 @@ class ReferenceDecode:
         """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
         tail_keys, tail_values = self._tail.read(layer)
+        counts = (tail_places(self._tail, len(self._paths), query.device) + 1).tolist()
         out = torch.zeros_like(query)
         for row, path in enumerate(self._paths):
             if not self._live[row]:
                 continue
             keys, values = gather_path(self._store, path, layer)
-            keys = torch.cat([keys, tail_keys[row].transpose(0, 1)])
-            values = torch.cat([values, tail_values[row].transpose(0, 1)])
+            keys = torch.cat([keys, tail_keys[row, :, : counts[row]].transpose(0, 1)])
+            values = torch.cat([values, tail_values[row, :, : counts[row]].transpose(0, 1)])
             out[row] = plain_attention(query[row : row + 1], keys, values)[0]
         return out
 

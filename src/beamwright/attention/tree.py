@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from beamwright.attention.layers import Hold, ResidentLayers, Tail
+from beamwright.attention.layers import Hold, ResidentLayers, Tail, tail_mask
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import Partial, attend_few, attend_part, merge_parts
 from beamwright.attention.shared import SharedSegments
@@ -94,7 +94,7 @@ class TreeDecode:
         partials = self._runner.attend(layer, query)
         keys, values = self._tail.read(layer)
         grouped = query.view(rows, self._kv_heads, -1, head_dim)
-        context, lse = attend_few(grouped, keys, values, None)
+        context, lse = attend_few(grouped, keys, values, tail_mask(self._tail))
         group = heads // self._kv_heads
         partials.append((context.view(rows, group, self._kv_heads, head_dim), lse))
         merged = merge_parts(*_pick(partials, self._merge))
@@ -177,7 +177,7 @@ def _pick(partials: list[Partial], index: torch.Tensor) -> Partial:
     """Partial results [rows, parts, ...] in merge order; the last slot is the absent part."""
     context = torch.cat([*(p[0] for p in partials), partials[-1][0][:1]])
     lse = torch.cat([*(p[1] for p in partials), partials[-1][1][:1]])
-    lse[-1] = float("-inf")
+    lse[-1], context[-1] = float("-inf"), 0  # of a row that may hold NaN
     flat = index.flatten()
     rows, parts = index.shape
     return (

@@ -114,10 +114,13 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "evict": (None, "Evicted KV comes back from host memory, or is computed again."),
     "link_bandwidth": ("SIZE/s", "Throttle the link to this rate (emulated)."),
     "max_batch": ("BEAMS", "Most beams decoded together."),
+    "batching": (
+        None,
+        "Beams join as soon as there is room, or group by group behind barriers (the LBS paper).",
+    ),
     "graphs": (
         None,
-        "Tokens up to the next block without the host: CUDA graphs with Triton kernels "
-        "(auto), the same loop without capture elsewhere (on), token by token (off).",
+        "Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off).",
     ),
 }
 

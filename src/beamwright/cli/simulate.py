@@ -38,6 +38,7 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "link_bandwidth",
+    "max_batch", "batching",
 )  # fmt: skip
 
 
@@ -202,6 +203,7 @@ def _report(
             f"{generator.shape.context} tokens"
         )
     plan = split_memory(settings, models).plan
+    filled = {name: getattr(settings.schedule, name) for name in ("max_batch", "batching")}
 
     def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
         return {
@@ -211,7 +213,7 @@ def _report(
                 (plan.generator_kv_bytes, plan.verifier_kv_bytes),
                 models.profile,
                 row.layout,
-                schedule=row.settings,
+                schedule=row.settings.model_copy(update=filled),
                 step=case.step,
                 context=generator.shape.context,
             )
@@ -246,6 +248,8 @@ def _report(
         "gpu_source": machine.source,
         **case.facts,
         "link_bandwidth": settings.schedule.link_bandwidth,
+        "batching": settings.schedule.batching,
+        "max_batch": settings.schedule.max_batch,
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "kv_budget_bytes": plan.generator_kv_bytes,
         "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,

@@ -1,7 +1,6 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
-from beamwright.kv.fixed_tail import FixedTail
 from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
@@ -9,6 +8,7 @@ from beamwright.kv.link import Direction, Link, Piece, Transfer, TransferState
 from beamwright.kv.movement import HomeTier
 from beamwright.kv.pool import BlockPool, KVLayout
 from beamwright.kv.residency import Residency
+from beamwright.kv.row_tails import RowTails
 from beamwright.kv.segments import (
     Path,
     PathPart,
@@ -16,6 +16,7 @@ from beamwright.kv.segments import (
     Source,
     copies_needed,
     truncate_path,
+    visible_path,
 )
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.stream_link import StreamLink
@@ -28,7 +29,6 @@ __all__ = [
     "ByteBudget",
     "CudaStreams",
     "Direction",
-    "FixedTail",
     "HomeTier",
     "HostStreams",
     "KVLayout",
@@ -38,6 +38,7 @@ __all__ = [
     "PathPart",
     "Piece",
     "Residency",
+    "RowTails",
     "ScratchMeter",
     "Segment",
     "SegmentStore",
@@ -48,4 +49,5 @@ __all__ = [
     "TransferState",
     "copies_needed",
     "truncate_path",
+    "visible_path",
 ]

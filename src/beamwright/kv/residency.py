@@ -126,6 +126,22 @@ class Residency(Movement):
         finally:
             lease.keep({})
 
+    def acquire(self, needs: Mapping[Segment, int]) -> Lease:
+        """The same for rows that join others: so many copies more than are held already.
+
+        Raises:
+            CapacityError: if they do not fit; nothing is held then. LinkError: if the link has
+                failed.
+        """
+        wanted = self.beside_others(needs)
+        lease = Lease(needs)
+        try:
+            self._make_resident(wanted)
+        except BaseException:
+            lease.keep({})
+            raise
+        return lease
+
     def prefetch(self, needs: Mapping[Segment, int]) -> None:
         """Start loading what the next group needs.
 
@@ -156,14 +172,32 @@ class Residency(Movement):
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
+        if not self.evicts:
+            return self._missing(needs, grown) <= self.device.num_free
         blocks = sum(
             min(s.pins, len(s.copies)) * len(s.blocks) for s in self._segments if s not in needs
         )
         for segment, copies in needs.items():
             size = self.device.blocks_for(max(segment.length, grown.get(segment, 0)))
-            blocks += max(copies, min(segment.pins, len(segment.copies))) * size
+            held = min(segment.pins, len(segment.copies))
+            blocks += max(copies, held) * max(size, len(segment.blocks))
         blocks += sum(self.device.blocks_for(n) for s, n in grown.items() if s not in needs)
         return blocks <= self.device.num_blocks
+
+    def _missing(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> int:
+        """Blocks that have to be found for them where nothing can be evicted."""
+        blocks = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
+        for segment, num_tokens in grown.items():
+            copies = max(1, len(segment.copies))
+            held = sum(map(len, segment.copies))
+            blocks += max(0, copies * self.device.blocks_for(num_tokens) - held)
+        return blocks
+
+    def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
+        """Copies that the device must hold for these and for those who hold the segments now."""
+        if not self.copies_per_beam:
+            return dict(needs)
+        return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
     # --- the home tier -----------------------------------------------------------------------
 

@@ -89,3 +89,9 @@ def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Cou
             if part.visible > 0:
                 needs[part.segment] = needs[part.segment] + 1 if per_beam else 1
     return needs
+
+
+def visible_path(path: Path, own: Segment | None, own_tokens: int) -> Path:
+    """A path and what its own segment holds already; empty parts are left out."""
+    parts = path if own is None else (*path, PathPart(own, own_tokens))
+    return tuple(part for part in parts if part.visible > 0)

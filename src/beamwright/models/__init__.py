@@ -3,10 +3,9 @@
 Knows no search strategy and no verifier format.
 """
 
-from beamwright.models.fixed import FixedBackend, FixedBuffers
 from beamwright.models.load import LoadedModel, inspect_model, load_model
 from beamwright.models.prefill import PrefillRequest
-from beamwright.models.session import DecodeSession
+from beamwright.models.session import DecodeSession, FixedBackend
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import HomeOptions, TreeModel
@@ -14,7 +13,6 @@ from beamwright.models.tree_model import HomeOptions, TreeModel
 __all__ = [
     "DecodeSession",
     "FixedBackend",
-    "FixedBuffers",
     "HomeOptions",
     "LoadedModel",
     "ModelShape",

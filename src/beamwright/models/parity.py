@@ -80,7 +80,7 @@ def _decode(loaded: LoadedModel, attention: str, token_ids: list[int]) -> torch.
             rows = (session.num_rows,)
             states = session.forward(torch.full(rows, token), torch.full(rows, position + offset))
             hidden.append(states[:1])
-        session.seal([0])
+        session.store({0: len(tokens)})
         session.close()
         path = (*path, PathPart(segment, len(tokens)))
         position, step = position + len(tokens), step + 5

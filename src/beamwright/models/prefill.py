@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from beamwright.kv import Path, Residency, Segment, copies_needed
+from beamwright.kv import Path, Residency, Segment, copies_needed, visible_path
 from beamwright.models.decoder import padded_rows
-from beamwright.models.session import visible_path
 
 PREFILL_CHUNK_TOKENS = 256
 _BATCH_PADDED_TOKENS = 4096
@@ -85,7 +84,7 @@ def _batches(
 
     def fits(batch: list[int]) -> bool:
         if not residency.evicts:
-            return True
+            return True  # a smaller batch would not help
         mine = [requests[i] for i in batch]
         grown = {requests[i].segment: requests[i].segment.length + length[i] for i in batch}
         return residency.fits(prefill_needs(residency, mine), grown)

@@ -18,24 +18,23 @@ from beamwright.kv import (
     ByteBudget,
     HomeTier,
     KVLayout,
-    Lease,
     Link,
     Path,
     Segment,
     SegmentStore,
     Source,
+    visible_path,
 )
 from beamwright.kv.movement import ResidenceLog
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.device_memory import is_out_of_memory
-from beamwright.models.fixed import FixedBuffers
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
     prefill_in_batches,
     recompute_levels,
 )
-from beamwright.models.session import DecodeSession, visible_path
+from beamwright.models.session import DecodeSession
 from beamwright.protocols import AttentionBackend, AttentionView
 
 
@@ -163,22 +162,15 @@ class TreeModel:
         return list(hidden[:total].split(lengths))
 
     def open_session(
-        self,
-        paths: Sequence[Path],
-        segments: Sequence[Segment],
-        *,
-        lease: Lease | None = None,
-        write_back: bool = False,
-        fixed: FixedBuffers | None = None,
+        self, paths: Sequence[Path], segments: Sequence[Segment], *, stays: bool = False
     ) -> DecodeSession:
-        """Start decoding: row i goes on with segment i behind path i.
+        """Start decoding: row i goes on with segment i behind path i. stays: see `DecodeSession`.
 
-        All segments hold the same number of tokens: none, or what rows that were parked together
-        had stored. lease: what pins the rows' paths. write_back: copy whole blocks home at once.
-        fixed: where the tail and the work lists stand; no other session may be using them.
+        The segments may hold tokens of a row's step already. Whoever decodes holds what is read.
         """
-        lease = lease or Lease({})
-        return DecodeSession(self, paths, segments, lease, write_back=write_back, fixed=fixed)
+        session = DecodeSession(self, stays=stays)
+        session.arrange([], paths, segments)
+        return session
 
 
 def _home_tier(layout: KVLayout, home: HomeOptions | None, *, pinned: bool) -> HomeTier | None:

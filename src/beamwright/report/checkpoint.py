@@ -63,14 +63,14 @@ class Checkpoint:
                 name = f"--{option.replace('_', '-')}"
                 raise InputError(f"{file}: was saved with {name} {_shown(was)}, not {_shown(now)}")
 
-    def progress(self) -> tuple[TreeRun, Accounting]:
-        """The run to go on with, and its clocks."""
-        run = TreeRun(self.tree, elapsed_s=self.elapsed_s, finished_s=dict(self.finished_s))
+    def progress(self, run: TreeRun) -> Accounting:
+        """Tell a run how far it is; its clocks."""
+        run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
         accounting = Accounting()
         accounting.seconds.update(self.phases_s)
         accounting.num_groups = self.num_groups
-        return run, accounting
+        return accounting
 
 
 def tree_settings(

@@ -1,7 +1,8 @@
-"""Executors, sampling, stop detection, the loop. Strategies and verifiers are injected."""
+"""The engine: trees in flight, their rounds, the executor. Strategies are injected."""
 
 from beamwright.runtime.accounting import Accounting
-from beamwright.runtime.executor import TorchExecutor
-from beamwright.runtime.loop import SearchLoop, TreeRun
+from beamwright.runtime.engine import Engine
+from beamwright.runtime.executor import PlainExecutor
+from beamwright.runtime.tree_run import TreeRun
 
-__all__ = ["Accounting", "SearchLoop", "TorchExecutor", "TreeRun"]
+__all__ = ["Accounting", "Engine", "PlainExecutor", "TreeRun"]

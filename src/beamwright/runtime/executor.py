@@ -1,28 +1,19 @@
-"""TorchExecutor: the plain executor. Work waits in order; `wait` does all of it.
+"""PlainExecutor: one piece of work at a time, scores first.
 
 This is the specification that overlapped executors are compared with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from beamwright.errors import DeviceMemoryError
+from beamwright.errors import BeamwrightError, DeviceMemoryError, LinkError
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
-from beamwright.protocols import (
-    DecodeWork,
-    Event,
-    ScheduleView,
-    StepDecoded,
-    StepParked,
-    Ticket,
-    Verifier,
-    VerifyWork,
-    Work,
-)
+from beamwright.protocols import Event, Plan, ScheduleView, StepFailed, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.scores import scored
 from beamwright.runtime.timeline import NullTimeline, Timeline
@@ -31,75 +22,98 @@ from beamwright.tree import Node
 _LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
-class Decoder(Protocol):
-    """Writes the next step of a group: with tensors, or in a simulation."""
+class StepWriter(Protocol):
+    """Writes the steps of open nodes: `decode.RunningBatch`, or a simulation of another way."""
 
+    @property
+    def running_nodes(self) -> Collection[Node]: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def num_groups(self) -> int: ...
     def view(self, beams: tuple[Node, ...]) -> ScheduleView: ...
-
-    def decode(self, work: DecodeWork) -> Sequence[StepDecoded | StepParked]: ...
-
+    def submit(self, plan: Plan) -> None: ...
+    def iterate(self) -> Sequence[Event]: ...
+    def cancel(self, nodes: Sequence[Node]) -> None: ...
     def release(self, nodes: Sequence[Node]) -> None: ...
 
 
-class TorchExecutor:
-    """Runs decode and verify work one after the other on one device."""
+class PlainExecutor:
+    """Runs iterations and scores one after the other on one device."""
 
     def __init__(
         self,
-        decoder: Decoder,
+        writer: StepWriter,
         verifier: Verifier,
         accounting: Accounting,
         stalled_s: Callable[[], float] = lambda: 0.0,
         timeline: Timeline | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._decoder, self._verifier = decoder, verifier
+        self._writer, self._verifier = writer, verifier
         self._accounting, self._stalled_s = accounting, stalled_s
         self._timeline = timeline or NullTimeline()
         self._progress = progress or Progress()
-        self._queue: dict[Ticket, Work] = {}
-        self._next: Ticket = 0
+        self._unscored: deque[tuple[Node, ...]] = deque()
+        self._groups_before = writer.num_groups - accounting.num_groups
 
-    def submit(self, work: Work) -> Ticket:
-        """Queue a piece of work."""
-        ticket = self._next
-        self._next += 1
-        self._queue[ticket] = work
-        return ticket
+    @property
+    def running(self) -> Collection[Node]:
+        """See `protocols.Executor`."""
+        return self._writer.running_nodes
 
-    def cancel(self, ticket: Ticket) -> None:
-        """Forget work that has not started."""
-        self._queue.pop(ticket, None)
-
-    def wait(self) -> list[Event]:
-        """Do all queued work, in the order submitted."""
-        events: list[Event] = []
-        while self._queue:
-            ticket = next(iter(self._queue))
-            events.extend(self._run(self._queue.pop(ticket)))
-        return events
+    @property
+    def busy(self) -> bool:
+        """See `protocols.Executor`."""
+        return self._writer.busy
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """See `protocols.Executor`."""
-        return self._decoder.view(beams)
+        return self._writer.view(beams)
+
+    def submit(self, plan: Plan) -> None:
+        """See `protocols.Executor`."""
+        self._writer.submit(plan)
+
+    def verify(self, nodes: Sequence[Node]) -> None:
+        """See `protocols.Executor`."""
+        if nodes:
+            self._unscored.append(tuple(nodes))
+
+    def wait(self) -> list[Event]:
+        """See `protocols.Executor`. Scores come first: a round waits for them."""
+        if self._unscored:
+            return self._score(self._unscored.popleft())
+        return self._iterate() if self._writer.busy else []
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        """See `protocols.Executor`."""
+        self._writer.cancel(nodes)
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own."""
-        self._decoder.release(nodes)
+        """Free every KV segment that these nodes own, and forget what waits for a score."""
+        gone = set(nodes)
+        self._unscored = deque(each for each in self._unscored if not gone.issuperset(each))
+        self._writer.release(nodes)
         self._verifier.release(nodes)
 
-    def _run(self, work: Work) -> list[Event]:
-        if isinstance(work, DecodeWork):
-            self._accounting.num_groups += 1
-            number = self._accounting.num_groups
-            with self._timed("decode", "compute", group=number, beams=len(work.beams)):
-                return list(self._decoder.decode(work))
-        assert isinstance(work, VerifyWork)
-        if work.nodes:
-            self._progress.doing(f"round {work.nodes[0].round}: scoring {len(work.nodes)} steps")
-        with self._timed("verify", "verify", steps=len(work.nodes)):
-            scores = self._verifier.score(work.nodes)
-        return [*scored(self._verifier, work.nodes, scores)]
+    def _iterate(self) -> list[Event]:
+        number = self._writer.num_groups - self._groups_before
+        with self._timed("decode", "compute", group=number):
+            events = list(self._writer.iterate())
+        self._accounting.num_groups = self._writer.num_groups - self._groups_before
+        return events
+
+    def _score(self, nodes: tuple[Node, ...]) -> list[Event]:
+        self._progress.doing(f"round {nodes[0].round}: scoring {len(nodes)} steps")
+        try:
+            with self._timed("verify", "verify", steps=len(nodes)):
+                scores = self._verifier.score(nodes)
+            return [*scored(self._verifier, nodes, scores)]
+        except LinkError:
+            raise
+        except BeamwrightError as error:
+            return [StepFailed(nodes[0], error)]
 
     @contextmanager
     def _timed(self, phase: str, track: str, **args: Any) -> Iterator[None]:

@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from beamwright.decode.chains import OWNER, GeneratorState, path_to, segment_name
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
-from beamwright.runtime.chains import OWNER, GeneratorState, path_to, segment_name
 from beamwright.tree import Node, NodeState
 
 

@@ -5,25 +5,27 @@ Probed on the machine at hand, because another CPU or another matrix library may
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
+from beamwright.decode.sampling import Sampler
 from beamwright.errors import InputError
-from beamwright.kv import PathPart
-from beamwright.models import PrefillRequest, TreeModel
+from beamwright.kv import Path, PathPart, Segment
+from beamwright.models import DecodeSession, PrefillRequest, TreeModel
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.packed import pack_weights
 from beamwright.models.shape import ModelShape
 from beamwright.models.weights import random_weights
 from beamwright.protocols import AttentionBackend
-from beamwright.runtime.sampling import Sampler
 
 _ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 45, 70, 9
 _STEPS, _PROMPT = 3, 13
+_DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails get longer
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
@@ -35,6 +37,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
 
     Runs the decoder's first layer in batches of up to 256 rows, and the layer, attention and LM
     head as a search does, in batches of some dozen rows; fewer where an interpreter runs kernels.
+    Rows have decoded differently many tokens, and once they join and leave a running batch.
     On the device and with the attention that it has. False where the device has no memory left to
     try.
 
@@ -53,8 +56,16 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
     try:
         if not _layers_are_exact(first):
             return False
-        whole = _logits(first, backend, [range(splits[0][-1].stop)])
-        return all(torch.equal(whole, _logits(first, backend, split)) for split in splits)
+        rows = _Rows(first, backend, splits[0][-1].stop)
+        whole = rows.decode([range(rows.num_rows)])
+        *apart, last = splits
+        if not torch.equal(whole, rows.decode(last)):
+            return False
+        return all(
+            torch.equal(rows.decode([batch]), whole[batch.start : batch.stop])
+            for split in apart
+            for batch in split
+        )
     except torch.OutOfMemoryError:
         return False
 
@@ -100,39 +111,92 @@ def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]
     ]
 
 
-def _logits(decoder: Decoder, backend: AttentionBackend, split: list[range]) -> torch.Tensor:
-    """Noisy logits [rows, steps, vocab] of a fixed set of rows, decoded in these batches."""
-    device, rows = decoder.device, sum(map(len, split))
-    generator = torch.Generator().manual_seed(0)
-    vocab = decoder.shape.vocab
-    prompt = torch.randint(vocab, (_PROMPT,), generator=generator).tolist()
-    lengths = (1 + torch.arange(rows) % 4).tolist()
-    steps = [torch.randint(vocab, (n,), generator=generator).tolist() for n in lengths]
-    tokens = torch.randint(vocab, (rows, _STEPS), generator=generator).to(device)
-    keys = torch.randint(2**31 - 1, (rows, 2), generator=generator).to(device, torch.int32)
-    token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
-    model = TreeModel(decoder, backend, _KV_TOKENS * token_bytes)
-    root = model.store.create()
-    model.prefill([PrefillRequest((), root, prompt, 0)])
-    path = (PathPart(root, _PROMPT),)
-    found = torch.zeros(rows, _STEPS, device=device)
-    sampler = Sampler(SamplingSettings(), vocab, device, tile_rows=decoder.tile_rows)
-    for batch in split:
-        mine = list(batch)
-        parents = [model.store.create() for _ in mine]
-        model.prefill(
-            [PrefillRequest(path, p, steps[i], _PROMPT) for i, p in zip(mine, parents, strict=True)]
-        )
-        paths = [(*path, PathPart(p, p.length)) for p in parents]
-        session = model.open_session(paths, [model.store.create() for _ in mine])
-        index = torch.tensor([*mine, *[mine[0]] * (session.num_rows - len(mine))], device=device)
-        for step in range(_STEPS):
-            positions = _PROMPT + torch.tensor(lengths, device=device)[index] + step
-            logits = decoder.logits(session.forward(tokens[index, step], positions))
-            _, logprobs = sampler.sample(logits, keys[index], positions)
-            found[mine, step] = logprobs[: len(mine)].float() + logits[: len(mine), 0].float()
+class _Rows:
+    """Rows that decode the same few tokens whoever is beside them, behind paths of their own."""
+
+    def __init__(self, decoder: Decoder, backend: AttentionBackend, num_rows: int) -> None:
+        self._decoder, self._backend, self.num_rows = decoder, backend, num_rows
+        generator = torch.Generator().manual_seed(0)
+        vocab = decoder.shape.vocab
+
+        def draw(count: int) -> list[int]:
+            drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
+            return drawn
+
+        most = decoder.shape.context - LEAST_CONTEXT
+        self._prompt = draw(_PROMPT)
+        self._steps = [draw(1 + row % 4) for row in range(num_rows)]
+        self._decoded = [draw(min(most, _DECODED[row % len(_DECODED)])) for row in range(num_rows)]
+        pairs = zip(self._steps, self._decoded, strict=True)
+        starts = [_PROMPT + len(step) + len(decoded) for step, decoded in pairs]
+        self._starts = torch.tensor(starts, device=decoder.device)
+        self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=decoder.device)
+        keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
+        self._keys = keys.to(decoder.device, torch.int32)
+        tile_rows = decoder.tile_rows
+        self._sampler = Sampler(SamplingSettings(), vocab, decoder.device, tile_rows=tile_rows)
+
+    def decode(self, batches: Sequence[range]) -> torch.Tensor:
+        """Noisy logits [rows, steps] of these rows in their order, in one running batch.
+
+        Each of the batches joins a token after the one before it, and leaves when it is through.
+        """
+        token_bytes = self._decoder.shape.kv_bytes_per_token(self._decoder.dtype.itemsize)
+        model = TreeModel(self._decoder, self._backend, _KV_TOKENS * token_bytes)
+        root = model.store.create()
+        model.prefill([PrefillRequest((), root, self._prompt, 0)])
+        prompt = (PathPart(root, _PROMPT),)
+        found = torch.zeros(self.num_rows, _STEPS, device=self._decoder.device)
+        session, present = DecodeSession(model), list[int]()
+        num_drawn = dict.fromkeys(range(self.num_rows), 0)
+        waiting = list(batches)
+        while True:
+            staying = [place for place, row in enumerate(present) if num_drawn[row] < _STEPS]
+            joining = list(waiting.pop(0)) if waiting else []
+            if not staying and not joining:
+                break
+            if joining or len(staying) < len(present):
+                session.arrange(staying, *self._begin(model, prompt, joining))
+                present = [*(present[place] for place in staying), *joining]
+            steps = [num_drawn[row] for row in present]
+            found[present, steps] = self._draw(session, present, steps)
+            num_drawn.update({row: num_drawn[row] + 1 for row in present})
         session.close()
-    return found
+        return found[[row for batch in batches for row in batch]]
+
+    def _begin(
+        self, model: TreeModel, prompt: Path, rows: Sequence[int]
+    ) -> tuple[list[Path], list[Segment]]:
+        """Paths of these rows, and segments with the tokens that they have decoded before."""
+        if not rows:
+            return [], []
+        parents = [model.store.create() for _ in rows]
+        steps = [self._steps[row] for row in rows]
+        model.prefill(
+            [PrefillRequest(prompt, p, s, _PROMPT) for p, s in zip(parents, steps, strict=True)]
+        )
+        paths: list[Path] = [(*prompt, PathPart(p, p.length)) for p in parents]
+        segments = [model.store.create() for _ in rows]
+        decoded = [
+            PrefillRequest(path, segment, self._decoded[row], _PROMPT + len(self._steps[row]))
+            for path, segment, row in zip(paths, segments, rows, strict=True)
+            if self._decoded[row]
+        ]
+        if decoded:
+            model.prefill(decoded)
+        return paths, segments
+
+    def _draw(self, session: DecodeSession, rows: list[int], steps: list[int]) -> torch.Tensor:
+        """What the next token of each row leads to [rows]."""
+        spare = session.num_rows - len(rows)
+        index, at = (
+            torch.tensor([*each, *each[:1] * spare], device=self._decoder.device)
+            for each in (rows, steps)
+        )
+        positions = self._starts[index] + at
+        logits = self._decoder.logits(session.forward(self._tokens[index, at], positions))
+        _, logprobs = self._sampler.sample(logits, self._keys[index], positions)
+        return (logprobs.float() + logits[:, 0].float())[: len(rows)]
 
 
 def run_selftest() -> dict[str, bool]:

@@ -100,7 +100,7 @@ class DeepConfVerifier:
 
     window: tokens of a group. measure: `lowest_group`, `bottom_groups` or `tail`.
     The score is the published number itself: positive, and a mean of token confidences, which
-    start at the log of 20 (`runtime.sampling.confidence`) and have no upper end. Squeezing it into
+    start at the log of 20 (`decode.sampling.confidence`) and have no upper end. Squeezing it into
     [0, 1] would change the weights of a vote.
     """
 

@@ -155,15 +155,8 @@ class JudgeVerifier:
             yield batch
 
     def _fits_budget(self, rows: Sequence[_Row]) -> bool:
-        store, needs = self.tree_model.store, self._needs(rows)
         grown = {Segment(): n for row in rows for n in (len(row.question), row.limit)}
-        if store.evicts:
-            return store.fits(needs, grown)
-        num_blocks = sum(store.device.blocks_for(n) for n in grown.values())
-        for segment, copies in needs.items():
-            missing = max(0, copies - len(segment.copies))
-            num_blocks += missing * store.device.blocks_for(segment.length)
-        return num_blocks <= store.device.num_free
+        return self.tree_model.store.fits(self._needs(rows), grown)
 
     def _needs(self, rows: Sequence[_Row]) -> dict[Segment, int]:
         """Device copies of each segment that these rows' paths read."""
@@ -205,7 +198,8 @@ class JudgeVerifier:
             hidden = self.tree_model.prefill(requests)
             self._reserve(rows, answers)
             paths = [(*r.path, PathPart(r.segment, r.segment.length)) for r in requests]
-            session = self.tree_model.open_session(paths, answers, lease=lease)
+            lease.add(dict.fromkeys(answers, 1))
+            session = self.tree_model.open_session(paths, answers)
             try:
                 self._decode(rows, session, torch.cat([states[-1:] for states in hidden]))
             finally:
@@ -248,13 +242,12 @@ class JudgeVerifier:
             going = self._append(present, tokens.tolist(), session)
             if not going:
                 return
-            if session.make_room(going):
-                raise AssertionError("a critique has blocks for all of its tokens")
             if padded_rows(len(going)) < session.num_rows:
-                kept = session.keep_rows(going)
-                # The rows that go on come first; others only fill the batch.
-                present = [present[i] for i in going] + [None] * (len(kept) - len(going))
-                index = torch.tensor(kept, device=decoder.device)
+                session.arrange(going)
+                present = [present[i] for i in going]
+                spare = session.num_rows - len(going)
+                present += [None] * spare
+                index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
                 tokens, positions = tokens[index], positions[index]
             hidden = session.forward(tokens, positions)
             # Rows that have stopped stay inside the context; what they decode is dropped.

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright.attention.kernels.choice import is_interpreted
-from beamwright.kv import PathPart, TailBuffer
+from beamwright.kv import PathPart
 
 NAMES = ["triton-tree", "triton-dense"]
 CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -100,18 +100,59 @@ def test_more_parts_than_the_merge_takes_at_once(make_small, kernels):
     assert largest_difference(found, forest.decode("reference", range(3), 1)) < 1e-5
 
 
+# --- rows of different lengths ---------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_parked_tail_longer_than_a_tile(make_small, kernels, name):
+def test_a_restored_tail_longer_than_a_tile(make_small, kernels, name):
     forest = make_small(2)
-    found = []
-    for backend in (kernels(name), kernels("reference")):
-        tail = TailBuffer(forest.layout, 2, 256, forest.store.scratch, forest.device)
-        tail.restore([forest.draw(row, 1, 2, 70, 1, 16) for row in range(2)])
-        tail.make_room()
-        view = backend.decode_view(forest.store, forest.paths[:2], tail)
-        query, key_value = forest._token(0, 0, 0)
-        found.append([[view.attend(0, query[:2], key_value[:2])]])
-    assert largest_difference(*found) < 1e-5
+    held = {0: 70, 1: 70}
+    found = forest.decode(kernels(name), range(2), 1, held=held)
+    expected = forest.decode("reference", range(2), 1, held=held)
+    assert largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_row_reads_as_many_tokens_of_its_tail_as_it_has(make_small, kernels, name):
+    """Around the sizes of a tile and of a padded tail, and a row whose tail is full."""
+    forest = make_small(2, rows=6)
+    held = {1: 255, 2: 63, 3: 64, 4: 1, 5: 15}
+    found = forest.decode(kernels(name), range(6), 1, held=held)
+    expected = forest.decode("reference", range(6), 1, held=held)
+    assert largest_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_join_and_leave_between_tokens(make_small, make_batch, kernels, name):
+    """Each row's contexts have the bits that it has alone, and are those of the reference."""
+    forest = make_small(3, rows=5, seed=3)
+    held = {3: 15, 4: 62}
+    alone = {row: forest.decode(kernels(name), [row], 4, held=held) for row in range(5)}
+    exact = {row: forest.decode("reference", [row], 4, held=held) for row in range(5)}
+    batch = make_batch(forest, kernels(name))
+    for kept, joining in [([], [0, 3]), ([1, 0], [4, 1]), ([2, 0, 3], []), ([1], [2])]:
+        batch.arrange(kept, joining, held)
+        before = list(batch.held)
+        for place, context in enumerate(batch.token()[0]):
+            row = batch.rows[place]
+            token = before[place] - held.get(row, 0)
+            assert torch.equal(context, alone[row][token][0][0])
+            assert (context - exact[row][token][0][0]).abs().max() < 1e-5
+    batch.close()
+    assert forest.store.scratch.used_bytes == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rows_bits_do_not_depend_on_the_tails_beside_it(make_small, kernels, name):
+    forest = make_small(2, rows=4, seed=4)
+    for own in (0, 16, 100):
+        alone = forest.decode(kernels(name), [1], 1, held={1: own})
+        for beside in ({}, {0: 31, 2: 3}, {0: 64, 2: 255, 3: 200}):
+            found = forest.decode(kernels(name), range(4), 1, held={**beside, 1: own})
+            assert torch.equal(found[0][0][1], alone[0][0][0])
+
+
+# --- company ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,46 +177,46 @@ def test_a_rows_bits_do_not_depend_on_its_company(make_small, kernels, name):
         assert all(torch.equal(chunks[0][row], alone[0][i]) for i, row in enumerate(batch))
 
 
-def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(make_small, kernels):
+def test_dropped_rows_leave_the_others_alone_when_their_blocks_are_used_again(
+    make_small, make_batch, kernels
+):
     forest = make_small(3)
     store = forest.store
     own = store.create()
     store.append([own], [forest.draw(1, 20, 1, 2, 1, 16)])
     forest.paths = [forest.paths[0], (*forest.paths[0], PathPart(own, 20))]
-    tail = TailBuffer(forest.layout, 2, 256, store.scratch, forest.device)
-    view = kernels("triton-tree").decode_view(store, forest.paths, tail)
-    tail.make_room()
-    query, key_value = forest._token(0, 0, 0)
-    first = view.attend(0, query[:2], key_value[:2])
-    view.drop_rows([1])
+    first, second = (step[0] for step in forest.decode(kernels("triton-tree"), [0], 2))
+    batch = make_batch(forest, kernels("triton-tree"))
+    batch.arrange([], [0, 1])
+    assert torch.equal(batch.token()[0][:1], first)
+    batch.view.drop_rows([1])
     blocks = list(own.blocks)
     store.free(own)
     store.pool.storage[blocks] = 1e4
-    assert torch.equal(view.attend(0, query[:2], key_value[:2])[0], first[0])
-    view.keep_rows(torch.tensor([0]))
-    tail.keep_rows(torch.tensor([0], device=forest.device))
-    assert torch.equal(view.attend(0, query[:1], key_value[:1])[0], first[0])
-    view.close()
-    tail.close()
+    batch.held = [0, 0]
+    assert torch.equal(batch.token()[0][:1], first)
+    batch.arrange([0])
+    assert torch.equal(batch.token()[0], second)
+    batch.close()
     assert store.scratch.used_bytes == 0
 
 
-def test_a_copy_may_go_with_the_row_that_read_it(make_small, kernels):
+def test_a_copy_may_go_with_the_row_that_read_it(make_small, make_batch, kernels):
     """Two rows, two copies; one row stops, the second copy is evicted: the other row moves up."""
     forest = make_small(1, rows=3)
     store, segment = forest.store, forest.store.create()
     store.append([segment], [forest.draw(7, 20, 1, 2, 1, 16)])
     segment.copies.append(store.pool.allocate(2))
     store.copy_on_device(segment.copies[0], segment.copies[1])
-    paths = [(PathPart(segment, 20),)] * 2
-    tail = TailBuffer(forest.layout, 2, 256, store.scratch, forest.device)
-    view = kernels("triton-dense").decode_view(store, paths, tail)
-    tail.make_room()
-    query, key_value = forest._token(0, 0, 0)
-    first = view.attend(0, query[:2], key_value[:2])
-    view.drop_rows([0])
+    forest.paths = [(PathPart(segment, 20),)] * 2
+    batch = make_batch(forest, kernels("triton-dense"))
+    batch.arrange([], [0, 1])
+    first = batch.token()[0]
+    batch.view.drop_rows([0])
     store.pool.storage[segment.copies.pop()] = 1e4
-    assert torch.equal(view.attend(0, query[:2], key_value[:2])[1], first[1])
+    batch.held = [0, 0]
+    assert torch.equal(batch.token()[0][1], first[1])
+    batch.close()
 
 
 def test_the_interpreter_runs_where_there_is_no_gpu():

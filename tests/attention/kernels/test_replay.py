@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright import Solver
-from beamwright.runtime.replay import CudaGraphReplay
+from beamwright.decode.graphs import CudaGraphReplay
 from engines import assert_nothing_allocated
 from tape import put_on_tape
 
@@ -23,10 +23,10 @@ SMALL = {
 }
 
 
-def drawn(device, graphs, monkeypatch=None):
+def drawn(device, graphs, monkeypatch=None, **changes):
     """(token ids, log-probabilities, stop) of every node; the solver; its tapes, if asked for."""
     found, replay = [], None
-    solver = Solver(attention="triton-tree", graphs=graphs, device=device, **SMALL)
+    solver = Solver(attention="triton-tree", graphs=graphs, device=device, **{**SMALL, **changes})
     if monkeypatch is not None:
         replay = put_on_tape(monkeypatch, solver, solver.generator.backend)
     solver.synthetic(9, on_round=lambda report: found.append(report.tree))
@@ -38,8 +38,8 @@ def drawn(device, graphs, monkeypatch=None):
 def test_a_cuda_graph_has_the_bits_of_the_plain_loop():
     expected, _, _ = drawn("cuda", "off")
     found, solver, _ = drawn("cuda", "on")
-    assert isinstance(solver._decoder._bursts.replay, CudaGraphReplay)
-    assert solver._decoder._bursts.replay._graphs
+    assert isinstance(solver._batch._rows.replay, CudaGraphReplay)
+    assert solver._batch._rows.replay._graphs
     assert found == expected
 
 
@@ -50,8 +50,18 @@ def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     found, solver, replay = drawn("cpu", "on", monkeypatch)
     assert len(expected) > 12
     assert found == expected
-    bursts = solver._decoder._bursts
-    assert bursts.buffers.num_moves == 3, "a tail, lists and partial results; none has grown"
-    # Of each round's four tokens three are drawn in its burst; the first of all is recorded.
-    assert replay.num_played == 3 * SMALL["max_rounds"] - 1
-    assert len(replay.tapes) == 1
+    # A tail twice (its memory, and how many rows it counts), lists and partial results.
+    assert solver._batch._rows._session.num_moves == 4, "nothing has grown"
+    # Of each round's four tokens three are drawn by steps; the first of all is recorded.
+    assert (replay.num_recorded, replay.num_played) == (1, 3 * SMALL["max_rounds"] - 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
+def test_a_row_that_joins_needs_no_new_tape(monkeypatch):
+    """Three at a time: as one leaves another joins, beside rows that are in mid-step."""
+    changes = {"max_rounds": 2, "step_tokens": None, "max_step_tokens": 7}
+    expected, _, _ = drawn("cpu", "off", **changes)
+    found, _, replay = drawn("cpu", "on", monkeypatch, **changes, max_batch=3)
+    assert found == expected
+    assert replay.num_recorded == 1
+    assert replay.num_played > 6

@@ -10,8 +10,8 @@ import engines
 import fakes
 from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
+from beamwright.decode import RunningBatch
 from beamwright.hardware import find_profile
-from beamwright.models.session import DecodeSession
 from beamwright.report.recorded import read_recorded, write_recorded
 from beamwright.runtime.simulation import RooflineCosts, Simulation, simulate
 
@@ -124,9 +124,9 @@ def test_equal_bytes_layer_by_layer(tmp_path, attention, blocks):
 def test_equal_bytes_when_beams_are_parked(tmp_path, monkeypatch, attention, blocks):
     """Steps turn out longer than the first guess of 32 tokens."""
     parked = []
-    park = DecodeSession._park
+    park = RunningBatch._preempt
     monkeypatch.setattr(
-        DecodeSession, "_park", lambda self, *args: parked.append(args) or park(self, *args)
+        RunningBatch, "_preempt", lambda self, *args: parked.append(args) or park(self, *args)
     )
     options = {"step_tokens": None, "max_step_tokens": 60, "max_tokens": 130}
     memory = str(blocks * BLOCK)
@@ -145,7 +145,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("attention", "blocks"), [("tree", 9), ("dense", 12)])
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 8), ("dense", 12)])
 def test_equal_bytes_with_steps_that_end_anywhere(folder, tmp_path, attention, blocks):
     solver = engines.tiny_solver(
         folder,

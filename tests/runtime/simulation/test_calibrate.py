@@ -23,7 +23,7 @@ from beamwright.runtime.simulation.calibrate import (
     Measured,
     count_work,
     fit_costs,
-    group_seconds,
+    iteration_seconds,
 )
 from beamwright.runtime.timeline import Timeline
 
@@ -55,13 +55,16 @@ def measured(case, costs):
     clock = VirtualClock()
     timeline = Timeline(clock)
     simulate(replace(case, costs=costs), clock, timeline)
-    return Measured(case, group_seconds(timeline))
+    return Measured(case, iteration_seconds(timeline))
 
 
-def test_work_is_counted_per_group():
-    groups = count_work(search(8, 40, 24))
-    assert len(groups) == 4
-    first, last = (dict(zip(KINDS, each, strict=True)) for each in (groups[0], groups[-1]))
+def test_work_is_counted_per_iteration():
+    """A step of 24 tokens: one comes with the parents, then 16, then the other 7."""
+    found = count_work(search(8, 40, 24))
+    assert len(found) == 8
+    rounds = [found[i] + found[i + 1] for i in range(0, 8, 2)]
+    first, last = (dict(zip(KINDS, each, strict=True)) for each in (rounds[0], rounds[-1]))
+    assert found[1][KINDS.index("token_steps")] == 7
     assert (first["groups"], first["group_rows"], first["group_tokens_read"]) == (1, 8, 40)
     assert (first["prefills"], first["prefill_tokens"]) == (1, 40)
     assert (first["token_steps"], first["token_rows"]) == (23, 23 * 8)
@@ -93,5 +96,5 @@ def test_runs_that_do_not_go_together():
     dense = search(4, 16, 8, Layout.DENSE)
     with pytest.raises(InputError, match="one layout"):
         fit_costs([Measured(case, (1.0,) * 4), Measured(dense, (1.0,) * 4)], LINK)
-    with pytest.raises(InputError, match="3 groups were measured, 4 simulated"):
+    with pytest.raises(InputError, match="3 iterations were measured, 4 simulated"):
         fit_costs([Measured(case, (1.0,) * 3)], LINK)

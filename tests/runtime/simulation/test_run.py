@@ -121,8 +121,8 @@ def test_a_timeline_of_virtual_time():
     clock = VirtualClock()
     timeline = Timeline(clock)
     simulated = simulate(case(budget=GIB // 2), clock, timeline)
-    groups = [span for span in timeline.spans if span.name == "decode"]
-    assert len(groups) == simulated.groups
-    assert max(span.end_s for span in groups) == pytest.approx(simulated.time_s)
+    iterations = [span for span in timeline.spans if span.name == "decode"]
+    assert len(iterations) > simulated.groups
+    assert max(span.end_s for span in iterations) == pytest.approx(simulated.time_s)
     moved = sum(span.args["bytes"] for span in timeline.spans if span.track == "h2d")
     assert moved == simulated.h2d_bytes

@@ -65,7 +65,7 @@ def decode_attention(
 
     query: [rows, heads, head_dim].
     layer: one layer of the pool, [blocks, K or V, token, kv_head, head_dim].
-    tail: keys and values [rows, kv_heads, tokens, head_dim]; num_tail [1] int32: how many of their
+    tail: keys and values [rows, kv_heads, tokens, head_dim]; num_tail [rows] int32: how many of its
         tokens count, at least one.
     work: the lists of a `DecodeWork` on the device.
     """

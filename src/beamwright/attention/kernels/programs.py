@@ -97,7 +97,7 @@ def attend_parts(
     """Partial (context, log-sum-exp) of every slot: work items first, then each row's own tail.
 
     items [num_items, 4]: first entry, entries, first slot, slots; an item without slots is empty.
-    num_tail [1]: tokens of the tail, the same for all rows.
+    num_tail [rows]: tokens of each row's tail.
     context [slots, heads, head_dim], lse [slots, heads], float32.
     """
     program = tl.program_id(0)
@@ -136,7 +136,7 @@ def attend_parts(
         )
         dim = tl.arange(0, DIM)
         own = row.to(tl.int64) * tail_row_stride + head * tail_head_stride
-        num_tokens = tl.load(num_tail)
+        num_tokens = tl.load(num_tail + row)
         for start in range(0, num_tokens, TOKENS):
             at = start + tl.arange(0, TOKENS)
             seen = at < num_tokens

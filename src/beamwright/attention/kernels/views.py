@@ -18,9 +18,8 @@ from beamwright.attention.kernels.cuts import Cuts
 from beamwright.attention.kernels.launch import Partials, decode_attention, prefill_attention
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
 from beamwright.attention.kernels.worklist import DecodeWork, WorkBuffers, decode_work, prefill_work
-from beamwright.attention.layers import Tail
 from beamwright.errors import InputError
-from beamwright.kv import FixedTail, Path, SegmentStore
+from beamwright.kv import Path, RowTails, SegmentStore
 
 _STAYING_ROOM = 128
 
@@ -92,7 +91,7 @@ class KernelDecode:
         self,
         store: SegmentStore,
         paths: Sequence[Path],
-        tail: Tail,
+        tail: RowTails,
         options: KernelOptions,
         workspace: Workspace | None = None,
     ) -> None:
@@ -101,13 +100,6 @@ class KernelDecode:
         self._live = [True] * len(paths)
         self._keeps = workspace is not None
         self._workspace = workspace or Workspace(store, stays=False)
-        # The tokens of a fixed tail are counted on the device, whoever replays the step.
-        self._counts = not isinstance(tail, FixedTail)
-        self._num_tail = (
-            tail.counter
-            if isinstance(tail, FixedTail)
-            else torch.zeros(1, dtype=torch.int32, device=store.pool.storage.device)
-        )
         self._work: list[torch.Tensor] = []
         self._partials: Partials | None = None
         self._stale = True
@@ -127,14 +119,12 @@ class KernelDecode:
         tile = decode_tile(heads, query.element_size())
         if self._stale:
             self._rebuild(heads, tile.queries)
-        if layer == 0 and self._counts:
-            self._num_tail.fill_(self._tail.length + 1)
         assert self._partials is not None
         return decode_attention(
             query,
             self._store.pool.storage[:, layer],
             self._tail.read(layer),
-            self._num_tail,
+            self._tail.counts,
             self._work,
             self._partials,
             heads,
@@ -236,7 +226,7 @@ class KernelAttention:
         self,
         store: SegmentStore,
         paths: Sequence[Path],
-        tail: Tail,
+        tail: RowTails,
         workspace: Workspace | None = None,
     ) -> KernelDecode:
         """A view for one token per row."""

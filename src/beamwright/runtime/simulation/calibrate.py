@@ -1,8 +1,8 @@
-"""Costs fitted to a real machine: which seconds make simulated groups take what real ones took.
+"""Costs fitted to a real machine: which seconds make simulated iterations take what real ones took.
 
 A calibration run is a real search with a timeline; simulating the same tree counts what each of
-its groups did, and least squares gives every kind of work its seconds. On a CPU operator dispatch
-rules, which no roofline knows. Knows counts and seconds; the runs come from above.
+its iterations did, and least squares gives every kind of work its seconds. On a CPU operator
+dispatch rules, which no roofline knows. Knows counts and seconds; the runs come from above.
 """
 
 from __future__ import annotations
@@ -90,23 +90,23 @@ class FittedCosts:
 
 @dataclass(frozen=True)
 class Measured:
-    """A real search: what was run, and the seconds of each group in order.
+    """A real search: what was run, and the seconds of each iteration in order.
 
     `case.costs` is only asked for its layout.
     """
 
     case: Simulation
-    group_s: tuple[float, ...]
+    iteration_s: tuple[float, ...]
 
 
 def fit_costs(runs: Sequence[Measured], link: LinkCosts) -> FittedCosts:
     """Seconds per unit of work, none of them negative, that explain the runs best.
 
-    Relative errors are squared, so that short groups count as much as long ones.
+    Relative errors are squared, so that short iterations count as much as long ones.
 
     Raises:
         InputError: if there are no runs, if their layouts differ, or if a run was simulated in
-            another number of groups than were measured.
+            another number of iterations than were measured.
     """
     layouts = {run.case.costs.layout for run in runs}
     if len(layouts) != 1:
@@ -115,19 +115,21 @@ def fit_costs(runs: Sequence[Measured], link: LinkCosts) -> FittedCosts:
     counts: list[Array] = []
     for run in runs:
         found = count_work(run.case)
-        if len(found) != len(run.group_s):
-            raise InputError(f"{len(run.group_s)} groups were measured, {len(found)} simulated")
-        counts += [each / took_s for each, took_s in zip(found, run.group_s, strict=True)]
+        if len(found) != len(run.iteration_s):
+            raise InputError(
+                f"{len(run.iteration_s)} iterations were measured, {len(found)} simulated"
+            )
+        counts += [each / took_s for each, took_s in zip(found, run.iteration_s, strict=True)]
     solved = _non_negative_least_squares(np.array(counts), np.ones(len(counts)))
     return FittedCosts(layout, tuple(float(value) for value in solved), link)
 
 
 def count_work(case: Simulation) -> list[Array]:
-    """What each group does, in units of `KINDS`."""
+    """What each iteration does, in units of `KINDS`."""
     counter = _Counter(case.costs.layout)
-    per_group = _PerGroup(counter)
-    simulate(replace(case, costs=counter), timeline=per_group)
-    return per_group.groups
+    per_iteration = _PerIteration(counter)
+    simulate(replace(case, costs=counter), timeline=per_iteration)
+    return per_iteration.iterations
 
 
 # --- counting --------------------------------------------------------------------------------
@@ -179,13 +181,13 @@ class _Counter:
         return 0.0
 
 
-class _PerGroup(Timeline):
-    """Notes what was counted during each group's span."""
+class _PerIteration(Timeline):
+    """Notes what was counted during each iteration's span."""
 
     def __init__(self, counter: _Counter) -> None:
         super().__init__(VirtualClock())
         self._counter = counter
-        self.groups: list[Array] = []
+        self.iterations: list[Array] = []
 
     @contextmanager
     def span(self, name: str, track: str, **args: Any) -> Iterator[None]:
@@ -193,11 +195,11 @@ class _PerGroup(Timeline):
         with super().span(name, track, **args):
             yield
         if name == "decode":
-            self.groups.append(self._counter.counts - before)
+            self.iterations.append(self._counter.counts - before)
 
 
-def group_seconds(timeline: Timeline) -> tuple[float, ...]:
-    """The seconds of each group of a real search that a timeline has seen."""
+def iteration_seconds(timeline: Timeline) -> tuple[float, ...]:
+    """The seconds of each iteration of a real search that a timeline has seen."""
     return tuple(span.end_s - span.start_s for span in timeline.spans if span.name == "decode")
 
 

@@ -8,13 +8,15 @@ host, which is not limited here. Knows a script and what things cost; no blocks.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamwright.cost import Layout, ModelCosts
+from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.kv.budget import ByteBudget
-from beamwright.protocols import DecodeWork, ScheduleView, StepDecoded
+from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.runtime.simulation.clock import VirtualClock
 from beamwright.runtime.simulation.costs import DeviceCosts
 from beamwright.runtime.simulation.link import VirtualLink
@@ -26,7 +28,7 @@ _BLOCK_TOKENS = 16
 
 
 class SimulatedLayerwise:
-    """See `executor.Decoder`. With a dense layout every beam's copy crosses the link by itself.
+    """See `executor.StepWriter`. With a dense layout every beam's copy crosses the link by itself.
 
     budget: the device's. stall_s: seconds in which compute waited for the link.
     """
@@ -51,6 +53,23 @@ class SimulatedLayerwise:
         self._dense = costs.layout is Layout.DENSE
         self._ahead: tuple[Transfer, int] | None = None
         self._forwarded: set[Node] = set()
+        self._groups: deque[tuple[Node, ...]] = deque()
+        self.running_nodes: frozenset[Node] = frozenset()
+        self.num_groups = 0
+
+    @property
+    def busy(self) -> bool:
+        """See `executor.StepWriter`."""
+        return bool(self._groups)
+
+    def submit(self, plan: Plan) -> None:
+        """See `executor.StepWriter`. A group is decoded whole."""
+        self._groups = deque(plan.groups)
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        """See `executor.StepWriter`."""
+        gone = set(nodes)
+        self._groups = deque(tuple(n for n in group if n not in gone) for group in self._groups)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """See `protocols.Executor`; there is nothing to plan."""
@@ -60,15 +79,24 @@ class SimulatedLayerwise:
         """Nothing is held per node."""
         self._forwarded.difference_update(nodes)
 
-    def decode(self, work: DecodeWork) -> list[StepDecoded]:
+    def iterate(self) -> list[StepDecoded | StepFailed]:
+        """Decode a group to the end of its steps."""
+        beams = self._groups.popleft()
+        self.num_groups += 1
+        try:
+            return [*self._decode(beams)]
+        except CapacityError as error:
+            return [StepFailed(beams[0], error)]
+
+    def _decode(self, beams: Sequence[Node]) -> list[StepDecoded]:
         """Decode all beams to the end of their steps.
 
         Raises:
             CapacityError: if not even two stream buffers fit.
         """
-        steps = [self._script.step(node) for node in work.beams]
-        self._complete_parents(work.beams)
-        going = list(zip(work.beams, steps, strict=True))
+        steps = [self._script.step(node) for node in beams]
+        self._complete_parents(beams)
+        going = list(zip(beams, steps, strict=True))
         drawn = 1  # the first token comes with the parents
         while going := [(node, step) for node, step in going if step.tokens > drawn]:
             nodes = [node for node, _ in going]
@@ -77,7 +105,7 @@ class SimulatedLayerwise:
             drawn = until
         return [
             StepDecoded(node, (0,) * step.tokens, (), step.stop, "")
-            for node, step in zip(work.beams, steps, strict=True)
+            for node, step in zip(beams, steps, strict=True)
         ]
 
     def _decode_rows(self, nodes: Sequence[Node], first: int, end: int) -> None:

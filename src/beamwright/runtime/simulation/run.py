@@ -6,22 +6,23 @@ scoring takes no time. Selection and pruning never do: they are counts on the ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes
 from beamwright.cost.scoring import MARK_TOKENS
+from beamwright.decode import Batching, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, Direction, HomeTier
+from beamwright.models.prefill import PrefillRequest
 from beamwright.protocols import Verifier
 from beamwright.runtime.accounting import Accounting
-from beamwright.runtime.executor import Decoder, TorchExecutor
-from beamwright.runtime.expect import StepLengths
-from beamwright.runtime.loop import SearchLoop, TreeRun
+from beamwright.runtime.engine import Engine
+from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.simulation.clock import VirtualClock
 from beamwright.runtime.simulation.costs import DeviceCosts
-from beamwright.runtime.simulation.decoder import SimulatedDecoder
 from beamwright.runtime.simulation.layerwise import SimulatedLayerwise
 from beamwright.runtime.simulation.link import VirtualLink
 from beamwright.runtime.simulation.replay import (
@@ -30,10 +31,11 @@ from beamwright.runtime.simulation.replay import (
     ReplayVerifier,
     Script,
 )
-from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency
-from beamwright.runtime.simulation.session import Machine
+from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency, remember
+from beamwright.runtime.simulation.scripted_rows import ScriptedRows
 from beamwright.runtime.simulation.verifier import SimulatedVerifier, VerifierCase
 from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule, schedule_row
 
 _BLOCK_TOKENS = 16
@@ -106,10 +108,10 @@ class _Bench:
         self.scorer: SimulatedResidency | None = None
         self.residency: SimulatedResidency | None = None
         self.layerwise: SimulatedLayerwise | None = None
-        self.decoder = self._decoder(timeline)
+        self.writer = self._writer(timeline)
         self.verifier = self._verifier()
 
-    def _decoder(self, timeline: Timeline | None) -> Decoder:
+    def _writer(self, timeline: Timeline | None) -> StepWriter:
         case = self.case
         tail_tokens = _TAIL_TOKENS[case.costs.layout]
         if schedule_row(case.schedule).streams_layers:
@@ -124,14 +126,33 @@ class _Bench:
             )
             return self.layerwise
         self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
-        machine = Machine(self.residency, self.clock, case.costs, tail_tokens)
-        return SimulatedDecoder(
-            machine,
-            self.script,
-            StepLengths(case.step, case.context),
-            reuse=case.schedule.reuse,
-            prefetch=case.schedule.prefetch,
+        rows = ScriptedRows(self.residency, self.clock, case.costs, self.script, tail_tokens)
+        schedule = case.schedule
+        batching = Batching(
+            schedule.max_batch,
+            schedule.batching == "grouped",
+            schedule.reuse,
+            schedule.prefetch,
         )
+        lengths = StepLengths(case.step, case.context)
+        prefill = self._prefill(self.residency, case.costs)
+        return RunningBatch(rows, self.residency, prefill, lengths, batching)
+
+    def _prefill(
+        self, residency: SimulatedResidency, costs: DeviceCosts
+    ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
+        prefill, recomputes = Prefill(residency, self.clock, costs), False
+        if residency.home is not None:
+            recomputes = residency.home.recompute
+
+        def run(requests: Sequence[PrefillRequest]) -> list[bool]:
+            prefill.run(requests)
+            if recomputes:
+                for request in requests:
+                    remember(request)
+            return [True] * len(requests)
+
+        return run
 
     def _verifier(self) -> Verifier:
         found = self.case.verifier
@@ -198,12 +219,13 @@ def simulate(
     """
     bench = _Bench(case, clock or VirtualClock(), timeline)
     accounting = Accounting(bench.clock)
-    executor = TorchExecutor(bench.decoder, bench.verifier, accounting, bench.stalled_s, timeline)
-    loop = SearchLoop(
-        executor, make_schedule(case.schedule), ReplayStrategy(bench.script), _last, accounting
-    )
-    run = TreeRun(bench.script.search_tree())
-    loop.run([run])
+    writer = bench.writer
+    executor = PlainExecutor(writer, bench.verifier, accounting, bench.stalled_s, timeline)
+    strategy = ReplayStrategy(bench.script)
+    run = TreeRun(bench.script.search_tree(), strategy, _last, lambda tree: Random(0))
+    Engine(executor, make_schedule(case.schedule), accounting, bench.clock).run([run])
+    if run.error is not None:
+        raise run.error
     return _result(bench, run, accounting)
 
 

@@ -15,18 +15,11 @@ from typing import Any, Literal
 
 from beamwright.config import ScheduleSettings, SearchSettings
 from beamwright.errors import InputError
-from beamwright.protocols import (
-    DecodeWork,
-    Event,
-    ScheduleView,
-    StepDecoded,
-    StepScored,
-    Ticket,
-    Work,
-)
+from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepScored
 from beamwright.runtime.accounting import Accounting
-from beamwright.runtime.loop import SearchLoop, TreeRun
+from beamwright.runtime.engine import Engine
 from beamwright.runtime.simulation.replay import Step, StepTree
+from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
@@ -87,15 +80,10 @@ def grow(search: SyntheticSearch) -> StepTree:
     tree = SearchTree(0, (0,) * search.prompt_tokens, "")
     schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
     settings = _settings(search)
-    loop = SearchLoop(
-        _Chance(search),
-        schedule,
-        make_strategy(settings),
-        _last,
-        Accounting(),
-        rng=partial(round_rng, settings),
-    )
-    loop.run([TreeRun(tree)])
+    run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
+    Engine(_Chance(search), schedule, Accounting()).run([run])
+    if run.error is not None:
+        raise run.error
     return StepTree(0, search.prompt_tokens, tuple(map(_step, _decoded(tree))))
 
 
@@ -130,30 +118,33 @@ class _Chance:
     def __init__(self, search: SyntheticSearch) -> None:
         self._search = search
         self._random = random.Random(search.seed)
-        self._queue: list[Work] = []
+        self._nodes: list[Node] = []
+        self._unscored: list[Node] = []
+        self.running: frozenset[Node] = frozenset()
 
-    def submit(self, work: Work) -> Ticket:
-        self._queue.append(work)
-        return len(self._queue)
+    @property
+    def busy(self) -> bool:
+        return bool(self._nodes)
 
-    def cancel(self, ticket: Ticket) -> None:
-        raise AssertionError(f"nobody cancels {ticket} here")
+    def submit(self, plan: Plan) -> None:
+        self._nodes = [node for group in plan.groups for node in group]
+
+    def verify(self, nodes: Sequence[Node]) -> None:
+        self._unscored += nodes
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         return ScheduleView(beams)
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        """Nothing is under way."""
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is held."""
 
     def wait(self) -> list[Event]:
-        works, self._queue = self._queue, []
-        events: list[Event] = []
-        for work in works:
-            if isinstance(work, DecodeWork):
-                events += map(self._decode, work.beams)
-            else:
-                events += [StepScored(node, self._score(node)) for node in work.nodes]
-        return events
+        decoded, self._nodes = [self._decode(node) for node in self._nodes], []
+        scored, self._unscored = [StepScored(n, self._score(n)) for n in self._unscored], []
+        return [*decoded, *scored]
 
     def _decode(self, node: Node) -> StepDecoded:
         left = self._search.generate_tokens - (node.start - self._search.prompt_tokens)

@@ -11,11 +11,18 @@ from typing import Protocol
 
 import torch
 
+from beamwright.models import FixedBackend, TreeModel
+
 Step = Callable[[], None]
 
 
 class Replay(Protocol):
     """Runs steps, and brings what they found to the host without waiting for it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """A step is done when `run` returns, so that looking at its results costs no time."""
+        ...
 
     def run(self, key: Hashable, version: int, step: Step) -> None:
         """Run `step` once.
@@ -36,6 +43,8 @@ class Replay(Protocol):
 class EagerReplay:
     """Calls the step. The specification of the other, and all that a CPU needs."""
 
+    is_plain = True
+
     def run(self, key: Hashable, version: int, step: Step) -> None:
         """See `Replay`."""
         step()
@@ -55,6 +64,8 @@ class CudaGraphReplay:
     second is captured. Graphs share one pool: a step leaves its results in tensors from outside,
     so nothing in the pool outlives a replay, and replays follow one another on one stream.
     """
+
+    is_plain = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -114,3 +125,16 @@ class CudaGraphReplay:
         ):
             step()
         return graph
+
+
+def make_replay(graphs: str, model: TreeModel) -> Replay | None:
+    """How `--graphs` runs steps with this model; None: as plain calls.
+
+    Layer-wise streaming waits for a transfer inside a step, so it has none.
+    """
+    if graphs == "off" or model.store.streams_layers:
+        return None
+    device = model.decoder.device
+    if device.type == "cuda" and isinstance(model.backend, FixedBackend):
+        return CudaGraphReplay(device)
+    return EagerReplay() if graphs == "on" else None

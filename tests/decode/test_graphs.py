@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from beamwright.runtime.replay import CudaGraphReplay, EagerReplay
+from beamwright.decode.graphs import CudaGraphReplay, EagerReplay
 
 SHAPE, OTHER = ("8 rows",), ("16 rows",)
 

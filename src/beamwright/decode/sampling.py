@@ -158,15 +158,15 @@ class Sampler:
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
 
-    def stats(self, logits: torch.Tensor) -> dict[str, list[float]]:
-        """What was asked for of the untempered, unfiltered distribution: by name, a value per row.
+    def stats(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What was asked for of the untempered, unfiltered distribution: by name, [rows].
 
         logits: [rows, vocab]. Apart from `sample`, so that nobody's tokens depend on it.
         """
         if not self._stats:
             return {}
         found = in_tiles(self._tile_rows, self._compute_stats, logits)
-        return {name: values.tolist() for name, values in zip(self._stats, found, strict=True)}
+        return dict(zip(self._stats, found, strict=True))
 
     def _compute_stats(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logprobs = logits[:, : self._num_tokens].float().log_softmax(-1)

@@ -111,54 +111,13 @@ class StopWords:
         return codes
 
 
-class StopDetector:
-    """Stop reasons of a batch of rows, one token at a time.
+def stop_reason(code: int, limit: RowLimit) -> StopReason:
+    """What a code of `StopWords` means for a row with this limit.
 
     EOS comes first, then a limit that ends the path, then the delimiter, then step limits.
     """
-
-    def __init__(
-        self,
-        settings: StepSettings,
-        eos_ids: frozenset[int],
-        table: DelimiterTable | None,
-        limits: Sequence[RowLimit],
-        num_rows: int,
-        device: torch.device,
-    ) -> None:
-        self._words = StopWords(settings, eos_ids, table, device)
-        self._limits = list(limits)
-        spare = [2**62] * (num_rows - len(self._limits))
-        tokens = [limit.tokens for limit in self._limits] + spare
-        self.state = StopState(
-            matched=torch.zeros(num_rows, dtype=torch.long, device=device),
-            left=torch.tensor(tokens, dtype=torch.long, device=device),
-        )
-        self._rows = list(range(num_rows))
-
-    def feed(self, token_ids: torch.Tensor) -> dict[int, StopReason]:
-        """Stop reasons of the rows (of the present batch) that end with these tokens [rows]."""
-        return self.reasons(self._words.observe(token_ids, self.state).tolist())
-
-    def reasons(self, codes: Sequence[int]) -> dict[int, StopReason]:
-        """What the codes of `StopWords` mean, of the rows that stop."""
-        return {row: self._reason(row, code) for row, code in enumerate(codes) if code}
-
-    def _reason(self, row: int, code: int) -> StopReason:
-        if code & _EOS:
-            return StopReason.EOS
-        if code & _LIMIT:
-            reason = self._limits[self._rows[row]].reason
-            if reason.ends_path or not code & _DELIMITER:
-                return reason
-        return StopReason.DELIMITER
-
-    def most_tokens(self, rows: Sequence[int]) -> int:
-        """The longest step that any of these rows may have."""
-        return max(self._limits[self._rows[row]].tokens for row in rows)
-
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
-        index = torch.tensor(list(rows), device=self.state.left.device)
-        self.state = StopState(self.state.matched[index], self.state.left[index])
-        self._rows = [self._rows[row] for row in rows]
+    if code & _EOS:
+        return StopReason.EOS
+    if code & _LIMIT and (limit.reason.ends_path or not code & _DELIMITER):
+        return limit.reason
+    return StopReason.DELIMITER

@@ -1,19 +1,16 @@
-"""Bursts and replays: the same bits as token by token, whatever happens between bursts."""
+"""Plain and captured steps: the same bits, whatever happens between iterations."""
 
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
 
 from beamwright.config import ScheduleSettings
-from beamwright.models.session import DecodeSession
-from beamwright.runtime.bursts import make_replay
-from beamwright.runtime.replay import EagerReplay
+from beamwright.decode import RunningBatch
+from beamwright.decode.graphs import EagerReplay, make_replay
 from beamwright.search import STRATEGIES
 from declared import real_options
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
-from fakes import Grouping
 from tape import FixedAttention, HostReadError, put_on_tape
 
 FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 12, "max_tokens": 30}
@@ -21,16 +18,16 @@ LONG = {"delimiter": "Zq", "max_step_tokens": 75, "max_tokens": 160, "ignore_eos
 
 
 def facts(tree):
-    """Everything that a token-by-token decoder and bursts must agree on, bit for bit."""
+    """Everything that plain and captured steps must agree on, bit for bit."""
     return [(n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score) for n in tree.nodes()]
 
 
 def both(build, **options):
-    """(solution, facts) of the plain loop and of bursts."""
+    """(solution, facts) of plain steps and of steps that could be captured."""
     found = []
     for graphs in ("off", "on"):
         with build(graphs=graphs, **options) as solver:
-            assert (solver._decoder._bursts is not None) == (graphs == "on")
+            assert solver._batch._rows._stays == (graphs == "on")
             solution, tree = grow(solver)
             found.append((solution, facts(tree)))
     return found
@@ -77,24 +74,26 @@ def test_every_way_to_draw_and_to_end(make_solver, options):
 
 
 def test_what_is_drawn_after_the_end_is_dropped_and_counted(make_solver):
-    """A group learns of its end a token late, except where a limit says it beforehand."""
+    """A captured step learns of its end a token late, except where a limit says it beforehand."""
     found = []
     for graphs in ("off", "on"):
-        solver = make_solver(graphs=graphs, n=4, width=4, max_rounds=3)
-        solver.schedule = Grouping(1)
+        solver = make_solver(graphs=graphs, n=4, width=4, max_rounds=3, max_batch=1)
         found.append(grow(solver)[0])
-    assert found[0].tokens.overrun == 0
-    assert 0 < found[1].tokens.overrun <= found[1].kv.groups
+    assert found[0].tokens.overrun == found[1].tokens.overrun == 0, "nobody waits for others"
     fixed = {"step_tokens": 6, "ignore_eos": True, "max_rounds": 2, "n": 4}
     assert both(make_solver, **fixed)[1][0].tokens.overrun == 0
+    together = make_solver(n=8, width=4, max_rounds=3)
+    assert grow(together)[0].tokens.overrun > 0
 
 
 @pytest.mark.parametrize(("attention", "evict"), [("tree", "recompute"), ("dense", "host")])
 def test_beams_are_parked_and_moved_as_token_by_token(make_solver, monkeypatch, attention, evict):
-    """Same rows parked, same bytes over the link: bursts end where blocks begin."""
-    parked, real = [], DecodeSession._park
+    """Same rows preempted, same bytes over the link: iterations end alike."""
+    parked, real = [], RunningBatch._preempt
     monkeypatch.setattr(
-        DecodeSession, "_park", lambda self, row: (parked.append(row), real(self, row))
+        RunningBatch,
+        "_preempt",
+        lambda self, row: (parked.append((row.node.lineage, len(row.tokens))), real(self, row)),
     )
     dtype = "float64" if evict == "recompute" else "float32"
     build = partial(make_solver, attention=attention, dtype=dtype, evict=evict, **LONG)
@@ -111,22 +110,6 @@ def test_beams_are_parked_and_moved_as_token_by_token(make_solver, monkeypatch, 
     assert burst.kv.h2d_bytes == plain.kv.h2d_bytes
     assert burst.kv.d2h_bytes == plain.kv.d2h_bytes
     assert burst.kv.device_peak_bytes <= 15 * block
-
-
-def test_a_burst_after_a_compaction_ends_where_blocks_begin_too(make_solver, monkeypatch):
-    """Compaction may come at any token, and the host must be there at every 16th all the same."""
-    lengths, real = [], DecodeSession.prepare
-
-    def prepare(self):
-        lengths.append(self._tail.length)
-        real(self)
-
-    monkeypatch.setattr(DecodeSession, "prepare", prepare)
-    options = {"n": 32, "max_rounds": 1, "max_step_tokens": 60, "max_tokens": 60}
-    grow(make_solver(graphs="on", **options))
-    assert {length % 16 for length in lengths} > {0}
-    for start, end in pairwise(lengths):  # groups begin at 0
-        assert end <= (start // 16 + 1) * 16
 
 
 def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch):
@@ -209,7 +192,7 @@ def test_a_backend_that_counts_on_the_host_cannot_be_captured(make_solver, on_ta
 def test_a_host_read_in_a_step_is_found_out(make_solver, on_tape, monkeypatch):
     solver = make_solver(dtype="float64", graphs="on")
     on_tape(solver, FixedAttention(solver.generator.backend))
-    words, real = solver._decoder._bursts._words, solver._decoder._bursts._words.observe
+    words, real = solver._batch._rows._words, solver._batch._rows._words.observe
 
     def observe(token_ids, state):
         codes = real(token_ids, state)
@@ -222,33 +205,32 @@ def test_a_host_read_in_a_step_is_found_out(make_solver, on_tape, monkeypatch):
 
 def test_buffers_stay_where_they_are_until_they_grow(make_solver):
     solver = make_solver(graphs="on")
-    bursts = solver._decoder._bursts
+    rows = solver._batch._rows
     grow(solver)
-    moves, places = bursts.buffers.num_moves, {n: vars(b) for n, b in bursts._steps.items()}
+    moves, places = rows._session.num_moves, {n: vars(b) for n, b in rows._buffers.items()}
     before = {
         n: {k: v.data_ptr() for k, v in held.items() if isinstance(v, torch.Tensor)}
         for n, held in places.items()
     }
-    tail = bursts.buffers.tail._flat.data_ptr()
+    tail = rows._session._tails._flat.data_ptr()
     grow(solver)
-    assert bursts.buffers.num_moves == moves
-    assert bursts.buffers.tail._flat.data_ptr() == tail
-    for rows, held in before.items():
-        assert held == {k: getattr(bursts._steps[rows], k).data_ptr() for k in held}
+    assert rows._session.num_moves == moves
+    assert rows._session._tails._flat.data_ptr() == tail
+    for num_rows, held in before.items():
+        assert held == {k: getattr(rows._buffers[num_rows], k).data_ptr() for k in held}
     assert solver.generator.store.scratch.used_bytes > 0
-    bursts.release()
+    rows.release()
     assert solver.generator.store.scratch.used_bytes == 0
 
 
 # --- when ------------------------------------------------------------------------------------
 
 
-def test_when_bursts_are_used(make_solver):
+def test_when_steps_stay_in_place(make_solver):
     model = make_solver().generator
     assert ScheduleSettings().graphs == "auto"
     assert make_replay("auto", model) is None
     assert make_replay("off", model) is None
     assert isinstance(make_replay("on", model), EagerReplay)
     streamed = make_solver(schedule="layerwise", graphs="on", host_memory="8MiB")
-    assert streamed._decoder._bursts is None
-    assert make_solver(verifier="entropy", graphs="on")._decoder._bursts is None
+    assert make_replay("on", streamed.generator) is None

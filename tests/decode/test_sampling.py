@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.config import SamplingSettings
-from beamwright.runtime.sampling import (
+from beamwright.decode.sampling import (
     Sampler,
     gumbel_noise,
     lineage_key,
@@ -226,8 +226,9 @@ def test_rows_of_the_head_without_a_token_are_never_drawn():
 
 
 def stats_of(logits, num_tokens=None, names=("entropy", "confidence")):
-    found = num_tokens or logits.shape[-1]
-    return Sampler(SamplingSettings(), found, CPU, names).stats(logits)
+    found = Sampler(SamplingSettings(), num_tokens or logits.shape[-1], CPU, names).stats(logits)
+    assert all(values.shape == logits.shape[:1] for values in found.values())
+    return {name: values.tolist() for name, values in found.items()}
 
 
 def plain_stats(row, num_likeliest=20):
@@ -250,7 +251,8 @@ def test_statistics_are_those_of_the_whole_untempered_distribution(num_tokens, s
         assert pair == pytest.approx(plain_stats(row), rel=1e-5, abs=1e-5)
     assert min(found["confidence"]) >= math.log(min(20, num_tokens)) - 1e-5
     sampling = SamplingSettings(temperature=0.3, top_k=1)
-    assert Sampler(sampling, num_tokens, CPU, ["entropy"]).stats(logits) == {
+    alone = Sampler(sampling, num_tokens, CPU, ["entropy"]).stats(logits)
+    assert {name: values.tolist() for name, values in alone.items()} == {
         "entropy": found["entropy"]
     }
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from beamwright.models import TreeModel, device_memory
 
 
-class WorkingRoom:
+class WorkingMemory:
     """Rows that can be decoded together.
 
     free_bytes: asked before every plan; None where the machine does not say (a CPU).
@@ -25,7 +25,12 @@ class WorkingRoom:
         self._failed_at: int | None = None
 
     @classmethod
-    def of(cls, model: TreeModel) -> WorkingRoom:
+    def unknown(cls) -> WorkingMemory:
+        """Of a machine that does not say, and of a simulation."""
+        return cls(None, lambda step_tokens: 0)
+
+    @classmethod
+    def of(cls, model: TreeModel) -> WorkingMemory:
         """The room beside a model's KV."""
         shape, layout = model.decoder.shape, model.store.pool.layout
 

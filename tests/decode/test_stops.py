@@ -3,7 +3,14 @@ import torch
 
 import fakes
 from beamwright.config import StepSettings
-from beamwright.runtime.stops import DelimiterTable, RowLimit, StopDetector, row_limit
+from beamwright.decode.stops import (
+    DelimiterTable,
+    RowLimit,
+    StopState,
+    StopWords,
+    row_limit,
+    stop_reason,
+)
 from beamwright.tree import StopReason
 
 CPU = torch.device("cpu")
@@ -81,29 +88,41 @@ def test_the_table_agrees_with_searching_the_text(delimiter):
         assert found == expected, texts
 
 
-# --- detector --------------------------------------------------------------------------------
+# --- detection -------------------------------------------------------------------------------
 
 
-def detector(limits, num_rows=None, eos=(EOS,), **settings):
-    step = StepSettings(**settings)
-    table = DelimiterTable(step.delimiter.encode(), PIECES, CPU)
-    rows = num_rows or len(limits)
-    return StopDetector(step, frozenset(eos), table, limits, rows, CPU)
+class Rows:
+    """Rows whose tokens are observed together, with what the device and the host know of each."""
+
+    def __init__(self, limits, eos=(EOS,), **settings):
+        step = StepSettings(**settings)
+        table = DelimiterTable(step.delimiter.encode(), PIECES, CPU)
+        self.words = StopWords(step, frozenset(eos), table, CPU)
+        self.limits = limits
+        self.load([0] * len(limits), [limit.tokens for limit in limits])
+
+    def load(self, matched, left):
+        self.state = StopState(torch.tensor(matched), torch.tensor(left))
+
+    def feed(self, *pieces):
+        """Why rows stop with these tokens, by row."""
+        ids = torch.tensor([PIECES.index(p) if isinstance(p, bytes) else p for p in pieces])
+        codes = self.words.observe(ids, self.state)
+        assert (codes.dtype, codes.shape) == (torch.uint8, ids.shape)
+        return {
+            row: stop_reason(code, limit)
+            for row, (code, limit) in enumerate(zip(codes.tolist(), self.limits, strict=True))
+            if code
+        }
 
 
 FAR = RowLimit(1000, StopReason.STEP_LIMIT)
 
 
-def feed(stops, *pieces):
-    return stops.feed(
-        torch.tensor([PIECES.index(p) if isinstance(p, bytes) else p for p in pieces])
-    )
-
-
 def test_each_row_stops_for_its_own_reason():
     limits = [FAR, FAR, RowLimit(1, StopReason.CONTEXT_LIMIT), RowLimit(1, StopReason.PATH_LIMIT)]
     limits += [RowLimit(1, StopReason.STEP_LIMIT), FAR]
-    assert feed(detector(limits), b"\n\n", EOS, b"a", b"a", b"a", b"a") == {
+    assert Rows(limits).feed(b"\n\n", EOS, b"a", b"a", b"a", b"a") == {
         0: StopReason.DELIMITER,
         1: StopReason.EOS,
         2: StopReason.CONTEXT_LIMIT,
@@ -124,39 +143,56 @@ def test_each_row_stops_for_its_own_reason():
     ],
 )
 def test_precedence_where_two_reasons_coincide(limit, piece, reason):
-    assert feed(detector([RowLimit(1, limit)]), piece) == {0: reason}
+    assert Rows([RowLimit(1, limit)]).feed(piece) == {0: reason}
 
 
 def test_a_limit_counts_the_tokens_of_the_step():
-    stops = detector([RowLimit(3, StopReason.STEP_LIMIT), FAR])
-    assert [feed(stops, b"a", b"a") for _ in range(2)] == [{}, {}]
-    assert feed(stops, b"a", b"a") == {0: StopReason.STEP_LIMIT}
+    stops = Rows([RowLimit(3, StopReason.STEP_LIMIT), FAR])
+    assert [stops.feed(b"a", b"a") for _ in range(2)] == [{}, {}]
+    assert stops.feed(b"a", b"a") == {0: StopReason.STEP_LIMIT}
 
 
 def test_any_of_several_eos_ids_ends_a_path():
-    assert feed(detector([FAR, FAR, FAR], eos=(EOS, 4)), b"a", EOS, b"ab") == {
+    assert Rows([FAR, FAR, FAR], eos=(EOS, 4)).feed(b"a", EOS, b"ab") == {
         0: StopReason.EOS,
         1: StopReason.EOS,
     }
 
 
 def test_eos_can_be_ignored():
-    assert feed(detector([FAR], ignore_eos=True), EOS) == {}
+    assert Rows([FAR], ignore_eos=True).feed(EOS) == {}
 
 
 def test_fixed_steps_do_not_look_for_the_delimiter():
-    stops = detector([RowLimit(2, StopReason.STEP_LENGTH)], step_tokens=2)
-    assert feed(stops, b"\n\n") == {}
-    assert feed(stops, b"\n\n") == {0: StopReason.STEP_LENGTH}
+    stops = Rows([RowLimit(2, StopReason.STEP_LENGTH)], step_tokens=2)
+    assert stops.feed(b"\n\n") == {}
+    assert stops.feed(b"\n\n") == {0: StopReason.STEP_LENGTH}
 
 
 def test_rows_that_stay_keep_their_state_and_limits():
+    """In another batch, beside other rows: all of a row's state is two numbers."""
     limits = [FAR, RowLimit(3, StopReason.PATH_LIMIT), FAR, RowLimit(2, StopReason.STEP_LIMIT)]
-    stops = detector(limits, num_rows=8)
-    assert feed(stops, b"a", b"a", b"\n", b"a", *[b"a"] * 4) == {}
-    stops.keep_rows([2, 1, 7])
-    assert feed(stops, b"\n", b"\n", b"a") == {0: StopReason.DELIMITER}
-    assert feed(stops, b"a", b"a", b"a") == {1: StopReason.PATH_LIMIT}
+    stops = Rows(limits)
+    assert stops.feed(b"a", b"a", b"\n", b"a") == {}
+    matched, left = stops.state.matched.tolist(), stops.state.left.tolist()
+    assert (matched, left) == ([0, 0, 1, 0], [999, 2, 999, 1])
+    stops.limits = [limits[2], limits[1], FAR]
+    stops.load([matched[2], matched[1], 0], [left[2], left[1], FAR.tokens])
+    assert stops.feed(b"\n", b"\n", b"\n") == {0: StopReason.DELIMITER}
+    assert stops.feed(b"a", b"a", b"\n") == {1: StopReason.PATH_LIMIT, 2: StopReason.DELIMITER}
+
+
+def test_the_state_stays_in_place():
+    """A captured step holds its addresses."""
+    stops = Rows([FAR, FAR])
+    before = [(each, each.data_ptr()) for each in (stops.state.matched, stops.state.left)]
+    stops.feed(b"\n", b"a")
+    after = (stops.state.matched, stops.state.left)
+    assert all(
+        now is then and now.data_ptr() == place
+        for now, (then, place) in zip(after, before, strict=True)
+    )
+    assert [each.tolist() for each in after] == [[1, 0], [999, 999]]
 
 
 # --- limits ----------------------------------------------------------------------------------

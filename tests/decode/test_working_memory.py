@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from beamwright.decode.working_memory import WorkingMemory
 from beamwright.errors import DeviceMemoryError
 from beamwright.models import device_memory
 from beamwright.protocols import ScheduleView
-from beamwright.runtime.room import WorkingRoom
 from beamwright.schedule import make_schedule
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
 from fakes import new_tree
@@ -31,7 +31,7 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     assert solution.tokens.generated == expected.tokens.generated
     assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
     assert solution.kv.groups >= expected.kv.groups
-    assert solver._decoder.view(tuple(tree.candidates())).max_beams <= 8
+    assert solver._batch.view(tuple(tree.candidates())).max_beams <= 8
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -127,7 +127,7 @@ def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder,
 
 def test_groups_are_as_large_as_the_free_memory_allows():
     free = [1000]
-    room = WorkingRoom(lambda: free[0], lambda step_tokens: 10 * step_tokens)
+    room = WorkingMemory(lambda: free[0], lambda step_tokens: 10 * step_tokens)
     assert room.max_rows(10) == 10
     free[0] = 399  # somebody else has taken the rest
     assert room.max_rows(10) == 3
@@ -135,7 +135,7 @@ def test_groups_are_as_large_as_the_free_memory_allows():
     assert room.max_rows(1000) == 1
     room.failed(4)
     assert room.max_rows(10) == 2
-    assert WorkingRoom(None, lambda _: 1).max_rows(10) is None
+    assert WorkingMemory(None, lambda _: 1).max_rows(10) is None
 
 
 @pytest.mark.parametrize("name", ["in-gpu", "locality"])

@@ -1,22 +1,26 @@
 """The generator's KV of whole paths: a segment per node, and what is still owed before a step.
 
-Knows which tokens of a path have KV; no random draws, no stops.
+Knows which tokens of a path have KV; no tensors, no random draws, no stops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from beamwright.kv import Lease, Path, PathPart, Segment
-from beamwright.models import PrefillRequest, TreeModel
+from beamwright.kv import Lease, Path, PathPart, Residency, Segment
+from beamwright.models.prefill import PrefillRequest
 from beamwright.progress import Progress
-from beamwright.runtime.batch import Row
 from beamwright.tree import Node
 
+if TYPE_CHECKING:
+    from beamwright.decode.row import Row
+
 OWNER = "generator"
+
+Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
+"""Computes and stores the KV of these tokens; returns what each one's last token leads to."""
 
 
 @dataclass
@@ -25,19 +29,19 @@ class GeneratorState:
 
     The last token of a step is forwarded when the node is extended, so `hidden` is None until
     then and the segment is one token short of the node.
-    parked: the step so far, of a node that ran out of room.
+    row: the step so far, of a node that is being decoded or was preempted.
     """
 
     segment: Segment
-    hidden: torch.Tensor | None = None
-    parked: Row | None = None
+    hidden: Any = None
+    row: Row | None = None
 
 
 class Chains:
     """Completes the paths that lead to open nodes."""
 
-    def __init__(self, model: TreeModel, progress: Progress) -> None:
-        self._model, self._progress = model, progress
+    def __init__(self, residency: Residency, prefill: Prefill, progress: Progress) -> None:
+        self._residency, self._prefill, self._progress = residency, prefill, progress
 
     def complete(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
         """Forward what the beams' paths still owe: prompts and turns, and a step's last token.
@@ -49,25 +53,25 @@ class Chains:
             CapacityError: if the KV budget cannot hold them.
         """
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
-        for node in parents:
-            node.usage["generator_reused"] += node.end
         grown: list[Segment] = []
+        for node in parents:
+            if not is_complete(node):  # once, in however many batches its children are decoded
+                node.usage["generator_reused"] += node.end
         for level in _owing(parents):
             requests = [self._owed(node) for node in level]
             num_tokens = sum(len(request.token_ids) for request in requests)
             if num_tokens > len(requests):
                 self._progress.doing(f"prefill of {num_tokens:,} tokens")
             lease.add({request.segment: 1 for request in requests if not request.segment.length})
-            for node, hidden in zip(level, self._model.prefill(requests), strict=True):
-                # A copy: the last row must not keep a whole prompt's states alive.
-                node.handles[OWNER].hidden = hidden[-1:].clone()
+            for node, hidden in zip(level, self._prefill(requests), strict=True):
+                node.handles[OWNER].hidden = hidden
             grown += [request.segment for request in requests]
         return grown
 
     def _owed(self, node: Node) -> PrefillRequest:
         """What a node lacks; it has a segment afterwards."""
         if OWNER not in node.handles:
-            node.handles[OWNER] = GeneratorState(self._model.store.create(segment_name(node)))
+            node.handles[OWNER] = GeneratorState(self._residency.create(segment_name(node)))
         segment: Segment = node.handles[OWNER].segment
         tokens = node.token_ids[segment.length :]
         if len(tokens) > 1 or node.parent is None:
@@ -83,7 +87,7 @@ def _owing(parents: Iterable[Node]) -> list[list[Node]]:
     for parent in parents:
         chain: list[Node] = []
         node: Node | None = parent
-        while node is not None and node not in known and not _is_complete(node):
+        while node is not None and node not in known and not is_complete(node):
             chain.append(node)
             node = node.parent
         first = known[node] + 1 if node is not None and node in known else 0
@@ -95,17 +99,30 @@ def _owing(parents: Iterable[Node]) -> list[list[Node]]:
     return levels
 
 
-def _is_complete(node: Node) -> bool:
-    state = node.handles.get(OWNER)
+def is_complete(node: Node | None) -> bool:
+    """True if a node's last token is forwarded, so that children can begin."""
+    state = None if node is None else node.handles.get(OWNER)
     return state is not None and state.hidden is not None
 
 
-def last_hidden(node: Node | None) -> torch.Tensor:
-    """The hidden state that a node's children begin with; the node is complete."""
-    if node is None or not _is_complete(node):
+def is_broken(beam: Node) -> bool:
+    """True if a node above has all its KV and no hidden state: an error came in between.
+
+    To compute it again would change the last bits of float32.
+    """
+    for node in beam.path()[:-1]:
+        state: GeneratorState | None = node.handles.get(OWNER)
+        lost = state is not None and state.hidden is None
+        if lost and state is not None and state.segment.length == len(node.token_ids):
+            return True
+    return False
+
+
+def last_hidden(node: Node | None) -> Any:
+    """What a node's children begin with, see `GeneratorState`; the node is complete."""
+    if node is None or not is_complete(node):
         raise AssertionError(f"{node!r} is not complete")
-    hidden: torch.Tensor = node.handles[OWNER].hidden
-    return hidden
+    return node.handles[OWNER].hidden
 
 
 def path_to(node: Node | None) -> Path:

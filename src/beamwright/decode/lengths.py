@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beamwright.config import StepSettings
-from beamwright.runtime.stops import row_limit
+from beamwright.decode.stops import RowLimit, row_limit
 from beamwright.tree import Node
 
 _FIRST_GUESS = 32
@@ -23,9 +23,13 @@ class StepLengths:
         self._num_steps += 1
         self._num_tokens += num_tokens
 
+    def limit(self, node: Node) -> RowLimit:
+        """The most tokens that this node's step may have, and what stops it there."""
+        return row_limit(node, self._step, self._context)
+
     def expected(self, node: Node) -> int:
         """Tokens that this node's step is expected to have."""
-        most = row_limit(node, self._step, self._context).tokens
+        most = self.limit(node).tokens
         if self._step.step_tokens is not None:
             return most
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS

@@ -1,0 +1,36 @@
+"""How the running batch is filled, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How the running batch is filled.
+
+    slots: most rows at a time; None for as many as fit. grouped: groups of a plan are barriers.
+    reuse: what one group leaves on the device is there for the next. prefetch: what waits is
+    fetched while others are decoded.
+    """
+
+    slots: int | None = None
+    grouped: bool = False
+    reuse: bool = True
+    prefetch: bool = True
+
+
+@dataclass
+class BatchCounts:
+    """What the running batch did.
+
+    groups: how often it was filled from empty. iterations: of at most 16 tokens. row_tokens:
+    tokens of real rows. slot_tokens: of all rows that were computed, padding included.
+    preempted: rows that had to leave in the middle of their step.
+    """
+
+    groups: int = 0
+    iterations: int = 0
+    row_tokens: int = 0
+    slot_tokens: int = 0
+    preempted: int = 0

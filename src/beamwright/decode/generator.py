@@ -1,0 +1,58 @@
+"""The running batch of a generator model, put together from settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from beamwright.config import Settings
+from beamwright.decode.batching import Batching
+from beamwright.decode.graphs import make_replay
+from beamwright.decode.lengths import StepLengths
+from beamwright.decode.running import RunningBatch
+from beamwright.decode.tensor_rows import TensorRows
+from beamwright.decode.working_memory import WorkingMemory
+from beamwright.models import PrefillRequest, TextCodec, TreeModel
+from beamwright.progress import Progress
+
+
+def make_running_batch(
+    model: TreeModel,
+    codec: TextCodec | None,
+    settings: Settings,
+    *,
+    token_stats: Collection[str] = (),
+    grouped: bool = False,
+    progress: Progress | None = None,
+) -> RunningBatch:
+    """Rows on the model's device, at first none.
+
+    token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
+    grouped: rows begin together whatever the settings say.
+    """
+    schedule = settings.schedule
+    replay = make_replay(schedule.graphs, model)
+    rows = TensorRows(
+        model, codec, settings.sampling, settings.step, settings.search.seed, token_stats, replay
+    )
+
+    @torch.inference_mode()
+    def prefill(requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
+        # A copy: the last row must not keep a whole prompt's states alive.
+        return [hidden[-1:].clone() for hidden in model.prefill(requests)]
+
+    return RunningBatch(
+        rows,
+        model.store,
+        prefill,
+        StepLengths(settings.step, model.decoder.shape.context),
+        Batching(
+            schedule.max_batch,
+            grouped or schedule.batching == "grouped",
+            schedule.reuse,
+            schedule.prefetch,
+        ),
+        WorkingMemory.of(model),
+        progress,
+    )

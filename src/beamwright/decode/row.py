@@ -1,0 +1,139 @@
+"""A row: one beam's step while it is written. Knows no tensors and no batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from beamwright.decode.chains import OWNER, path_to
+from beamwright.decode.stops import RowLimit
+from beamwright.errors import NotFiniteError
+from beamwright.kv import Lease, PathPart, Segment, Source
+from beamwright.protocols import StepDecoded
+from beamwright.tree import Node, StopReason
+
+
+@dataclass(eq=False)
+class Row:
+    """A beam's step so far. The last token of `tokens` has no KV yet.
+
+    limit: the most tokens that the step may have. group: of the plan that it came with.
+    logprobs, stats: one value per token, as in `Node`.
+    error: why it cannot go on.
+    matched: bytes of the delimiter that the text ends with (`stops.StopState`).
+    lease: holds what the row reads and writes on the device while it is in the running batch.
+    """
+
+    node: Node
+    segment: Segment
+    limit: RowLimit
+    group: int = 0
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stats: dict[str, list[float]] = field(default_factory=dict)
+    matched: int = 0
+    stop: StopReason | None = None
+    error: NotFiniteError | None = None
+    lease: Lease = field(default_factory=lambda: Lease({}))
+
+    @property
+    def forwarded(self) -> int:
+        """Tokens of the step that have KV."""
+        return max(0, len(self.tokens) - 1)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the step may still get; at least one while it runs."""
+        return max(1, self.limit.tokens - len(self.tokens))
+
+    def needs(self) -> dict[Segment, int]:
+        """Device copies that it reads and writes: one of each segment."""
+        return {**{part.segment: 1 for part in path_to(self.node.parent)}, self.segment: 1}
+
+    def hold(self) -> None:
+        """Pin what it reads and writes; all of it is on the device."""
+        self.lease.add(self.needs())
+
+    def let_go(self) -> None:
+        """Unpin everything."""
+        self.lease.keep({})
+
+    def restart(self) -> None:
+        """Forget the step so far; what was decoded is lost."""
+        self.node.usage["overrun"] += len(self.tokens)
+        self.tokens, self.logprobs, self.stats, self.matched = [], [], {}, 0
+
+    def decoded(self, text: str) -> StepDecoded:
+        """The step, which is complete."""
+        assert self.stop is not None
+        stats = {name: tuple(values) for name, values in self.stats.items()}
+        return StepDecoded(
+            self.node, tuple(self.tokens), tuple(self.logprobs), self.stop, text, stats
+        )
+
+    def remember_source(self) -> None:
+        """Note in the segment what its KV was computed from."""
+        stored = tuple(self.tokens[: self.segment.length])
+        self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
+
+
+def parts_read(row: Row) -> tuple[PathPart, ...]:
+    """The segments that a row reads, its own step as far as it is stored included."""
+    own = (PathPart(row.segment, row.segment.length),) if row.segment.length else ()
+    return (*path_to(row.node.parent), *own)
+
+
+class Rows(Protocol):
+    """How the rows of the running batch are computed: with tensors, or on a virtual clock.
+
+    Batch order is the caller's: `admit` and `compact` get all rows that stay, in their order.
+    """
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are computed, those that have left and padding included."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are not free but kept for the next rows."""
+        ...
+
+    def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
+        """Take rows in; those that have no token yet draw their first, and may stop at once."""
+        ...
+
+    def compact(self, staying: Sequence[Row]) -> None:
+        """Go on with a smaller batch."""
+        ...
+
+    def most_tokens(self, running: Sequence[Row]) -> int:
+        """Tokens until a row's newest ones have to be read as stored ones."""
+        ...
+
+    def run(self, running: Sequence[Row], most: int, enough: int) -> int:
+        """An iteration: up to `most` tokens for every row, written to the rows; how many it were.
+
+        It ends one token after `enough` rows have stopped, or when all have.
+        """
+        ...
+
+    def store(self, tokens: Mapping[Row, int]) -> None:
+        """Append to each row's segment what is missing of so many tokens' KV."""
+        ...
+
+    def text(self, row: Row) -> str:
+        """The text of the path up to and with the row's step, from its reply's first token on."""
+        ...
+
+    def close(self) -> None:
+        """The batch is empty."""
+        ...
+
+    def release(self) -> None:
+        """Memory has run out: give back all that can be had again."""
+        ...
+
+
+__all__ = ["OWNER", "Row", "Rows", "parts_read"]

@@ -1,0 +1,439 @@
+"""RunningBatch: which rows are decoded now, which wait, and what of their KV is on the device.
+
+Rows are *admitted* when a slot is free and what they read fits; they are *retired* when their step
+is complete, and *preempted* when no block is left for them. All of it happens between iterations
+of at most 16 tokens, so that a row joins, leaves and comes back whenever there is reason to. With
+`grouped`, the groups of a plan are barriers: the next one is admitted when the batch is empty (LBS
+section 4). What a row writes depends on its own path alone, never on who is decoded beside it.
+
+Knows residency and nothing of tensors: engine and simulator run this very code, so equal searches
+move equal bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+
+from beamwright.decode.batching import BatchCounts, Batching
+from beamwright.decode.chains import (
+    OWNER,
+    Chains,
+    GeneratorState,
+    Prefill,
+    is_broken,
+    is_complete,
+    path_to,
+    segment_name,
+    segment_of,
+)
+from beamwright.decode.demand import DemandBuilder
+from beamwright.decode.lengths import StepLengths
+from beamwright.decode.row import Row, Rows, parts_read
+from beamwright.decode.working_memory import WorkingMemory
+from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
+from beamwright.kv import PathPart, Residency, Segment, copies_needed
+from beamwright.models.decoder import padded_rows
+from beamwright.models.device_memory import is_out_of_memory
+from beamwright.progress import Progress
+from beamwright.protocols import Event, Plan, ScheduleView, StepFailed
+from beamwright.tree import Node
+
+ITERATION_TOKENS = 16
+_COMPACT_BELOW = 0.75
+_REFILL_SHARE = 4
+
+
+class RunningBatch:
+    """See the module. Owns the `generator` handles.
+
+    lengths: how long steps may and will be. memory: for how many rows there is working memory.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        residency: Residency,
+        prefill: Prefill,
+        lengths: StepLengths,
+        batching: Batching,
+        memory: WorkingMemory | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._rows, self._residency, self._lengths = rows, residency, lengths
+        self.batching, self._memory = batching, memory or WorkingMemory.unknown()
+        self._demand = DemandBuilder(residency, segment_of, lengths.expected)
+        self._progress = progress or Progress()
+        self._chains = Chains(residency, prefill, self._progress)
+        self.running: list[Row] = []
+        self.counts = BatchCounts()
+        self._waiting: deque[tuple[Node, int]] = deque()
+        self._write_back = self._full = False
+        self._num_groups = 0
+        self._group: int | None = None
+        self._many_groups = False
+        self._most_rows: int | None = None
+        self._most_together: int | None = None
+        self._tried = 0
+
+    # --- what is to be decoded ---------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True if anything runs or waits."""
+        return bool(self.running or self._waiting)
+
+    @property
+    def running_nodes(self) -> frozenset[Node]:
+        """Nodes whose steps are under way."""
+        return frozenset(row.node for row in self.running)
+
+    @property
+    def num_groups(self) -> int:
+        """How often the batch was filled from empty, or with `grouped`, from the next group."""
+        return self.counts.groups
+
+    @property
+    def waiting(self) -> list[Node]:
+        """Nodes that wait, the next one first."""
+        return [node for node, _ in self._waiting]
+
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """What a schedule may know of these open nodes."""
+        demand = self._demand.build(beams) if self._residency.evicts else None
+        longest = max(map(self._lengths.expected, beams), default=1)
+        self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
+        return ScheduleView(beams, demand, self._most_rows)
+
+    def submit(self, plan: Plan) -> None:
+        """Replace what waits; running rows go on."""
+        running = {row.node for row in self.running}
+        self._waiting.clear()
+        for group in plan.groups:
+            self._num_groups += 1
+            self._waiting += [(node, self._num_groups) for node in group if node not in running]
+        self._many_groups = len(plan.groups) > 1
+        self._write_back, self._full = plan.write_back, False
+
+    def cancel(self, nodes: Iterable[Node]) -> None:
+        """Give these nodes' steps up, whether they run or wait, and free what they hold."""
+        gone = set(nodes)
+        self._waiting = deque(pair for pair in self._waiting if pair[0] not in gone)
+        self.release(gone)
+
+    def release(self, nodes: Iterable[Node]) -> None:
+        """Free the segments of these nodes; one that runs leaves."""
+        for node in nodes:
+            state: GeneratorState | None = node.handles.pop(OWNER, None)
+            if state is None:
+                continue
+            if state.row is not None:
+                state.row.let_go()
+                if state.row in self.running:
+                    self.running.remove(state.row)
+            self._residency.free(state.segment)
+        if not self.running:
+            self._rows.close()
+
+    def abort(self) -> None:
+        """Give up everything that runs or waits; whatever went wrong, nothing is held."""
+        self.cancel([*(row.node for row in self.running), *self.waiting])
+        self._rows.release()
+
+    # --- one iteration -----------------------------------------------------------------------
+
+    def iterate(self) -> list[Event]:
+        """Admit what fits, write up to 16 tokens of every row, retire what is complete.
+
+        A step that cannot be decoded whatever else leaves the device is a `StepFailed`.
+
+        Raises:
+            LinkError: if the link has failed.
+        """
+        events: list[Event] = []
+        try:
+            events += self._admit()
+            if self.running:
+                events += self._make_room_and_run()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            events += self._out_of_memory()
+        if not self.running:
+            self._rows.close()
+        return events
+
+    def _make_room_and_run(self) -> list[Event]:
+        if worth_compacting(len(self.running), self._rows.num_rows):
+            self._rows.compact(self.running)
+        most = min(ITERATION_TOKENS, self._rows.most_tokens(self.running))
+        most = min(most, max(row.tokens_left for row in self.running))
+        failed = self._reserve(most)
+        if self.running:
+            self._progress.doing(
+                f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
+            )
+            before = sum(len(row.tokens) for row in self.running)
+            num_rows, self._tried = self._rows.num_rows, len(self.running)
+            num_tokens = self._rows.run(self.running, most, self._enough())
+            self.counts.iterations += 1
+            self.counts.slot_tokens += num_tokens * num_rows
+            drawn = sum(len(row.tokens) for row in self.running) - before
+            self.counts.row_tokens += drawn
+            self._progress.wrote(drawn)
+        return failed + self._settle()
+
+    def _enough(self) -> int:
+        """Rows that have to stop for the iteration to end early."""
+        running, num_rows = len(self.running), self._rows.num_rows
+        if self._waiting and not self._full and not self.batching.grouped:
+            return max(1, running // _REFILL_SHARE)
+        left = bisect_left(range(running), 1, key=lambda n: int(not worth_compacting(n, num_rows)))
+        return running - max(0, left - 1)
+
+    def _settle(self) -> list[Event]:
+        """Store what is new, and retire rows whose step is complete."""
+        size, residency = self._residency.device.block_tokens, self._residency
+        done = [row for row in self.running if row.stop is not None or row.error is not None]
+        self.running = [row for row in self.running if row not in done]
+        kept = [row for row in done if row.stop is not None and not row.stop.ends_path]
+        stored = {row: row.forwarded // size * size for row in self.running}
+        self._rows.store({**stored, **{row: row.forwarded for row in kept}})
+        for row in kept:
+            residency.trim(row.segment)
+        if self._write_back:
+            residency.write_back((row.segment for row in self.running), sealed=False)
+            residency.write_back(row.segment for row in kept)
+        events: list[Event] = []
+        for row in done:
+            row.let_go()
+            if row.error is not None:
+                events.append(self._fail(row.node, row.error))
+                continue
+            if row not in kept:  # never extended, so nobody will read its KV
+                residency.clear(row.segment)
+            row.remember_source()
+            row.node.handles[OWNER] = GeneratorState(row.segment)
+            self._lengths.saw(len(row.tokens))
+            events.append(row.decoded(self._rows.text(row)))
+        self._full = self._full and not done and bool(self.running)
+        return events
+
+    # --- who joins ---------------------------------------------------------------------------
+
+    def _admit(self) -> list[Event]:
+        events: list[Event] = []
+        while joining := self._next_rows():
+            try:
+                self._join(joining)
+            except (CapacityError, DeviceMemoryError) as error:
+                broken = [node for node in self.waiting if is_broken(node)]
+                if broken:
+                    self._waiting = deque(pair for pair in self._waiting if pair[0] not in broken)
+                    events += [self._fail(node, error) for node in broken]
+                    continue
+                if self.running:  # somebody will leave
+                    break
+                if len(joining) > 1:
+                    self._most_together = len(joining) // 2
+                    continue
+                self._waiting.popleft()
+                events.append(self._fail(joining[0].node, self._at_least(error, joining[0])))
+                continue
+            for _ in joining:
+                self._waiting.popleft()
+            if any(row.stop is not None or row.error is not None for row in joining):
+                events += self._settle()
+        self._most_together = None
+        self._look_ahead()
+        return events
+
+    def _next_rows(self) -> list[Row]:
+        """The rows that join now: those in front that have slots and fit, one at least if none
+        runs."""
+        if not self._waiting or (self.running and (self.batching.grouped or self._full)):
+            return []
+        limits = [n for n in (self.batching.slots, self._most_rows) if n is not None]
+        free = min(limits, default=len(self._waiting) + len(self.running)) - len(self.running)
+        if self._most_together is not None:
+            free = min(free, self._most_together)
+        group = self._waiting[0][1]
+        if not self.running:
+            self._begin(group)
+        front = islice(self._waiting, max(0, free))
+        nodes = [node for node, each in front if each == group or not self.batching.grouped]
+        rows = [self._row(node, group) for node in nodes]
+        if rows and not self._fits(rows):
+            rows = rows[: bisect_left(range(1, len(rows) + 1), 1, key=self._too_many(rows))]
+            if not rows and not self.running:
+                rows = [self._row(nodes[0], group)]
+        return rows
+
+    def _too_many(self, rows: Sequence[Row]) -> Callable[[int], int]:
+        return lambda count: int(not self._fits(rows[:count]))
+
+    def _begin(self, group: int) -> None:
+        """The batch is filled from empty."""
+        if group == self._group:
+            return
+        self._group = group
+        self.counts.groups += 1
+        if not self.batching.reuse and self._many_groups:
+            self._residency.evict_all()
+
+    def _row(self, node: Node, group: int) -> Row:
+        """Where a node's step stands: at its start, or where it was preempted."""
+        state: GeneratorState | None = node.handles.get(OWNER)
+        if state is None:
+            segment = self._residency.create(segment_name(node))
+            state = GeneratorState(
+                segment, row=Row(node, segment, self._lengths.limit(node), group)
+            )
+            node.handles[OWNER] = state
+        assert state.row is not None
+        return state.row
+
+    def _fits(self, rows: Sequence[Row]) -> bool:
+        """Is there room for what these rows read, and for what their steps will write?"""
+        parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
+        grown = {row.segment: self._expected_tokens(row) for row in rows}
+        for parent in parents:
+            state: GeneratorState | None = parent.handles.get(OWNER)
+            if state is None:
+                grown[Segment()] = len(parent.token_ids)
+            elif state.segment.length < len(parent.token_ids):
+                grown[state.segment] = len(parent.token_ids)
+        needs = copies_needed(map(parts_read, rows), per_beam=self._residency.copies_per_beam)
+        return self._residency.fits(self._residency.beside_others(needs), grown)
+
+    def _expected_tokens(self, row: Row) -> int:
+        return max(self._lengths.expected(row.node), row.forwarded + 1)
+
+    def _join(self, rows: list[Row]) -> None:
+        residency = self._residency
+        per_beam = residency.copies_per_beam
+        held = residency.acquire(copies_needed(map(parts_read, rows), per_beam=per_beam))
+        try:
+            grown = self._chains.complete(self._to_complete(rows), held)
+            if self._write_back:
+                residency.write_back(grown)
+                residency.write_back(residency.dirty())
+            with suppress(CapacityError):  # block by block then; the last ones may be preempted
+                residency.reserve({row.segment: self._expected_tokens(row) for row in rows})
+            for row in rows:
+                row.hold()
+            self._tried = len(self.running) + len(rows)
+            before = sum(len(row.tokens) for row in rows)
+            self._rows.admit(self.running, rows)
+            self._progress.wrote(sum(len(row.tokens) for row in rows) - before)
+        except BaseException:
+            for row in rows:
+                row.let_go()
+            raise
+        finally:
+            held.keep({})
+        self.running += rows
+
+    def _to_complete(self, rows: Sequence[Row]) -> list[Node]:
+        """Nodes whose parents' last tokens are forwarded now: of all that wait, where there is room
+        for them all, since one large prefill costs less than several small ones."""
+        nodes = [row.node for row in rows]
+        if self.batching.grouped or len(rows) == len(self._waiting):
+            return nodes
+        if all(is_complete(node.parent) for node in nodes):
+            return nodes
+        everyone = [self._row(node, group) for node, group in self._waiting]
+        return self.waiting if self._fits(everyone) else nodes
+
+    def _look_ahead(self) -> None:
+        """Say what waits, in its order, and start to fetch what comes next."""
+        if not self._residency.evicts:
+            return
+        coming = self._coming()
+        self._residency.expect(coming)
+        if self.batching.prefetch and coming:
+            self._residency.prefetch(coming[0])
+
+    def _coming(self) -> list[dict[Segment, int]]:
+        """What later groups read; without barriers, as many rows at a time as run now."""
+        groups: dict[int, list[Node]] = {}
+        size = max(1, len(self.running))
+        for place, (node, group) in enumerate(self._waiting):
+            number = group if self.batching.grouped else place // size
+            groups.setdefault(number, []).append(node)
+        per_beam = self._residency.copies_per_beam
+        return [copies_needed(map(_parts, nodes), per_beam=per_beam) for nodes in groups.values()]
+
+    # --- who leaves --------------------------------------------------------------------------
+
+    def _reserve(self, most: int) -> list[Event]:
+        """Blocks for the tokens to come, at the cost of the rows that came last."""
+        while self.running:
+            wanted = {
+                row.segment: row.forwarded + min(most, row.tokens_left) for row in self.running
+            }
+            try:
+                self._residency.reserve(wanted)
+            except CapacityError as error:
+                last = self.running.pop()
+                if self.running and self._residency.evicts:
+                    self._preempt(last)
+                    continue
+                last.let_go()
+                return [self._fail(last.node, self._at_least(error, last)), *self._reserve(most)]
+            return []
+        return []
+
+    def _preempt(self, row: Row) -> None:
+        """Take a row out in the middle of its step; it goes on where it was."""
+        self._rows.store({row: row.forwarded})
+        self._residency.trim(row.segment)
+        row.remember_source()
+        row.let_go()
+        self._waiting.appendleft((row.node, row.group))
+        self._full = True
+        self.counts.preempted += 1
+
+    def _out_of_memory(self) -> list[Event]:
+        """Begin all running steps again, half as many at a time: same streams, same tree."""
+        rows, self.running = self.running, []
+        self._rows.release()
+        for row in reversed(rows):
+            row.restart()
+            row.let_go()
+            self._residency.clear(row.segment)
+            self._waiting.appendleft((row.node, row.group))
+        if self._tried <= 1:
+            node, _ = self._waiting.popleft()
+            return [self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))]
+        self._memory.failed(self._tried)
+        self._most_rows = self._tried // 2
+        return []
+
+    def _fail(self, node: Node, error: BeamwrightError) -> StepFailed:
+        self.release([node])
+        return StepFailed(node, error)
+
+    def _at_least(self, error: BeamwrightError, row: Row) -> BeamwrightError:
+        """The error, with the least budget that one row of this length needs, and a block more."""
+        if not isinstance(error, CapacityError):
+            return error
+        ledger = self._residency.device
+        steps = [len(above.token_ids) for above in row.node.path()[:-1]]
+        blocks = sum(map(ledger.blocks_for, [*steps, row.limit.tokens])) + 1
+        least = blocks * ledger.bytes_per_block
+        return error.at_least(least) if least > ledger.budget.total_bytes else error
+
+
+def _parts(node: Node) -> tuple[PathPart, ...]:
+    """What a waiting node reads."""
+    state: GeneratorState | None = node.handles.get(OWNER)
+    return path_to(node.parent) if state is None or state.row is None else parts_read(state.row)
+
+
+def worth_compacting(num_active: int, num_rows: int) -> bool:
+    """True if so many rows have stopped that a smaller batch pays for its making."""
+    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows

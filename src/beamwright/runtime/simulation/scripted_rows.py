@@ -1,0 +1,111 @@
+"""ScriptedRows: the rows of the running batch on a virtual clock; their steps are known beforehand.
+
+Everything else of an engine - who is admitted, preempted and retired, what is leased, stored and
+fetched - is `decode.RunningBatch` itself. Between two of its decisions nothing can happen, so the
+clock moves over an iteration in one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from beamwright.cost import Layout
+from beamwright.decode.row import Row
+from beamwright.kv import Segment
+from beamwright.models.decoder import padded_rows
+from beamwright.runtime.simulation.clock import VirtualClock
+from beamwright.runtime.simulation.costs import DeviceCosts
+from beamwright.runtime.simulation.replay import Script
+from beamwright.runtime.simulation.residency import SimulatedResidency
+
+
+class ScriptedRows:
+    """See `decode.Rows`. tail_tokens: see `protocols.AttentionBackend`."""
+
+    held_bytes = 0
+
+    def __init__(
+        self,
+        residency: SimulatedResidency,
+        clock: VirtualClock,
+        costs: DeviceCosts,
+        script: Script,
+        tail_tokens: int,
+    ) -> None:
+        self._residency, self._clock, self._costs = residency, clock, costs
+        self._script, self._tail_tokens = script, tail_tokens
+        self.num_rows = 0
+        self._read = self._seen = 0
+        self._batch: list[Row] = []
+
+    def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
+        """See `decode.Rows`."""
+        for row in joining:
+            if not row.tokens:
+                self._extend(row, 1)
+        self._arrange([*staying, *joining])
+        self._open()
+
+    def compact(self, staying: Sequence[Row]) -> None:
+        """See `decode.Rows`."""
+        self._arrange(staying)
+
+    def most_tokens(self, running: Sequence[Row]) -> int:
+        """See `decode.Rows`."""
+        return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
+
+    def run(self, running: Sequence[Row], most: int, enough: int) -> int:
+        """See `decode.Rows`."""
+        if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
+            self._open()
+        left = sorted(self._script.step(row.node).tokens - len(row.tokens) for row in running)
+        # Seen a token late, except where nobody goes on.
+        count = min(most, left[enough - 1] + 1, left[-1])
+        grow = len(self._batch)
+        own = sum(row.forwarded + 1 for row in self._batch)
+        read, seen = self._read + own, self._seen + own
+        self._clock.advance(self._costs.tokens(self.num_rows, read, seen, grow, count))
+        for row in running:
+            self._extend(row, count)
+        return count
+
+    def store(self, tokens: Mapping[Row, int]) -> None:
+        """See `decode.Rows`."""
+        missing = {row: n - row.segment.length for row, n in tokens.items()}
+        missing = {row: count for row, count in missing.items() if count > 0}
+        self._residency.append([row.segment for row in missing], list(missing.values()))
+
+    def text(self, row: Row) -> str:
+        """See `decode.Rows`. A script has none."""
+        del row
+        return ""
+
+    def close(self) -> None:
+        """See `decode.Rows`."""
+        self.num_rows, self._batch = 0, []
+
+    def release(self) -> None:
+        """See `decode.Rows`."""
+        self.close()
+
+    def _extend(self, row: Row, count: int) -> None:
+        """So many tokens, as far as the step goes."""
+        step = self._script.step(row.node)
+        row.tokens += [0] * min(count, step.tokens - len(row.tokens))
+        if len(row.tokens) == step.tokens:
+            row.stop = step.stop
+
+    def _arrange(self, rows: Sequence[Row]) -> None:
+        """The present batch, and the tokens of its paths: read, and seen."""
+        self._batch, self.num_rows = list(rows), padded_rows(len(rows))
+        self._seen = self._read = sum(row.node.start for row in rows)
+        if self._costs.layout is Layout.TREE:
+            shared: dict[Segment, None] = {}
+            for row in rows:
+                shared.update(dict.fromkeys(row.needs()))
+            own = {row.segment for row in rows}
+            self._read = sum(segment.length for segment in shared if segment not in own)
+
+    def _open(self) -> None:
+        own = sum(row.forwarded for row in self._batch)
+        self._clock.advance(self._costs.open_group(self.num_rows, self._read + own))

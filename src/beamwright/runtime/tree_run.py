@@ -1,0 +1,173 @@
+"""TreeRun: one tree in flight. Its rounds, what waits for whom, and what is measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from beamwright.errors import BeamwrightError
+from beamwright.protocols import (
+    Action,
+    Ask,
+    Complete,
+    Extend,
+    Finish,
+    Prune,
+    RoundCallback,
+    RoundReport,
+    Strategy,
+)
+from beamwright.runtime.limits import StopRule
+from beamwright.runtime.obeyed import decided
+from beamwright.tree import Node, NodeState, SearchTree, Turn
+
+Aggregate = Callable[[Sequence[float | None]], float | None]
+# Token ids of a turn behind an ended reply; None where it does not fit the context.
+RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
+
+
+@dataclass(eq=False)
+class TreeRun:
+    """One tree in flight, and what is measured of it.
+
+    strategy, aggregate, rng: how its rounds are decided; render_turn: for strategies that ask
+    again. on_round: hears of every round.
+    beams: the open steps that this round began with; open: those that are not decoded yet;
+    submitted: all are decoded and given to the verifier; unscored: those that it has not scored.
+    elapsed_s: seconds that earlier processes spent on a tree that is resumed.
+    started_s: when this process started with it, on the engine's clock; None until then.
+    finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
+    round_tokens: distinct path tokens that each round's beams extend (their KV is needed).
+    rule: what may stop the search early.
+    save: called when a round is scored and nothing is decided about it yet.
+    restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
+    cut: True if the deadline has passed in the middle of a round.
+    error: why the tree could not be finished.
+    """
+
+    tree: SearchTree
+    strategy: Strategy
+    aggregate: Aggregate
+    rng: Callable[[SearchTree], Random]
+    render_turn: RenderTurn = lambda node, turn: None
+    on_round: RoundCallback | None = None
+    open: dict[Node, None] = field(default_factory=dict)
+    unscored: dict[Node, None] = field(default_factory=dict)
+    submitted: bool = False
+    beams: tuple[Node, ...] = ()
+    elapsed_s: float = 0.0
+    started_s: float | None = None
+    ended_s: float = 0.0
+    finished_s: dict[Node, float] = field(default_factory=dict)
+    round_tokens: list[int] = field(default_factory=list)
+    rule: StopRule | None = None
+    save: Callable[[TreeRun, float], None] | None = None
+    restore: Callable[[Sequence[Node]], None] | None = None
+    cut: bool = False
+    error: BeamwrightError | None = None
+
+    def own_s(self, now: float) -> float:
+        """Seconds that this process has spent on the tree."""
+        return 0.0 if self.started_s is None else now - self.started_s
+
+    def total_s(self, now: float) -> float:
+        """Seconds that all processes have spent on the tree."""
+        return self.elapsed_s + self.own_s(now)
+
+    # --- a round -----------------------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """Its open nodes are this round's beams."""
+        self.beams = tuple(self.tree.open_nodes())
+        self.open, self.submitted = dict.fromkeys(self.beams), False
+        self.round_tokens.append(_distinct_tokens(self.beams))
+
+    def decoded(self) -> tuple[Node, ...]:
+        """This round's steps that can be scored, in the order of its beams."""
+        return tuple(n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers)
+
+    def overdue(self, now: float) -> bool:
+        """True if the deadline has passed and there is something to return.
+
+        A tree without any candidate goes on.
+        """
+        return (
+            not self.cut
+            and self.rule is not None
+            and self.rule.watches_clock
+            and self.rule.out_of_time(self.own_s(now))
+            and bool(self.open)
+            and bool(self.tree.candidates() or self.tree.finished())
+        )
+
+    def save_round(self, now: float) -> None:
+        """Half a round depends on when the deadline struck, and is no place to resume from."""
+        if self.save is not None and not self.cut:
+            self.save(self, self.total_s(now))
+
+    def decide(self, now: float) -> list[Action]:
+        """The strategy's actions, or the end of the search if something stops it."""
+        tree, rule = self.tree, self.rule
+        whole = not self.cut or (rule is not None and rule.paths_stand_alone)
+        actions = decided(self.strategy, tree, self.rng(tree)) if whole else []
+        ends = not self.cut and any(isinstance(action, Finish) for action in actions)
+        if rule is None or ends or tree.rounds == 0:
+            return actions
+        why = rule.why(tree, self.own_s(now), actions, cut=self.cut)
+        return actions if why is None else rule.ending(tree, why, actions)
+
+    def obey(self, action: Action) -> None:
+        """Do what the strategy says."""
+        tree = self.tree
+        match action:
+            case Extend(node, children, greedy):
+                if node.state is NodeState.CANDIDATE:
+                    tree.keep(node)
+                tree.expand(node, children, greedy=greedy)
+            case Ask(node, turn):
+                token_ids = self.render_turn(node, turn)
+                if token_ids is None:
+                    tree.finish(node)
+                else:
+                    tree.keep(node)
+                    tree.expand(tree.ask(node, turn, token_ids), 1)
+            case Prune(node):
+                tree.prune(node)
+            case Complete(node):
+                tree.finish(node)
+            case Finish(reason):
+                tree.done = True
+                tree.reason_fewer = reason
+
+    def note_ends(self, candidates: Sequence[Node], now: float) -> float:
+        """Count the seconds of what has been decided about these; returns those so far."""
+        total_s = self.total_s(now)
+        for node in candidates:
+            if node.state is NodeState.FINISHED:
+                self.finished_s[node] = total_s
+        if self.tree.done:
+            self.ended_s = total_s
+        return total_s
+
+    def report(self, candidates: tuple[Node, ...], elapsed_s: float) -> RoundReport:
+        """What became of these candidates."""
+
+        def in_state(state: NodeState) -> tuple[Node, ...]:
+            return tuple(node for node in candidates if node.state is state)
+
+        return RoundReport(
+            tree=self.tree,
+            round=self.tree.rounds,
+            candidates=candidates,
+            survivors=in_state(NodeState.KEPT),
+            pruned=in_state(NodeState.PRUNED),
+            finished=in_state(NodeState.FINISHED),
+            elapsed_s=elapsed_s,
+        )
+
+
+def _distinct_tokens(beams: Sequence[Node]) -> int:
+    """Tokens in the union of the beams' paths, the open steps left out."""
+    nodes = {ancestor for beam in beams if beam.parent for ancestor in beam.parent.path()}
+    return sum(len(node.token_ids) for node in nodes)
