@@ -16,14 +16,14 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.simulation import (
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     StepTree,
     SyntheticSearch,
     simulate,
 )
-from beamwright.runtime.simulation import grow as grow_tree
+from beamwright.simulator import grow as grow_tree
 from common import finish, say, table
 
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920

@@ -22,7 +22,7 @@ from beamwright.cost import Layout, ModelCosts, Roofline, Workload, tree_steps
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.simulation import (
+from beamwright.simulator import (
     ENGINES,
     FAIR,
     EngineCase,

@@ -17,7 +17,8 @@ from beamwright.hardware import HardwareProfile, find_profile
 from beamwright.memory import ModelBytes
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.simulation import (
+from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     SimulationResult,
@@ -27,8 +28,7 @@ from beamwright.runtime.simulation import (
     grow,
     simulate_if_fits,
 )
-from beamwright.runtime.simulation import simulate as run_simulation
-from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import simulate as run_simulation
 
 GIB, MIB = 2**30, 2**20
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920

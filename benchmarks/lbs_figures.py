@@ -25,7 +25,7 @@ from beamwright.cost import (
     locality_bytes,
     locality_printed_bytes,
 )
-from beamwright.runtime.simulation import SimulationResult
+from beamwright.simulator import SimulationResult
 from common import finish, say, table
 from lbs import (
     BASELINE,

@@ -20,15 +20,15 @@ from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.report.recorded import read_recorded, write_recorded
-from beamwright.runtime.simulation import RooflineCosts, Simulation, simulate
-from beamwright.runtime.simulation.calibrate import (
+from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import RooflineCosts, Simulation, simulate
+from beamwright.simulator.calibrate import (
     FittedCosts,
     LinkCosts,
     Measured,
     fit_costs,
     iteration_seconds,
 )
-from beamwright.runtime.timeline import Timeline
 from beamwright.units import parse_size
 from common import finish, say, table
 
@@ -232,7 +232,7 @@ def main() -> None:
 
 
 def _named(costs: FittedCosts) -> Any:
-    from beamwright.runtime.simulation.calibrate import KINDS
+    from beamwright.simulator.calibrate import KINDS
 
     return zip(KINDS, costs.seconds, strict=True)
 

@@ -18,14 +18,14 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.simulation import (
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     StepTree,
     SyntheticSearch,
     simulate,
 )
-from beamwright.runtime.simulation import grow as grow_tree
+from beamwright.simulator import grow as grow_tree
 from common import finish, say, table
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"

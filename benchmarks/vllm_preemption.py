@@ -20,14 +20,14 @@ from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.load import read_shape
-from beamwright.runtime.simulation import (
+from beamwright.schedule.engines import Request, VllmEngine, requests_by_round
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     SyntheticSearch,
     grow,
     simulate_if_fits,
 )
-from beamwright.schedule.engines import Request, VllmEngine, requests_by_round
 from common import RESULTS, finish, say, table
 from peer_models import model_folder
 from peer_vllm import VllmWorker

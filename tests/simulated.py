@@ -3,7 +3,7 @@
 from beamwright.cost import ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.runtime.simulation import SyntheticSearch, grow
+from beamwright.simulator import SyntheticSearch, grow
 
 GIB = 2**30
 CARD = find_profile("rtx-4090")

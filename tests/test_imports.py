@@ -37,6 +37,7 @@ LEVELS = (
     ("decode",),
     ("verify",),
     ("runtime",),
+    ("simulator",),
     (
         "solver",
         "assembly",

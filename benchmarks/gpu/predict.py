@@ -13,7 +13,7 @@ from beamwright.errors import InputError
 from beamwright.hardware import find_profile
 from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.simulation import SimulationResult
+from beamwright.simulator import SimulationResult
 from common import say
 from gpu.points import (
     PAPER_SPEEDUP,

@@ -19,7 +19,7 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import HardwareProfile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.report.recorded import RecordedTree, read_recorded, record_tree
-from beamwright.runtime.simulation import RooflineCosts, Simulation, simulate
+from beamwright.simulator import RooflineCosts, Simulation, simulate
 from beamwright.tree import SearchTree
 from gpu.context import Context, one_line
 from lbs import VARIANTS

@@ -2,7 +2,7 @@ import pytest
 
 from beamwright.cost import Spread, Workload, tree_steps
 from beamwright.cost.sampling import expected_search, sampled_searches
-from beamwright.runtime.simulation import SyntheticSearch, grow
+from beamwright.simulator import SyntheticSearch, grow
 
 
 def grown_peak(seed, work):

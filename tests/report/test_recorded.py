@@ -10,8 +10,8 @@ from beamwright.errors import InputError
 from beamwright.report import read_recorded, record_tree, write_recorded
 from beamwright.runtime import Accounting
 from beamwright.runtime.limits import StopRule
-from beamwright.runtime.simulation.replay import ReplayStrategy, Script
 from beamwright.search import make_strategy
+from beamwright.simulator.replay import ReplayStrategy, Script
 from beamwright.tree import NodeState, StopReason
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 from played import Loop, new_run

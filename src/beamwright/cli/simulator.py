@@ -11,7 +11,7 @@ from beamwright.errors import CapacityError
 if TYPE_CHECKING:
     from beamwright.cost import Layout, ModelCosts
     from beamwright.cost.model import Hardware
-    from beamwright.runtime.simulation import ReplayTree, StepTree
+    from beamwright.simulator import ReplayTree, StepTree
 
 
 def grow_tree(facts: Mapping[str, Any]) -> StepTree:
@@ -20,7 +20,7 @@ def grow_tree(facts: Mapping[str, Any]) -> StepTree:
     Raises:
         InputError: if they do not go together.
     """
-    from beamwright.runtime.simulation import SyntheticSearch, grow  # noqa: PLC0415
+    from beamwright.simulator import SyntheticSearch, grow  # noqa: PLC0415
 
     search = SyntheticSearch(
         num_beams=facts["n"],
@@ -49,7 +49,7 @@ def simulate_search(
 
     models, kv_bytes: of generator and verifier. settings: of `Simulation`.
     """
-    from beamwright.runtime.simulation import (  # noqa: PLC0415
+    from beamwright.simulator import (  # noqa: PLC0415
         RooflineCosts,
         Simulation,
         VerifierCase,
@@ -76,21 +76,21 @@ def simulate_search(
 
 def known_engines() -> tuple[str, ...]:
     """The names of all engines, bounds included."""
-    from beamwright.runtime.simulation import ENGINES  # noqa: PLC0415
+    from beamwright.simulator import ENGINES  # noqa: PLC0415
 
     return tuple(ENGINES)
 
 
 def fair_engines() -> tuple[str, ...]:
     """The names of the engines that exist."""
-    from beamwright.runtime.simulation import FAIR  # noqa: PLC0415
+    from beamwright.simulator import FAIR  # noqa: PLC0415
 
     return FAIR
 
 
 def has_host_tier(name: str) -> bool:
     """Whether this engine moves KV across the link."""
-    from beamwright.runtime.simulation import ENGINES  # noqa: PLC0415
+    from beamwright.simulator import ENGINES  # noqa: PLC0415
 
     return ENGINES[name].host_tier
 
@@ -99,7 +99,7 @@ def simulate_on_engine(
     name: str, tree: ReplayTree, model: ModelCosts, kv_bytes: int, hardware: Hardware
 ) -> dict[str, Any] | None:
     """One search on one engine, with both ways to read KV; None if it does not fit."""
-    from beamwright.runtime.simulation import EngineCase, simulate_engine  # noqa: PLC0415
+    from beamwright.simulator import EngineCase, simulate_engine  # noqa: PLC0415
 
     try:
         by_row, once = simulate_engine(EngineCase(tree, model, hardware, kv_bytes), name)

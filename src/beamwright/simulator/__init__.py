@@ -3,9 +3,9 @@
 Trees are recorded or made up, costs come from the roofline or from a fit to a real machine.
 """
 
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.costs import DeviceCosts, RooflineCosts
-from beamwright.runtime.simulation.engines import (
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import DeviceCosts, RooflineCosts
+from beamwright.simulator.engines import (
     ENGINES,
     FAIR,
     EngineCase,
@@ -13,16 +13,16 @@ from beamwright.runtime.simulation.engines import (
     EngineRules,
     simulate_engine,
 )
-from beamwright.runtime.simulation.link import VirtualLink
-from beamwright.runtime.simulation.replay import ReplayStrategy, ReplayTree, Script, Step, StepTree
-from beamwright.runtime.simulation.run import (
+from beamwright.simulator.link import VirtualLink
+from beamwright.simulator.replay import ReplayStrategy, ReplayTree, Script, Step, StepTree
+from beamwright.simulator.run import (
     Simulation,
     SimulationResult,
     simulate,
     simulate_if_fits,
 )
-from beamwright.runtime.simulation.synthetic import SyntheticSearch, grow
-from beamwright.runtime.simulation.verifier import VerifierCase
+from beamwright.simulator.synthetic import SyntheticSearch, grow
+from beamwright.simulator.verifier import VerifierCase
 
 __all__ = [
     "ENGINES",

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from beamwright.kv.link import Direction, Piece, SpanSink, Transfer, TransferState
-from beamwright.runtime.simulation.clock import VirtualClock
+from beamwright.simulator.clock import VirtualClock
 
 TransferSeconds = Callable[[int, int, Direction], float]
 """Seconds of a transfer of so many bytes in so many pieces."""

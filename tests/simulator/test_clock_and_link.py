@@ -2,8 +2,8 @@ import pytest
 
 from beamwright.kv import Direction, TransferState
 from beamwright.kv.link import Piece
-from beamwright.runtime.simulation import VirtualClock, VirtualLink
 from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import VirtualClock, VirtualLink
 
 
 def second_per_byte(num_bytes, num_pieces, direction):

@@ -21,22 +21,22 @@ from beamwright.protocols import Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.engine import Engine
 from beamwright.runtime.executor import PlainExecutor, StepWriter
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.costs import DeviceCosts
-from beamwright.runtime.simulation.layerwise import SimulatedLayerwise
-from beamwright.runtime.simulation.link import VirtualLink
-from beamwright.runtime.simulation.replay import (
+from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.tree_run import TreeRun
+from beamwright.schedule import make_schedule, schedule_row
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import DeviceCosts
+from beamwright.simulator.layerwise import SimulatedLayerwise
+from beamwright.simulator.link import VirtualLink
+from beamwright.simulator.replay import (
     ReplayStrategy,
     ReplayTree,
     ReplayVerifier,
     Script,
 )
-from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency, remember
-from beamwright.runtime.simulation.scripted_rows import ScriptedRows
-from beamwright.runtime.simulation.verifier import SimulatedVerifier, VerifierCase
-from beamwright.runtime.timeline import Timeline
-from beamwright.runtime.tree_run import TreeRun
-from beamwright.schedule import make_schedule, schedule_row
+from beamwright.simulator.residency import Prefill, SimulatedResidency, remember
+from beamwright.simulator.scripted_rows import ScriptedRows
+from beamwright.simulator.verifier import SimulatedVerifier, VerifierCase
 
 _BLOCK_TOKENS = 16
 _TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`

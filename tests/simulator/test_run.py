@@ -5,7 +5,8 @@ import pytest
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, LbsCase, Roofline, layerwise_bytes
 from beamwright.errors import CapacityError
-from beamwright.runtime.simulation import (
+from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     VirtualClock,
@@ -13,7 +14,6 @@ from beamwright.runtime.simulation import (
     simulate,
     simulate_if_fits,
 )
-from beamwright.runtime.timeline import Timeline
 from simulated import CARD, GIB, MODEL, SEARCH, TREE
 
 KV = 512 * 1024

@@ -17,10 +17,10 @@ from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.kv.budget import ByteBudget
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.costs import DeviceCosts
-from beamwright.runtime.simulation.link import VirtualLink
-from beamwright.runtime.simulation.replay import Script
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import DeviceCosts
+from beamwright.simulator.link import VirtualLink
+from beamwright.simulator.replay import Script
 from beamwright.tree import Node
 
 _NUM_BUFFERS = 2

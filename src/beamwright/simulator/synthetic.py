@@ -18,10 +18,10 @@ from beamwright.errors import InputError
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepScored
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.engine import Engine
-from beamwright.runtime.simulation.replay import Step, StepTree
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
+from beamwright.simulator.replay import Step, StepTree
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
 Survival = Literal["random", "score"]

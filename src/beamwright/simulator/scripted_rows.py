@@ -13,10 +13,10 @@ from beamwright.cost import Layout
 from beamwright.decode.row import Row
 from beamwright.kv import Segment
 from beamwright.models.decoder import padded_rows
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.costs import DeviceCosts
-from beamwright.runtime.simulation.replay import Script
-from beamwright.runtime.simulation.residency import SimulatedResidency
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import DeviceCosts
+from beamwright.simulator.replay import Script
+from beamwright.simulator.residency import SimulatedResidency
 
 
 class ScriptedRows:

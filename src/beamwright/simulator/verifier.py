@@ -13,9 +13,9 @@ from beamwright.cost import ModelCosts
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.kv import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest
-from beamwright.runtime.simulation.costs import DeviceCosts
-from beamwright.runtime.simulation.replay import Script
-from beamwright.runtime.simulation.residency import Prefill, SimulatedResidency, remember
+from beamwright.simulator.costs import DeviceCosts
+from beamwright.simulator.replay import Script
+from beamwright.simulator.residency import Prefill, SimulatedResidency, remember
 from beamwright.tree import Node
 
 _OWNER = "verifier"

@@ -8,7 +8,8 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import InputError
 from beamwright.hardware import find_profile
 from beamwright.kv import Direction
-from beamwright.runtime.simulation import (
+from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     SyntheticSearch,
@@ -16,7 +17,7 @@ from beamwright.runtime.simulation import (
     grow,
     simulate,
 )
-from beamwright.runtime.simulation.calibrate import (
+from beamwright.simulator.calibrate import (
     KINDS,
     FittedCosts,
     LinkCosts,
@@ -25,7 +26,6 @@ from beamwright.runtime.simulation.calibrate import (
     fit_costs,
     iteration_seconds,
 )
-from beamwright.runtime.timeline import Timeline
 
 MODEL = ModelCosts(4, 1000, 4000, 1024, 4, 16, 4)
 LINK = LinkCosts(bandwidth=1e6, fixed_s=0.5)

@@ -4,7 +4,7 @@ from statistics import mean
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.runtime.simulation import SyntheticSearch, grow
+from beamwright.simulator import SyntheticSearch, grow
 from beamwright.tree import NodeState, StopReason
 
 PAPER = SyntheticSearch(64, 2, 128, 1920, 32)

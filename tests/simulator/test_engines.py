@@ -3,7 +3,7 @@ import pytest
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout
 from beamwright.errors import CapacityError
-from beamwright.runtime.simulation import (
+from beamwright.simulator import (
     ENGINES,
     FAIR,
     EngineCase,

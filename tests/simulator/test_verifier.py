@@ -9,7 +9,8 @@ from beamwright.cost import Layout, ModelCosts, Roofline, Scorer, Workload, esti
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.runtime.simulation import (
+from beamwright.runtime.timeline import Timeline
+from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     SyntheticSearch,
@@ -18,7 +19,6 @@ from beamwright.runtime.simulation import (
     grow,
     simulate,
 )
-from beamwright.runtime.timeline import Timeline
 
 GIB = 2**30
 CARD = find_profile("rtx-4090")

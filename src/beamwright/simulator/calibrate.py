@@ -17,9 +17,9 @@ import numpy as np
 from beamwright.cost import Layout
 from beamwright.errors import InputError
 from beamwright.kv.link import Direction
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.run import Simulation, simulate
 from beamwright.runtime.timeline import Timeline
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.run import Simulation, simulate
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

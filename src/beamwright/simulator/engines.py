@@ -16,10 +16,6 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.cost.model import Hardware
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.costs import RooflineCosts
-from beamwright.runtime.simulation.link import VirtualLink
-from beamwright.runtime.simulation.replay import ReplayTree
 from beamwright.schedule.engines import (
     Engine,
     Foresight,
@@ -29,6 +25,10 @@ from beamwright.schedule.engines import (
     VllmEngine,
     requests_by_round,
 )
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import RooflineCosts
+from beamwright.simulator.link import VirtualLink
+from beamwright.simulator.replay import ReplayTree
 
 _BLOCK_TOKENS = 16
 

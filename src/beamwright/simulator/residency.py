@@ -15,9 +15,9 @@ from beamwright.models.prefill import (
     prefill_needs,
     recompute_levels,
 )
-from beamwright.runtime.simulation.clock import VirtualClock
-from beamwright.runtime.simulation.costs import DeviceCosts
 from beamwright.runtime.timeline import Timeline
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import DeviceCosts
 
 
 class SimulatedResidency(Residency):
