@@ -24,7 +24,7 @@ import torch
 
 from beamwright import Solution, Solver
 from beamwright.evaluate import Problem, load_problems
-from beamwright.report.checkpoint import read_checkpoint
+from beamwright.saved.checkpoint import read_checkpoint
 from common import finish, say, table
 
 _LOADED = "loaded"

@@ -19,8 +19,8 @@ import torch
 from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
-from beamwright.report.recorded import read_recorded, write_recorded
 from beamwright.runtime.timeline import Timeline
+from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright.simulator import RooflineCosts, Simulation, simulate
 from beamwright.simulator.calibrate import (
     FittedCosts,

@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: one thread, tiny random checkpoints, Triton's interpreter."""
+"""Fixtures that several rooms share: one thread, tiny checkpoints, a tree, Triton's interpreter."""
 
 import os
 from functools import partial
@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
+from beamwright.tree import StopReason
 
 torch.set_num_threads(1)
 
@@ -44,3 +45,22 @@ def verifier_folder(tmp_path_factory):
 def make_solver(generator_folder):
     """See `engines.tiny_solver`."""
     return partial(engines.tiny_solver, generator_folder)
+
+
+@pytest.fixture
+def searched():
+    """A tree of two rounds with every state in it: (tree, the chosen node)."""
+    tree = fakes.new_tree(num_prompt_tokens=5, text="What is 1+1?")
+    first, second, third = fakes.grow(tree, tree.root, ["Add them. ", "Guess. ", "Wait. "])
+    for node, score in ((first, 0.9), (second, 0.25), (third, None)):
+        node.score = node.step_score = score
+    tree.keep(first)
+    tree.prune(second)
+    tree.rounds = 1
+    done, cut, _ = tree.expand(first, 3)
+    fakes.add_step(tree, done, "The answer is 2.", (7, 8, 9), StopReason.EOS)
+    fakes.add_step(tree, cut, "So ", (7, 8), StopReason.STEP_LIMIT)
+    done.score, done.step_score, cut.score = 0.75, 0.5, float("-inf")
+    tree.finish(done)
+    tree.rounds = 2
+    return tree, done

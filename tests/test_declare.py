@@ -9,8 +9,8 @@ from beamwright.declare import STOPS, VERIFIERS, stop, verifier
 from beamwright.errors import InputError
 from beamwright.plugins import load_plugin
 from beamwright.registry import option, restored
-from beamwright.report.checkpoint import read_checkpoint
-from beamwright.report.resumed import resumed_settings
+from beamwright.saved.checkpoint import read_checkpoint
+from beamwright.saved.resumed import resumed_settings
 from beamwright.search import strategy
 from beamwright.search.best_of_n import BestOfN
 from beamwright.verify import resolve_verifier

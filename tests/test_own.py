@@ -11,8 +11,8 @@ from beamwright.identity import identity_of
 from beamwright.own import settle
 from beamwright.protocols import Complete, Extend, Finish
 from beamwright.registry import restored
-from beamwright.report.checkpoint import read_checkpoint
-from beamwright.report.resumed import resumed_settings
+from beamwright.saved.checkpoint import read_checkpoint
+from beamwright.saved.resumed import resumed_settings
 from beamwright.schedule import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
 from engines import PROBLEM

@@ -17,8 +17,8 @@ from beamwright.identity import identity_of
 from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.registry import Row, Table
-from beamwright.report.checkpoint import OWN
 from beamwright.runtime.limits import StopFunction
+from beamwright.saved.checkpoint import OWN
 from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults

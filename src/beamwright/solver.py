@@ -28,7 +28,6 @@ from beamwright.memory import advise
 from beamwright.own import settle
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
-from beamwright.report.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
 from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.limits import StopRule, check_stops, num_generated
@@ -38,6 +37,7 @@ from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.runtime.threads import threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
+from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.schedule import schedule_row
 from beamwright.search import SearchPolicy, round_rng
 from beamwright.solution import Solution

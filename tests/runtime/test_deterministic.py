@@ -11,8 +11,8 @@ from beamwright.models import decoder as decoder_module
 from beamwright.models.decoder import TILE_ROWS, Decoder, in_tiles
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.weights import random_weights
-from beamwright.report.checkpoint import tree_settings
 from beamwright.runtime.selftest import batches_are_exact
+from beamwright.saved.checkpoint import tree_settings
 from engines import exact_dtype, grow
 from fakes import Grouping
 

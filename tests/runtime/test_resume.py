@@ -14,7 +14,7 @@ import pytest
 
 import beamwright
 from beamwright.errors import CapacityError, InputError, Interrupted
-from beamwright.report.checkpoint import read_checkpoint
+from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.search import STRATEGIES
 from declared import real_options
 from engines import PROBLEM, assert_nothing_allocated, check_conservation

@@ -12,7 +12,7 @@ from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
 from beamwright.decode import RunningBatch
 from beamwright.hardware import find_profile
-from beamwright.report.recorded import read_recorded, write_recorded
+from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright.simulator import RooflineCosts, Simulation, simulate
 
 MODEL = "random:llama,layers=2,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=128,context=1024"

@@ -41,7 +41,7 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     Raises:
         InputError: if the file is no whole checkpoint, or of other settings.
     """
-    from beamwright.report.resumed import resumed_settings as resumed  # noqa: PLC0415
+    from beamwright.saved.resumed import resumed_settings as resumed  # noqa: PLC0415
 
     return resumed(file, given)
 
@@ -59,6 +59,7 @@ def write_views(
     """Write the files that `solve` was asked for."""
     from beamwright import report  # noqa: PLC0415
     from beamwright.runtime.timeline import NullTimeline  # noqa: PLC0415
+    from beamwright.saved.recorded import write_recorded  # noqa: PLC0415
 
     title = tree.root.problem_text or "synthetic prompt"
     found = timeline or NullTimeline()
@@ -69,7 +70,7 @@ def write_views(
         shown = report.ShownTree(tree, chosen)
         report.write_tree_page([shown], found, views.tree, title)
     if views.record_tree is not None:
-        report.write_recorded(tree, views.record_tree)
+        write_recorded(tree, views.record_tree)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

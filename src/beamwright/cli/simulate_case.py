@@ -11,7 +11,7 @@ from beamwright.cli import simulator
 from beamwright.cli.options import Invocation
 from beamwright.config import StepSettings
 from beamwright.errors import InputError
-from beamwright.report.recorded import RecordedTree, read_recorded
+from beamwright.saved.recorded import RecordedTree, read_recorded
 from beamwright.search import strategy_row
 
 _DEFAULT_STEP_TOKENS = 32

@@ -7,9 +7,9 @@ import pytest
 
 from beamwright.config import SearchSettings, StopSettings
 from beamwright.errors import InputError
-from beamwright.report import read_recorded, record_tree, write_recorded
 from beamwright.runtime import Accounting
 from beamwright.runtime.limits import StopRule
+from beamwright.saved.recorded import read_recorded, record_tree, write_recorded
 from beamwright.search import make_strategy
 from beamwright.simulator.replay import ReplayStrategy, Script
 from beamwright.tree import NodeState, StopReason

@@ -15,7 +15,7 @@ from beamwright.declare import VERIFIERS
 from beamwright.errors import InputError
 from beamwright.models.load import resolve_dtype
 from beamwright.registry import Table
-from beamwright.report.checkpoint import DECISIVE_SECTIONS, OWN, read_checkpoint, tree_settings
+from beamwright.saved.checkpoint import DECISIVE_SECTIONS, OWN, read_checkpoint, tree_settings
 from beamwright.search import STRATEGIES
 from beamwright.search.defaults import with_defaults
 

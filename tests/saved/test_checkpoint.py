@@ -8,7 +8,8 @@ import pytest
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.report.checkpoint import (
+from beamwright.runtime import Accounting
+from beamwright.saved.checkpoint import (
     VERSION,
     Checkpoint,
     CheckpointWriter,
@@ -16,7 +17,6 @@ from beamwright.report.checkpoint import (
     tree_settings,
     write_checkpoint,
 )
-from beamwright.runtime import Accounting
 from beamwright.tree import StopReason, tree_hash
 from fakes import add_step, grow, new_tree
 from played import new_run
