@@ -94,7 +94,9 @@ def put_on_tape(monkeypatch, solver, backend):
     """Gives a solver with `graphs="on"` this backend, and tapes; returns the `TapeReplay`."""
     rows, replay = solver._batch._rows, TapeReplay(monkeypatch)
     solver.generator.backend = backend
-    rows._session, rows.replay = DecodeSession(solver.generator, stays=True), replay
+    model = solver.generator
+    session = DecodeSession(model.decoder, model.store, model.backend, stays=True)
+    rows._session, rows.replay = session, replay
     return replay
 
 

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,33 @@ def test_rooms_import_only_from_rooms_below():
             if not (allowed or seam or sibling or own in (room, "__init__")):
                 upward.append(f"{path.relative_to(SRC)}:{line} imports {room}")
     assert not upward
+
+
+def module_name(path):
+    parts = path.relative_to(SRC.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def circle(graph):
+    """Modules that import each other, each the next one; empty if there are none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_files_import_each_other_not_even_for_types():
+    known = {module_name(path) for path in FILES}
+    graph = {}
+    for path in FILES:
+        named = [module for module, _, _ in imports(ast.parse(path.read_text()))]
+        parents = [module.rpartition(".")[0] for module in named]
+        pairs = zip(named, parents, strict=True)
+        found = {module if module in known else parent for module, parent in pairs}
+        graph[module_name(path)] = found & known
+    assert sum(map(len, graph.values())) > len(FILES)
+    assert not circle(graph)
 
 
 def test_seams_import_rooms_for_their_types_only():

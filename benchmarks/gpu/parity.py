@@ -160,7 +160,7 @@ def tree_logits(settings: ModelSettings) -> torch.Tensor:
     paths = [(*path, PathPart(parents[place], lengths[place])) for place in under]
     tokens = torch.randint(vocab, (_ROWS, _STEPS), generator=drawn)
     starts = _PROMPT + torch.tensor([lengths[place] for place in under])
-    session, present = DecodeSession(model), list[int]()
+    session, present = DecodeSession(model.decoder, model.store, model.backend), list[int]()
     found: list[list[torch.Tensor]] = [[] for _ in range(_ROWS)]
     for turn in range(_STEPS + _LATE):
         staying = [place for place, row in enumerate(present) if len(found[row]) < _STEPS]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from beamwright.config import MemorySettings, ModelSettings, SearchSettings, Settings
 
 if TYPE_CHECKING:
-    from beamwright.cli.views import Views
     from beamwright.cost import Storage
     from beamwright.memory import MemoryPlan, ModelBytes
     from beamwright.models import ModelShape
@@ -54,23 +53,29 @@ def make_timeline() -> Timeline:
 
 
 def write_views(
-    tree: SearchTree, solution: Solution | None, timeline: Timeline | None, views: Views
+    tree: SearchTree,
+    solution: Solution | None,
+    timeline: Timeline | None = None,
+    *,
+    trace: Path | None = None,
+    page: Path | None = None,
+    recording: Path | None = None,
 ) -> None:
-    """Write the files that `solve` was asked for."""
+    """Write the files that were asked for: of the timeline, of the tree, and its shape alone."""
     from beamwright import report  # noqa: PLC0415
     from beamwright.runtime.timeline import NullTimeline  # noqa: PLC0415
     from beamwright.saved.recorded import write_recorded  # noqa: PLC0415
 
     title = tree.root.problem_text or "synthetic prompt"
     found = timeline or NullTimeline()
-    if views.trace is not None:
-        report.write_trace(found, views.trace, title)
-    if views.tree is not None:
+    if trace is not None:
+        report.write_trace(found, trace, title)
+    if page is not None:
         chosen = None if solution is None else tree.node(solution.lineage)
         shown = report.ShownTree(tree, chosen)
-        report.write_tree_page([shown], found, views.tree, title)
-    if views.record_tree is not None:
-        write_recorded(tree, views.record_tree)
+        report.write_tree_page([shown], found, page, title)
+    if recording is not None:
+        write_recorded(tree, recording)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

@@ -55,7 +55,14 @@ class Views:
     def write(self, solution: Solution | None) -> None:
         """Write what was asked for."""
         if self._seen is not None:
-            engine.write_views(self._seen, solution, self._timeline, self)
+            engine.write_views(
+                self._seen,
+                solution,
+                self._timeline,
+                trace=self.trace,
+                page=self.tree,
+                recording=self.record_tree,
+            )
             if self.picture is not None:
                 write_picture(self._seen, solution, self.picture)
 
@@ -86,7 +93,7 @@ class TreePages:
                 continue
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                engine.write_views(outcome.tree, outcome, None, Views(tree=file))
+                engine.write_views(outcome.tree, outcome, page=file)
             except InputError as error:
                 self.failure = error
             except OSError as error:

@@ -1,7 +1,7 @@
 """What a cost needs to know of a model and of a machine. Knows no model class and no profile.
 
-`Shape` and `Hardware` are seams: the rooms that own model shapes and hardware profiles are not
-imported here; their objects fit by their attributes.
+`Hardware` is a seam: the room that owns hardware profiles is not imported here; its objects fit by
+their attributes.
 """
 
 from __future__ import annotations
@@ -9,23 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from beamwright.cost.shape import Shape
 from beamwright.cost.weights import Storage, conversion_bytes, weight_bytes
-
-
-class Shape(Protocol):
-    """The attributes of a model shape that costs are made of."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def num_parameters(self) -> int: ...
-    @property
-    def projections(self) -> tuple[tuple[int, int], ...]: ...
-    def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
 
 
 class Hardware(Protocol):

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 from math import prod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from beamwright.cost.model import Shape
+from beamwright.cost.shape import Shape
 
 INT4_GROUP = 64
 """Columns that share one scale and one zero point."""

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from beamwright.kv import Lease, Path, PathPart, Residency, Segment
+from beamwright.decode.paths import OWNER, path_to, segment_name
+from beamwright.decode.row import Row
+from beamwright.kv import Lease, Residency, Segment
 from beamwright.models.prefill import PrefillRequest
 from beamwright.progress import Progress
 from beamwright.tree import Node
-
-if TYPE_CHECKING:
-    from beamwright.decode.row import Row
-
-OWNER = "generator"
 
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 """Computes and stores the KV of these tokens; returns what each one's last token leads to."""
@@ -123,22 +120,3 @@ def last_hidden(node: Node | None) -> Any:
     if node is None or not is_complete(node):
         raise AssertionError(f"{node!r} is not complete")
     return node.handles[OWNER].hidden
-
-
-def path_to(node: Node | None) -> Path:
-    """The segments from the root to a node, itself included, as far as they hold anything."""
-    if node is None:
-        return ()
-    segments = (segment_of(each) for each in node.path())
-    return tuple(PathPart(s, s.length) for s in segments if s is not None and s.length)
-
-
-def segment_of(node: Node) -> Segment | None:
-    """A node's segment; None where nothing is stored yet."""
-    state: GeneratorState | None = node.handles.get(OWNER)
-    return None if state is None else state.segment
-
-
-def segment_name(node: Node) -> str:
-    """What a node's segment is called in timelines."""
-    return ".".join(map(str, node.lineage))

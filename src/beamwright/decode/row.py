@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from beamwright.decode.chains import OWNER, path_to
+from beamwright.decode.paths import path_to
 from beamwright.decode.stops import RowLimit
 from beamwright.errors import NotFiniteError
 from beamwright.kv import Lease, PathPart, Segment, Source
@@ -134,6 +134,3 @@ class Rows(Protocol):
     def release(self) -> None:
         """Memory has run out: give back all that can be had again."""
         ...
-
-
-__all__ = ["OWNER", "Row", "Rows", "parts_read"]

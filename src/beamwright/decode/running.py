@@ -19,19 +19,10 @@ from contextlib import suppress
 from itertools import islice
 
 from beamwright.decode.batching import BatchCounts, Batching
-from beamwright.decode.chains import (
-    OWNER,
-    Chains,
-    GeneratorState,
-    Prefill,
-    is_broken,
-    is_complete,
-    path_to,
-    segment_name,
-    segment_of,
-)
+from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken, is_complete
 from beamwright.decode.demand import DemandBuilder
 from beamwright.decode.lengths import StepLengths
+from beamwright.decode.paths import OWNER, path_to, segment_name, segment_of
 from beamwright.decode.row import Row, Rows, parts_read
 from beamwright.decode.working_memory import WorkingMemory
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError

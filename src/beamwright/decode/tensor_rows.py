@@ -15,8 +15,9 @@ from functools import partial
 import torch
 
 from beamwright.config import SamplingSettings, StepSettings
-from beamwright.decode.chains import last_hidden, path_to
+from beamwright.decode.chains import last_hidden
 from beamwright.decode.graphs import EagerReplay, Replay
+from beamwright.decode.paths import path_to
 from beamwright.decode.row import Row
 from beamwright.decode.running import ITERATION_TOKENS
 from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
@@ -104,7 +105,7 @@ class TensorRows:
         self._stats = sorted(token_stats)
         self.replay: Replay = replay or EagerReplay()
         self._stays = replay is not None
-        self._session = DecodeSession(model, stays=self._stays)
+        self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
 

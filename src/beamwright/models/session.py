@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from beamwright.kv import Path, RowTails, Segment, SegmentStore, TailBuffer, visible_path
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.protocols import AttentionBackend, DecodeView
-
-if TYPE_CHECKING:
-    from beamwright.models.tree_model import TreeModel
 
 
 class Workspace(Protocol):
@@ -64,18 +61,23 @@ class DecodeSession:
     stays: memory outlives the rows, at addresses that stay while `num_moves` does.
     """
 
-    def __init__(self, model: TreeModel, *, stays: bool = False) -> None:
-        self._decoder: Decoder = model.decoder
-        self._store, self._backend = model.store, model.backend
-        device = model.decoder.device
+    def __init__(
+        self,
+        decoder: Decoder,
+        store: SegmentStore,
+        backend: AttentionBackend,
+        *,
+        stays: bool = False,
+    ) -> None:
+        self._decoder, self._store, self._backend = decoder, store, backend
         self._tail: RowTails | TailBuffer | None = None
         self._tails: RowTails | None = None
-        if not model.store.streams_layers:
-            layout, scratch = model.store.pool.layout, model.store.scratch
-            tokens = model.backend.tail_tokens
-            self._tails = RowTails(layout, tokens, scratch, device, stays=stays)
-        fixed = model.backend if isinstance(model.backend, FixedBackend) else None
-        self._workspace = fixed.workspace(model.store) if fixed is not None else None
+        if not store.streams_layers:
+            layout, scratch = store.pool.layout, store.scratch
+            tokens = backend.tail_tokens
+            self._tails = RowTails(layout, tokens, scratch, decoder.device, stays=stays)
+        fixed = backend if isinstance(backend, FixedBackend) else None
+        self._workspace = fixed.workspace(store) if fixed is not None else None
         self._stays = stays
         self._view: Any = None
         self._rows: list[_Own | None] = []

@@ -168,7 +168,7 @@ class TreeModel:
 
         The segments may hold tokens of a row's step already. Whoever decodes holds what is read.
         """
-        session = DecodeSession(self, stays=stays)
+        session = DecodeSession(self.decoder, self.store, self.backend, stays=stays)
         session.arrange([], paths, segments)
         return session
 

@@ -13,7 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from beamwright.decode.chains import OWNER, GeneratorState, path_to, segment_name
+from beamwright.decode.chains import GeneratorState
+from beamwright.decode.paths import OWNER, path_to, segment_name
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState

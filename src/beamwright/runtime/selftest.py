@@ -147,7 +147,7 @@ class _Rows:
         model.prefill([PrefillRequest((), root, self._prompt, 0)])
         prompt = (PathPart(root, _PROMPT),)
         found = torch.zeros(self.num_rows, _STEPS, device=self._decoder.device)
-        session, present = DecodeSession(model), list[int]()
+        session, present = DecodeSession(model.decoder, model.store, model.backend), list[int]()
         num_drawn = dict.fromkeys(range(self.num_rows), 0)
         waiting = list(batches)
         while True:

@@ -1,7 +1,7 @@
 """Trees that are replayed: what every step of a search will be, told in advance.
 
-Knows lineage, counts, stops, states and scores. A recording (`report.RecordedTree`) fits by its
-attributes; `synthetic` makes others.
+Knows lineage, counts, stops, states and scores. A recording (`saved.recorded`'s
+`RecordedTree`) fits by its attributes; `synthetic` makes others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplayNode(Protocol):
 
 
 class ReplayTree(Protocol):
-    """A search that has ended; see `report.RecordedTree`."""
+    """A search that has ended; see `saved.recorded.RecordedTree`."""
 
     @property
     def problem_id(self) -> str | int: ...
