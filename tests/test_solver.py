@@ -481,3 +481,44 @@ def test_without_an_answer_the_last_step_stands(make_solver):
     assert solution.last_step
     assert solution.text.strip().endswith(solution.last_step)
     assert "no candidate states an answer" in solution.warnings[-1]
+
+
+# --- as they finish --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 8])
+def test_solutions_come_as_they_finish(make_solver, in_flight):
+    solver = make_solver(n=8)
+    alone = {i: solver.solve(problem, problem_id=i) for i, problem in PROBLEMS}
+    seen = []
+    for problem_id, solution in solver.solve_many(PROBLEMS, in_flight=in_flight):
+        assert solution.problem_id == problem_id
+        assert solution.tree_hash == alone[problem_id].tree_hash
+        assert solution.tokens.generated == alone[problem_id].tokens.generated
+        assert 0 < solution.time.total_s < 60
+        seen.append(problem_id)
+    assert sorted(seen) == [i for i, _ in PROBLEMS]
+    assert in_flight > 1 or seen == sorted(seen)
+    assert_nothing_allocated(solver)
+
+
+def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
+    solver = make_solver(n=8)
+    expected = solver.solve("1+1").tree_hash
+    stream = solver.solve_many(PROBLEMS, in_flight=2)
+    next(stream)
+    with pytest.raises(InputError, match="in the middle of a search"):
+        solver.solve("1+1")
+    stream.close()
+    assert_nothing_allocated(solver)
+    assert solver.solve("1+1").tree_hash == expected
+    with pytest.raises(InputError, match="in_flight must be at least 1"):
+        solver.solve_many(PROBLEMS, in_flight=0)
+
+
+def test_what_fails_in_a_stream_fails_alone(make_solver):
+    problems = [(0, "1+1"), (1, " \n"), (2, "2+2")]
+    solver = make_solver(n=4, width=2)
+    found = dict(solver.solve_many(problems, in_flight=2))
+    assert isinstance(found[1], InputError)
+    assert found[2].tree_hash == solver.solve("2+2", problem_id=2).tree_hash

@@ -69,13 +69,13 @@ def describe_best(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None
 
 
 def with_partial(
-    error: BeamwrightError | KeyboardInterrupt, runs: Sequence[TreeRun], facts: RunFacts
+    error: BeamwrightError | KeyboardInterrupt, found: Sequence[tuple[TreeRun, RunFacts]]
 ) -> BeamwrightError | Interrupted:
     """The error to raise for one that stopped a search, with what was finished before it."""
     stopped = error if isinstance(error, BeamwrightError) else Interrupted()
-    if len(runs) == 1:
+    if len(found) == 1:
         describe = describe_best if isinstance(stopped, Interrupted) else describe_finished
-        stopped.partial = describe(runs[0], facts, str(error) or "interrupted")
+        stopped.partial = describe(*found[0], str(error) or "interrupted")
     return stopped
 
 

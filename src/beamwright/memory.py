@@ -172,7 +172,7 @@ def advise(
     models: the generator and, where it has KV, the verifier. runs: of the trees that were searched.
     """
     if isinstance(error, CapacityError) and error.tier == DEVICE_TIER:
-        prompt_tokens = max(len(run.tree.root.token_ids) for run in runs)
+        prompt_tokens = max((len(run.tree.root.token_ids) for run in runs), default=0)
         error.hint = _advice(schedule, settings, plan, models, prompt_tokens)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Unpack
+from typing import Unpack, overload
 
 from beamwright import calls
 from beamwright.assembly import assemble
@@ -23,13 +24,14 @@ from beamwright.errors import (
     DeviceMemoryError,
     InputError,
     Interrupted,
+    LinkError,
 )
 from beamwright.memory import advise
 from beamwright.own import settle
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
-from beamwright.runtime.facts import RunFacts
+from beamwright.runtime.facts import Mark, RunFacts
 from beamwright.runtime.limits import StopRule, check_stops, num_generated
 from beamwright.runtime.obeyed import policy_name
 from beamwright.runtime.prompts import Prompts, with_system_prompt
@@ -178,16 +180,38 @@ class Solver:
             self.progress.doing("computing the KV of the saved tree again")
             return self._solve(run, on_round, checkpoint, accounting)
 
+    @overload
     def solve_many(
         self,
         problems: Iterable[calls.Problem],
         *,
+        in_flight: None = None,
         on_round: RoundCallback | None = None,
-    ) -> list[Solution | BeamwrightError]:
+    ) -> list[Solution | BeamwrightError]: ...
+
+    @overload
+    def solve_many(
+        self,
+        problems: Iterable[calls.Problem],
+        *,
+        in_flight: int,
+        on_round: RoundCallback | None = None,
+    ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]: ...
+
+    def solve_many(
+        self,
+        problems: Iterable[calls.Problem],
+        *,
+        in_flight: int | None = None,
+        on_round: RoundCallback | None = None,
+    ) -> list[Solution | BeamwrightError] | Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve several problems with their trees in flight together.
 
         problems: texts, whose ids are then their places from 0, or (id, text) pairs. Equal ids and
         seeds give equal trees, here and in `solve`.
+        in_flight: None for all at a time and a list in the order of the problems. With a number,
+        so many at a time, and an iterator over (id, solution) as they finish; the next problem
+        begins as soon as one has ended. Until it is exhausted or closed the solver is in use.
 
         A problem's own error stands in its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores
@@ -197,28 +221,48 @@ class Solver:
             InputError: if these are no problems.
         """
         pairs = calls.with_ids(problems)
+        calls.check_callback(on_round)
+        if in_flight is None:
+            with self._calls.turn():
+                found = dict(self._solve_pairs(pairs, max(1, len(pairs)), on_round))
+            return [found[place] for place in range(len(pairs))]
+        if in_flight < 1:
+            raise InputError(f"in_flight must be at least 1, got {in_flight}")
+        return self._as_they_finish(pairs, in_flight, on_round)
+
+    def _as_they_finish(
+        self,
+        pairs: Sequence[tuple[str | int, str]],
+        in_flight: int,
+        on_round: RoundCallback | None,
+    ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
         with self._calls.turn():
-            return self._solve_pairs(pairs, on_round)
+            for place, outcome in self._solve_pairs(pairs, in_flight, on_round):
+                yield pairs[place][0], outcome
 
     def _solve_pairs(
-        self, pairs: Sequence[tuple[str | int, str]], on_round: RoundCallback | None
-    ) -> list[Solution | BeamwrightError]:
-        found: dict[int, Solution | BeamwrightError] = {}
-        good: dict[int, SearchTree] = {}
+        self,
+        pairs: Sequence[tuple[str | int, str]],
+        in_flight: int,
+        on_round: RoundCallback | None,
+    ) -> Iterator[tuple[int, Solution | BeamwrightError]]:
+        """(place, outcome) as they finish; what did not fit beside others is tried alone."""
+        good: dict[TreeRun, int] = {}
         for place, pair in enumerate(pairs):
             try:
-                good[place] = self._prompts.tree(*pair)
+                good[self._begin(self._prompts.tree(*pair))] = place
             except InputError as error:
-                found[place] = error
-
-        runs = {place: self._begin(tree.bare()) for place, tree in good.items()}
-        together = self._run(list(runs.values()), on_round)
-        found.update(zip(runs, together, strict=True))
-        for place, outcome in found.items():
-            if isinstance(outcome, CapacityError | DeviceMemoryError) and len(runs) > 1:
-                alone = self._begin(good[place].bare())
-                (found[place],) = self._run([alone], on_round)
-        return [found[place] for place in range(len(pairs))]
+                yield place, error
+        alone: list[TreeRun] = []
+        for run, outcome in self._run(good, in_flight, on_round):
+            if isinstance(outcome, CapacityError | DeviceMemoryError) and len(good) > 1:
+                alone.append(run)
+            else:
+                yield good[run], outcome
+        for run in alone:
+            again = self._begin(run.tree.bare())
+            for _, outcome in self._run([again], 1, on_round):
+                yield good[run], outcome
 
     def _stop_rule(self) -> StopRule:
         return StopRule(self.settings.stop, self.settings.search, self._own.stops)
@@ -248,8 +292,16 @@ class Solver:
         checkpoint: str | os.PathLike[str] | None = None,
         accounting: Accounting | None = None,
     ) -> Solution:
-        """Run one tree; raises its error."""
-        (outcome,) = self._run([run], on_round, checkpoint, accounting)
+        """Run one tree; raises its error.
+
+        accounting: what earlier processes measured of it.
+        """
+        calls.check_callback(on_round)
+        accounting = accounting or Accounting()
+        if checkpoint is not None:
+            file = calls.as_path(checkpoint, "checkpoint")
+            run.save = CheckpointWriter(file, self._decisive, accounting)
+        ((_, outcome),) = self._run([run], 1, on_round, accounting)
         if isinstance(outcome, BeamwrightError):
             raise outcome
         return outcome
@@ -267,76 +319,90 @@ class Solver:
 
     def _run(
         self,
-        runs: Sequence[TreeRun],
+        runs: Iterable[TreeRun],
+        in_flight: int,
         on_round: RoundCallback | None,
-        checkpoint: str | os.PathLike[str] | None = None,
         accounting: Accounting | None = None,
-    ) -> list[Solution | BeamwrightError]:
-        """Run these trees to their end; a tree's own error stands in its place.
+    ) -> Iterator[tuple[TreeRun, Solution | BeamwrightError]]:
+        """Run these trees to their end, so many at a time; a tree's own error is its outcome.
 
-        checkpoint: of a tree that runs alone. accounting: what earlier processes measured of it.
+        accounting: what earlier processes measured of a tree that runs alone.
         """
-        calls.check_callback(on_round)
         accounting = accounting or Accounting()
         for model in self._tree_models:
             model.store.reset_peaks()
-        before = Traffic.now(self._tier, self._tree_models)
         stall = partial(stalled_s, self._tree_models)
         executor = PlainExecutor(
             self._batch, self.verifier, accounting, stall, self.timeline, self.progress
         )
         engine = Engine(executor, self.schedule, accounting)
-        for run in runs:
-            run.on_round = on_round
-        if checkpoint is not None:
-            file = calls.as_path(checkpoint, "checkpoint")
-            runs[0].save = CheckpointWriter(file, self._decisive, accounting)
-        start = time.perf_counter()
-
-        def facts() -> RunFacts:
-            after = Traffic.now(self._tier, self._tree_models)
-            return RunFacts.of(
-                self._tree_models,
-                has_host=self._tier is not None,
-                device_budget_bytes=self._plan.kv_bytes,
-                generator_budget_bytes=self._plan.generator_kv_bytes,
-                h2d_bytes=after.h2d_bytes - before.h2d_bytes,
-                d2h_bytes=after.d2h_bytes - before.d2h_bytes,
-                settings=self.settings,
-                accounting=accounting,
-                total_s=time.perf_counter() - start + sum(run.elapsed_s for run in runs),
-                total_generated=sum(num_generated(run.tree) for run in runs),
-                exact=self.exact,
-                schedule=policy_name(self.schedule),
-            )
-
+        waiting, marks = deque(runs), dict[TreeRun, Mark]()
         try:
-            with self.threads.in_use():
-                engine.run(runs)
+            while waiting or engine.num_live:
+                with self.threads.in_use():
+                    ended: list[TreeRun] = []
+                    while waiting and engine.num_live < in_flight and not ended:
+                        run = waiting.popleft()
+                        run.on_round = on_round
+                        marks[run] = self._mark(accounting, fresh=len(marks) == 0)
+                        ended += engine.admit(run)
+                    ended = ended or engine.step()
+                for run in ended:
+                    facts = self._facts(run, marks.pop(run), accounting)
+                    failed = run.error is not None
+                    yield run, self._failed(run, facts) if failed else describe(run, facts)
         except (BeamwrightError, KeyboardInterrupt) as error:
-            stopped = self._stopped(error, runs, facts())
+            found = [(run, self._facts(run, mark, accounting)) for run, mark in marks.items()]
+            engine.abort()
+            stopped = self._stopped(error, found)
             if stopped is error:
                 raise
             raise stopped from error
-        except BaseException:
-            self._batch.abort()
-            raise
-        found = facts()
-        return [
-            describe(run, found) if run.error is None else self._failed(run, found) for run in runs
-        ]
+        finally:
+            engine.abort()
+            if engine.num_live or marks:
+                self._batch.abort()
+
+    def _mark(self, accounting: Accounting, *, fresh: bool) -> Mark:
+        """Where all counters stand. fresh: what was measured before belongs to this tree."""
+        traffic = Traffic.now(self._tier, self._tree_models)
+        seconds = {} if fresh else dict(accounting.seconds)
+        groups = 0 if fresh else accounting.num_groups
+        tokens = self._batch.counts.row_tokens
+        now_s, h2d, d2h = time.perf_counter(), traffic.h2d_bytes, traffic.d2h_bytes
+        return Mark(now_s, h2d, d2h, seconds, groups, tokens)
+
+    def _facts(self, run: TreeRun, since: Mark, accounting: Accounting) -> RunFacts:
+        """What was measured while a tree was in flight."""
+        after = Traffic.now(self._tier, self._tree_models)
+        drawn = self._batch.counts.row_tokens - since.tokens
+        return RunFacts.of(
+            self._tree_models,
+            has_host=self._tier is not None,
+            device_budget_bytes=self._plan.kv_bytes,
+            generator_budget_bytes=self._plan.generator_kv_bytes,
+            h2d_bytes=after.h2d_bytes - since.h2d_bytes,
+            d2h_bytes=after.d2h_bytes - since.d2h_bytes,
+            settings=self.settings,
+            accounting=accounting.since(since.seconds, since.num_groups),
+            total_s=time.perf_counter() - since.time_s + run.elapsed_s,
+            total_generated=max(num_generated(run.tree), drawn),
+            exact=self.exact,
+            schedule=policy_name(self.schedule),
+        )
 
     def _failed(self, run: TreeRun, facts: RunFacts) -> BeamwrightError:
         """The error of a tree that could not be finished, with what was."""
         assert run.error is not None
-        self._stopped(run.error, [run], facts)
+        self._stopped(run.error, [(run, facts)])
         return run.error
 
     def _stopped(
-        self, error: BeamwrightError | KeyboardInterrupt, runs: Sequence[TreeRun], facts: RunFacts
+        self, error: BeamwrightError | KeyboardInterrupt, found: Sequence[tuple[TreeRun, RunFacts]]
     ) -> BeamwrightError | Interrupted:
         """What is raised for an error that ended these trees."""
-        self._batch.abort()
+        runs = [run for run, _ in found]
         advise(error, self.schedule.name, self.settings, self._plan, self._tree_models, runs)
-        self._stop_copiers()  # one that died starts afresh with the next problem
-        return with_partial(error, runs, facts)
+        if isinstance(error, LinkError):
+            self._stop_copiers()  # one that died starts afresh with the next problem
+        return with_partial(error, found)

@@ -319,7 +319,10 @@ class RunningBatch:
             self._tried = len(self.running) + len(rows)
             before = sum(len(row.tokens) for row in rows)
             self._rows.admit(self.running, rows)
-            self._progress.wrote(sum(len(row.tokens) for row in rows) - before)
+            drawn = sum(len(row.tokens) for row in rows) - before
+            self.counts.row_tokens += drawn
+            self.counts.slot_tokens += drawn
+            self._progress.wrote(drawn)
         except BaseException:
             for row in rows:
                 row.let_go()

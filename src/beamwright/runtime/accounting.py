@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -19,6 +19,14 @@ class Accounting:
         self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
         self.num_groups = 0
+
+    def since(self, seconds: Mapping[str, float], num_groups: int) -> Accounting:
+        """What has been added to these."""
+        added = Accounting(self._clock)
+        for name, total in self.seconds.items():
+            added.seconds[name] = total - seconds.get(name, 0.0)
+        added.num_groups = self.num_groups - num_groups
+        return added
 
     def stalled(self, phase: str, seconds: float) -> None:
         """So much of a phase was a wait for transfers: it counts as "stall" instead."""

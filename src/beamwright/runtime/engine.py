@@ -56,8 +56,8 @@ class Engine:
         finally:
             self.abort()
 
-    def admit(self, run: TreeRun) -> None:
-        """Take a tree in: decide what it begins, or goes on, with."""
+    def admit(self, run: TreeRun) -> list[TreeRun]:
+        """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
         run.started_s = self._clock()
         self._live[run.tree.root] = run
         if run.tree.rounds == 0:
@@ -66,6 +66,7 @@ class Engine:
         if run.restore is not None and not run.tree.done and run.tree.rounds > 0:
             with self._fails_alone(run):
                 run.restore([node for node in run.tree.held if node.state is not NodeState.OPEN])
+        return [run] if run.tree.done else []
 
     def cancel(self, run: TreeRun) -> None:
         """Give a tree up; its KV is freed at once."""

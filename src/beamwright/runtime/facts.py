@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from beamwright.config import Settings
 from beamwright.models import TreeModel
 from beamwright.runtime.accounting import Accounting
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where all counters stood when a tree was admitted.
+
+    tokens: that had been drawn for all trees.
+    """
+
+    time_s: float
+    h2d_bytes: int
+    d2h_bytes: int
+    seconds: Mapping[str, float]
+    num_groups: int
+    tokens: int
 
 
 @dataclass(frozen=True)
