@@ -127,10 +127,10 @@ def records_of(config: Config, args: argparse.Namespace, checker: AnswerChecker)
 
     solver: list[Solver] = []
 
-    def solve_many(batch: Any) -> Any:
+    def solve_many(problems: Any, *, in_flight: int) -> Any:
         if not solver:  # a finished run needs no models
             solver.append(Solver(settings))
-        return solver[0].solve_many(batch)
+        return solver[0].solve_many(problems, in_flight=in_flight)
 
     run(problems, solve_many, settings, RunOptions(out, args.in_flight, keep), checker)
     return [records[problem.unique_id] for problem in problems.problems]

@@ -109,8 +109,9 @@ class FakeSolver:
     def synthetic(self, num_prompt_tokens, *, on_round=None):
         return self._answer(num_prompt_tokens, on_round)
 
-    def solve_many(self, problems, *, on_round=None):
-        return [self._answer(each, on_round) for each in problems]
+    def solve_many(self, problems, *, in_flight, on_round=None):
+        for each in problems:
+            yield each[0], self._answer(each, on_round)
 
 
 @pytest.fixture

@@ -95,14 +95,15 @@ def test_eval_is_the_same_in_any_batches_and_records_bad_problems(cli, small, tm
     problems = ["How many?", "How many?", "long " * 100, "How much?"]
     dataset.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
     hashes = []
-    for in_flight in (1, 4):
+    for in_flight in (1, 4, "auto"):
         out = tmp_path / f"out{in_flight}"
         report = cli("eval", dataset, *small, "--json", "--out", out, "--in-flight", in_flight).json
         assert (report["problems"], report["errors"]) == (4, 1)
         lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+        lines.sort(key=lambda line: line["unique_id"])  # they come as they finish
         assert "context" in lines[2]["error"]
         hashes.append([line["tree_hash"] for line in lines])
-    assert hashes[0] == hashes[1]
+    assert hashes[0] == hashes[1] == hashes[2]
     assert hashes[0][0] != hashes[0][1]  # equal texts are two problems with draws of their own
 
 

@@ -302,13 +302,13 @@ def test_the_table_says_how_many_were_judged(cli, fake, dataset):
 
 
 def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_path):
-    real, fake_answer = fake.solve_many, []
+    real = fake.solve_many
 
-    def interrupted(problems, *, on_round=None):
-        fake_answer.append(problems)
-        if len(fake_answer) == 3:
-            raise KeyboardInterrupt
-        return real(problems)
+    def interrupted(problems, *, in_flight, on_round=None):
+        for number, found in enumerate(real(problems, in_flight=in_flight)):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield found
 
     fake.solve_many = interrupted
     words = ("eval", dataset, "--in-flight", "1")
@@ -316,7 +316,6 @@ def test_ctrl_c_says_what_was_found_and_how_to_go_on(cli, fake, dataset, tmp_pat
     assert outcome.code == 130
     assert "2 of 3 problems finished, accuracy so far 50.0% (95 %: 9.5% to 90.5%)" in outcome.err
     assert "run the same command again to resume" in outcome.err
-    fake_answer.clear()
     assert "with --out DIR they would have been kept" in cli(*words).err
 
 

@@ -76,10 +76,9 @@ def test_pages_that_cannot_be_written_do_not_end_an_eval(cli, fake, tmp_path, mo
     real = fake.solve_many
 
     def solve_many(problems, **options):
-        solved = real(problems, **options)
-        for (problem_id, _), solution in zip(problems, solved, strict=True):
+        for problem_id, solution in real(problems, **options):
             solution.problem_id, solution.tree = problem_id, None
-        return solved
+            yield problem_id, solution
 
     monkeypatch.setattr(fake, "solve_many", solve_many)
     found = cli("eval", dataset, "--out", out, "--trees", "2")

@@ -51,15 +51,14 @@ class FakeSolver:
     """Answers each problem with its scripted outcome, else with "1"; remembers the calls."""
 
     outcomes: dict = field(default_factory=dict)
-    batches: list = field(default_factory=list)
+    asked: list = field(default_factory=list)
+    in_flight: int | None = None
 
-    def __call__(self, problems):
-        self.batches.append([problem_id for problem_id, _ in problems])
-        return [self.outcomes.get(i, FakeSolution(solution_json(["1"]))) for i, _ in problems]
-
-    @property
-    def asked(self):
-        return [problem_id for batch in self.batches for problem_id in batch]
+    def __call__(self, problems, *, in_flight):
+        self.in_flight = in_flight
+        for i, _ in problems:
+            self.asked.append(i)
+            yield i, self.outcomes.get(i, FakeSolution(solution_json(["1"])))
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_reports_the_contract(problem_set, fake_solver, make_solution, checker):
     assert report["time"] == {"total_s": 7.5, "decode_s": 5.0, "stall_s": None}
     assert (report["mean_rounds"], report["goodput_tok_s"]) == (3, 10.0)
     assert report["settings"]["search"]["n"] == 16
-    assert fake_solver.batches == [["id0", "id1", "id2", "id3"], ["id4"]]
+    assert (fake_solver.asked, fake_solver.in_flight) == ([f"id{i}" for i in range(5)], 4)
     json.dumps(report)
 
 
@@ -71,7 +71,7 @@ def test_text_that_is_not_unicode_is_kept(write_jsonl, fake_solver, tmp_path, ch
 
 def test_in_flight(problem_set, fake_solver, checker):
     run(problem_set, fake_solver, Settings(), RunOptions(in_flight=2), checker)
-    assert [len(batch) for batch in fake_solver.batches] == [2, 2, 1]
+    assert fake_solver.in_flight == 2
     with pytest.raises(InputError, match="--in-flight"):
         run(problem_set, fake_solver, Settings(), RunOptions(in_flight=0), checker)
 
@@ -112,7 +112,7 @@ def test_a_torn_last_line_is_dropped(problem_set, fake_solver, tmp_path, checker
     results = tmp_path / "out" / "results.jsonl"
     *whole, last = results.read_bytes().splitlines(keepends=True)
     results.write_bytes(b"".join(whole) + last[:keep])
-    fake_solver.batches.clear()
+    fake_solver.asked.clear()
     assert run(problem_set, fake_solver, Settings(), options, checker) == first
     assert fake_solver.asked == ["id4"]
     assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == [
@@ -156,7 +156,7 @@ def test_a_folder_without_any_finished_problem_takes_other_settings(
 ):
     options = RunOptions(out=tmp_path / "out")
 
-    def solve(problems):
+    def solve(problems, *, in_flight):
         raise InputError("--model: no such folder")
 
     with pytest.raises(InputError, match="--model"):
@@ -173,10 +173,10 @@ def test_a_folder_that_cannot_be_used(problem_set, fake_solver, tmp_path, checke
 def test_two_runs_at_once_in_one_folder(problem_set, fake_solver, tmp_path, checker):
     options = RunOptions(out=tmp_path / "out")
 
-    def solve(problems):
+    def solve(problems, *, in_flight):
         with pytest.raises(InputError, match="another run is writing"):
             run(problem_set, fake_solver, Settings(), options, checker)
-        return fake_solver(problems)
+        yield from fake_solver(problems, in_flight=in_flight)
 
     assert run(problem_set, solve, Settings(), options, checker)["problems"] == 5
 
@@ -256,9 +256,10 @@ class Solution:
     def to_json(self):
         return json.loads(Path("solution.json").read_text())
 
-def solve_many(problems):
-    time.sleep(0.02)
-    return [Solution() for _ in problems]
+def solve_many(problems, *, in_flight):
+    for unique_id, _ in problems:
+        time.sleep(0.02)
+        yield unique_id, Solution()
 
 def show(record, done, total):
     print(done, flush=True)

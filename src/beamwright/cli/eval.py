@@ -39,6 +39,7 @@ from beamwright.evaluate import (
     Record,
     RunOptions,
     Solved,
+    SolveMany,
     load_problems,
     run,
 )
@@ -78,8 +79,12 @@ _OutOption = Annotated[
     ),
 ]
 _InFlightOption = Annotated[
-    int | None,
-    typer.Option("--in-flight", metavar="N", help="Problems solved together (default: 64 / n)."),
+    str | None,
+    typer.Option(
+        "--in-flight",
+        metavar="N",
+        help="Problems solved at a time; the next begins as one ends (default: auto, 64 / n).",
+    ),
 ]
 _ProblemFieldOption = Annotated[
     str | None,
@@ -152,8 +157,8 @@ def evaluate(
     for note in dict.fromkeys(each.note for each in recipe.runs if each.note):
         complain(note)
     with AnswerChecker() as checker:
-        in_flight = recipe.in_flight if in_flight is None else in_flight
-        work = _Work(problem_set, out, in_flight, trees or 0, checker)
+        together = recipe.in_flight if in_flight is None else _in_flight(in_flight)
+        work = _Work(problem_set, out, together, trees or 0, checker)
         if recipe.runs[0].name is None:
             report = _evaluate(recipe.runs[0], work)
             _show(report, print_report, invocation)
@@ -228,21 +233,28 @@ def _so_far(progress: _Tally, out: Path | None) -> str:
     return f"{line}; run the same command again to resume"
 
 
+def _in_flight(text: str) -> int | None:
+    """`auto` is None: as many as the number of paths suggests."""
+    if text != "auto" and not text.isdecimal():
+        raise InputError(f"--in-flight {text}: give a number, or auto")
+    return None if text == "auto" else int(text)
+
+
 def _solving(
     settings: Settings, pages: TreePages | None, stack: ExitStack, status: Status
-) -> Callable[[Sequence[tuple[str | int, str]]], Sequence[Solved | BeamwrightError]]:
+) -> SolveMany:
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
     def solver() -> Solver:
         return stack.enter_context(engine.make_solver(settings, progress=status))
 
     def solve_many(
-        problems: Sequence[tuple[str | int, str]],
-    ) -> Sequence[Solved | BeamwrightError]:
-        outcomes = solver().solve_many(problems)
-        if pages is not None:
-            pages.write(outcomes)  # what fails there is told at the end
-        return outcomes
+        problems: Sequence[tuple[str | int, str]], /, *, in_flight: int
+    ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
+        for problem_id, outcome in solver().solve_many(problems, in_flight=in_flight):
+            if pages is not None:
+                pages.write([outcome])  # what fails there is told at the end
+            yield problem_id, outcome
 
     return solve_many
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +29,16 @@ class Solved(Protocol):
 
 
 class SolveMany(Protocol):
-    """Solves (id, text) pairs, in any order inside; answers in the order given.
+    """Solves (id, text) pairs, so many at a time, and gives (id, outcome) as they finish.
 
     A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one)
-    is returned in its place, never raised.
+    is its outcome, never raised.
     """
 
     def __call__(
-        self, problems: Sequence[tuple[str | int, str]], /
-    ) -> Sequence[Solved | BeamwrightError]:
-        """Solutions in the order of the problems."""
+        self, problems: Sequence[tuple[str | int, str]], /, *, in_flight: int
+    ) -> Iterable[tuple[str | int, Solved | BeamwrightError]]:
+        """Solutions in the order in which they finish."""
         ...
 
 
@@ -46,7 +46,7 @@ class SolveMany(Protocol):
 class RunOptions:
     """How a run is carried out; none of it changes a result.
 
-    out: folder to write and resume from. in_flight: problems solved together; None chooses
+    out: folder to write and resume from. in_flight: problems solved at a time; None chooses
     as many as make about 64 beams. on_record: called with a finished record, the number of
     finished problems and that of all; on resuming, first for what was finished before.
     """
@@ -65,7 +65,7 @@ def run(
 ) -> dict[str, Any]:
     """Solve every problem that is not finished yet and return the object of `eval --json`.
 
-    With `options.out`, every problem is on disk before the next batch starts.
+    With `options.out`, every problem is on disk as soon as it has finished.
 
     Raises:
         InputError: if the folder belongs to another run.
@@ -84,8 +84,7 @@ def run(
             identity = _identity(problem_set, settings)
             log.folder = stack.enter_context(ResultsFolder(options.out, identity))
             log.resume()
-        for batch in _batches(log.unfinished(), in_flight):
-            _solve_batch(batch, solve_many, checker, log)
+        _solve(log.unfinished(), in_flight, solve_many, checker, log)
         records = log.in_order()
     return {
         "dataset": problem_set.name,
@@ -127,26 +126,25 @@ class _Log:
         return [self._records[each.unique_id] for each in self._problems]
 
 
-def _solve_batch(
-    batch: Sequence[Problem], solve_many: SolveMany, checker: AnswerChecker, log: _Log
+def _solve(
+    problems: Sequence[Problem],
+    in_flight: int,
+    solve_many: SolveMany,
+    checker: AnswerChecker,
+    log: _Log,
 ) -> None:
-    outcomes = solve_many([(problem.unique_id, problem.problem) for problem in batch])
-    failure: BeamwrightError | None = None
-    for problem, outcome in zip(batch, outcomes, strict=True):
+    if not problems:
+        return
+    by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
+    pairs = [(problem.unique_id, problem.problem) for problem in problems]
+    for unique_id, outcome in solve_many(pairs, in_flight=in_flight):
+        problem = by_id[unique_id]
         if isinstance(outcome, InputError | NotFiniteError):
             log.add(make_error_record(problem, outcome))
         elif isinstance(outcome, BeamwrightError):
-            # Not this problem's fault: keep what else finished, then stop.
-            failure = failure or outcome
+            raise outcome  # not this problem's fault; what has finished is kept
         else:
             log.add(make_record(problem, outcome.to_json(), checker))
-    if failure is not None:
-        raise failure
-
-
-def _batches(problems: Sequence[Problem], size: int) -> Iterator[Sequence[Problem]]:
-    for start in range(0, len(problems), size):
-        yield problems[start : start + size]
 
 
 def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:
