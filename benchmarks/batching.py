@@ -113,7 +113,7 @@ def show(found: Mapping[str, tuple[list[float], Any]], solvers: Mapping[str, Sol
 def slots(problems: Sequence[tuple[str, str]], repeats: int) -> None:
     """One search of 64 paths, problem after problem."""
     options: dict[str, dict[str, Any]] = {
-        "16 slots, continuous": {"max_batch": 16},
+        "16 slots, continuous": {"max_batch": 16, "batching": "continuous"},
         "16 slots, grouped": {"max_batch": 16, "batching": "grouped"},
         "no limit": {},
     }

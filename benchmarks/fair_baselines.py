@@ -49,8 +49,8 @@ _OURS: Mapping[str, tuple[Layout, Mapping[str, Any]]] = {
         Layout.DENSE,
         {"schedule": "locality", "planner": "greedy", "reuse": False, "batching": "grouped"},
     ),
-    "locality, shared, grouped": (Layout.TREE, {"schedule": "locality", "batching": "grouped"}),
     "locality, shared": (Layout.TREE, {"schedule": "locality"}),
+    "locality, continuous": (Layout.TREE, {"schedule": "locality", "batching": "continuous"}),
     "all resident": (Layout.TREE, {"schedule": "in-gpu"}),
 }
 

@@ -147,7 +147,7 @@ class ScheduleSettings(OpenSection):
     evict: Literal["host", "recompute"] = "host"
     link_bandwidth: Rate = None
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
-    batching: Literal["continuous", "grouped"] = "continuous"
+    batching: Literal["auto", "continuous", "grouped"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
 
 

@@ -137,8 +137,10 @@ class SolverOptions(TypedDict, total=False):
     """Throttle the link to this rate (emulated)."""
     max_batch: int | None
     """Most beams decoded together."""
-    batching: Literal["continuous", "grouped"]
-    """Beams join as soon as there is room, or group by group behind barriers (the LBS paper)."""
+    batching: Literal["auto", "continuous", "grouped"]
+    """Beams join as soon as there is room (continuous), or group by group behind barriers (grouped,
+    the LBS paper); auto: barriers where the tree outgrows the device.
+    """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
 

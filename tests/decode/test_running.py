@@ -52,6 +52,7 @@ def test_a_thousand_schedules_write_the_same_tokens(make_solver, monkeypatch, se
     attention = ("tree", "dense", "tree", "reference")[seed % 4]
     tight = seed % 2 == 0
     options = {**SMALL, "dtype": exact_dtype(attention), "attention": attention}
+    options["batching"] = ("continuous", "grouped")[seed >= 6]
     expected = facts(grow(make_solver(**options))[1])
     where = {"schedule": "locality", "host_memory": "1MiB"} if tight else {"schedule": "in-gpu"}
     if tight:

@@ -96,7 +96,8 @@ def test_beams_are_parked_and_moved_as_token_by_token(make_solver, monkeypatch, 
         lambda self, row: (parked.append((row.node.lineage, len(row.tokens))), real(self, row)),
     )
     dtype = "float64" if evict == "recompute" else "float32"
-    build = partial(make_solver, attention=attention, dtype=dtype, evict=evict, **LONG)
+    how = {"attention": attention, "evict": evict, "batching": "continuous"}
+    build = partial(make_solver, dtype=dtype, **how, **LONG)
     block = build(schedule="in-gpu").generator.store.device.bytes_per_block
     (plain, expected), (burst, found) = both(
         partial(build, n=8, max_rounds=1, host_memory="8MiB"),

@@ -129,6 +129,7 @@ def test_equal_bytes_when_beams_are_parked(tmp_path, monkeypatch, attention, blo
         RunningBatch, "_preempt", lambda self, *args: parked.append(args) or park(self, *args)
     )
     options = {"step_tokens": None, "max_step_tokens": 60, "max_tokens": 130}
+    options["batching"] = "continuous"
     memory = str(blocks * BLOCK)
     real, simulated = synthetic(tmp_path, attention=attention, kv_memory=memory, **options)
     assert parked

@@ -116,7 +116,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "max_batch": ("BEAMS", "Most beams decoded together."),
     "batching": (
         None,
-        "Beams join as soon as there is room, or group by group behind barriers (the LBS paper).",
+        "Beams join as soon as there is room (continuous), or group by group behind barriers "
+        "(grouped, the LBS paper); auto: barriers where the tree outgrows the device.",
     ),
     "graphs": (
         None,

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from beamwright.config import ScheduleSettings
+
 
 @dataclass(frozen=True)
 class Batching:
     """How the running batch is filled.
 
-    slots: most rows at a time; None for as many as fit. grouped: groups of a plan are barriers.
-    reuse: what one group leaves on the device is there for the next. prefetch: what waits is
-    fetched while others are decoded.
+    slots: most rows at a time; None for as many as fit.
+    grouped: groups of a plan are barriers; None for where the tree outgrows the device, since rows
+    that come one by one reload what a group shares.
+    reuse: what one group leaves on the device is there for the next.
+    prefetch: what waits is fetched while others are decoded.
     """
 
     slots: int | None = None
-    grouped: bool = False
+    grouped: bool | None = None
     reuse: bool = True
     prefetch: bool = True
+
+    @classmethod
+    def of(cls, settings: ScheduleSettings, *, together: bool = False) -> Batching:
+        """What the settings say. together: rows begin together whatever they say."""
+        known = {"grouped": True, "continuous": False, "auto": None}
+        grouped = True if together else known[settings.batching]
+        return cls(settings.max_batch, grouped, settings.reuse, settings.prefetch)
 
 
 @dataclass

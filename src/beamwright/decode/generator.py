@@ -47,12 +47,7 @@ def make_running_batch(
         model.store,
         prefill,
         StepLengths(settings.step, model.decoder.shape.context),
-        Batching(
-            schedule.max_batch,
-            grouped or schedule.batching == "grouped",
-            schedule.reuse,
-            schedule.prefetch,
-        ),
+        Batching.of(schedule, together=grouped),
         WorkingMemory.of(model),
         progress,
     )

@@ -62,7 +62,7 @@ class RunningBatch:
         self.running: list[Row] = []
         self.counts = BatchCounts()
         self._waiting: deque[tuple[Node, int]] = deque()
-        self._write_back = self._full = False
+        self._write_back = self._full = self._barriers = False
         self._num_groups = 0
         self._group: int | None = None
         self._many_groups = False
@@ -108,6 +108,8 @@ class RunningBatch:
             self._waiting += [(node, self._num_groups) for node in group if node not in running]
         self._many_groups = len(plan.groups) > 1
         self._write_back, self._full = plan.write_back, False
+        grouped = self.batching.grouped
+        self._barriers = plan.write_back if grouped is None else grouped
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Give these nodes' steps up, whether they run or wait, and free what they hold."""
@@ -180,7 +182,7 @@ class RunningBatch:
     def _enough(self) -> int:
         """Rows that have to stop for the iteration to end early."""
         running, num_rows = len(self.running), self._rows.num_rows
-        if self._waiting and not self._full and not self.batching.grouped:
+        if self._waiting and not self._full and not self._barriers:
             return max(1, running // _REFILL_SHARE)
         left = bisect_left(range(running), 1, key=lambda n: int(not worth_compacting(n, num_rows)))
         return running - max(0, left - 1)
@@ -245,7 +247,7 @@ class RunningBatch:
     def _next_rows(self) -> list[Row]:
         """The rows that join now: those in front that have slots and fit, one at least if none
         runs."""
-        if not self._waiting or (self.running and (self.batching.grouped or self._full)):
+        if not self._waiting or (self.running and (self._barriers or self._full)):
             return []
         limits = [n for n in (self.batching.slots, self._most_rows) if n is not None]
         free = min(limits, default=len(self._waiting) + len(self.running)) - len(self.running)
@@ -255,7 +257,7 @@ class RunningBatch:
         if not self.running:
             self._begin(group)
         front = islice(self._waiting, max(0, free))
-        nodes = [node for node, each in front if each == group or not self.batching.grouped]
+        nodes = [node for node, each in front if each == group or not self._barriers]
         rows = [self._row(node, group) for node in nodes]
         if rows and not self._fits(rows):
             rows = rows[: bisect_left(range(1, len(rows) + 1), 1, key=self._too_many(rows))]
@@ -335,7 +337,7 @@ class RunningBatch:
         """Nodes whose parents' last tokens are forwarded now: of all that wait, where there is room
         for them all, since one large prefill costs less than several small ones."""
         nodes = [row.node for row in rows]
-        if self.batching.grouped or len(rows) == len(self._waiting):
+        if self._barriers or len(rows) == len(self._waiting):
             return nodes
         if all(is_complete(node.parent) for node in nodes):
             return nodes
@@ -356,7 +358,7 @@ class RunningBatch:
         groups: dict[int, list[Node]] = {}
         size = max(1, len(self.running))
         for place, (node, group) in enumerate(self._waiting):
-            number = group if self.batching.grouped else place // size
+            number = group if self._barriers else place // size
             groups.setdefault(number, []).append(node)
         per_beam = self._residency.copies_per_beam
         return [copies_needed(map(_parts, nodes), per_beam=per_beam) for nodes in groups.values()]

@@ -127,13 +127,7 @@ class _Bench:
             return self.layerwise
         self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
         rows = ScriptedRows(self.residency, self.clock, case.costs, self.script, tail_tokens)
-        schedule = case.schedule
-        batching = Batching(
-            schedule.max_batch,
-            schedule.batching == "grouped",
-            schedule.reuse,
-            schedule.prefetch,
-        )
+        batching = Batching.of(case.schedule)
         lengths = StepLengths(case.step, case.context)
         prefill = self._prefill(self.residency, case.costs)
         return RunningBatch(rows, self.residency, prefill, lengths, batching)
