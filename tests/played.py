@@ -91,10 +91,13 @@ class Loop:
         accounting = accounting or Accounting(*clocks)
         self.engine = Engine(executor, schedule or InGpuSchedule(), accounting, *clocks)
 
-    def run(self, runs, on_round=None):
+    def prepare(self, runs, on_round=None):
         for run in runs:
             for name, value in {**self._each, "on_round": on_round}.items():
                 setattr(run, name, value)
+
+    def run(self, runs, on_round=None):
+        self.prepare(runs, on_round)
         self.engine.run(runs)
         for run in runs:
             if run.error is not None:

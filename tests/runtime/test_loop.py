@@ -200,3 +200,29 @@ def test_any_strategy_can_be_plugged_in():
     assert [node.lineage for node in tree.nodes()] == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
     assert (tree.done, tree.reason_fewer) == (True, "long enough")
     assert tree.candidates()[0].score is None
+
+
+def test_whoever_was_served_least_goes_first():
+    """However many problems come after it, a tree's beams are soon in front again."""
+    strategy = make_strategy(SearchSettings(n=2, width=2, max_rounds=6))
+    loop = Loop(ScriptedExecutor(lambda node: (StopReason.DELIMITER, 0.5)), strategy)
+    old, newcomers = new_run(new_tree("old")), [new_run(new_tree(i)) for i in range(9)]
+    loop.prepare([old, *newcomers])
+    first = []
+    engine, real = loop.engine, loop.engine._waiting
+
+    def waiting():
+        found = real()
+        first.extend(node.problem_id for node in found[:1])
+        return found
+
+    engine._waiting = waiting
+    engine.admit(old)
+    while not old.tree.done:
+        if newcomers and engine.num_live < 3:
+            engine.admit(newcomers.pop())
+        engine.step()
+    assert "old" in first[2:]
+    places = [place for place, name in enumerate(first) if name == "old"]
+    assert max(b - a for a, b in zip([0, *places], [*places, len(first)], strict=True)) <= 6
+    engine.abort()

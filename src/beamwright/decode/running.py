@@ -69,6 +69,7 @@ class RunningBatch:
         self._most_rows: int | None = None
         self._most_together: int | None = None
         self._tried = 0
+        self._events: list[Event] = []
 
     # --- what is to be decoded ---------------------------------------------------------------
 
@@ -146,25 +147,25 @@ class RunningBatch:
         Raises:
             LinkError: if the link has failed.
         """
-        events: list[Event] = []
+        self._events = []  # what has happened stays known if memory runs out behind it
         try:
-            events += self._admit()
+            self._admit()
             if self.running:
-                events += self._make_room_and_run()
+                self._make_room_and_run()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            events += self._out_of_memory()
+            self._out_of_memory()
         if not self.running:
             self._rows.close()
-        return events
+        return self._events
 
-    def _make_room_and_run(self) -> list[Event]:
+    def _make_room_and_run(self) -> None:
         if worth_compacting(len(self.running), self._rows.num_rows):
             self._rows.compact(self.running)
         most = min(ITERATION_TOKENS, self._rows.most_tokens(self.running))
         most = min(most, max(row.tokens_left for row in self.running))
-        failed = self._reserve(most)
+        self._reserve(most)
         if self.running:
             self._progress.doing(
                 f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
@@ -177,7 +178,7 @@ class RunningBatch:
             drawn = sum(len(row.tokens) for row in self.running) - before
             self.counts.row_tokens += drawn
             self._progress.wrote(drawn)
-        return failed + self._settle()
+        self._settle()
 
     def _enough(self) -> int:
         """Rows that have to stop for the iteration to end early."""
@@ -187,7 +188,7 @@ class RunningBatch:
         left = bisect_left(range(running), 1, key=lambda n: int(not worth_compacting(n, num_rows)))
         return running - max(0, left - 1)
 
-    def _settle(self) -> list[Event]:
+    def _settle(self) -> None:
         """Store what is new, and retire rows whose step is complete."""
         size, residency = self._residency.device.block_tokens, self._residency
         done = [row for row in self.running if row.stop is not None or row.error is not None]
@@ -200,25 +201,22 @@ class RunningBatch:
         if self._write_back:
             residency.write_back((row.segment for row in self.running), sealed=False)
             residency.write_back(row.segment for row in kept)
-        events: list[Event] = []
         for row in done:
             row.let_go()
             if row.error is not None:
-                events.append(self._fail(row.node, row.error))
+                self._fail(row.node, row.error)
                 continue
             if row not in kept:  # never extended, so nobody will read its KV
                 residency.clear(row.segment)
             row.remember_source()
             row.node.handles[OWNER] = GeneratorState(row.segment)
             self._lengths.saw(len(row.tokens))
-            events.append(row.decoded(self._rows.text(row)))
+            self._events.append(row.decoded(self._rows.text(row)))
         self._full = self._full and not done and bool(self.running)
-        return events
 
     # --- who joins ---------------------------------------------------------------------------
 
-    def _admit(self) -> list[Event]:
-        events: list[Event] = []
+    def _admit(self) -> None:
         while joining := self._next_rows():
             try:
                 self._join(joining)
@@ -226,7 +224,8 @@ class RunningBatch:
                 broken = [node for node in self.waiting if is_broken(node)]
                 if broken:
                     self._waiting = deque(pair for pair in self._waiting if pair[0] not in broken)
-                    events += [self._fail(node, error) for node in broken]
+                    for node in broken:
+                        self._fail(node, error)
                     continue
                 if self.running:  # somebody will leave
                     break
@@ -234,15 +233,14 @@ class RunningBatch:
                     self._most_together = len(joining) // 2
                     continue
                 self._waiting.popleft()
-                events.append(self._fail(joining[0].node, self._at_least(error, joining[0])))
+                self._fail(joining[0].node, self._at_least(error, joining[0]))
                 continue
             for _ in joining:
                 self._waiting.popleft()
             if any(row.stop is not None or row.error is not None for row in joining):
-                events += self._settle()
+                self._settle()
         self._most_together = None
         self._look_ahead()
-        return events
 
     def _next_rows(self) -> list[Row]:
         """The rows that join now: those in front that have slots and fit, one at least if none
@@ -365,7 +363,7 @@ class RunningBatch:
 
     # --- who leaves --------------------------------------------------------------------------
 
-    def _reserve(self, most: int) -> list[Event]:
+    def _reserve(self, most: int) -> None:
         """Blocks for the tokens to come, at the cost of the rows that came last."""
         while self.running:
             wanted = {
@@ -377,11 +375,10 @@ class RunningBatch:
                 last = self.running.pop()
                 if self.running and self._residency.evicts:
                     self._preempt(last)
-                    continue
-                last.let_go()
-                return [self._fail(last.node, self._at_least(error, last)), *self._reserve(most)]
-            return []
-        return []
+                else:
+                    self._fail(last.node, self._at_least(error, last))
+            else:
+                return
 
     def _preempt(self, row: Row) -> None:
         """Take a row out in the middle of its step; it goes on where it was."""
@@ -393,7 +390,7 @@ class RunningBatch:
         self._full = True
         self.counts.preempted += 1
 
-    def _out_of_memory(self) -> list[Event]:
+    def _out_of_memory(self) -> None:
         """Begin all running steps again, half as many at a time: same streams, same tree."""
         rows, self.running = self.running, []
         self._rows.release()
@@ -404,14 +401,14 @@ class RunningBatch:
             self._waiting.appendleft((row.node, row.group))
         if self._tried <= 1:
             node, _ = self._waiting.popleft()
-            return [self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))]
+            self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))
+            return
         self._memory.failed(self._tried)
         self._most_rows = self._tried // 2
-        return []
 
-    def _fail(self, node: Node, error: BeamwrightError) -> StepFailed:
+    def _fail(self, node: Node, error: BeamwrightError) -> None:
         self.release([node])
-        return StepFailed(node, error)
+        self._events.append(StepFailed(node, error))
 
     def _at_least(self, error: BeamwrightError, row: Row) -> BeamwrightError:
         """The error, with the least budget that one row of this length needs, and a block more."""

@@ -59,6 +59,8 @@ class Engine:
     def admit(self, run: TreeRun) -> list[TreeRun]:
         """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
         run.started_s = self._clock()
+        # A newcomer is level with whoever was served least, not in front of all for long.
+        run.served = min((each.served for each in self._live.values()), default=0)
         self._live[run.tree.root] = run
         if run.tree.rounds == 0:
             run.save_round(self._clock())
@@ -99,8 +101,8 @@ class Engine:
     # --- inside ------------------------------------------------------------------------------
 
     def _waiting(self) -> tuple[Node, ...]:
-        """Open nodes, those of the tree that was served least in front."""
-        runs = sorted(self._live.values(), key=lambda run: run.tree.rounds)
+        """Open nodes, those of the tree that was served least in front: none waits for ever."""
+        runs = sorted(self._live.values(), key=lambda run: run.served)
         running = self._executor.running
         return tuple(node for run in runs for node in run.open if node not in running)
 
@@ -109,6 +111,7 @@ class Engine:
         node = event.node
         if isinstance(event, StepDecoded):
             run.open.pop(node, None)
+            run.served += len(event.token_ids)
             run.tree.commit(
                 node, event.token_ids, event.logprobs, event.stop, event.text, event.stats
             )
