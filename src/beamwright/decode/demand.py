@@ -4,38 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from beamwright.kv import Residency, Segment
+from beamwright.decode.paths import segment_of
+from beamwright.kv import Residency
 from beamwright.protocols import KVDemand
 from beamwright.tree import Node
-
-SegmentOf = Callable[[Node], Segment | None]
 
 
 class DemandBuilder:
     """Numbers the segments of a round, parents first.
 
-    segment_of: a node's segment, None where nothing is stored yet. expected_tokens: how many
-    tokens an open node's step will hold.
+    expected_tokens: how many tokens an open node's step will hold.
     """
 
-    def __init__(
-        self,
-        residency: Residency,
-        segment_of: SegmentOf,
-        expected_tokens: Callable[[Node], int],
-    ) -> None:
-        self._residency = residency
-        self._segment_of, self._expected = segment_of, expected_tokens
+    def __init__(self, residency: Residency, expected_tokens: Callable[[Node], int]) -> None:
+        self._residency, self._expected = residency, expected_tokens
         self._previous_need_bytes: int | None = None
 
     def build(self, beams: Sequence[Node]) -> KVDemand:
         """The demand of these open nodes."""
-        numbering = _Numbering(self._residency, self._segment_of)
+        numbering = _Numbering(self._residency)
         ledger = self._residency.device
         leaf: list[int | None] = []
         growth: list[int] = []
         for beam in beams:
-            segment = self._segment_of(beam)
+            segment = segment_of(beam)
             stored = segment.length if segment is not None else 0
             # A parked beam has stored whole blocks of its step; it reads them like any segment.
             leaf.append(numbering.leaf(beam, stored))
@@ -58,8 +50,8 @@ class DemandBuilder:
 class _Numbering:
     """Segments in the order in which paths first meet them."""
 
-    def __init__(self, residency: Residency, segment_of: SegmentOf) -> None:
-        self._ledger, self._segment_of = residency.device, segment_of
+    def __init__(self, residency: Residency) -> None:
+        self._ledger = residency.device
         self._number: dict[Node, int] = {}
         self.parent: list[int | None] = []
         self.sizes: list[int] = []
@@ -79,7 +71,7 @@ class _Numbering:
         return above
 
     def _add(self, node: Node, num_tokens: int, above: int | None) -> int:
-        segment = self._segment_of(node)
+        segment = segment_of(node)
         self.parent.append(above)
         self.sizes.append(self._ledger.blocks_for(num_tokens) * self._ledger.bytes_per_block)
         stored = segment is not None and segment.length > 0

@@ -22,11 +22,11 @@ from beamwright.decode.batching import BatchCounts, Batching
 from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken, is_complete
 from beamwright.decode.demand import DemandBuilder
 from beamwright.decode.lengths import StepLengths
-from beamwright.decode.paths import OWNER, path_to, segment_name, segment_of
+from beamwright.decode.paths import OWNER, path_to, segment_name
 from beamwright.decode.row import Row, Rows, parts_read
 from beamwright.decode.working_memory import WorkingMemory
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
-from beamwright.kv import PathPart, Residency, Segment, copies_needed
+from beamwright.kv import Path, PathPart, Residency, Segment, copies_needed
 from beamwright.models.decoder import padded_rows
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
@@ -56,7 +56,7 @@ class RunningBatch:
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
         self.batching, self._memory = batching, memory or WorkingMemory.unknown()
-        self._demand = DemandBuilder(residency, segment_of, lengths.expected)
+        self._demand = DemandBuilder(residency, lengths.expected)
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
         self.running: list[Row] = []
@@ -297,16 +297,18 @@ class RunningBatch:
                 grown[Segment()] = len(parent.token_ids)
             elif state.segment.length < len(parent.token_ids):
                 grown[state.segment] = len(parent.token_ids)
-        needs = copies_needed(map(parts_read, rows), per_beam=self._residency.copies_per_beam)
+        needs = self._copies(map(parts_read, rows))
         return self._residency.fits(self._residency.beside_others(needs), grown)
+
+    def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
+        return copies_needed(paths, per_beam=self._residency.copies_per_beam)
 
     def _expected_tokens(self, row: Row) -> int:
         return max(self._lengths.expected(row.node), row.forwarded + 1)
 
     def _join(self, rows: list[Row]) -> None:
         residency = self._residency
-        per_beam = residency.copies_per_beam
-        held = residency.acquire(copies_needed(map(parts_read, rows), per_beam=per_beam))
+        held = residency.acquire(self._copies(map(parts_read, rows)))
         try:
             grown = self._chains.complete(self._to_complete(rows), held)
             if self._write_back:
@@ -358,8 +360,7 @@ class RunningBatch:
         for place, (node, group) in enumerate(self._waiting):
             number = group if self._barriers else place // size
             groups.setdefault(number, []).append(node)
-        per_beam = self._residency.copies_per_beam
-        return [copies_needed(map(_parts, nodes), per_beam=per_beam) for nodes in groups.values()]
+        return [self._copies(map(_parts, nodes)) for nodes in groups.values()]
 
     # --- who leaves --------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from beamwright.kv import Path, Residency, Segment, copies_needed, visible_path
+from beamwright.kv import Path, Residency, Segment, Source, copies_needed, visible_path
 from beamwright.models.decoder import padded_rows
 
 PREFILL_CHUNK_TOKENS = 256
@@ -57,6 +57,13 @@ def prefill_needs(residency: Residency, requests: Sequence[PrefillRequest]) -> d
     """Device copies of each segment that these requests read."""
     paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
     return copies_needed(paths, per_beam=residency.copies_per_beam)
+
+
+def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
+    """Note in the segment what these tokens' KV was computed from."""
+    known = request.segment.source or Source(request.path, (), request.start)
+    tokens = (*known.token_ids, *token_ids)
+    request.segment.source = Source(known.path, tokens, known.start)
 
 
 def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:

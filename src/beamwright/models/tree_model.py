@@ -22,7 +22,6 @@ from beamwright.kv import (
     Path,
     Segment,
     SegmentStore,
-    Source,
     visible_path,
 )
 from beamwright.kv.movement import ResidenceLog
@@ -33,6 +32,7 @@ from beamwright.models.prefill import (
     PrefillRequest,
     prefill_in_batches,
     recompute_levels,
+    remember,
 )
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import AttentionBackend, AttentionView
@@ -109,7 +109,7 @@ class TreeModel:
                 forward(batch[half:], chunks[half:], offset)
                 return
             for i, chunk, states in zip(batch, chunks, hidden, strict=True):
-                _remember(requests[i], chunk)
+                remember(requests[i], chunk)
                 found[i].append(states)
 
         prefill_in_batches(self.store, requests, self._chunk_tokens, forward)
@@ -181,16 +181,6 @@ def _home_tier(layout: KVLayout, home: HomeOptions | None, *, pinned: bool) -> H
     )
     pool = BlockPool(layout, budget, pinned=pinned)
     return HomeTier(pool, home.link, home.recompute, home.share_loads)
-
-
-def _remember(request: PrefillRequest, chunk: Sequence[int]) -> None:
-    """Note in the segment what it was computed from."""
-    known = request.segment.source
-    if known is None:
-        request.segment.source = Source(request.path, tuple(chunk), request.start)
-    else:
-        tokens = (*known.token_ids, *chunk)
-        request.segment.source = Source(known.path, tokens, known.start)
 
 
 class _Recording:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.kv import BlockLedger, HomeTier, Residency, Segment, Source
+from beamwright.kv import BlockLedger, HomeTier, Residency, Segment
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -90,13 +90,3 @@ class Prefill:
         """Compute the KV of evicted segments again, level by level."""
         for level in recompute_levels(lost):
             self.run(level)
-
-
-def remember(request: PrefillRequest) -> None:
-    """Note in the segment what it was computed from."""
-    known = request.segment.source
-    if known is None:
-        source = Source(request.path, tuple(request.token_ids), request.start)
-    else:
-        source = Source(known.path, (*known.token_ids, *request.token_ids), known.start)
-    request.segment.source = source

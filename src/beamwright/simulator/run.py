@@ -16,7 +16,7 @@ from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, Direction, HomeTier
-from beamwright.models.prefill import PrefillRequest
+from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.protocols import Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.engine import Engine
@@ -34,7 +34,7 @@ from beamwright.simulator.replay import (
     ReplayVerifier,
     Script,
 )
-from beamwright.simulator.residency import Prefill, SimulatedResidency, remember
+from beamwright.simulator.residency import Prefill, SimulatedResidency
 from beamwright.simulator.scripted_rows import ScriptedRows
 from beamwright.simulator.verifier import SimulatedVerifier, VerifierCase
 
@@ -143,7 +143,7 @@ class _Bench:
             prefill.run(requests)
             if recomputes:
                 for request in requests:
-                    remember(request)
+                    remember(request, request.token_ids)
             return [True] * len(requests)
 
         return run

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from beamwright.cost import ModelCosts
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.kv import Path, PathPart, Segment
-from beamwright.models.prefill import PrefillRequest
+from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.replay import Script
-from beamwright.simulator.residency import Prefill, SimulatedResidency, remember
+from beamwright.simulator.residency import Prefill, SimulatedResidency
 from beamwright.tree import Node
 
 _OWNER = "verifier"
@@ -77,7 +77,7 @@ class SimulatedVerifier:
         self._prefill.run(requests)
         if self._recomputes:
             for request in requests:
-                remember(request)
+                remember(request, request.token_ids)
 
 
 def _path(node: Node | None) -> Path:
