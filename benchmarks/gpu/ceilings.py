@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu.context import synchronize
+from benchmarks.gpu.context import synchronize
 
 _TILE_BYTES = 2**24
 

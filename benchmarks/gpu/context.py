@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpu.machine import facts_now
-from gpu.runner import read_result, write_json
+from benchmarks.gpu.machine import facts_now
+from benchmarks.gpu.runner import read_result, write_json
 
 
 @dataclass

@@ -22,10 +22,10 @@ from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright.runtime.timeline import Timeline
 from beamwright.solution import Solution
-from gpu.context import Context, one_line, release, synchronize
-from gpu.points import WIDTH, Point, shrunk, stage_points
-from gpu.simulator import pack_tree
-from lbs import VARIANTS
+from benchmarks.gpu.context import Context, one_line, release, synchronize
+from benchmarks.gpu.points import WIDTH, Point, shrunk, stage_points
+from benchmarks.gpu.simulator import pack_tree
+from benchmarks.paper.cases import VARIANTS
 
 # With less than the first number a point is not started; the second is worth leaving others out.
 _LEAST_S, _GOOD_S = 4.0, 14.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu.points import done_s, with_speedups
-from lbs import OURS
+from benchmarks.gpu.points import done_s, with_speedups
+from benchmarks.paper.cases import OURS
 
 UNMEASURED = "unmeasured"
 _BEAMS, _STEP = 64, 32

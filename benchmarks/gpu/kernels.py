@@ -1,31 +1,31 @@
-"""Stage: microbenchmarks of the kernels, by the script that belongs to them."""
+"""Stage: microbenchmarks of the kernels, by the benchmark that belongs to them."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-from gpu.context import Context
+from benchmarks.gpu.context import Context
 
 _ALL_MODELS_S = 180  # most of it is compilation
-SCRIPT = Path(__file__).resolve().parents[1] / "gpu_kernels.py"
+BENCHMARK = "attention_kernels"
+COMMAND = (sys.executable, "-m", f"benchmarks.gpu.{BENCHMARK}")
 
 
 def run(context: Context) -> dict[str, Any]:
-    """The last JSON line that `gpu_kernels.py` prints, or why there is none."""
+    """The last JSON line that it prints, or why there is none."""
     if not context.on_gpu:
         return {"skipped": "kernels are timed on a GPU"}
-    command = [sys.executable, str(SCRIPT)]
+    command = [*COMMAND]
     if context.left_s < _ALL_MODELS_S:
         command.append("--quick")
     code, output = _output(command, max(1.0, context.left_s))
     data: dict[str, Any] = {"command": command[1:], "exit_code": code, "result": last_json(output)}
     if code != 0:
         ended = "stopped: no time left" if code is None else f"exit code {code}"
-        data["error"] = f"{SCRIPT.name}: {ended}"
+        data["error"] = f"{BENCHMARK}: {ended}"
     return data
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from beamwright.hardware import HardwareProfile
-from gpu import own_link
-from gpu.ceilings import (
+from benchmarks.gpu import own_link
+from benchmarks.gpu.ceilings import (
     SMOKE,
     Sizes,
     copies_bandwidth,
@@ -23,8 +23,8 @@ from gpu.ceilings import (
     small_op_s,
     weights_bandwidth,
 )
-from gpu.context import Context, one_line, release
-from gpu.machine import device_name
+from benchmarks.gpu.context import Context, one_line, release
+from benchmarks.gpu.machine import device_name
 
 # Operators of one layer in one decode step without a graph (docs/experiments.md).
 _DECODE_OPS_PER_LAYER = 35

@@ -28,8 +28,8 @@ from beamwright.kv import (
     SegmentStore,
     StreamLink,
 )
-from gpu.ceilings import Timer
-from gpu.context import synchronize
+from benchmarks.gpu.ceilings import Timer
+from benchmarks.gpu.context import synchronize
 
 _SEVEN_B = KVLayout(32, 32, 128, torch.bfloat16)
 _SMALL_GQA = KVLayout(28, 2, 128, torch.bfloat16)  # Qwen2.5-1.5B

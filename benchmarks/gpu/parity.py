@@ -22,7 +22,7 @@ from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.config import ModelSettings
 from beamwright.kv import PathPart
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
-from gpu.context import Context, one_line, release
+from benchmarks.gpu.context import Context, one_line, release
 
 _ROOT = Path(__file__).resolve().parents[2]
 # Relative error of the norm: TF32 products would show as about 3e-4.

@@ -19,7 +19,7 @@ import torch
 from beamwright import Solver
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import shape_from_text
-from gpu.context import Context, one_line, release, synchronize
+from benchmarks.gpu.context import Context, one_line, release, synchronize
 
 # Loads a side and gives what runs it once.
 Begin = Callable[[Context, "Case", int], Callable[[], None]]

@@ -14,7 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from beamwright.cost import Layout, Workload, peak_union_tokens
-from lbs import BASELINE, GENERATE_TOKENS, LBS, OURS, PAPER_KV_BYTES, PROMPT_TOKENS
+from benchmarks.paper.cases import (
+    BASELINE,
+    GENERATE_TOKENS,
+    LBS,
+    OURS,
+    PAPER_KV_BYTES,
+    PROMPT_TOKENS,
+)
 
 WIDTH = 2
 SCALED_TOKENS = 256

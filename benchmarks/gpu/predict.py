@@ -14,8 +14,8 @@ from beamwright.hardware import find_profile
 from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.simulator import SimulationResult
-from common import say
-from gpu.points import (
+from benchmarks.common import say
+from benchmarks.gpu.points import (
     PAPER_SPEEDUP,
     SEVEN_B,
     WIDTH,
@@ -24,7 +24,7 @@ from gpu.points import (
     first_points,
     small_card_points,
 )
-from lbs import BASELINE, GIB, LBS, SimulatedCase, simulate
+from benchmarks.paper.cases import BASELINE, GIB, LBS, SimulatedCase, simulate
 
 _HALF = 2
 COLUMNS = (

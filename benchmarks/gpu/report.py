@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import table
-from gpu.goals import goal_rows
-from gpu.points import PAPER_SPEEDUP, with_speedups
-from gpu.runner import read_result, write_json
-from lbs import LBS
+from benchmarks.common import table
+from benchmarks.gpu.goals import goal_rows
+from benchmarks.gpu.points import PAPER_SPEEDUP, with_speedups
+from benchmarks.gpu.runner import read_result, write_json
+from benchmarks.paper.cases import LBS
 
 GIB = 2**30
 NOT_RUN = "not run"

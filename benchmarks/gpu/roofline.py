@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 from beamwright import Solver
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import RoundReport
-from common import matmul_parameters
-from gpu.ceilings import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
-from gpu.context import Context, one_line, release
+from benchmarks.common import matmul_parameters
+from benchmarks.gpu.ceilings import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
+from benchmarks.gpu.context import Context, one_line, release
 
 _LAST_S = 12.0  # loading a 7B shape again, and a few steps
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"

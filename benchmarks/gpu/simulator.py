@@ -21,8 +21,8 @@ from beamwright.models.named_shapes import shape_from_text
 from beamwright.saved.recorded import RecordedTree, read_recorded, record_tree
 from beamwright.simulator import RooflineCosts, Simulation, simulate
 from beamwright.tree import SearchTree
-from gpu.context import Context, one_line
-from lbs import VARIANTS
+from benchmarks.gpu.context import Context, one_line
+from benchmarks.paper.cases import VARIANTS
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
 LINK = "link"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from accuracy import Config, Row, differences, rows_of
 from beamwright.evaluate import AnswerChecker, Record
+from benchmarks.accuracy import Config, Row, differences, rows_of
 
 # Problem 0: the first sample is right, the vote is not. Problem 1: only the last sample is right.
 ANSWERS = (("1", "2", "2", "3"), ("5", "5", "6", "7"))

@@ -1,4 +1,4 @@
-"""The runner of `gpu_check.py`: budgets, resuming, crashes and hangs, with real tiny processes."""
+"""The runner of `gpu/check.py`: budgets, resuming, crashes and hangs, with real tiny processes."""
 
 import json
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu.report import render, write_report
-from gpu.runner import (
+from benchmarks.gpu.report import render, write_report
+from benchmarks.gpu.runner import (
     CRASHED,
     FAILED,
     NO_TIME,

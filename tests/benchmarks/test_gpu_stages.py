@@ -1,4 +1,4 @@
-"""The stages of `gpu_check.py` at their tiny scale on a CPU: the code that runs on a card."""
+"""The stages of `gpu/check.py` at their tiny scale on a CPU: the code that runs on a card."""
 
 import json
 import subprocess
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import gpu_check
 from beamwright.errors import InputError
 from beamwright.kv import Direction
-from gpu import (
+from benchmarks.gpu import (
+    check,
     figures,
     kernels,
     link,
@@ -22,19 +22,20 @@ from gpu import (
     roofline,
     simulator,
 )
-from gpu.context import Context
-from gpu.goals import UNMEASURED, goal_rows
-from gpu.own_link import SMOKE, Bench
-from gpu.points import (
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.goals import UNMEASURED, goal_rows
+from benchmarks.gpu.own_link import SMOKE, Bench
+from benchmarks.gpu.points import (
     first_points,
     shrunk,
     small_card_points,
     stage_points,
     with_speedups,
 )
-from gpu.report import render
+from benchmarks.gpu.report import render
 
-SCRIPT = Path(parity.__file__).parents[1] / "gpu_check.py"
+ROOT = Path(parity.__file__).parents[2]
+MODULE = "benchmarks.gpu.check"
 STAGE = "figures-opt-6.7b"
 SECONDS = 600.0
 
@@ -236,8 +237,8 @@ def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):
 
 
 def test_the_kernels_script_is_run_on_a_card(context, monkeypatch, tmp_path):
-    script = tmp_path / "gpu_kernels.py"
-    monkeypatch.setattr(kernels, "SCRIPT", script)
+    script = tmp_path / "kernels.py"
+    monkeypatch.setattr(kernels, "COMMAND", (sys.executable, str(script)))
     assert "on a GPU" in kernels.run(context)["skipped"]
     on_card = replace(
         context, device="cuda", seconds=60.0
@@ -245,7 +246,7 @@ def test_the_kernels_script_is_run_on_a_card(context, monkeypatch, tmp_path):
     script.write_text("import sys; print('{\"arguments\": \"' + ' '.join(sys.argv[1:]) + '\"}')\n")
     assert kernels.run(on_card)["result"] == {"arguments": "--quick"}
     script.write_text("raise SystemExit(4)")
-    assert kernels.run(on_card)["error"] == "gpu_kernels.py: exit code 4"
+    assert kernels.run(on_card)["error"] == "attention_kernels: exit code 4"
 
 
 # --- what is compared ------------------------------------------------------------------------
@@ -343,9 +344,9 @@ def test_a_prediction_has_the_figures_of_a_point():
 
 
 def test_the_command_runs_a_stage_and_reports_it(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--smoke", "--device", "cpu", "--only", "kernels"]
+    command = [sys.executable, "-m", MODULE, "--smoke", "--device", "cpu", "--only", "kernels"]
     command += ["--folder", str(tmp_path / "stages")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "| kernels | ok |" in done.stdout
     assert json.loads((tmp_path / "gpu_check_cpu_smoke.json").read_text())["stages"]["kernels"]
@@ -353,9 +354,9 @@ def test_the_command_runs_a_stage_and_reports_it(tmp_path):
 
 def test_without_a_cuda_device_the_stage_says_so(tmp_path, monkeypatch):
     into = tmp_path / "into.json"
-    command = [str(SCRIPT), "--stage", "link", "--device", "cuda:7", "--folder", str(tmp_path)]
+    command = [MODULE, "--stage", "link", "--device", "cuda:7", "--folder", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*command, "--seconds", "9", "--into", str(into)])
-    assert gpu_check.main() == 1
+    assert check.main() == 1
     error = json.loads(into.read_text())["error"]
     assert error == "--device cuda:7: no CUDA device is available here"
 
@@ -366,8 +367,8 @@ def test_a_device_or_a_card_that_is_not_there_is_one_line(monkeypatch, capsys):
         (["--predict", "h300"], "--gpu h300: no such profile; "),
         (["--predict", "h200", "--memory", "much"], "'much' is not a size"),
     ):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
-        assert gpu_check.main() == 2
+        monkeypatch.setattr(sys, "argv", [MODULE, *options])
+        assert check.main() == 2
         error = capsys.readouterr().err
         assert error.startswith(line)
         assert error.count("\n") == 1

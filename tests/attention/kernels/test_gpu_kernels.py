@@ -1,25 +1,15 @@
-"""What `benchmarks/gpu_kernels.py` counts and builds; its timing needs a card."""
-
-import sys
-from pathlib import Path
+"""What `benchmarks/gpu/attention_kernels.py` counts and builds; its timing needs a card."""
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-if not BENCHMARKS.is_dir():
-    pytest.skip("no benchmarks here", allow_module_level=True)
+from benchmarks.gpu import attention_kernels
 
 
 @pytest.fixture
 def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import gpu_kernels
-
-    monkeypatch.setitem(gpu_kernels.HEADS, "tiny", (1, 2, 16))
-    yield gpu_kernels
-    for name in ("gpu_kernels", "common"):
-        sys.modules.pop(name, None)
+    monkeypatch.setitem(attention_kernels.HEADS, "tiny", (1, 2, 16))
+    return attention_kernels
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

@@ -1,0 +1,1 @@
+"""Measurements and checks that take longer than a test; README.md lists them."""

@@ -1,0 +1,1 @@
+"""Sameness, resuming, the simulator and answer equivalence, on more cases than tests have."""

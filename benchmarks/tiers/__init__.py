@@ -1,0 +1,1 @@
+"""KV on two tiers: bytes, their lower bound, seconds, plans."""
