@@ -7,8 +7,8 @@ import torch
 from beamwright import Solver
 from beamwright.models import TreeModel
 from beamwright.models.decoder import Decoder
-from beamwright.own import IGNORED
 from beamwright.runtime.selftest import run_selftest
+from beamwright.solver.own import IGNORED
 
 PROBLEM = "Ann has 12 apples. She eats 3."
 CHAT = (

@@ -19,7 +19,7 @@ import torch
 from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.evaluate import Problem, load_problems
-from beamwright.own import IGNORED
+from beamwright.solver.own import IGNORED
 from benchmarks.common import finish, say, table
 
 Row = Mapping[str, Any]

@@ -21,7 +21,7 @@ from beamwright import Solver
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright.runtime.timeline import Timeline
-from beamwright.solution import Solution
+from beamwright.solver.solution import Solution
 from benchmarks.gpu.context import Context, one_line, release, synchronize
 from benchmarks.gpu.points import WIDTH, Point, shrunk, stage_points
 from benchmarks.gpu.simulator import pack_tree

@@ -11,9 +11,9 @@ from typing import Any
 from beamwright.cost import Layout
 from beamwright.errors import InputError
 from beamwright.hardware import find_profile
-from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.simulator import SimulationResult
+from beamwright.solver.memory import ModelBytes
 from benchmarks.common import say
 from benchmarks.gpu.points import (
     PAPER_SPEEDUP,

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, LbsCase, ModelCosts
 from beamwright.hardware import HardwareProfile, find_profile
-from beamwright.memory import ModelBytes
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.runtime.timeline import Timeline
@@ -29,6 +28,7 @@ from beamwright.simulator import (
     simulate_if_fits,
 )
 from beamwright.simulator import simulate as run_simulation
+from beamwright.solver.memory import ModelBytes
 
 GIB, MIB = 2**30, 2**20
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920

@@ -14,8 +14,8 @@ from typing import Any
 from beamwright.cost import Layout, LbsCase
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import RoundReport
-from beamwright.solution import Solution
-from beamwright.solver import Solver
+from beamwright.solver.solution import Solution
+from beamwright.solver.solver import Solver
 from benchmarks.common import interleave
 from benchmarks.paper.cases import (
     BASELINE,

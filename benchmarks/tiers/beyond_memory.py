@@ -14,7 +14,6 @@ from typing import Any
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
-from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.simulator import (
     RooflineCosts,
@@ -24,6 +23,7 @@ from beamwright.simulator import (
     simulate,
 )
 from beamwright.simulator import grow as grow_tree
+from beamwright.solver.memory import ModelBytes
 from benchmarks.common import finish, say, table
 
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920

@@ -15,7 +15,7 @@ import argparse
 from typing import Any
 
 from beamwright import Solver
-from beamwright.solution import Solution
+from beamwright.solver.solution import Solution
 from benchmarks.common import finish, say
 
 PROMPT = 128

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from beamwright.config import Settings
-    from beamwright.solution import Candidate, Solution
-    from beamwright.solver import Solver
+    from beamwright.solver.solution import Candidate, Solution
+    from beamwright.solver.solver import Solver
 
 __version__ = "0.1.0"
 __all__ = ["Candidate", "Settings", "Solution", "Solver", "__version__"]
 
 _HOME = {
-    "Candidate": "beamwright.solution",
+    "Candidate": "beamwright.solver.solution",
     "Settings": "beamwright.config",
-    "Solution": "beamwright.solution",
-    "Solver": "beamwright.solver",
+    "Solution": "beamwright.solver.solution",
+    "Solver": "beamwright.solver.solver",
 }
 
 

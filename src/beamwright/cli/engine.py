@@ -13,12 +13,12 @@ from beamwright.config import MemorySettings, ModelSettings, SearchSettings, Set
 
 if TYPE_CHECKING:
     from beamwright.cost import Storage
-    from beamwright.memory import MemoryPlan, ModelBytes
     from beamwright.models import ModelShape
     from beamwright.progress import Progress
     from beamwright.runtime.timeline import Timeline
-    from beamwright.solution import Solution
-    from beamwright.solver import Solver
+    from beamwright.solver.memory import MemoryPlan, ModelBytes
+    from beamwright.solver.solution import Solution
+    from beamwright.solver.solver import Solver
     from beamwright.tree import SearchTree
 
 _DRIFT_SAMPLES = 8
@@ -29,7 +29,7 @@ def make_solver(
     settings: Settings, timeline: Timeline | None = None, progress: Progress | None = None
 ) -> Solver:
     """The engine with its models loaded."""
-    from beamwright.solver import Solver  # noqa: PLC0415
+    from beamwright.solver.solver import Solver  # noqa: PLC0415
 
     return Solver(settings, timeline=timeline, progress=progress)
 
@@ -243,7 +243,7 @@ def find_shape(
 
 def model_bytes(shape: ModelShape, element_bytes: int, storage: Storage) -> ModelBytes:
     """Sizes of a model in memory, as the memory plan counts them."""
-    from beamwright.memory import ModelBytes  # noqa: PLC0415
+    from beamwright.solver.memory import ModelBytes  # noqa: PLC0415
 
     return ModelBytes(shape, element_bytes, storage)
 
@@ -256,7 +256,7 @@ def split_memory(
     Raises:
         InputError: if weights and activations leave nothing for KV.
     """
-    from beamwright.memory import plan_memory  # noqa: PLC0415
+    from beamwright.solver.memory import plan_memory  # noqa: PLC0415
 
     return plan_memory(settings, generator, verifier, num_rows)
 
@@ -269,7 +269,7 @@ def memory_needed(
     has_copies: bool,
 ) -> int:
     """The number from which the memory plan gives each model so many bytes of KV."""
-    from beamwright.memory import memory_needed as needed  # noqa: PLC0415
+    from beamwright.solver.memory import memory_needed as needed  # noqa: PLC0415
 
     return needed(models, kv_bytes, num_rows, has_copies=has_copies)
 

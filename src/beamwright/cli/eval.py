@@ -48,7 +48,7 @@ from beamwright.evaluate.fields import ANSWER_FIELDS, QUESTION_FIELDS, SOLUTION_
 from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
 
 if TYPE_CHECKING:
-    from beamwright.solver import Solver
+    from beamwright.solver.solver import Solver
 
 _DatasetArgument = Annotated[
     str | None,

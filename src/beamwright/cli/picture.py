@@ -16,7 +16,7 @@ from beamwright.cli.output import one_line
 from beamwright.files import write_bytes
 
 if TYPE_CHECKING:
-    from beamwright.solution import Solution
+    from beamwright.solver.solution import Solution
     from beamwright.tree import SearchTree
 
 _COLUMNS = 100

@@ -14,8 +14,8 @@ from beamwright.errors import InputError
 from beamwright.hardware import CARDS, HardwareProfile, in_precision
 
 if TYPE_CHECKING:
-    from beamwright.memory import MemoryPlan, ModelBytes
     from beamwright.models import ModelShape
+    from beamwright.solver.memory import MemoryPlan, ModelBytes
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -27,8 +27,8 @@ from beamwright.search.defaults import resolved, vote_note
 
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
-    from beamwright.solution import Solution
-    from beamwright.solver import Solver
+    from beamwright.solver.solution import Solution
+    from beamwright.solver.solver import Solver
 
 _ProblemArgument = Annotated[
     str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads standard input.")

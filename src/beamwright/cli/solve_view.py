@@ -14,7 +14,7 @@ from beamwright.cli.output import format_bytes, one_line, print_json, printable
 from beamwright.errors import BeamwrightError
 
 if TYPE_CHECKING:
-    from beamwright.solution import Solution
+    from beamwright.solver.solution import Solution
 
 
 def print_plain(solution: Solution, as_json: bool, stopped: BaseException | None = None) -> None:

@@ -15,7 +15,7 @@ from beamwright.files import check_writable
 
 if TYPE_CHECKING:
     from beamwright.runtime.timeline import Timeline
-    from beamwright.solution import Solution
+    from beamwright.solver.solution import Solution
     from beamwright.tree import SearchTree
 
 

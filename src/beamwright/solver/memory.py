@@ -1,4 +1,4 @@
-"""The memory plan: from one number to the KV budgets of generator and verifier (solver room)."""
+"""The memory plan: from one number to the KV budgets of generator and verifier."""
 
 from __future__ import annotations
 

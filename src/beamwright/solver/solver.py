@@ -12,12 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Unpack, overload
 
-from beamwright import calls
-from beamwright.assembly import assemble
 from beamwright.config import Settings
 from beamwright.decode.generator import make_running_batch
 from beamwright.decode.sampling import stats_read_by
-from beamwright.describe import describe, with_partial
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,
@@ -26,12 +23,9 @@ from beamwright.errors import (
     Interrupted,
     LinkError,
 )
-from beamwright.memory import advise
-from beamwright.own import settle
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
-from beamwright.runtime.facts import Mark, RunFacts
 from beamwright.runtime.limits import StopRule, check_stops, num_generated
 from beamwright.runtime.obeyed import policy_name
 from beamwright.runtime.prompts import Prompts, with_system_prompt
@@ -42,9 +36,15 @@ from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.schedule import schedule_row
 from beamwright.search import SearchPolicy, round_rng
-from beamwright.solution import Solution
-from beamwright.solver_options import SolverOptions, with_options
-from beamwright.tiers import Traffic, stalled_s
+from beamwright.solver import calls
+from beamwright.solver.assembly import assemble
+from beamwright.solver.describe import describe, with_partial
+from beamwright.solver.facts import Mark, RunFacts
+from beamwright.solver.memory import advise
+from beamwright.solver.options import SolverOptions, with_options
+from beamwright.solver.own import settle
+from beamwright.solver.solution import Solution
+from beamwright.solver.tiers import Traffic, stalled_s
 from beamwright.tree import SearchTree
 from beamwright.verify import aggregate
 

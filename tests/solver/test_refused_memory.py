@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from beamwright import tiers
 from beamwright.config import MemorySettings, Settings
 from beamwright.errors import DeviceMemoryError, InputError, format_bytes
-from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from beamwright.models import decoder, device_memory
 from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.solver import tiers
+from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from beamwright.units import parse_size
 from engines import PROBLEM, assert_nothing_allocated
 
@@ -56,11 +56,11 @@ def test_other_errors_are_not_taken_for_it():
 
 def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
     shape = ModelBytes(NAMED_SHAPES["qwen2.5-1.5b"], 2)
-    for module in ("beamwright.memory", "beamwright.tiers"):
+    for module in ("beamwright.solver.memory", "beamwright.solver.tiers"):
         monkeypatch.setattr(f"{module}.address_space_left", lambda: 1 << 30)
     assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == 1 << 28
     assert tiers.host_kv_bytes(Settings()) <= 1 << 28
-    monkeypatch.setattr("beamwright.memory.address_space_left", lambda: None)
+    monkeypatch.setattr("beamwright.solver.memory.address_space_left", lambda: None)
     assert plan_memory(MemorySettings(), shape, None, 4).kv_bytes == DEFAULT_KV_BYTES
 
 

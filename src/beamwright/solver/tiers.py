@@ -1,4 +1,4 @@
-"""The host tier of a solver: how large it is, which link leads there (solver room)."""
+"""The host tier of a solver: how large it is, which link leads there."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink
-from beamwright.memory import MemoryPlan, ModelBytes
 from beamwright.models import HomeOptions, TreeModel
 from beamwright.models.device_memory import address_space_left
 from beamwright.runtime.timeline import Timeline
+from beamwright.solver.memory import MemoryPlan, ModelBytes
 
 _FALLBACK_HOST_BYTES = 8 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3

@@ -1,4 +1,4 @@
-"""What a solved problem is: the public result objects. Data only; part of the solver room."""
+"""What a solved problem is: the public result objects. Data only."""
 
 from __future__ import annotations
 

@@ -9,16 +9,16 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
-from beamwright import tiers
 from beamwright.config import Settings
 from beamwright.cost import Storage
 from beamwright.decode import RunningBatch
 from beamwright.errors import CapacityError
 from beamwright.kv import StreamLink
 from beamwright.layerwise import LayeredStore
-from beamwright.memory import ModelBytes
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.schedule import SCHEDULES
+from beamwright.solver import tiers
+from beamwright.solver.memory import ModelBytes
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
 

@@ -1,4 +1,4 @@
-"""The options of a `Solver`, with their types, for completion and type checkers. Solver room.
+"""The options of a `Solver`, with their types, for completion and type checkers.
 
 They are the settings (`config.Settings`) and the options that the built-in strategies declare;
 a test holds names, types and defaults to these. Options that a plugin declares go by name, too,

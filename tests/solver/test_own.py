@@ -8,13 +8,13 @@ from beamwright import Solver
 from beamwright.config import ScheduleSettings, Settings
 from beamwright.errors import InputError, PolicyError
 from beamwright.identity import identity_of
-from beamwright.own import settle
 from beamwright.protocols import Complete, Extend, Finish
 from beamwright.registry import restored
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
 from beamwright.schedule import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
+from beamwright.solver.own import settle
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}

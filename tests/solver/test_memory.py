@@ -1,11 +1,11 @@
 import pytest
 
-from beamwright import tiers
 from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage
 from beamwright.errors import InputError, format_bytes
-from beamwright.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
+from beamwright.solver import tiers
+from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 
 GIB = 2**30
 BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"

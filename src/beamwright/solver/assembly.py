@@ -1,4 +1,4 @@
-"""From settings to the parts of a search: models, memory, tiers, schedule, verifier (solver room).
+"""From settings to the parts of a search: models, memory, tiers, schedule, verifier.
 
 Everything that is loaded or allocated once, in the order in which the one memory number is spent.
 """
@@ -16,7 +16,6 @@ from beamwright.config import ModelSettings, Settings
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
-from beamwright.memory import MemoryPlan, ModelBytes, plan_memory
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
@@ -24,7 +23,8 @@ from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import schedule_row
-from beamwright.tiers import HostTier, chosen_schedule
+from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
+from beamwright.solver.tiers import HostTier, chosen_schedule
 from beamwright.verify import VerifierSource, resolve_verifier
 
 

@@ -1,7 +1,7 @@
 """What a user gives a solver as objects: a strategy, a schedule, a verifier, stop rules.
 
 Each is checked for what it has to have, and named in checkpoints by what it is; one that is
-declared becomes a setting by its name (solver room).
+declared becomes a setting by its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What callers hand to a Solver, checked and in one form, and one call at a time. Solver room."""
+"""What callers hand to a Solver, checked and in one form, and one call at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a search that has ended, or was stopped, to its Solution. Solver room; no torch."""
+"""From a search that has ended, or was stopped, to its Solution. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from beamwright.cost import dm_lower_bound_bytes
 from beamwright.errors import BeamwrightError, Interrupted
-from beamwright.runtime.facts import RunFacts
 from beamwright.runtime.limits import cut_short
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.search.answers import extract_answer
@@ -20,7 +19,8 @@ from beamwright.search.doubts import (
 )
 from beamwright.search.ranking import ranked
 from beamwright.search.revise import asked_again, best_answer
-from beamwright.solution import (
+from beamwright.solver.facts import RunFacts
+from beamwright.solver.solution import (
     Candidate,
     KVStats,
     Solution,

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
-from beamwright import Solver, config, solver_options
+from beamwright import Solver, config
 from beamwright.config import Settings
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.runtime.limits import StopFunction
-from beamwright.solver_options import SolverOptions
+from beamwright.solver import options as solver_options
+from beamwright.solver.options import SolverOptions
 from beamwright.verify import ScoreFunction
 
 SECTIONS = [info.annotation for info in Settings.model_fields.values()]
