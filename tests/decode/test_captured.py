@@ -28,7 +28,8 @@ def admissions(monkeypatch):
     found, real = [], TensorRows.admit
 
     def admit(self, staying, joining):
-        found.append(([len(row.tokens) for row in staying], len(joining)))
+        if joining:
+            found.append(([len(row.tokens) for row in staying], len(joining)))
         real(self, staying, joining)
 
     monkeypatch.setattr(TensorRows, "admit", admit)
@@ -71,8 +72,9 @@ def test_static_buffers_keep_their_addresses(make_solver, on_tape, monkeypatch):
 
     def addresses():
         buffers, tail = rows._step_buffers(rows.num_rows), rows._session._tails
-        state = [buffers.tokens, buffers.positions, buffers.keys, buffers.greedy, buffers.index]
-        state += [buffers.stops.matched, buffers.stops.left, buffers.drawn, buffers.codes]
+        state = [buffers.tokens, buffers.positions, buffers.keys, buffers.index, buffers.drawn]
+        state += [buffers.stops.state, buffers.stops.left, buffers.stops.eos, buffers.codes]
+        state += [rows._words._hit, rows._words._next_state, *buffers.sampling.tensors]
         return [each.data_ptr() for each in (*state, tail.storage, tail.places, tail.counts)]
 
     real = type(replay).run

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from beamwright.config import SamplingSettings
+from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import (
     Sampler,
+    allow,
     gumbel_noise,
     lineage_key,
     spread_tokens,
@@ -24,14 +26,19 @@ def noise_of(keys, positions, token_ids):
     return gumbel_noise(keys, positions, spread_tokens(token_ids))
 
 
+def sample(logits, keys, positions, num_tokens=None, greedy=None, **settings):
+    """Tokens and log-probabilities of rows that all have these settings."""
+    rows = [SamplingSettings(**settings)] * len(logits)
+    how = RowSampling(len(rows), CPU)
+    how.load(rows, greedy or [False] * len(rows))
+    return Sampler(num_tokens or logits.shape[-1], CPU).sample(logits, keys, positions, how)
+
+
 def draw(logits, num_rows=1, num_positions=1, seed=0, **settings):
     """Tokens [positions, rows] drawn from one row of logits."""
-    sampler = Sampler(SamplingSettings(**settings), logits.shape[-1], CPU)
     keys, rows = draw_keys(num_rows, seed), logits.expand(num_rows, -1)
-    positions = range(num_positions)
-    return torch.stack(
-        [sampler.sample(rows, keys, torch.full((num_rows,), p))[0] for p in positions]
-    )
+    positions = (torch.full((num_rows,), p) for p in range(num_positions))
+    return torch.stack([sample(rows, keys, each, **settings)[0] for each in positions])
 
 
 # --- noise -----------------------------------------------------------------------------------
@@ -135,17 +142,14 @@ def test_filtering_never_shifts_the_other_draws(filters):
     logits = torch.randn(200, 30, generator=generator) * 2
     keys, positions = draw_keys(200), torch.arange(200)
 
-    def sample(**settings):
-        return Sampler(SamplingSettings(temperature=1.0, **settings), 30, CPU).sample(
-            logits, keys, positions
-        )[0]
-
-    free, filtered = sample(), sample(**filters)
+    free, filtered = (
+        sample(logits, keys, positions, temperature=1.0, **each)[0] for each in ({}, filters)
+    )
     moved = (free != filtered).nonzero().flatten()
     assert 0 < len(moved) < 150
     # A draw moves only away from a forbidden token, and then to the runner-up among the allowed.
-    probe = Sampler(SamplingSettings(temperature=1.0, **filters), 30, CPU)
-    allowed = probe._filter(logits) > float("-inf")
+    how = RowSampling.of([SamplingSettings(temperature=1.0, **filters)] * 200, CPU)
+    allowed = allow(logits, how.ways, how.top_k, how.top_p, how.min_p) > float("-inf")
     assert torch.equal((~allowed[torch.arange(200), free]).nonzero().flatten(), moved)
     raced = logits + noise_of(keys, positions, torch.arange(30))
     assert torch.equal(raced.argmax(1), free)
@@ -187,8 +191,7 @@ def test_zero_temperature_is_greedy():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 30, generator=generator)
     for seed in (0, 1):
-        sampler = Sampler(SamplingSettings(temperature=0), 30, CPU)
-        tokens, _ = sampler.sample(logits, draw_keys(40, seed), torch.arange(40))
+        tokens, _ = sample(logits, draw_keys(40, seed), torch.arange(40), temperature=0)
         assert torch.equal(tokens, logits.argmax(1))
 
 
@@ -196,10 +199,9 @@ def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     keys = stack_keys([lineage_key(0, (0, row)) for row in range(6)], CPU)
     positions = torch.arange(6)
-    sampler = Sampler(SamplingSettings(temperature=1.0), 50, CPU)
-    drawn, _ = sampler.sample(logits, keys, positions)
+    drawn, _ = sample(logits, keys, positions, temperature=1.0)
     greedy = torch.tensor([True, False] * 3)
-    mixed, logprobs = sampler.sample(logits, keys, positions, greedy)
+    mixed, logprobs = sample(logits, keys, positions, temperature=1.0, greedy=greedy.tolist())
     assert (drawn != logits.argmax(-1)).any()
     assert torch.equal(mixed[greedy], logits.argmax(-1)[greedy])
     assert torch.equal(mixed[~greedy], drawn[~greedy])
@@ -207,26 +209,105 @@ def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
 
 
 def test_log_probabilities_are_those_of_the_untempered_model():
-    sampler = Sampler(SamplingSettings(temperature=0.3, top_k=2), 8, CPU)
-    tokens, logprobs = sampler.sample(LOGITS.expand(9, -1), draw_keys(9), torch.arange(9))
+    rows, how = (LOGITS.expand(9, -1), draw_keys(9), torch.arange(9)), {"top_k": 2}
+    tokens, logprobs = sample(*rows, temperature=0.3, **how)
     assert torch.allclose(logprobs, LOGITS[0].log_softmax(0)[tokens])
 
 
 def test_rows_of_the_head_without_a_token_are_never_drawn():
     logits = torch.zeros(64, 20)
     logits[:, 12:] = 50.0
-    tokens, logprobs = Sampler(SamplingSettings(), 12, CPU).sample(
-        logits, draw_keys(64), torch.zeros(64, dtype=torch.long)
-    )
+    positions = torch.zeros(64, dtype=torch.long)
+    tokens, logprobs = sample(logits, draw_keys(64), positions, num_tokens=12)
     assert int(tokens.max()) < 12
     assert torch.allclose(logprobs, torch.tensor(1 / 12).log())
+
+
+# --- rows of one batch -----------------------------------------------------------------------
+
+MIXED = (
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "min_p": 0.05},
+    {"top_k": 5},
+    {"temperature": 0.3},
+    {"top_k": 500, "top_p": 0.5, "min_p": 0.1},
+    {"top_k": 60, "temperature": 2.0},
+    {},
+)
+
+
+def plain_draw(logits, keys, positions, temperature=0.8, top_k=None, top_p=1.0, min_p=None):
+    """The oracle: all rows by the same numbers, and nothing in tensors."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    scaled = logits / temperature
+    if top_k is not None and top_k < scaled.shape[1]:
+        least = scaled.topk(top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+    if top_p < 1.0:
+        ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.softmax(-1)
+        outside = probs.cumsum(-1) - probs >= top_p
+        hidden = torch.zeros_like(outside).scatter(1, index, outside)
+        scaled = scaled.masked_fill(hidden, float("-inf"))
+    if min_p is not None:
+        floor = scaled.softmax(-1).amax(-1, keepdim=True) * min_p
+        scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
+    noise = noise_of(keys, positions, torch.arange(logits.shape[1]))
+    return noise.add_(scaled).argmax(-1)
+
+
+@pytest.mark.parametrize("settings", MIXED, ids=str)
+def test_equal_rows_draw_as_by_plain_numbers(settings):
+    logits = torch.randn(256, 300, generator=torch.Generator().manual_seed(2)) * 3
+    keys, positions = draw_keys(256), torch.arange(256) * 7
+    found, logprobs = sample(logits, keys, positions, **settings)
+    assert torch.equal(found, plain_draw(logits, keys, positions, **settings))
+    assert torch.equal(logprobs, logits.log_softmax(-1).gather(1, found.unsqueeze(1)).squeeze(1))
+
+
+@pytest.mark.parametrize("tile_rows", [None, 64])
+def test_what_a_row_may_draw_is_the_same_whatever_others_do(tile_rows):
+    """To the last bit: the logits that are left, and the token."""
+    logits = torch.randn(256, 300, generator=torch.Generator().manual_seed(3)) * 3
+    keys, positions = draw_keys(256), torch.arange(256) * 5
+    settings = [SamplingSettings(**MIXED[row % len(MIXED)]) for row in range(256)]
+    mixed = RowSampling.of(settings, CPU)
+    sampler = Sampler(300, CPU, tile_rows=tile_rows)
+    found, logprobs = sampler.sample(logits, keys, positions, mixed)
+    filters = (mixed.top_k, mixed.top_p, mixed.min_p)
+    allowed = allow(logits / mixed.temperature, mixed.ways, *filters)
+    for number, own in enumerate(MIXED):
+        rows = slice(number, None, len(MIXED))
+        alone = RowSampling.of(settings[rows], CPU)
+        drawn = sampler.sample(logits[rows], keys[rows], positions[rows], alone)
+        assert torch.equal(drawn[0], found[rows])
+        assert torch.equal(drawn[1], logprobs[rows])
+        if own.get("temperature") != 0:
+            left = logits[rows] / alone.temperature
+            expected = allow(left, alone.ways, alone.top_k, alone.top_p, alone.min_p)
+            assert torch.equal(expected, allowed[rows])
+
+
+def test_what_nobody_does_is_not_computed():
+    def ways(*rows, greedy=False):
+        how = RowSampling(len(rows), CPU)
+        how.load([SamplingSettings(**row) for row in rows], [greedy] * len(rows))
+        return how.ways
+
+    assert ways({}, {"min_p": None}) == (True, False, 0, False, False)
+    assert ways({"temperature": 0, "top_p": 0.5}) == (False, True, 0, False, False)
+    assert ways({"top_k": 9}, greedy=True) == (False, True, 0, False, False)
+    assert ways({"top_k": 9}, {"top_p": 0.5}) == (True, False, 16, True, False)
+    assert ways({"temperature": 0, "top_k": 99}, {"min_p": 0.1}) == (True, True, 0, False, True)
 
 
 # --- statistics of the distribution ----------------------------------------------------------
 
 
 def stats_of(logits, num_tokens=None, names=("entropy", "confidence")):
-    found = Sampler(SamplingSettings(), num_tokens or logits.shape[-1], CPU, names).stats(logits)
+    found = Sampler(num_tokens or logits.shape[-1], CPU, names).stats(logits)
     assert all(values.shape == logits.shape[:1] for values in found.values())
     return {name: values.tolist() for name, values in found.items()}
 
@@ -250,8 +331,7 @@ def test_statistics_are_those_of_the_whole_untempered_distribution(num_tokens, s
     for row, pair in zip(logits, pairs, strict=True):
         assert pair == pytest.approx(plain_stats(row), rel=1e-5, abs=1e-5)
     assert min(found["confidence"]) >= math.log(min(20, num_tokens)) - 1e-5
-    sampling = SamplingSettings(temperature=0.3, top_k=1)
-    alone = Sampler(sampling, num_tokens, CPU, ["entropy"]).stats(logits)
+    alone = Sampler(num_tokens, CPU, ["entropy"]).stats(logits)
     assert {name: values.tolist() for name, values in alone.items()} == {
         "entropy": found["entropy"]
     }

@@ -6,7 +6,6 @@ from beamwright.config import StepSettings
 from beamwright.decode.stops import (
     DelimiterTable,
     RowLimit,
-    StopState,
     StopWords,
     row_limit,
     stop_reason,
@@ -95,14 +94,20 @@ class Rows:
     """Rows whose tokens are observed together, with what the device and the host know of each."""
 
     def __init__(self, limits, eos=(EOS,), **settings):
-        step = StepSettings(**settings)
-        table = DelimiterTable(step.delimiter.encode(), PIECES, CPU)
-        self.words = StopWords(step, frozenset(eos), table, CPU)
-        self.limits = limits
+        self.words = StopWords(frozenset(eos), lambda: PIECES, CPU)
+        self.limits, self.steps = limits, [StepSettings(**settings)] * len(limits)
         self.load([0] * len(limits), [limit.tokens for limit in limits])
 
     def load(self, matched, left):
-        self.state = StopState(torch.tensor(matched), torch.tensor(left))
+        self.state = self.words.new_state(torch.tensor(matched), torch.tensor(left))
+        self.words.load(self.steps, self.state)
+        self.state.state += torch.tensor([self.words.first_state(step) for step in self.steps])
+
+    @property
+    def matched(self):
+        """Bytes of their delimiters that the rows' texts end with."""
+        pairs = zip(self.state.state.tolist(), self.steps, strict=True)
+        return [state - self.words.first_state(step) for state, step in pairs]
 
     def feed(self, *pieces):
         """Why rows stop with these tokens, by row."""
@@ -174,9 +179,10 @@ def test_rows_that_stay_keep_their_state_and_limits():
     limits = [FAR, RowLimit(3, StopReason.PATH_LIMIT), FAR, RowLimit(2, StopReason.STEP_LIMIT)]
     stops = Rows(limits)
     assert stops.feed(b"a", b"a", b"\n", b"a") == {}
-    matched, left = stops.state.matched.tolist(), stops.state.left.tolist()
+    matched, left = stops.matched, stops.state.left.tolist()
     assert (matched, left) == ([0, 0, 1, 0], [999, 2, 999, 1])
     stops.limits = [limits[2], limits[1], FAR]
+    stops.steps.pop()
     stops.load([matched[2], matched[1], 0], [left[2], left[1], FAR.tokens])
     assert stops.feed(b"\n", b"\n", b"\n") == {0: StopReason.DELIMITER}
     assert stops.feed(b"a", b"a", b"\n") == {1: StopReason.PATH_LIMIT, 2: StopReason.DELIMITER}
@@ -185,14 +191,65 @@ def test_rows_that_stay_keep_their_state_and_limits():
 def test_the_state_stays_in_place():
     """A captured step holds its addresses."""
     stops = Rows([FAR, FAR])
-    before = [(each, each.data_ptr()) for each in (stops.state.matched, stops.state.left)]
+    before = [(each, each.data_ptr()) for each in (stops.state.state, stops.state.left)]
     stops.feed(b"\n", b"a")
-    after = (stops.state.matched, stops.state.left)
+    after = (stops.state.state, stops.state.left)
     assert all(
         now is then and now.data_ptr() == place
         for now, (then, place) in zip(after, before, strict=True)
     )
-    assert [each.tolist() for each in after] == [[1, 0], [999, 999]]
+    assert [stops.matched, stops.state.left.tolist()] == [[1, 0], [999, 999]]
+
+
+# --- rows with settings of their own ---------------------------------------------------------
+
+
+def test_every_row_ends_at_its_own_delimiter():
+    steps = [{"delimiter": "\n\n"}, {"delimiter": "aab"}, {"step_tokens": 9}, {"delimiter": "a"}]
+    stops = Rows([FAR] * 4)
+    stops.steps = [StepSettings(**step) for step in steps]
+    stops.load([0] * 4, [FAR.tokens] * 4)
+    assert stops.feed(b"\n", b"a", b"\n\n", b"\n") == {}
+    assert stops.matched == [1, 1, 0, 0]
+    assert stops.feed(b"\n", b"ab", b"aab", b"ab") == {
+        0: StopReason.DELIMITER,
+        1: StopReason.DELIMITER,
+        3: StopReason.DELIMITER,
+    }
+
+
+def test_rows_may_ignore_the_end_of_sequence_beside_others():
+    stops = Rows([FAR] * 3)
+    stops.steps = [StepSettings(ignore_eos=ignores) for ignores in (False, True, False)]
+    stops.load([0] * 3, [FAR.tokens] * 3)
+    assert stops.feed(EOS, EOS, b"a") == {0: StopReason.EOS}
+
+
+def test_tables_are_made_once_and_few_are_kept():
+    words, made = StopWords(frozenset(), lambda: PIECES, CPU), []
+    for number in range(100):
+        words.learn([StepSettings(delimiter=f"{number % 40}")])
+        made.append(words.num_moves)
+        words.learn([StepSettings(delimiter=f"{number % 40}"), StepSettings(step_tokens=3)])
+        assert words.num_moves == made[-1]
+        assert len(words._tables) <= 32
+    assert not words.learn([StepSettings(step_tokens=3)])
+
+
+def test_a_state_means_the_same_bytes_after_the_tables_were_made_anew():
+    stops = Rows([FAR])
+    stops.feed(b"\n")
+    matched, left = stops.matched, stops.state.left.tolist()
+    stops.words.learn([StepSettings(delimiter=f"{number}") for number in range(33)])
+    stops.load(matched, left)
+    assert stops.feed(b"\n") == {0: StopReason.DELIMITER}
+
+
+def test_without_a_tokenizer_there_are_no_delimiters():
+    words = StopWords(frozenset(), None, CPU)
+    state = words.new_state(torch.zeros(2, dtype=torch.long), torch.tensor([9, 1]))
+    words.load([StepSettings()] * 2, state)
+    assert words.observe(torch.tensor([3, 3]), state).tolist() == [0, 2]
 
 
 # --- limits ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
 from beamwright.config import SamplingSettings
+from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
 from beamwright.errors import CapacityError
 from beamwright.tree import NodeState, StopReason
@@ -22,7 +23,7 @@ def oracle(generator_folder):
 
     def check(tree, num_tokens, sampling=None, seed=0, nodes=None):
         settings = sampling or SamplingSettings(temperature=1.0)
-        sampler = Sampler(settings, num_tokens, torch.device("cpu"))
+        sampler = Sampler(num_tokens, torch.device("cpu"))
         checked = 0
         for node in nodes or [n for n in tree.nodes() if n.parent and n.token_ids]:
             path = torch.tensor([node.path_token_ids()])
@@ -30,7 +31,8 @@ def oracle(generator_folder):
                 logits = model(path).logits[0, node.start - 1 : node.end - 1]
             keys = stack_keys([lineage_key(seed, node.lineage)], torch.device("cpu"))
             positions = torch.arange(node.start, node.end)
-            drawn, logprobs = sampler.sample(logits, keys.expand(len(positions), 2), positions)
+            how = RowSampling.of([settings] * len(positions), torch.device("cpu"))
+            drawn, logprobs = sampler.sample(logits, keys.expand(len(positions), 2), positions, how)
             assert tuple(drawn.tolist()) == node.token_ids, node
             assert torch.allclose(logprobs, torch.tensor(node.logprobs), atol=1e-4)
             checked += 1

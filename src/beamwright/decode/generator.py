@@ -10,6 +10,7 @@ from beamwright.config import Settings
 from beamwright.decode.batching import Batching
 from beamwright.decode.graphs import make_replay
 from beamwright.decode.lengths import StepLengths
+from beamwright.decode.request import Decoding, Decodings
 from beamwright.decode.running import RunningBatch
 from beamwright.decode.tensor_rows import TensorRows
 from beamwright.decode.working_memory import WorkingMemory
@@ -33,9 +34,9 @@ def make_running_batch(
     """
     schedule = settings.schedule
     replay = make_replay(schedule.graphs, model)
-    rows = TensorRows(
-        model, codec, settings.sampling, settings.step, settings.search.seed, token_stats, replay
-    )
+    rows = TensorRows(model, codec, token_stats, replay)
+    rows.learn(settings.step)
+    default = Decoding(settings.sampling, settings.step, settings.search.seed)
 
     @torch.inference_mode()
     def prefill(requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
@@ -46,7 +47,7 @@ def make_running_batch(
         rows,
         model.store,
         prefill,
-        StepLengths(settings.step, model.decoder.shape.context),
+        StepLengths(Decodings(default), model.decoder.shape.context),
         Batching.of(schedule, together=grouped),
         WorkingMemory.of(model),
         progress,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beamwright.config import StepSettings
+from beamwright.decode.request import Decodings
 from beamwright.decode.stops import RowLimit, row_limit
 from beamwright.tree import Node
 
@@ -13,8 +13,8 @@ _MARGIN = 1.25
 class StepLengths:
     """Expected tokens of a step. A schedule reserves this much; results do not depend on it."""
 
-    def __init__(self, step: StepSettings, context: int) -> None:
-        self._step, self._context = step, context
+    def __init__(self, decodings: Decodings, context: int) -> None:
+        self.decodings, self._context = decodings, context
         self._num_steps = 0
         self._num_tokens = 0
 
@@ -25,12 +25,12 @@ class StepLengths:
 
     def limit(self, node: Node) -> RowLimit:
         """The most tokens that this node's step may have, and what stops it there."""
-        return row_limit(node, self._step, self._context)
+        return row_limit(node, self.decodings.of(node).step, self._context)
 
     def expected(self, node: Node) -> int:
         """Tokens that this node's step is expected to have."""
         most = self.limit(node).tokens
-        if self._step.step_tokens is not None:
+        if self.decodings.of(node).step.step_tokens is not None:
             return most
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
         return min(most, int(_MARGIN * mean) + 1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from beamwright.decode.paths import path_to
+from beamwright.decode.request import Decoding
+from beamwright.decode.sampling import lineage_key
 from beamwright.decode.stops import RowLimit
 from beamwright.errors import NotFiniteError
 from beamwright.kv import Lease, PathPart, Segment, Source
@@ -18,7 +21,8 @@ from beamwright.tree import Node, StopReason
 class Row:
     """A beam's step so far. The last token of `tokens` has no KV yet.
 
-    limit: the most tokens that the step may have. group: of the plan that it came with.
+    decoding: how its tokens are drawn. limit: the most tokens that the step may have.
+    group: of the plan that it came with.
     logprobs, stats: one value per token, as in `Node`.
     error: why it cannot go on.
     matched: bytes of the delimiter that the text ends with (`stops.StopState`).
@@ -27,6 +31,7 @@ class Row:
 
     node: Node
     segment: Segment
+    decoding: Decoding
     limit: RowLimit
     group: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -36,6 +41,11 @@ class Row:
     stop: StopReason | None = None
     error: NotFiniteError | None = None
     lease: Lease = field(default_factory=lambda: Lease({}))
+
+    @cached_property
+    def key(self) -> tuple[int, int]:
+        """Of its random stream."""
+        return lineage_key(self.decoding.seed, self.node.lineage)
 
     @property
     def forwarded(self) -> int:
@@ -87,7 +97,7 @@ def parts_read(row: Row) -> tuple[PathPart, ...]:
 class Rows(Protocol):
     """How the rows of the running batch are computed: with tensors, or on a virtual clock.
 
-    Batch order is the caller's: `admit` and `compact` get all rows that stay, in their order.
+    Batch order is the caller's: `admit` gets all rows that stay, in their order.
     """
 
     @property
@@ -101,11 +111,10 @@ class Rows(Protocol):
         ...
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        """Take rows in; those that have no token yet draw their first, and may stop at once."""
-        ...
+        """Take rows in; those that have no token yet draw their first, and may stop at once.
 
-    def compact(self, staying: Sequence[Row]) -> None:
-        """Go on with a smaller batch."""
+        Where none joins, the batch is made smaller.
+        """
         ...
 
     def most_tokens(self, running: Sequence[Row]) -> int:

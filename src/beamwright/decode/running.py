@@ -23,6 +23,7 @@ from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken,
 from beamwright.decode.demand import DemandBuilder
 from beamwright.decode.lengths import StepLengths
 from beamwright.decode.paths import OWNER, path_to, segment_name
+from beamwright.decode.request import Decoding
 from beamwright.decode.row import Row, Rows, parts_read
 from beamwright.decode.working_memory import WorkingMemory
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
@@ -93,6 +94,14 @@ class RunningBatch:
         """Nodes that wait, the next one first."""
         return [node for node, _ in self._waiting]
 
+    def decode_as(self, root: Node, decoding: Decoding) -> None:
+        """Give the tree of this root settings of its own, until its root is released.
+
+        Raises:
+            InputError: for a delimiter that is too long.
+        """
+        self._lengths.decodings.set(root, decoding)
+
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
         demand = self._demand.build(beams) if self._residency.evicts else None
@@ -121,6 +130,7 @@ class RunningBatch:
     def release(self, nodes: Iterable[Node]) -> None:
         """Free the segments of these nodes; one that runs leaves."""
         for node in nodes:
+            self._lengths.decodings.forget(node)
             state: GeneratorState | None = node.handles.pop(OWNER, None)
             if state is None:
                 continue
@@ -162,7 +172,7 @@ class RunningBatch:
 
     def _make_room_and_run(self) -> None:
         if worth_compacting(len(self.running), self._rows.num_rows):
-            self._rows.compact(self.running)
+            self._rows.admit(self.running, ())
         most = min(ITERATION_TOKENS, self._rows.most_tokens(self.running))
         most = min(most, max(row.tokens_left for row in self.running))
         self._reserve(most)
@@ -280,8 +290,9 @@ class RunningBatch:
         state: GeneratorState | None = node.handles.get(OWNER)
         if state is None:
             segment = self._residency.create(segment_name(node))
+            decoding = self._lengths.decodings.of(node)
             state = GeneratorState(
-                segment, row=Row(node, segment, self._lengths.limit(node), group)
+                segment, row=Row(node, segment, decoding, self._lengths.limit(node), group)
             )
             node.handles[OWNER] = state
         assert state.row is not None

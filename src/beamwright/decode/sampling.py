@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 
-from beamwright.config import SamplingSettings
+from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.models.decoder import in_tiles
 from beamwright.protocols import ReadsTokenStats
 from beamwright.tree.node import Lineage
@@ -109,13 +110,11 @@ class Sampler:
 
     def __init__(
         self,
-        settings: SamplingSettings,
         num_tokens: int,
         device: torch.device,
         token_stats: Collection[str] = (),
         tile_rows: int | None = None,
     ) -> None:
-        self._settings = settings
         self._tile_rows = tile_rows
         self._num_tokens = num_tokens
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
@@ -126,34 +125,33 @@ class Sampler:
         logits: torch.Tensor,
         keys: torch.Tensor,
         positions: torch.Tensor,
-        greedy: torch.Tensor | None = None,
+        how: RowSampling,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [rows] and their log-probabilities [rows] under the untempered model.
 
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
-        greedy: [rows], True where the likeliest token is taken; None if nowhere.
         """
-        if greedy is None:
-            chosen, logprobs = in_tiles(self._tile_rows, self._sample, logits, keys, positions)
-        else:
-            rows = (logits, keys, positions, greedy)
-            chosen, logprobs = in_tiles(self._tile_rows, self._sample, *rows)
+        work = partial(self._sample, how.ways)
+        chosen, logprobs = in_tiles(self._tile_rows, work, logits, keys, positions, *how.tensors)
         return chosen, logprobs
 
     def _sample(
         self,
+        ways: Ways,
         logits: torch.Tensor,
         keys: torch.Tensor,
         positions: torch.Tensor,
-        greedy: torch.Tensor | None = None,
+        greedy: torch.Tensor,
+        temperature: torch.Tensor,
+        *filters: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = logits[:, : self._num_tokens].float()
-        if self._settings.temperature == 0:
+        if not ways.draws:
             chosen = logits.argmax(-1)
         else:
-            allowed = self._filter(logits / self._settings.temperature)
+            allowed = allow(logits / temperature, ways, *filters)
             chosen = gumbel_noise(keys, positions, self._spread).add_(allowed).argmax(-1)
-            if greedy is not None:
+            if ways.is_greedy:
                 chosen = torch.where(greedy, logits.argmax(-1), chosen)
         logprobs = logits.log_softmax(-1).gather(1, chosen.unsqueeze(1)).squeeze(1)
         return chosen, logprobs
@@ -172,23 +170,33 @@ class Sampler:
         logprobs = logits[:, : self._num_tokens].float().log_softmax(-1)
         return tuple(compute(logprobs) for compute in self._stats.values())
 
-    def _filter(self, scaled: torch.Tensor) -> torch.Tensor:
-        """-inf for tokens that top-k, top-p or min-p leave out, in that order."""
-        settings = self._settings
-        if settings.top_k is not None and settings.top_k < scaled.shape[1]:
-            least = scaled.topk(settings.top_k, dim=-1).values[:, -1:]
-            scaled = scaled.masked_fill(scaled < least, float("-inf"))
-        if settings.top_p < 1.0:
-            ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
-            probs = ordered.softmax(-1)
-            outside = probs.cumsum(-1) - probs >= settings.top_p
-            scaled = scaled.masked_fill(
-                torch.zeros_like(outside).scatter(1, index, outside), float("-inf")
-            )
-        if settings.min_p is not None:
-            floor = scaled.softmax(-1).amax(-1, keepdim=True) * settings.min_p
-            scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
-        return scaled
+
+def allow(
+    scaled: torch.Tensor,
+    ways: Ways,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """Logits [rows, tokens], -inf where top-k, top-p or min-p leaves a token out, in that order.
+
+    top_k: [rows, 1], as the others; 0 for all tokens.
+    """
+    if ways.likeliest:
+        ranked = scaled.topk(min(ways.likeliest, scaled.shape[1]), dim=-1).values
+        least = ranked.gather(1, (top_k - 1).clamp(0, ranked.shape[1] - 1))
+        scaled = scaled.masked_fill((scaled < least) & (top_k > 0), float("-inf"))
+    if ways.top_p:
+        ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.softmax(-1)
+        outside = probs.cumsum(-1) - probs >= top_p
+        scaled = scaled.masked_fill(
+            torch.zeros_like(outside).scatter(1, index, outside), float("-inf")
+        )
+    if ways.min_p:
+        floor = scaled.softmax(-1).amax(-1, keepdim=True) * min_p
+        scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
+    return scaled
 
 
 def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:

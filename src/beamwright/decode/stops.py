@@ -7,7 +7,7 @@ whatever text it holds after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,28 +74,66 @@ def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
 
 @dataclass
 class StopState:
-    """Of each row [rows]: bytes of the delimiter that its text ends with, and tokens left."""
+    """Of each row [rows]: its automaton's state, and tokens left.
 
-    matched: torch.Tensor
+    eos: ids [rows, ids] that end its path. delimited: some row ends at a delimiter.
+    """
+
+    state: torch.Tensor
     left: torch.Tensor
+    eos: torch.Tensor
+    delimited: bool = True
 
 
 _EOS, _LIMIT, _DELIMITER = 1, 2, 4
+_MOST_DELIMITERS = 32
 
 
 class StopWords:
-    """What ends a step wherever it began: EOS ids and the delimiter. On the device only."""
+    """What ends a step wherever it began: EOS ids and delimiters, each row's own.
+
+    The tables of all delimiters stand one behind the other, so that a row's delimiter is nothing
+    but the state that it begins with. State 0 stays itself: it is that of rows without one.
+
+    token_bytes: of every id; None without a tokenizer, where no delimiter is found.
+    num_moves: how often the tables were allocated anew.
+    """
 
     def __init__(
         self,
-        settings: StepSettings,
         eos_ids: frozenset[int],
-        table: DelimiterTable | None,
+        token_bytes: Callable[[], Sequence[bytes]] | None,
         device: torch.device,
     ) -> None:
-        eos = [] if settings.ignore_eos else sorted(eos_ids)
-        self._eos = torch.tensor(eos, dtype=torch.long, device=device)
-        self._table = table if settings.step_tokens is None else None
+        self._eos, self._token_bytes, self._device = sorted(eos_ids), token_bytes, device
+        self.num_moves = 0
+        self._tables: dict[str, DelimiterTable] = {}
+        self._first: dict[str, int] = {}
+        self._next_state = self._hit = torch.empty(0)
+
+    def new_state(self, state: torch.Tensor, left: torch.Tensor) -> StopState:
+        """Of rows that have yet to be loaded; the tensors [rows] become part of it."""
+        size = (len(state), len(self._eos))
+        return StopState(state, left, torch.zeros(size, dtype=torch.long, device=self._device))
+
+    def first_state(self, step: StepSettings) -> int:
+        """Where a step's text begins, and its delimiter's matched bytes count from."""
+        return 0 if step.step_tokens is not None else self._first.get(step.delimiter, 0)
+
+    def learn(self, steps: Sequence[StepSettings]) -> bool:
+        """Have the tables of these settings' delimiters; False if there are none."""
+        wanted = {step.delimiter for step in steps if step.step_tokens is None}
+        if self._token_bytes is None or not wanted:
+            return False
+        if not wanted <= self._tables.keys():
+            self._make_tables(wanted, self._token_bytes())
+        return True
+
+    def load(self, steps: Sequence[StepSettings], state: StopState) -> None:
+        """Go on with rows of these settings; who calls it sets their `state` and `left`."""
+        state.delimited = self.learn(steps)
+        ids = {True: [-1] * len(self._eos), False: self._eos}
+        state.eos.copy_(torch.tensor([ids[step.ignore_eos] for step in steps]))
 
     def observe(self, token_ids: torch.Tensor, state: StopState) -> torch.Tensor:
         """Codes [rows] uint8 of these tokens [rows], 0 where a row goes on; `state` moves on.
@@ -103,12 +141,31 @@ class StopWords:
         The host reads nothing here, and `state` stays in place, so that a graph can hold it.
         """
         state.left.sub_(1)
-        codes = (token_ids.unsqueeze(1) == self._eos).any(1).to(torch.uint8) * _EOS
+        codes = (token_ids.unsqueeze(1) == state.eos).any(1).to(torch.uint8) * _EOS
         codes += (state.left <= 0) * _LIMIT
-        if self._table is not None:
-            codes += self._table.hit[state.matched, token_ids] * _DELIMITER
-            state.matched.copy_(self._table.next_state[state.matched, token_ids])
+        if state.delimited:
+            codes += self._hit[state.state, token_ids] * _DELIMITER
+            state.state.copy_(self._next_state[state.state, token_ids])
         return codes
+
+    def _make_tables(self, wanted: set[str], pieces: Sequence[bytes]) -> None:
+        """Have the tables of these delimiters, and of others as far as there are few."""
+        kept = self._tables if len(wanted | self._tables.keys()) <= _MOST_DELIMITERS else {}
+        tables, host = dict(kept), torch.device("cpu")
+        for delimiter in sorted(wanted - kept.keys()):
+            known = self._tables.get(delimiter)
+            tables[delimiter] = known or DelimiterTable(delimiter.encode(), pieces, host)
+        self._tables, self._first, size = tables, {}, 1
+        none = torch.zeros(1, len(pieces), dtype=torch.long)
+        next_state, hit = [none], [none.bool()]
+        for delimiter, table in tables.items():
+            self._first[delimiter] = size
+            next_state.append(table.next_state + size)
+            hit.append(table.hit)
+            size += table.hit.shape[0]
+        self._next_state = torch.cat(next_state).to(self._device)
+        self._hit = torch.cat(hit).to(self._device)
+        self.num_moves += 1
 
 
 def stop_reason(code: int, limit: RowLimit) -> StopReason:

@@ -14,14 +14,15 @@ from functools import partial
 
 import torch
 
-from beamwright.config import SamplingSettings, StepSettings
+from beamwright.config import StepSettings
 from beamwright.decode.chains import last_hidden
 from beamwright.decode.graphs import EagerReplay, Replay
 from beamwright.decode.paths import path_to
 from beamwright.decode.row import Row
+from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.decode.running import ITERATION_TOKENS
-from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
-from beamwright.decode.stops import DelimiterTable, StopState, StopWords, stop_reason
+from beamwright.decode.sampling import Sampler, stack_keys
+from beamwright.decode.stops import StopWords, stop_reason
 from beamwright.errors import NotFiniteError
 from beamwright.models import DecodeSession, TextCodec, TreeModel
 
@@ -32,35 +33,47 @@ class StepBuffers:
     Results are [step, row]; `index` [1] is the next step's place in them.
     """
 
-    def __init__(self, num_rows: int, stats: Collection[str], device: torch.device) -> None:
+    def __init__(
+        self, num_rows: int, words: StopWords, stats: Collection[str], device: torch.device
+    ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.tokens, self.positions = zeros(num_rows), zeros(num_rows)
+        self._words, self._arrangement = words, -1
         self.keys = zeros(num_rows, 2, dtype=torch.int32)
-        self.greedy = zeros(num_rows, dtype=torch.bool)
-        self.any_greedy = False
-        self.stops = StopState(matched=zeros(num_rows), left=zeros(num_rows))
+        self.sampling = RowSampling(num_rows, device)
+        self._moving = zeros(4, num_rows)
+        self.tokens, self.positions, state, left = self._moving
+        self.stops = words.new_state(state, left)
         self.index = zeros(1)
         size = (ITERATION_TOKENS, num_rows)
         self.drawn, self.logprobs = zeros(*size), zeros(*size, dtype=torch.float32)
         self.codes = zeros(*size, dtype=torch.uint8)
         self.stats = {name: zeros(*size, dtype=torch.float32) for name in stats}
 
-    def load(self, rows: Sequence[Row | None], seed: int) -> None:
-        """Begin an iteration with these rows; None pads the batch."""
+    def load(self, rows: Sequence[Row | None], arrangement: int) -> None:
+        """Begin an iteration with these rows; None pads the batch.
+
+        arrangement: another number wherever the rows are others than before.
+        """
         real = [row or _first(rows) for row in rows]
-        newest = [row.tokens[-1] if row.tokens else 0 for row in real]
-        device = self.tokens.device
-        self.tokens.copy_(torch.tensor(newest))
-        self.positions.copy_(torch.tensor([row.node.start + row.forwarded for row in real]))
-        self.keys.copy_(stack_keys([lineage_key(seed, r.node.lineage) for r in real], device))
-        greedy = [row.node.greedy for row in real]
-        self.any_greedy = any(greedy)
-        self.greedy.copy_(torch.tensor(greedy))
-        self.stops.matched.copy_(torch.tensor([row.matched for row in real]))
-        self.stops.left.copy_(torch.tensor([row.tokens_left for row in real]))
+        if arrangement != self._arrangement:
+            self._load_rows(real)
+            self._arrangement = arrangement
+        moving = [
+            [row.tokens[-1] if row.tokens else 0 for row in real],
+            [row.node.start + row.forwarded for row in real],
+            [self._words.first_state(row.decoding.step) + row.matched for row in real],
+            [row.tokens_left for row in real],
+        ]
+        self._moving.copy_(torch.tensor(moving))
         self.index.zero_()
+
+    def _load_rows(self, rows: Sequence[Row]) -> None:
+        """What stays the same as long as a row runs."""
+        self.keys.copy_(stack_keys([row.key for row in rows], self.keys.device))
+        self.sampling.load([row.decoding.sampling for row in rows], [r.node.greedy for r in rows])
+        self._words.load([row.decoding.step for row in rows], self.stops)
 
     def append(self, tokens: torch.Tensor, logprobs: torch.Tensor, codes: torch.Tensor) -> None:
         """What a step drew [rows]."""
@@ -69,6 +82,11 @@ class StepBuffers:
         self.logprobs.index_copy_(0, self.index, logprobs.unsqueeze(0))
         self.codes.index_copy_(0, self.index, codes.unsqueeze(0))
         self.index.add_(1)
+
+    @property
+    def ways(self) -> tuple[Ways, bool]:
+        """What a step computes at all, and a captured one always will."""
+        return self.sampling.ways, self.stops.delimited
 
     def keep(self, stats: Mapping[str, torch.Tensor]) -> None:
         """Statistics of the token that is drawn next [rows]."""
@@ -87,27 +105,22 @@ class TensorRows:
         self,
         model: TreeModel,
         codec: TextCodec | None,
-        sampling: SamplingSettings,
-        step: StepSettings,
-        seed: int,
         token_stats: Collection[str] = (),
         replay: Replay | None = None,
     ) -> None:
-        self._decoder, self._codec, self._seed = model.decoder, codec, seed
+        self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
-        self._sampler = Sampler(sampling, num_tokens, device, token_stats, model.decoder.tile_rows)
+        self._sampler = Sampler(num_tokens, device, token_stats, model.decoder.tile_rows)
         eos = codec.eos_ids if codec is not None else frozenset()
-        table = None
-        if codec is not None and step.step_tokens is None:
-            table = DelimiterTable(step.delimiter.encode(), codec.token_bytes(), device)
-        self._words = StopWords(step, eos, table, device)
+        self._words = StopWords(eos, codec.token_bytes if codec is not None else None, device)
         self._stats = sorted(token_stats)
         self.replay: Replay = replay or EagerReplay()
         self._stays = replay is not None
         self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
+        self._arrangement = 0
 
     @property
     def num_rows(self) -> int:
@@ -134,22 +147,21 @@ class TensorRows:
 
     # --- who is in the batch -----------------------------------------------------------------
 
+    def learn(self, step: StepSettings) -> None:
+        """Look up beforehand what ends steps of these settings."""
+        self._words.learn([step])
+
     @torch.inference_mode()
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
         """See `Rows`."""
         self._draw_first([row for row in joining if not row.tokens])
-        place = {row: number for number, row in enumerate(self._rows) if row is not None}
-        kept = [place[row] for row in staying]
+        places = self._places()
         paths = [path_to(row.node.parent) for row in joining]
-        self._session.arrange(kept, paths, [row.segment for row in joining])
-        self._set_rows([*staying, *joining])
-
-    @torch.inference_mode()
-    def compact(self, staying: Sequence[Row]) -> None:
-        """See `Rows`."""
-        place = {row: number for number, row in enumerate(self._rows) if row is not None}
-        self._session.arrange([place[row] for row in staying])
-        self._set_rows(staying)
+        segments = [row.segment for row in joining]
+        self._session.arrange([places[row] for row in staying], paths, segments)
+        padding = self._session.num_rows - len(staying) - len(joining)
+        self._rows = [*staying, *joining, *([None] * padding)]
+        self._arrangement += 1
 
     @torch.inference_mode()
     def close(self) -> None:
@@ -170,11 +182,11 @@ class TensorRows:
     @torch.inference_mode()
     def store(self, tokens: Mapping[Row, int]) -> None:
         """See `Rows`."""
-        place = {row: number for number, row in enumerate(self._rows) if row is not None}
-        self._session.store({place[row]: count for row, count in tokens.items() if row in place})
+        places = self._places()
+        self._session.store({places[row]: n for row, n in tokens.items() if row in places})
 
-    def _set_rows(self, rows: Sequence[Row]) -> None:
-        self._rows = [*rows, *([None] * (self._session.num_rows - len(rows)))]
+    def _places(self) -> dict[Row, int]:
+        return {row: place for place, row in enumerate(self._rows) if row is not None}
 
     # --- tokens ------------------------------------------------------------------------------
 
@@ -182,12 +194,14 @@ class TensorRows:
     def run(self, running: Sequence[Row], most: int, enough: int) -> int:
         """See `Rows`."""
         present = set(running)
-        gone = [i for i, row in enumerate(self._rows) if row is not None and row not in present]
-        for place in gone:
-            self._rows[place] = None
-        self._session.drop(gone)
+        gone = [place for row, place in self._places().items() if row not in present]
+        if gone:
+            for place in gone:
+                self._rows[place] = None
+            self._session.drop(gone)
+            self._arrangement += 1
         buffers = self._step_buffers(self.num_rows)
-        buffers.load(self._rows, self._seed)
+        buffers.load(self._rows, self._arrangement)
         self._session.prepare(most)
         num_done = 0
         try:
@@ -197,25 +211,26 @@ class TensorRows:
             for row in running:
                 row.node.usage["overrun"] += num_done
             raise
-        self._take(buffers, num_done)
+        self._take(self._rows, buffers, num_done)
         return num_done
 
     def _tokens(self, buffers: StepBuffers, most: int, enough: int) -> Iterator[None]:
         """Launches token after token, and looks at what each drew one step late."""
-        live = {place for place, row in enumerate(self._rows) if row is not None}
+        live = set(self._places().values())
         going, behind = set(live), None
         step = partial(self._step, buffers)
-        key = (self._session.tail_shape, buffers.any_greedy)
+        key = (self._session.tail_shape, buffers.ways)
+        version = self._session.num_moves + self._words.num_moves
         for number in range(most):
-            self.replay.run(key, self._session.num_moves, step)
+            self.replay.run(key, version, step)
             self._session.advance()
             yield
             before, behind = behind, self.replay.fetch(buffers.codes[number])
             if before is not None:
-                going -= {place for place, code in enumerate(before()) if code}
+                going -= _stopped(before())
             if len(live) - len(going) >= enough:
                 return
-            if self.replay.is_plain and not going - {p for p, c in enumerate(behind()) if c}:
+            if self.replay.is_plain and not going - _stopped(behind()):
                 return  # nobody would get anything of another token
 
     def _step(self, buffers: StepBuffers) -> None:
@@ -223,44 +238,40 @@ class TensorRows:
         hidden = self._session.compute(buffers.tokens, buffers.positions)
         # Rows that have stopped stay inside the context; what they decode is dropped.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
-        logits = self._decoder.logits(hidden)
-        greedy = buffers.greedy if buffers.any_greedy else None
-        drawn = self._sampler.sample(logits, buffers.keys, buffers.positions, greedy)
+        self._draw(buffers, self._decoder.logits(hidden))
+
+    def _draw(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
+        """A token of every row from what its last one leads to [rows, vocab]."""
+        drawn = self._sampler.sample(logits, buffers.keys, buffers.positions, buffers.sampling)
         buffers.keep(self._sampler.stats(logits))
         buffers.append(*drawn, self._words.observe(drawn[0], buffers.stops))
-
-    def _take(self, buffers: StepBuffers, num_done: int) -> None:
-        """Write what an iteration drew to the rows."""
-        columns = [buffers.drawn, buffers.logprobs, buffers.codes, *buffers.stats.values()]
-        tokens, logprobs, codes, *stats = (each[:num_done].T.tolist() for each in columns)
-        matched = buffers.stops.matched.tolist()
-        for place, row in enumerate(self._rows):
-            if row is None:
-                continue
-            mine = [values[place] for values in stats]
-            _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
-            row.matched = matched[place]
 
     def _draw_first(self, rows: Sequence[Row]) -> None:
         """The first token of these rows' steps, from what their parents' last tokens lead to."""
         if not rows:
             return
         hidden = torch.cat([last_hidden(row.node.parent) for row in rows])
-        logits = self._decoder.logits(hidden)
-        buffers = StepBuffers(len(rows), self._stats, logits.device)
-        buffers.load(rows, self._seed)
-        greedy = buffers.greedy if buffers.any_greedy else None
-        drawn = self._sampler.sample(logits, buffers.keys, buffers.positions, greedy)
-        buffers.keep(self._sampler.stats(logits))
-        buffers.append(*drawn, self._words.observe(drawn[0], buffers.stops))
-        before, self._rows = self._rows, list(rows)
-        self._take(buffers, 1)
-        self._rows = before
+        buffers = StepBuffers(len(rows), self._words, self._stats, hidden.device)
+        buffers.load(rows, self._arrangement)
+        self._draw(buffers, self._decoder.logits(hidden))
+        self._take(rows, buffers, 1)
+
+    def _take(self, rows: Sequence[Row | None], buffers: StepBuffers, num_done: int) -> None:
+        """Write what an iteration drew to the rows."""
+        columns = [buffers.drawn, buffers.logprobs, buffers.codes, *buffers.stats.values()]
+        tokens, logprobs, codes, *stats = (each[:num_done].T.tolist() for each in columns)
+        states = buffers.stops.state.tolist()
+        for place, row in enumerate(rows):
+            if row is None:
+                continue
+            mine = [values[place] for values in stats]
+            _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
+            row.matched = states[place] - self._words.first_state(row.decoding.step)
 
     def _step_buffers(self, num_rows: int) -> StepBuffers:
         known = self._buffers.get(num_rows)
         if known is None:
-            known = StepBuffers(num_rows, self._stats, self._decoder.device)
+            known = StepBuffers(num_rows, self._words, self._stats, self._decoder.device)
             self._buffers[num_rows] = known
         return known
 
@@ -286,6 +297,10 @@ def _extend(
             row.stop = stop_reason(code, row.limit)
             row.node.usage["overrun"] += len(codes) - number - 1
             return
+
+
+def _stopped(codes: Sequence[int]) -> set[int]:
+    return {place for place, code in enumerate(codes) if code} if any(codes) else set()
 
 
 def _no_distribution(row: Row) -> NotFiniteError:

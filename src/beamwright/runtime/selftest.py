@@ -12,6 +12,7 @@ import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
+from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler
 from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart, Segment
@@ -134,7 +135,7 @@ class _Rows:
         keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
         self._keys = keys.to(decoder.device, torch.int32)
         tile_rows = decoder.tile_rows
-        self._sampler = Sampler(SamplingSettings(), vocab, decoder.device, tile_rows=tile_rows)
+        self._sampler = Sampler(vocab, decoder.device, tile_rows=tile_rows)
 
     def decode(self, batches: Sequence[range]) -> torch.Tensor:
         """Noisy logits [rows, steps] of these rows in their order, in one running batch.
@@ -195,7 +196,8 @@ class _Rows:
         )
         positions = self._starts[index] + at
         logits = self._decoder.logits(session.forward(self._tokens[index, at], positions))
-        _, logprobs = self._sampler.sample(logits, self._keys[index], positions)
+        how = RowSampling.of([SamplingSettings()] * session.num_rows, logits.device)
+        _, logprobs = self._sampler.sample(logits, self._keys[index], positions, how)
         return (logprobs.float() + logits[:, 0].float())[: len(rows)]
 
 

@@ -13,7 +13,7 @@ from random import Random
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes
 from beamwright.cost.scoring import MARK_TOKENS
-from beamwright.decode import Batching, RunningBatch, StepLengths
+from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, Direction, HomeTier
 from beamwright.models.prefill import PrefillRequest, remember
@@ -128,7 +128,7 @@ class _Bench:
         self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
         rows = ScriptedRows(self.residency, self.clock, case.costs, self.script, tail_tokens)
         batching = Batching.of(case.schedule)
-        lengths = StepLengths(case.step, case.context)
+        lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
         prefill = self._prefill(self.residency, case.costs)
         return RunningBatch(rows, self.residency, prefill, lengths, batching)
 

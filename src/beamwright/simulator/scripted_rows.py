@@ -44,11 +44,8 @@ class ScriptedRows:
             if not row.tokens:
                 self._extend(row, 1)
         self._arrange([*staying, *joining])
-        self._open()
-
-    def compact(self, staying: Sequence[Row]) -> None:
-        """See `decode.Rows`."""
-        self._arrange(staying)
+        if joining:
+            self._open()
 
     def most_tokens(self, running: Sequence[Row]) -> int:
         """See `decode.Rows`."""
