@@ -16,6 +16,9 @@ ROW = {
     "d2h_bytes",
     "groups",
     "dm_lower_bound_bytes",
+    "load_bound_bytes",
+    "store_bound_bytes",
+    "blind_store_bound_bytes",
     "speedup_over_layerwise_dense",
     "speedup_over_layerwise_tree",
 }

@@ -7,6 +7,12 @@ from beamwright.cost.analytic import (
     locality_printed_bytes,
     locality_start_bytes,
 )
+from beamwright.cost.clairvoyant import (
+    Life,
+    TrafficBound,
+    known_future_loads,
+    traffic_bound,
+)
 from beamwright.cost.compare import (
     ResidentNeed,
     choose_schedule,
@@ -30,6 +36,7 @@ __all__ = [
     "Hardware",
     "Layout",
     "LbsCase",
+    "Life",
     "ModelCosts",
     "ResidentNeed",
     "Roofline",
@@ -37,11 +44,13 @@ __all__ = [
     "Shape",
     "Spread",
     "Storage",
+    "TrafficBound",
     "TreeStep",
     "Workload",
     "choose_schedule",
     "dm_lower_bound_bytes",
     "estimate",
+    "known_future_loads",
     "layerwise_bytes",
     "locality_bytes",
     "locality_printed_bytes",
@@ -50,6 +59,7 @@ __all__ = [
     "peak_union_tokens",
     "resident_need",
     "storage_of",
+    "traffic_bound",
     "tree_steps",
     "weight_bytes",
 ]

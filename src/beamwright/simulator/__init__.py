@@ -21,6 +21,7 @@ from beamwright.simulator.run import (
     simulate,
     simulate_if_fits,
 )
+from beamwright.simulator.scripted_rows import Moments
 from beamwright.simulator.synthetic import SyntheticSearch, grow
 from beamwright.simulator.verifier import VerifierCase
 
@@ -31,6 +32,7 @@ __all__ = [
     "EngineCase",
     "EngineResult",
     "EngineRules",
+    "Moments",
     "ReplayStrategy",
     "ReplayTree",
     "RooflineCosts",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from beamwright.cost import Life
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.tree import Node, NodeState, SearchTree, StopReason
 
@@ -96,6 +97,21 @@ class Script:
     def longest_step(self) -> int:
         """Tokens of the longest step."""
         return max((step.tokens for step in self._steps.values()), default=0)
+
+    def lives(self, block_tokens: int) -> list[Life]:
+        """When the KV of every node is needed; a round is a level of the tree."""
+        last: dict[tuple[int, ...], int] = {(): 0}
+        for lineage in sorted(self._steps, key=len, reverse=True):
+            last[lineage] = max(last.get(lineage, 0), len(lineage))
+            above = lineage[:-1]
+            last[above] = max(last.get(above, 0), last[lineage])
+        prompt = -(-self.prompt_tokens // block_tokens)
+        lives = [Life(0, last[()], prompt)]
+        for lineage, step in self._steps.items():
+            # Until a step is extended its last token has no KV, and an ended path is not kept.
+            kept = 0 if step.stop.ends_path else -(-(step.tokens - 1) // block_tokens)
+            lives.append(Life(len(lineage), last[lineage], kept))
+        return lives
 
     def home_blocks(self, block_tokens: int, extra_tokens: int = 0) -> int:
         """Blocks that hold every node, were none ever freed; steps longer by `extra_tokens`."""

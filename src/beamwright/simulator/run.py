@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.config import ScheduleSettings, StepSettings
-from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes
+from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes, traffic_bound
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
@@ -35,7 +35,7 @@ from beamwright.simulator.replay import (
     Script,
 )
 from beamwright.simulator.residency import Prefill, SimulatedResidency
-from beamwright.simulator.scripted_rows import ScriptedRows
+from beamwright.simulator.scripted_rows import Moments, ScriptedRows
 from beamwright.simulator.verifier import SimulatedVerifier, VerifierCase
 
 _BLOCK_TOKENS = 16
@@ -71,6 +71,9 @@ class SimulationResult:
         verify_s: scoring; io_share: stall_s / time_s.
     dm_lower_bound_bytes: what must cross the link whatever the schedule (from the tree
         and the budget alone), of the generator's KV.
+    load_bound_bytes, store_bound_bytes: the same both ways, in blocks and with a beam's growth, for
+        one who knows the whole tree; blind_store_bound_bytes: for one who keeps candidates until
+        they are scored (`cost.clairvoyant`; they do not hold for layer-wise).
     cancelled: transfers that pruning made needless.
     device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
         verifier's, on the device.
@@ -90,13 +93,22 @@ class SimulationResult:
     verifier_peak_bytes: int
     recomputed_tokens: int
     cancelled: int
+    load_bound_bytes: int
+    store_bound_bytes: int
+    blind_store_bound_bytes: int
 
 
 class _Bench:
     """The parts of one simulation."""
 
-    def __init__(self, case: Simulation, clock: VirtualClock, timeline: Timeline | None) -> None:
-        self.case, self.clock = case, clock
+    def __init__(
+        self,
+        case: Simulation,
+        clock: VirtualClock,
+        timeline: Timeline | None,
+        moments: Moments | None,
+    ) -> None:
+        self.case, self.clock, self.moments = case, clock, moments
         self.script = Script(case.tree)
         self.link = VirtualLink(
             self.clock,
@@ -126,7 +138,9 @@ class _Bench:
             )
             return self.layerwise
         self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
-        rows = ScriptedRows(self.residency, self.clock, case.costs, self.script, tail_tokens)
+        rows = ScriptedRows(
+            self.residency, self.clock, case.costs, self.script, tail_tokens, self.moments
+        )
         batching = Batching.of(case.schedule)
         lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
         prefill = self._prefill(self.residency, case.costs)
@@ -202,16 +216,20 @@ class _Bench:
 
 
 def simulate(
-    case: Simulation, clock: VirtualClock | None = None, timeline: Timeline | None = None
+    case: Simulation,
+    clock: VirtualClock | None = None,
+    timeline: Timeline | None = None,
+    moments: Moments | None = None,
 ) -> SimulationResult:
     """Run the search on a virtual clock that stands at 0.
 
-    timeline: collects what ran when; it has to read the same clock.
+    timeline: collects what ran when; it has to read the same clock. moments: collects what is in
+    use after every iteration, for `cost.known_future_loads`; not for layer-wise.
 
     Raises:
         CapacityError: if the search does not fit under this schedule.
     """
-    bench = _Bench(case, clock or VirtualClock(), timeline)
+    bench = _Bench(case, clock or VirtualClock(), timeline, moments)
     accounting = Accounting(bench.clock)
     writer = bench.writer
     executor = PlainExecutor(writer, bench.verifier, accounting, bench.stalled_s, timeline)
@@ -240,6 +258,9 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
     home = residency.home if residency is not None else None
     time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
     verify_s = accounting.seconds["verify"]
+    block_bytes = _BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
+    lives = bench.script.lives(_BLOCK_TOKENS)
+    bound = traffic_bound(lives, bench.case.kv_budget_bytes // block_bytes)
     needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
     return SimulationResult(
         time_s=time_s,
@@ -256,4 +277,7 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
         verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
         recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
         cancelled=residency.counts.cancelled if residency is not None else 0,
+        load_bound_bytes=bound.loads * block_bytes,
+        store_bound_bytes=bound.stores * block_bytes,
+        blind_store_bound_bytes=bound.blind_stores * block_bytes,
     )

@@ -18,9 +18,13 @@ from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.replay import Script
 from beamwright.simulator.residency import SimulatedResidency
 
+Moments = list[dict[Segment, int]]
+"""Blocks in use at one moment after the other."""
+
 
 class ScriptedRows:
-    """See `decode.Rows`. tail_tokens: see `protocols.AttentionBackend`."""
+    """See `decode.Rows`. tail_tokens: see `protocols.AttentionBackend`. moments: collects what is
+    in use whenever something is stored."""
 
     held_bytes = 0
 
@@ -31,7 +35,9 @@ class ScriptedRows:
         costs: DeviceCosts,
         script: Script,
         tail_tokens: int,
+        moments: Moments | None = None,
     ) -> None:
+        self._moments = moments
         self._residency, self._clock, self._costs = residency, clock, costs
         self._script, self._tail_tokens = script, tail_tokens
         self.num_rows = 0
@@ -71,6 +77,10 @@ class ScriptedRows:
         missing = {row: n - row.segment.length for row, n in tokens.items()}
         missing = {row: count for row, count in missing.items() if count > 0}
         self._residency.append([row.segment for row in missing], list(missing.values()))
+        if self._moments is not None:
+            used = dict.fromkeys(segment for row in tokens for segment in row.needs())
+            size = self._residency.device.blocks_for
+            self._moments.append({each: size(each.length) for each in used if each.length})
 
     def text(self, row: Row) -> str:
         """See `decode.Rows`. A script has none."""
