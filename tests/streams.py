@@ -133,7 +133,7 @@ class Copied:
 
 
 class Held:
-    """A stand still of 10 ms, known once the copies have run."""
+    """A stall of 10 ms, known once the copies have run."""
 
     def __init__(self, copied):
         self.copied = copied

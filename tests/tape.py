@@ -59,7 +59,7 @@ def tensors(tree):
 
 
 def storage(tensor):
-    """Where it stands; None if torch does not say (prepacked weights)."""
+    """Where it is; None if torch does not say (prepacked weights)."""
     return None if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 

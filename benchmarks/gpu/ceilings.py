@@ -147,16 +147,16 @@ def small_op_s(device: str, sizes: Sizes) -> float:
 def link_peaks(device: str, sizes: Sizes) -> dict[str, float]:
     """Bytes/s of one large pinned copy each way, and of both at once (their sum)."""
     on_gpu = device != "cpu"
-    near = [random_bytes(sizes.link_bytes, device) for _ in range(2)]
-    far = [random_bytes(sizes.link_bytes, "cpu", pinned=on_gpu) for _ in range(2)]
+    on_device = [random_bytes(sizes.link_bytes, device) for _ in range(2)]
+    on_host = [random_bytes(sizes.link_bytes, "cpu", pinned=on_gpu) for _ in range(2)]
     timer = Timer(device)
     sides = [torch.cuda.Stream(device) for _ in range(2)] if on_gpu else []
 
     def to_device() -> None:
-        near[0].copy_(far[0], non_blocking=True)
+        on_device[0].copy_(on_host[0], non_blocking=True)
 
     def to_host() -> None:
-        far[1].copy_(near[1], non_blocking=True)
+        on_host[1].copy_(on_device[1], non_blocking=True)
 
     def both() -> None:
         if not on_gpu:

@@ -19,8 +19,8 @@ from beamwright.kv import (
     ByteBudget,
     CudaStreams,
     Direction,
-    HomeTier,
     HostStreams,
+    HostTier,
     KVLayout,
     Link,
     Piece,
@@ -62,14 +62,14 @@ class Bench:
         self.device, self.traffic = device, traffic
         on_gpu = device != "cpu"
         num_bytes = 2 * traffic.num_blocks * traffic.layout.bytes_per_block
-        self.near = BlockPool(traffic.layout, ByteBudget(num_bytes), device)
-        self.far = BlockPool(traffic.layout, ByteBudget(num_bytes), pinned=on_gpu)
-        for pool in (self.near, self.far):
+        self.device_pool = BlockPool(traffic.layout, ByteBudget(num_bytes), device)
+        self.host_pool = BlockPool(traffic.layout, ByteBudget(num_bytes), pinned=on_gpu)
+        for pool in (self.device_pool, self.host_pool):
             pool.storage[:1].normal_()
             pool.storage[1:] = pool.storage[:1]
         streams = CudaStreams(torch.device(device)) if on_gpu else HostStreams()
         self.link: Link = StreamLink(streams)
-        self.store = SegmentStore(self.near, HomeTier(self.far, self.link))
+        self.store = SegmentStore(self.device_pool, HostTier(self.host_pool, self.link))
         self.rows = {direction: self._decoded() for direction in Direction}
         self.prepare()
         size = traffic.gemm_size
@@ -77,24 +77,24 @@ class Bench:
         self.left, self.right = (torch.randn(size, size, device=device).to(dtype) for _ in "ab")
 
     def _decoded(self) -> list[Segment]:
-        """Rows that grew together, a block each at a time, and went home so."""
+        """Rows that grew together, a block each at a time, and were written back so."""
         rows = [self.store.create() for _ in range(self.traffic.num_rows)]
         for _ in range(self.traffic.row_blocks):
             for row in rows:
-                self.store.extend(row, self.near.block_tokens)
+                self.store.extend(row, self.device_pool.block_tokens)
             self.store.write_back(rows)
         return rows
 
     def prepare(self) -> None:
-        """What is to come to the device leaves it, and what is to go home is not there."""
+        """What is to be loaded leaves the device, and what is to be stored is not on the host."""
         for row in self.rows[Direction.H2D]:
             self.link.wait(row.transfers)
             for blocks in row.copies:
-                self.near.free(blocks)
+                self.device_pool.free(blocks)
             row.copies, row.transfers = [], []
         for row in self.rows[Direction.D2H]:
             self.link.wait(row.transfers)
-            row.length = row.home_length = 0
+            row.length = row.host_length = 0
 
     def move(self, directions: tuple[Direction, ...]) -> None:
         """Submit everything: loads at once, stores as rows are decoded."""
@@ -103,7 +103,7 @@ class Bench:
         if Direction.D2H in directions:
             for block in range(self.traffic.row_blocks):
                 for row in self.rows[Direction.D2H]:
-                    row.length = (block + 1) * self.near.block_tokens
+                    row.length = (block + 1) * self.device_pool.block_tokens
                 self.store.write_back(self.rows[Direction.D2H], sealed=False)
 
     def compute(self) -> None:
@@ -172,7 +172,7 @@ def copy_launch_s(device: str, traffic: Traffic) -> float:
     """Seconds of one more queued copy that is too small to take any."""
     num_copies = 200
     bench = Bench(device, traffic)
-    tiny = Piece(bench.near.block_bytes(0)[:64], bench.far.block_bytes(0)[:64], 64)
+    tiny = Piece(bench.device_pool.block_bytes(0)[:64], bench.host_pool.block_bytes(0)[:64], 64)
     try:
         bench.link.wait([bench.link.submit(Direction.H2D, "load", [tiny])])
         start = time.perf_counter()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Candidate", "Settings", "Solution", "Solver", "__version__"]
 
-_HOME = {
+_MODULES = {
     "Candidate": "beamwright.solver.solution",
     "Settings": "beamwright.config",
     "Solution": "beamwright.solver.solution",
@@ -31,8 +31,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use: `import beamwright` alone stays quick, without torch."""
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'beamwright' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -39,7 +39,7 @@ class Section(BaseModel):
 class OpenSection(Section):
     """A section that also holds options of what it names; the room that declares them checks them.
 
-    They stand in `model_extra`, under their names.
+    They are in `model_extra`, under their names.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -117,7 +117,7 @@ class SearchSettings(OpenSection):
 class StopSettings(OpenSection):
     """What ends a search early, with the best so far. The tree up to there is the same.
 
-    stop: names of declared stops, whose options stand beside it.
+    stop: names of declared stops, whose options are beside it.
     """
 
     deadline: Duration = None

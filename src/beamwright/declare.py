@@ -96,7 +96,7 @@ def _declare_callable(table: Table[Row], name: str, meaning: str, method: str) -
 def declaration(
     table: Table[R], row: type[R], name: str, meaning: str, **facts: Any
 ) -> Callable[[M], M]:
-    """A decorator that takes what it stands over into a table. facts: of the row.
+    """A decorator that takes what it decorates into a table. facts: of the row.
 
     Raises:
         InputError: if the name cannot be one, or it or an option of it means something else.
@@ -142,7 +142,7 @@ def declared_values(
 def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **shared: Any) -> Any:
     """What a declaration makes: a function is itself, of a class an instance with these options.
 
-    shared: what every one of its kind is told.
+    shared: what every one of its kind is given.
 
     Raises:
         InputError: for a value that it cannot use.

@@ -21,10 +21,10 @@ _PIPE_WAIT_S = 10.0
 _NAME_CHARACTERS = 100  # of the target's name, which may be as long as a name can be
 
 
-def read_regular(path: Path, most: int = -1) -> bytes:
+def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     """The content of a regular file, or of a pipe that this process was handed by the shell.
 
-    Other pipes and devices may never end, or never begin. most: bytes, -1 for all.
+    Other pipes and devices may never end, or never begin. max_bytes: bytes, -1 for all.
 
     Raises:
         OSError: if it cannot be read, or is neither.
@@ -39,7 +39,7 @@ def read_regular(path: Path, most: int = -1) -> bytes:
     if sys.platform != "win32":
         os.set_blocking(handle, True)
     with os.fdopen(handle, "rb") as stream:
-        return stream.read(most)
+        return stream.read(max_bytes)
 
 
 def write_whole(path: Path, text: str, option: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What the engine is doing, told to whoever shows it. No torch; nothing ever comes back from it."""
+"""What the engine is doing, for whoever shows it. No torch; nothing ever comes back from it."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ class DecodeView(AttentionView, Protocol):
 class AttentionBackend(Protocol):
     """Makes views over stored paths. `paths` are tuples of (segment, visible tokens).
 
-    tail_tokens: most tokens of a row that stand in its tail before attention reads them as sealed.
+    tail_tokens: most tokens of a row that are in its tail before attention reads them as sealed.
     copies_per_beam: every beam reads its own copy of its path (the LBS paper's layout).
     """
 

@@ -64,7 +64,7 @@ def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
             parts = node.value
         known[id(node)] = 1 + sum(_num_values(part, known) for part in parts)
     if known[id(node)] < 0:
-        raise yaml.YAMLError("an alias stands inside what it refers to")
+        raise yaml.YAMLError("an alias is inside what it refers to")
     return known[id(node)]
 
 

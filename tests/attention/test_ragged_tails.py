@@ -117,7 +117,7 @@ def test_a_row_of_nans_leaves_the_others_alone(make_forest, backend):
 
 
 def test_a_row_that_joins_reads_nothing_of_a_row_of_nans(make_forest, make_batch):
-    """It takes the other's place in the tail, and hides what stands behind its own tokens."""
+    """It takes the other's place in the tail, and hides what follows its own tokens."""
     forest = make_forest(3, dtype=torch.float32, rows=9, layers=1)
     expected = forest.decode("tree", [*range(7), 8], 1)[0][0]
     batch = make_batch(forest, "tree")

@@ -68,9 +68,9 @@ def test_a_better_machine_is_never_slower(opt, gpu):
 
 
 def test_transfers_by_direction_and_piece(opt, gpu):
-    slow_home = Roofline(opt, replace(gpu, d2h_bandwidth=gpu.h2d_bandwidth / 2, link_share=1.0))
-    to_device = slow_home.transfer(15.75e9, 0, Direction.TO_DEVICE)
+    slow_back = Roofline(opt, replace(gpu, d2h_bandwidth=gpu.h2d_bandwidth / 2, link_share=1.0))
+    to_device = slow_back.transfer(15.75e9, 0, Direction.TO_DEVICE)
     assert to_device == pytest.approx(1.0)
-    assert slow_home.transfer(15.75e9, 0, Direction.TO_HOST) == pytest.approx(2.0)
-    pieces = slow_home.transfer(15.75e9, 1000, Direction.TO_DEVICE)
+    assert slow_back.transfer(15.75e9, 0, Direction.TO_HOST) == pytest.approx(2.0)
+    pieces = slow_back.transfer(15.75e9, 1000, Direction.TO_DEVICE)
     assert pieces - to_device == pytest.approx(1000 * gpu.copy_launch_s)

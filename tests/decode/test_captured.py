@@ -64,7 +64,7 @@ def test_a_row_is_admitted_without_a_new_capture(make_solver, on_tape, admission
 
 
 def test_static_buffers_keep_their_addresses(make_solver, on_tape, monkeypatch):
-    """Not the tape's word alone: where everything stands that a step reads and writes."""
+    """Not the tape's word alone: where everything is that a step reads and writes."""
     solver = make_solver(**SAME, graphs="on", max_batch=7)
     replay = on_tape(solver)
     grow(solver)

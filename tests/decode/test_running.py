@@ -25,8 +25,10 @@ class Chaos:
         run, joining, iterate = TensorRows.run, RunningBatch._next_rows, RunningBatch.iterate
         chaos = self
 
-        def run_less(rows, running, most, enough):
-            return run(rows, running, chaos.rng.randint(1, most), chaos.rng.randint(1, enough))
+        def run_less(rows, running, max_tokens, enough):
+            return run(
+                rows, running, chaos.rng.randint(1, max_tokens), chaos.rng.randint(1, enough)
+            )
 
         def some_join(batch):
             found = joining(batch)

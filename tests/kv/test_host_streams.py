@@ -109,7 +109,7 @@ def test_a_direction_keeps_its_order_and_the_other_does_not_wait(make_link):
         transfers.append(link.submit(Direction.H2D, "load", [piece(random_bytes(8, seed), place)]))
     assert first.reached.wait(PATIENCE_S)
     other = link.submit(Direction.D2H, "store", [piece(random_bytes(8))])
-    soon(link.wait, [other])  # while the first direction stands still
+    soon(link.wait, [other])  # while the first direction is stuck
     assert not any(t.finished for t in transfers)
     first.gate.set()
     soon(link.wait, transfers[-1:])

@@ -11,8 +11,8 @@ from beamwright.kv import (
     BlockPool,
     ByteBudget,
     Direction,
-    HomeTier,
     HostStreams,
+    HostTier,
     SegmentStore,
     StreamLink,
 )
@@ -24,12 +24,12 @@ def tiers(layout):
     links = []
 
     def make(device=6, host=64, bandwidth=None, **options):
-        home_options = {k: options.pop(k) for k in ("recompute", "share_loads") if k in options}
+        host_options = {k: options.pop(k) for k in ("recompute", "share_loads") if k in options}
         links.append(StreamLink(HostStreams(), bandwidth))
         host_pool = BlockPool(layout, ByteBudget(host * layout.bytes_per_block, "host KV budget"))
-        home = HomeTier(host_pool, links[-1], **home_options)
+        host = HostTier(host_pool, links[-1], **host_options)
         pool = BlockPool(layout, ByteBudget(device * layout.bytes_per_block))
-        return SegmentStore(pool, home, **options)
+        return SegmentStore(pool, host, **options)
 
     yield make
     for link in links:
@@ -55,7 +55,7 @@ def several(store, layout, count, num_tokens=8):
 
 
 def moved(store):
-    return dict(store.home.link.bytes_moved)
+    return dict(store.host.link.bytes_moved)
 
 
 def check_leased(store, expected, copies=1):
@@ -67,7 +67,7 @@ def check_leased(store, expected, copies=1):
         store.check()
 
 
-def test_dirty_segments_go_home_before_their_blocks_are_reused(tiers, layout):
+def test_dirty_segments_are_written_back_before_their_blocks_are_reused(tiers, layout):
     """With a link so slow that the bytes would be overwritten if nobody waited."""
     store = tiers(device=4, bandwidth=200_000)
     expected = several(store, layout, 5)  # ten blocks through four
@@ -94,9 +94,9 @@ def test_unsealed_segments_store_whole_blocks_and_the_tail_later(tiers, layout):
     store = tiers()
     segment, _ = filled(store, layout, 7)
     store.write_back([segment], sealed=False)
-    assert (segment.home_length, len(segment.home)) == (4, 1)
+    assert (segment.host_length, len(segment.host_blocks)) == (4, 1)
     store.write_back([segment])
-    assert (segment.home_length, len(segment.home)) == (7, 2)
+    assert (segment.host_length, len(segment.host_blocks)) == (7, 2)
     store.append([segment], [values_of(layout, 3, 9)])
     whole = store.gather(segment, 10).clone()
     store.evict_all()  # the half-full second block must be stored again
@@ -186,10 +186,10 @@ def test_freed_segments_free_both_tiers_at_once(tiers, layout, bandwidth):
     for segment, left in ((third, 4), (first, 2), (second, 0)):
         store.free(segment)
         store.check()
-        assert len([b for s in store._segments for b in s.home]) == left
+        assert len([b for s in store._segments for b in s.host_blocks]) == left
     assert store.pool.num_free == 4
-    assert store.home.ledger.num_free == 64
-    assert store.home.ledger.budget.used_bytes == store.pool.budget.used_bytes == 0
+    assert store.host.ledger.num_free == 64
+    assert store.host.ledger.budget.used_bytes == store.pool.budget.used_bytes == 0
     check_leased(store, several(store, layout, 3))  # and nothing late writes into them
 
 
@@ -298,10 +298,10 @@ def test_random_traffic_against_a_dict(tiers, layout, seed, per_beam):
         store.expect([[s] for s in rng.sample(list(oracle), rng.randint(0, len(oracle)))])
         store.prefetch({rng.choice(list(oracle)): 1})
 
-    def home():
+    def host():
         store.write_back(rng.sample(list(oracle), 1), sealed=rng.random() < 0.5)
 
-    actions = [create, append, append, append, read, read, free, ahead, home, store.evict_all]
+    actions = [create, append, append, append, read, read, free, ahead, host, store.evict_all]
     for _ in range(150):
         action = rng.choice(actions) if oracle else create
         try:
@@ -315,4 +315,4 @@ def test_random_traffic_against_a_dict(tiers, layout, seed, per_beam):
     for segment in list(oracle):
         store.free(segment)
     assert evicted > 20
-    assert (store.num_segments, store.pool.num_free, store.home.ledger.num_free) == (0, 9, 40)
+    assert (store.num_segments, store.pool.num_free, store.host.ledger.num_free) == (0, 9, 40)

@@ -33,10 +33,10 @@ class Plain:
             self.tails.restore(len(self.rows), held)
             self.rows.append(list(held.unbind(2)))
 
-    def decode(self, num_tokens, most=None):
-        """As a session does: the host says once where each row stands, then the device counts."""
+    def decode(self, num_tokens, max_tokens=None):
+        """As a session does: the host says once where each row is, then the device counts."""
         layout = self.layout
-        self.tails.begin([len(row) for row in self.rows], most or num_tokens)
+        self.tails.begin([len(row) for row in self.rows], max_tokens or num_tokens)
         for _ in range(num_tokens):
             shape = (len(self.rows), layout.num_layers, 2, layout.num_kv_heads, layout.head_dim)
             drawn = self.draw(*shape)
@@ -83,7 +83,7 @@ def test_rows_of_any_lengths_join_and_leave(layout, stays):
         fresh = [rng.choice([0, 1, 15, 16, 33, 64, 71]) for _ in range(rng.randint(0, 3))]
         plain.arrange(kept, fresh if kept or fresh else [0])
         plain.check_taken()
-        plain.decode(rng.randint(1, 8), most=8)
+        plain.decode(rng.randint(1, 8), max_tokens=8)
         plain.check_taken(first=3)
     plain.tails.close()
 

@@ -163,32 +163,34 @@ def blocks(count, seed=0):
 
 def test_blocks_that_are_neighbours_on_both_sides_are_one_copy():
     streams = EagerStreams()
-    link, near, far = StreamLink(streams), torch.zeros(10, 8, dtype=torch.uint8), blocks(10)
+    link, device, host = StreamLink(streams), torch.zeros(10, 8, dtype=torch.uint8), blocks(10)
     pairs = [(0, 4), (1, 5), (2, 6), (3, 8), (5, 9), (9, 0)]
     transfer = link.submit(
-        Direction.H2D, "load", [Piece(near[to], far[come], 8) for to, come in pairs]
+        Direction.H2D, "load", [Piece(device[to], host[come], 8) for to, come in pairs]
     )
     assert [each.num_bytes for each in streams.copied[0].pieces] == [24, 8, 8, 8]
     assert transfer.num_bytes == link.bytes_moved[Direction.H2D] == 48
-    expected = torch.zeros_like(near)
+    expected = torch.zeros_like(device)
     for to, come in pairs:
-        expected[to] = far[come]
-    assert torch.equal(near, expected)
+        expected[to] = host[come]
+    assert torch.equal(device, expected)
 
 
 def test_a_batch_is_one_copy_and_its_transfers_end_together():
     streams = EagerStreams()
-    link, near, far = StreamLink(streams), torch.zeros(4, 8, dtype=torch.uint8), blocks(4)
+    link, device, host = StreamLink(streams), torch.zeros(4, 8, dtype=torch.uint8), blocks(4)
     streams.queue(lambda: None)
     with link.together():
-        ones = [link.submit(Direction.H2D, "load", [Piece(near[i], far[i], 8)]) for i in range(3)]
-        other = link.submit(Direction.D2H, "store", [Piece(far[3], near[3], 8)])
+        ones = [
+            link.submit(Direction.H2D, "load", [Piece(device[i], host[i], 8)]) for i in range(3)
+        ]
+        other = link.submit(Direction.D2H, "store", [Piece(host[3], device[3], 8)])
         assert streams.copied == []
     assert [len(each.pieces) for each in streams.copied] == [1, 1]
     assert not any(transfer.finished for transfer in (*ones, other))
     link.wait(ones[:1])
     assert all(transfer.finished for transfer in ones)
-    assert torch.equal(near[:3], far[:3])
+    assert torch.equal(device[:3], host[:3])
     assert link.bytes_moved == {Direction.H2D: 24, Direction.D2H: 8}
 
 

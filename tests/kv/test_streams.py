@@ -58,9 +58,9 @@ def card(monkeypatch):
 
 def test_a_copy_waits_for_compute_and_compute_for_the_copy(card):
     streams = CudaStreams(torch.device("cuda"))
-    near, far = torch.zeros(4), torch.ones(4)
+    device, host = torch.zeros(4), torch.ones(4)
     card.clear()
-    copied = streams.copy(Direction.H2D, [Piece(near, far, 16)], streams.mark())
+    copied = streams.copy(Direction.H2D, [Piece(device, host, 16)], streams.mark())
     held = streams.hold_back(copied)
     assert card == [
         ("event", "compute", 0),
@@ -72,7 +72,7 @@ def test_a_copy_waits_for_compute_and_compute_for_the_copy(card):
         ("event", "compute", 3),
         ("wait", "compute", 2),
     ]
-    assert near.tolist() == [1.0] * 4
+    assert device.tolist() == [1.0] * 4
     assert held.seconds() == 0.0, "it had arrived before compute was ready for it"
 
 

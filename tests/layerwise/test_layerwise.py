@@ -39,7 +39,7 @@ def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, fit, k
         LAYERS - resident for resident in streamed.resident
     )
     assert streamed.idle
-    # What the rows' segments hold at the end came home through the link, and is the same.
+    # What the rows' segments hold at the end came back through the link, and is the same.
     for mine, other in zip(plain.own, streamed.own, strict=True):
         held = plain.store.gather(mine, mine.length)
         assert torch.equal(held, streamed.store.gather(other, other.length))
@@ -61,7 +61,7 @@ def test_more_tokens_than_the_first_tail_allocation(make_forest, link, name):
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
-def test_only_kv_that_is_not_at_home_is_written_back(make_forest, link, name):
+def test_only_kv_that_is_not_on_the_host_is_written_back(make_forest, link, name):
     """Streamed layers write each token; a layer that stops being resident writes all, once."""
     _, streamed = pair(make_forest, name, link, 5.01, dtype=torch.float32)
     streamed.run(TOKENS)
@@ -76,7 +76,7 @@ def test_only_kv_that_is_not_at_home_is_written_back(make_forest, link, name):
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
-def test_what_was_written_home_is_not_written_again(make_forest, link, name):
+def test_what_was_written_back_is_not_written_again(make_forest, link, name):
     forest = make_forest(3, layers=LAYERS, dtype=torch.float32)
     forest = layered(forest, link, 3.5 * layer_bytes(forest, name))
     backend = LayerwiseAttention(make_attention(name))
@@ -194,8 +194,8 @@ def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
     longest = {}
     for part in parts:
         longest[id(part.segment)] = max(part.visible, longest.get(id(part.segment), 0))
-    home = (sum(longest.values()) + sum(lengths)) * token_bytes
-    assert link.bytes_moved[Direction.D2H] == away * home
+    host = (sum(longest.values()) + sum(lengths)) * token_bytes
+    assert link.bytes_moved[Direction.D2H] == away * host
     assert over.store.device_budget.used_bytes == 0
     assert over.store.offload.tokens == 0
 

@@ -1,4 +1,4 @@
-"""Segments parted by layers: what stands where, and that it is the same KV on either side."""
+"""Segments parted by layers: what resides where, and that it is the same KV on either side."""
 
 import pytest
 import torch
@@ -43,16 +43,16 @@ def move(store, link, segment, layer, visible=None):
     return link.submit(Direction.D2H, "store", pieces)
 
 
-def test_whole_tokens_stand_on_the_device_until_they_leave(store, layout, link):
+def test_whole_tokens_reside_on_the_device_until_they_leave(store, layout, link):
     segment, values = store.create(), tokens(layout, 6)
     store.append([segment], [values])
-    assert (store.near_layers(segment), store.home_from(segment)) == (2, 2)
+    assert (store.device_layers(segment), store.host_from(segment)) == (2, 2)
     assert torch.equal(held(store, segment), values)
     link.wait([move(store, link, segment, 1)])
     store.drop_layers(segment, 1)
-    assert (store.near_layers(segment), store.home_from(segment)) == (1, 1)
+    assert (store.device_layers(segment), store.host_from(segment)) == (1, 1)
     assert torch.equal(held(store, segment), values)
-    assert torch.equal(store.far(segment, 6, 1), values[:, 1])
+    assert torch.equal(store.host_layer(segment, 6, 1), values[:, 1])
     assert link.bytes_moved[Direction.D2H] == 6 * layout.bytes_per_token // 2
 
 
@@ -66,42 +66,42 @@ def test_bytes_of_a_leaving_layer_are_those_of_the_tokens_that_are_seen(store, l
 
 
 @pytest.mark.parametrize("resident", [0, 1, 2])
-def test_tokens_go_where_their_layers_stand(store, layout, resident):
+def test_tokens_go_where_their_layers_reside(store, layout, resident):
     segment, values = store.create(), tokens(layout, 11)
     for part in values.split([3, 1, 7]):
         store.append([segment], [split(part, resident)])
     assert torch.equal(held(store, segment), values)
-    assert store.near_layers(segment) == store.home_from(segment) == resident
+    assert store.device_layers(segment) == store.host_from(segment) == resident
     store.check()
 
 
-def test_older_tokens_of_a_tail_come_home_with_the_layers_that_left(store, layout):
+def test_older_tokens_of_a_tail_are_written_back_with_the_layers_that_left(store, layout):
     segment, values = store.create(), tokens(layout, 7)
     store.append([segment], [split(values[:4], 2)])
     store.append([segment], [split(values, 1, num_before=4)])
-    assert (store.near_layers(segment), store.home_from(segment)) == (1, 1)
+    assert (store.device_layers(segment), store.host_from(segment)) == (1, 1)
     assert torch.equal(held(store, segment), values)
 
 
-def test_new_tokens_of_layers_that_the_older_ones_lack_go_home(store, layout, link):
+def test_new_tokens_of_layers_that_the_older_ones_lack_are_written_back(store, layout, link):
     segment, values = store.create(), tokens(layout, 7)
     store.append([segment], [split(values[:4], 1)])
     store.append([segment], [split(values[4:], 2)])
-    assert (store.near_layers(segment), store.home_from(segment)) == (1, 1)
+    assert (store.device_layers(segment), store.host_from(segment)) == (1, 1)
     assert torch.equal(held(store, segment), values)
     assert link.bytes_moved[Direction.D2H] == 3 * layout.bytes_per_token // 2
 
 
-def test_a_layer_that_came_back_is_at_home_too(store, layout, link):
+def test_a_layer_that_came_back_is_on_the_host_too(store, layout, link):
     one, two = store.create(), store.create()
     values = tokens(layout, 6)
     store.append([one, two], [split(values, 1), split(values, 1)])
-    store.add_layer(one, store.far(one, 6, 1))
+    store.add_layer(one, store.host_layer(one, 6, 1))
     link.wait(store.bring([one, two], 2))
     assert link.bytes_moved[Direction.H2D] == 6 * layout.bytes_per_token // 2, "only of the other"
     for segment in (one, two):
-        assert (store.near_layers(segment), store.home_from(segment)) == (2, 1)
-        assert torch.equal(store.near(segment, 5, 1), values[:5, 1])
+        assert (store.device_layers(segment), store.host_from(segment)) == (2, 1)
+        assert torch.equal(store.device_layer(segment, 5, 1), values[:5, 1])
 
 
 def test_landed_layers_are_taken_from_where_they_landed(store, layout, link):
@@ -113,9 +113,9 @@ def test_landed_layers_are_taken_from_where_they_landed(store, layout, link):
     store.land(1, Landing(landed, link.submit(Direction.D2H, "store", [])))
     store.append([first, second], list(values.split([2, 3])))
     for segment, part in ((first, slice(0, 2)), (second, slice(2, 5))):
-        assert store.near_layers(segment) == 1
-        assert torch.equal(store.far(segment, segment.length, 1), landed[part])
-        assert torch.equal(store.near(segment, segment.length, 0), values[part, 0])
+        assert store.device_layers(segment) == 1
+        assert torch.equal(store.host_layer(segment, segment.length, 1), landed[part])
+        assert torch.equal(store.device_layer(segment, segment.length, 0), values[part, 0])
 
 
 def test_a_cleared_segment_begins_anew(store, layout):
@@ -124,11 +124,11 @@ def test_a_cleared_segment_begins_anew(store, layout):
     store.clear(segment)
     values = tokens(layout, 5, seed=1)
     store.append([segment], [values])
-    assert store.near_layers(segment) == 2
+    assert store.device_layers(segment) == 2
     assert torch.equal(held(store, segment), values)
 
 
-def test_a_tail_keeps_real_rows_and_says_what_stands_where(store, layout):
+def test_a_tail_keeps_real_rows_and_says_what_resides_where(store, layout):
     tail = store.make_tail(8, 64)
     assert isinstance(tail, LayeredTail)
     tail.count_rows(3)
@@ -136,8 +136,8 @@ def test_a_tail_keeps_real_rows_and_says_what_stands_where(store, layout):
     tail.resident = 1
     for step in range(20):
         tail.make_room()
-        tail.near(0)[step] = values[step, :3, 0]
-        tail.far(1)[step] = values[step, :3, 1]
+        tail.device_layer(0)[step] = values[step, :3, 0]
+        tail.host_layer(1)[step] = values[step, :3, 1]
         tail.length += 1
     assert (tail.num_rows, tail.full, store.scratch.used_bytes > 0) == (8, False, True)
     tail.keep_rows(torch.tensor([2, 0, 5]))
@@ -145,10 +145,10 @@ def test_a_tail_keeps_real_rows_and_says_what_stands_where(store, layout):
     for row, was in enumerate([2, 0]):
         taken = tail.take(row, 16, 20)
         assert (taken.num_tokens, taken.num_before) == (4, 0)
-        assert torch.equal(taken.near[:, 0], values[16:, was, 0])
-        assert torch.equal(taken.far[:, 0], values[16:, was, 1])
+        assert torch.equal(taken.on_device[:, 0], values[16:, was, 0])
+        assert torch.equal(taken.on_host[:, 0], values[16:, was, 1])
     tail.left = True
-    assert tail.take(0, 16, 20).far.shape[0] == 20
+    assert tail.take(0, 16, 20).on_host.shape[0] == 20
     tail.clear()
     assert (tail.length, tail.left) == (0, False)
     tail.close()

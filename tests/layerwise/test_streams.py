@@ -1,4 +1,4 @@
-"""Layer-wise offloading over side streams: where layers stand as they come and go, and no races."""
+"""Layer-wise offloading over side streams: where layers reside as they move, and no races."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_views_that_follow_each_other_with_other_rows_read_what_is_true(make_for
 
 @NAMES
 def test_a_layer_that_comes_back_is_whole_for_those_whose_rows_had_gone(make_forest, link, name):
-    """It lands for the rows that are left; what the others will read again stays at home."""
+    """It lands for the rows that are left; what the others will read again stays on the host."""
     plain, device = pair(make_forest, name, link, 4.2, dtype=torch.float32)
     plain.close()
     device.close()
@@ -55,7 +55,7 @@ def test_a_layer_that_comes_back_is_whole_for_those_whose_rows_had_gone(make_for
         assert two.resident[2] > two.resident[1] or not keep, "layers came back"
 
 
-def test_a_prefill_s_tokens_stand_where_their_layers_do(make_forest):
+def test_a_prefill_s_tokens_reside_where_their_layers_do(make_forest):
     """The streamed layers' tokens come from the link, the others from the device."""
     link = StreamLink(LateStreams())
     forest = make_forest(2, layers=LAYERS, dtype=torch.float32)
@@ -73,7 +73,7 @@ def test_a_prefill_s_tokens_stand_where_their_layers_do(make_forest):
     view.close()
     mine = store.create()
     store.append([mine], [torch.stack(fresh, dim=1)])
-    assert 0 < store.near_layers(mine) < LAYERS
+    assert 0 < store.device_layers(mine) < LAYERS
     whole = store.gather(mine, 3).permute(2, 0, 1, 3, 4)
     assert torch.equal(whole, torch.stack(fresh, dim=1))
 
@@ -128,25 +128,25 @@ def test_a_buffer_is_not_overwritten_before_its_last_reader(make_forest):
     assert careless[2:] == [False, False, True, True], "the next two layers were in the buffers"
 
 
-def sent_home(make_forest, streams):
-    """What reaches the host of a token that compute writes after it was told to go home."""
+def written_back(make_forest, streams):
+    """What reaches the host of a token that compute writes after its store was submitted."""
     link = StreamLink(streams)
     forest = layered(make_forest(1, layers=LAYERS, dtype=torch.float32), link)
     layers = LayerStreams(forest.store, 1)
-    written, home = torch.zeros(8), torch.full((8,), 9.0)
+    written, host = torch.zeros(8), torch.full((8,), 9.0)
     streams.queue(lambda: written.fill_(1.0))
-    transfer = layers.store([Piece(home, written, 32)])
+    transfer = layers.store([Piece(host, written, 32)])
     link.wait([transfer])
-    return home.tolist()
+    return host.tolist()
 
 
-def test_a_token_goes_home_after_it_was_written(make_forest):
-    assert sent_home(make_forest, EagerStreams()) == [1.0] * 8
-    assert sent_home(make_forest, EagerStreams(careless=True)) == [0.0] * 8
+def test_a_token_is_written_back_after_it_was_computed(make_forest):
+    assert written_back(make_forest, EagerStreams()) == [1.0] * 8
+    assert written_back(make_forest, EagerStreams(careless=True)) == [0.0] * 8
 
 
 class LostOrder(LateStreams):
-    """Compute is held back by what comes to the device, and not by what goes home."""
+    """Compute is held back by what comes to the device, and not by what is stored."""
 
     def hold_back(self, copied):
         if copied.direction is Direction.H2D:
@@ -155,7 +155,7 @@ class LostOrder(LateStreams):
 
 
 @NAMES
-def test_a_token_is_fetched_again_after_it_went_home(make_forest, name):
+def test_a_token_is_fetched_again_after_it_was_written_back(make_forest, name):
     """The tail's next fetch reads on the host what the other stream has still to bring there."""
     link = StreamLink(LostOrder())
     plain, device = pair(make_forest, name, link, 3.5, dtype=torch.float32)

@@ -32,7 +32,7 @@ def test_figure_8_groups_beams_with_common_prefixes():
     assert beam_sets(Forest(demand)) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_overlap_counts_wherever_the_beam_stands():
+def test_overlap_counts_wherever_the_beam_is():
     demand = demand_of(["pa1", "pa2", "pb", "qc", "qd"], growth=0, capacity=90, copies=True)
     assert beam_sets(Forest(demand)) == [[0, 1], [2, 3, 4]]
     assert beam_sets(Forest(demand), balance=False) == [[0, 1, 2], [3, 4]]

@@ -32,7 +32,7 @@ def test_lineage_is_compared_as_numbers():
     assert ordinals(ranked(nodes[::-1])) == list(range(12))
 
 
-def test_a_node_without_a_score_stands_last():
+def test_a_node_without_a_score_comes_last():
     nodes = candidates([None, -5.0, None])
     assert ordinals(ranked(nodes)) == [1, 0, 2]
 

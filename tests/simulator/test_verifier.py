@@ -63,7 +63,7 @@ def test_the_generator_goes_as_it_does_alone(schedule):
     assert scored.stall_s == 0
 
 
-def test_a_verifier_that_does_not_fit_goes_home_or_says_so():
+def test_a_verifier_that_does_not_fit_is_written_back_or_says_so():
     roomy = simulate(case())
     budget = roomy.verifier_peak_bytes // 2
     with pytest.raises(CapacityError, match="of the verifier"):
@@ -77,7 +77,7 @@ def test_a_verifier_that_does_not_fit_goes_home_or_says_so():
         assert tight.verify_s >= roomy.verify_s - 1e-9
 
 
-def test_evicted_scores_are_computed_again_where_nothing_goes_home():
+def test_evicted_scores_are_computed_again_where_nothing_is_written_back():
     roomy = simulate(case())
     tight = simulate(case(prm_budget=roomy.verifier_peak_bytes // 2, evict="recompute"))
     assert tight.h2d_bytes == tight.d2h_bytes == 0

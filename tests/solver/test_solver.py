@@ -218,7 +218,7 @@ def test_a_prompt_is_rendered_once_even_if_the_trees_do_not_fit_together(make_so
     assert [solution.tree_hash for solution in together] == alone
 
 
-def test_a_problems_own_error_stands_in_its_place(make_solver):
+def test_a_problems_own_error_takes_its_place(make_solver):
     solver = make_solver(n=4, width=2)
     found = solver.solve_many([(0, "1+1"), (1, " \n"), (2, "x" * 1100), (3, "2+2")])
     assert [type(each) for each in found] == [

@@ -62,7 +62,7 @@ class ReencodingPrm:
 
     def _score_batch(self, ids: list[list[int]], firsts: list[int]) -> list[float]:
         longest = max(map(len, ids))
-        # Padding stands behind: under causal attention no real token sees it, so no mask.
+        # Padding comes last: under causal attention no real token sees it, so no mask.
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
         hidden = self._model.model(tokens, use_cache=False).last_hidden_state
         values = self._values(hidden, tokens)

@@ -19,7 +19,7 @@ from beamwright.kv.row_tails import padded_tokens
 class PathCopies:
     """Copies [layer, K or V, row, kv_head, token, head_dim] of whole paths, padded to the longest.
 
-    `room` more tokens are free behind each row's own path, so that a row's tokens stand at the
+    `room` more tokens are free behind each row's own path, so that a row's tokens are at the
     same offsets whoever shares the batch.
     """
 
@@ -64,9 +64,9 @@ class DenseDecode:
             self._restore(tail, store.pool.layout.num_layers)
 
     def _restore(self, tail: RowTails, num_layers: int) -> None:
-        """Rows that have decoded before bring their tails along, which stand behind their copies.
+        """Rows that have decoded before keep their tails, which follow their copies.
 
-        What stands there beyond a row's own tokens is masked.
+        What is there beyond a row's own tokens is masked.
         """
         for layer in range(num_layers):
             data = self._copies.layers.layer(layer)
@@ -149,7 +149,7 @@ class DenseAttention:
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> DenseDecode:
-        """A view for one token per row; `hold` decides where its packed copies stand."""
+        """A view for one token per row; `hold` decides where its packed copies reside."""
         return DenseDecode(store, paths, tail, hold)
 
     def prefill_view(

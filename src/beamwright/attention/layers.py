@@ -1,4 +1,4 @@
-"""Where the layers of a packed working copy stand. Knows no attention and no link.
+"""Where the layers of a packed working copy reside. Knows no attention and no link.
 
 Attention asks a source for one layer at a time, and the answer may wait: resident layers are plain
 indexing, `layerwise` streams them (LBS section 4.1, the token-by-token baseline).
@@ -18,9 +18,9 @@ from beamwright.kv import Path, RowTails, Segment, SegmentStore
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands at one place along the entries of a packed copy.
+    """What is at one place along the entries of a packed copy.
 
-    parts: the segments whose tokens stand there, one after the other.
+    parts: the segments whose tokens are there, one after the other.
     rows: the rows of the batch that read it.
     room: free tokens behind the parts, where a row's own tokens are written as they come.
     """
@@ -64,7 +64,7 @@ def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torc
 
 
 class ResidentLayers:
-    """All layers stand on the device."""
+    """All layers reside on the device."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._data = pack(store, entries, num_tokens)
@@ -75,7 +75,7 @@ class ResidentLayers:
 
 
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
-"""Packs entries of so many tokens each, see `pack`; decides where the layers stand."""
+"""Packs entries of so many tokens each, see `pack`; decides where the layers reside."""
 
 
 class Tail(Protocol):
@@ -94,7 +94,7 @@ def tail_mask(tail: Tail) -> torch.Tensor | None:
 
 
 def tail_places(tail: Tail, num_rows: int, device: torch.device) -> torch.Tensor:
-    """[rows] how many tokens of each row's tail stand before the current one."""
+    """[rows] how many tokens of each row's tail precede the current one."""
     if isinstance(tail, RowTails):
         return tail.places
     length: int = tail.length  # type: ignore[attr-defined]

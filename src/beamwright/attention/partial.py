@@ -83,10 +83,10 @@ def attend_part_oracle(
 
 
 def merge_parts(context: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """Merge partial results along dimension 1, in the order they stand there (path order).
+    """Merge partial results along dimension 1, in path order.
 
     context [rows, parts, heads..., head_dim], lse [rows, parts, heads...] with -inf where a row
-    has fewer parts. Absent parts stand last, so a row's sum does not depend on how many there are.
+    has fewer parts. Absent parts come last, so a row's sum does not depend on how many there are.
     """
     weights = lse.softmax(dim=1).to(context.dtype)
     return (weights.unsqueeze(-1) * context).sum(dim=1)

@@ -36,7 +36,7 @@ class Bucket:
 class SharedSegments:
     """The sealed segments of a batch of paths, packed once and attended once per layer.
 
-    `tokens_per_row` queries stand behind each row (1 in decode, the padded chunk in prefill).
+    `tokens_per_row` queries follow each row (1 in decode, the padded chunk in prefill).
     """
 
     def __init__(

@@ -196,7 +196,7 @@ class TreeAttention:
     def decode_view(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
     ) -> TreeDecode:
-        """A view for one token per row; `hold` decides where its packed copies stand."""
+        """A view for one token per row; `hold` decides where its packed copies reside."""
         return TreeDecode(store, paths, tail, hold)
 
     def prefill_view(

@@ -95,7 +95,7 @@ def draw_tree(
 def draw_answers(tree: SearchTree) -> Text | None:
     """One line: the answers of the paths that have ended, most votes first; None if there are none.
 
-    With each answer stands the number of paths that give it and the best of their scores.
+    With each answer comes the number of paths that give it and the best of their scores.
     """
     votes: dict[str, list[Node]] = {}
     shown: dict[str, str] = {}
@@ -134,7 +134,7 @@ class _Drawing:
             if is_tip or node.state in (NodeState.FINISHED, NodeState.CANDIDATE):
                 self._alive.update(node.path())
         self._num_lines = 0
-        self._most = max([1.0, *_scores(decoded)])
+        self._max_score = max([1.0, *_scores(decoded)])
 
     def draw(self, show_dead: Callable[[Node], bool], first_depth: int) -> tuple[Tree, int]:
         """The tree and its number of lines; dead nodes are drawn where `show_dead`."""
@@ -181,11 +181,11 @@ class _Drawing:
         alive = node in self._alive
         finished = node.state is NodeState.FINISHED
         mark = self._marks.finished if finished else self._marks.kept if alive else ""
-        color = _score_color(node.score, self._most) if alive else "bright_black"
+        color = _score_color(node.score, self._max_score) if alive else "bright_black"
         label = Text(no_wrap=True, overflow="ellipsis")
         label.append(f"{mark or self._marks.pruned} ", f"bold {'green' if finished else color}")
         if node.score is not None:
-            full, empty = self._marks.bar(round(_share(node.score, self._most) * _BAR_CELLS))
+            full, empty = self._marks.bar(round(_share(node.score, self._max_score) * _BAR_CELLS))
             label.append(full, color)
             label.append(empty, "bright_black")
             label.append(f" {node.score:.2f}  ", color)
@@ -216,19 +216,19 @@ def _scores(nodes: Iterable[Node]) -> list[float]:
     return [n.score for n in nodes if n.score is not None and math.isfinite(n.score)]
 
 
-def _share(score: float, most: float) -> float:
+def _share(score: float, max_score: float) -> float:
     """How full a bar is: a probability as it is, a log-probability exponentiated.
 
-    most: the largest score, which fills the bar; 1 where scores are probabilities. A score that
-    is no number has an empty bar.
+    max_score: the largest score, which fills the bar; 1 where scores are probabilities. A score
+    that is no number has an empty bar.
     """
     if math.isnan(score):
         return 0.0
-    return min(max(score / most if score >= 0 else math.exp(score), 0.0), 1.0)
+    return min(max(score / max_score if score >= 0 else math.exp(score), 0.0), 1.0)
 
 
-def _score_color(score: float | None, most: float) -> str:
+def _score_color(score: float | None, max_score: float) -> str:
     if score is None:
         return "default"
-    share = _share(score, most)
+    share = _share(score, max_score)
     return "green" if share > 0.66 else "yellow" if share > 0.33 else "red"

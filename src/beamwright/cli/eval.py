@@ -253,7 +253,7 @@ def _solving(
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
         for problem_id, outcome in solver().solve_many(problems, in_flight=in_flight):
             if pages is not None:
-                pages.write([outcome])  # what fails there is told at the end
+                pages.write([outcome])  # what fails there is reported at the end
             yield problem_id, outcome
 
     return solve_many

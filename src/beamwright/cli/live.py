@@ -96,7 +96,7 @@ def _totals(settings: Settings) -> list[int]:
 class LiveTree:
     """Shows every round of one search. A context manager; `show` is its round callback.
 
-    status: what stands below the tree, asked for at every refresh.
+    status: what is shown below the tree, asked for at every refresh.
     """
 
     def __init__(self, console: Console, problem: str, status: Status) -> None:
@@ -128,7 +128,7 @@ class LiveTree:
         self._live.__exit__(kind, error, trace)
 
     def show(self, report: RoundReport) -> None:
-        """Draw the tree as it stands after a round."""
+        """Draw the tree after a round."""
         self._last = report
         drawing = draw_tree(report.tree, self._marks, self._room())
         self._drawn = self._below(drawing, report)

@@ -210,7 +210,7 @@ def _run(
     """The solution, or what was finished when an error stopped the search, and that error."""
 
     def seen(report: RoundReport) -> None:
-        views.saw(report.tree)
+        views.observe(report.tree)
         if on_round is not None:
             on_round(report)
 

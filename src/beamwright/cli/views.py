@@ -48,7 +48,7 @@ class Views:
             self._timeline = engine.make_timeline()
         return self._timeline
 
-    def saw(self, tree: SearchTree) -> None:
+    def observe(self, tree: SearchTree) -> None:
         """A round of this tree is complete."""
         self._seen = tree
 

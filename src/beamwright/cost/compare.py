@@ -114,17 +114,17 @@ def max_beams_in_gpu(
         return found
 
     # Searches with more beams differ less from each other: one of moderate size stands for them.
-    families = _most(lambda number: load(number) <= 1)
+    families = _largest(lambda number: load(number) <= 1)
     typical = wider(max(1, min(families, _SAMPLED_BEAMS // workload.width)))
     held = sampled_searches(typical).held_tokens(typical, copies=False)
-    families = _most(lambda number: load(number) * held.worst / held.mean <= 1)
+    families = _largest(lambda number: load(number) * held.worst / held.mean <= 1)
     return families * workload.width
 
 
 _SAMPLED_BEAMS = 256
 
 
-def _most(holds: Callable[[int], bool]) -> int:
+def _largest(holds: Callable[[int], bool]) -> int:
     """The last number from 1 on of which something holds that stops to hold; 0 if of none."""
     if not holds(1):
         return 0

@@ -70,7 +70,7 @@ class SampledSearches:
         return Spread.of(peaks.max(axis=1))
 
     def union_tokens(self, workload: Workload) -> Spread:
-        """Distinct tokens that a search holds at most, where they need not stand in blocks."""
+        """Distinct tokens that a search holds at most, where they need not be in blocks."""
         growth = workload.num_beams * np.array(self._lengths(workload))
         peaks = workload.prompt_tokens + workload.step_tokens * self.shared + growth
         return Spread.of(peaks.max(axis=1))

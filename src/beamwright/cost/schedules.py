@@ -75,7 +75,7 @@ class ScheduleRun:
     def locality(self) -> Estimate:
         """Group by group to the end of the step (LBS section 4), prefetching into what is free.
 
-        From the first step that outgrows the device, all KV is at home on the host. The last
+        From the first step that outgrows the device, all KV is stored on the host. The last
         group of a step is the first of the next, so one group of each step is not loaded.
         """
         if not self._one_path_is_scored:

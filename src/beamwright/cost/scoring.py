@@ -94,7 +94,7 @@ class Scoring:
         return self._roofline.prefill(self.workload.prompt_tokens)
 
     def steps(self) -> list[StepScoring]:
-        """Every step, in order. Once the tree outgrows the device, its KV has its home beyond."""
+        """Every step, in order. Once the tree outgrows the device, its KV is stored on the host."""
         found, spilled = [], False
         for step in tree_steps(self.workload):
             found.append(self._step(step, spilled=spilled))

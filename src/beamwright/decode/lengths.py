@@ -18,7 +18,7 @@ class StepLengths:
         self._num_steps = 0
         self._num_tokens = 0
 
-    def saw(self, num_tokens: int) -> None:
+    def observe(self, num_tokens: int) -> None:
         """A step of this length is complete."""
         self._num_steps += 1
         self._num_tokens += num_tokens
@@ -29,8 +29,8 @@ class StepLengths:
 
     def expected(self, node: Node) -> int:
         """Tokens that this node's step is expected to have."""
-        most = self.limit(node).tokens
+        max_tokens = self.limit(node).tokens
         if self.decodings.of(node).step.step_tokens is not None:
             return most
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
-        return min(most, int(_MARGIN * mean) + 1)
+        return min(max_tokens, int(_MARGIN * mean) + 1)

@@ -117,12 +117,12 @@ class Rows(Protocol):
         """
         ...
 
-    def most_tokens(self, running: Sequence[Row]) -> int:
+    def max_tokens(self, running: Sequence[Row]) -> int:
         """Tokens until a row's newest ones have to be read as stored ones."""
         ...
 
-    def run(self, running: Sequence[Row], most: int, enough: int) -> int:
-        """An iteration: up to `most` tokens for every row, written to the rows; how many it were.
+    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
+        """Write up to `max_tokens` tokens to every row; returns how many.
 
         It ends one token after `enough` rows have stopped, or when all have.
         """

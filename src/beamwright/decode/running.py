@@ -173,16 +173,16 @@ class RunningBatch:
     def _make_room_and_run(self) -> None:
         if worth_compacting(len(self.running), self._rows.num_rows):
             self._rows.admit(self.running, ())
-        most = min(ITERATION_TOKENS, self._rows.most_tokens(self.running))
-        most = min(most, max(row.tokens_left for row in self.running))
-        self._reserve(most)
+        max_tokens = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
+        max_tokens = min(max_tokens, max(row.tokens_left for row in self.running))
+        self._reserve(max_tokens)
         if self.running:
             self._progress.doing(
                 f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
             )
             before = sum(len(row.tokens) for row in self.running)
             num_rows, self._tried = self._rows.num_rows, len(self.running)
-            num_tokens = self._rows.run(self.running, most, self._enough())
+            num_tokens = self._rows.run(self.running, max_tokens, self._enough())
             self.counts.iterations += 1
             self.counts.slot_tokens += num_tokens * num_rows
             drawn = sum(len(row.tokens) for row in self.running) - before
@@ -220,7 +220,7 @@ class RunningBatch:
                 residency.clear(row.segment)
             row.remember_source()
             row.node.handles[OWNER] = GeneratorState(row.segment)
-            self._lengths.saw(len(row.tokens))
+            self._lengths.observe(len(row.tokens))
             self._events.append(row.decoded(self._rows.text(row)))
         self._full = self._full and not done and bool(self.running)
 
@@ -286,7 +286,7 @@ class RunningBatch:
             self._residency.evict_all()
 
     def _row(self, node: Node, group: int) -> Row:
-        """Where a node's step stands: at its start, or where it was preempted."""
+        """A node's step: at its start, or where it was preempted."""
         state: GeneratorState | None = node.handles.get(OWNER)
         if state is None:
             segment = self._residency.create(segment_name(node))
@@ -375,11 +375,12 @@ class RunningBatch:
 
     # --- who leaves --------------------------------------------------------------------------
 
-    def _reserve(self, most: int) -> None:
+    def _reserve(self, max_tokens: int) -> None:
         """Blocks for the tokens to come, at the cost of the rows that came last."""
         while self.running:
             wanted = {
-                row.segment: row.forwarded + min(most, row.tokens_left) for row in self.running
+                row.segment: row.forwarded + min(max_tokens, row.tokens_left)
+                for row in self.running
             }
             try:
                 self._residency.reserve(wanted)

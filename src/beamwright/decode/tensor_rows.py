@@ -132,10 +132,10 @@ class TensorRows:
         """See `Rows`."""
         return self._session.held_bytes if self._stays else 0
 
-    def most_tokens(self, running: Sequence[Row]) -> int:
+    def max_tokens(self, running: Sequence[Row]) -> int:
         """See `Rows`."""
         del running
-        return self._session.most_tokens()
+        return self._session.max_tokens()
 
     def text(self, row: Row) -> str:
         """See `Rows`."""
@@ -191,7 +191,7 @@ class TensorRows:
     # --- tokens ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def run(self, running: Sequence[Row], most: int, enough: int) -> int:
+    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
         """See `Rows`."""
         present = set(running)
         gone = [place for row, place in self._places().items() if row not in present]
@@ -202,10 +202,10 @@ class TensorRows:
             self._arrangement += 1
         buffers = self._step_buffers(self.num_rows)
         buffers.load(self._rows, self._arrangement)
-        self._session.prepare(most)
+        self._session.prepare(max_tokens)
         num_done = 0
         try:
-            for _ in self._tokens(buffers, most, enough):
+            for _ in self._tokens(buffers, max_tokens, enough):
                 num_done += 1
         except torch.OutOfMemoryError:
             for row in running:
@@ -214,14 +214,14 @@ class TensorRows:
         self._take(self._rows, buffers, num_done)
         return num_done
 
-    def _tokens(self, buffers: StepBuffers, most: int, enough: int) -> Iterator[None]:
+    def _tokens(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Iterator[None]:
         """Launches token after token, and looks at what each drew one step late."""
         live = set(self._places().values())
         going, behind = set(live), None
         step = partial(self._step, buffers)
         key = (self._session.tail_shape, buffers.ways)
         version = self._session.num_moves + self._words.num_moves
-        for number in range(most):
+        for number in range(max_tokens):
             self.replay.run(key, version, step)
             self._session.advance()
             yield

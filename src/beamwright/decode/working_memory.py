@@ -38,7 +38,7 @@ class WorkingMemory:
             tail_tokens = min(
                 1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens
             )
-            # The tail doubles by copying, so the old one stands beside the new one for a moment.
+            # The tail doubles by copying, so the old one exists beside the new one for a moment.
             tail = 3 * tail_tokens * layout.bytes_per_token // 2
             return tail + shape.working_bytes_per_row(layout.dtype.itemsize)
 

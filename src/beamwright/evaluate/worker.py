@@ -2,7 +2,7 @@
 
 Run as a script, so it depends on `math-verify` alone. The parent kills it when it takes too long
 (a library's signal-based limits fail off the main thread); an alarm whose default action ends
-the process stands behind that, for a parent that was itself killed.
+the process is the backstop, for a parent that was itself killed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Direction, Link, Piece, Transfer, TransferState
-from beamwright.kv.movement import HomeTier
+from beamwright.kv.movement import HostTier
 from beamwright.kv.pool import BlockPool, KVLayout
 from beamwright.kv.residency import Residency
 from beamwright.kv.row_tails import RowTails
@@ -29,8 +29,8 @@ __all__ = [
     "ByteBudget",
     "CudaStreams",
     "Direction",
-    "HomeTier",
     "HostStreams",
+    "HostTier",
     "KVLayout",
     "Lease",
     "Link",

@@ -29,7 +29,7 @@ class HostStreams:
         self._lanes = {direction: _Lane(f"copier-{direction}") for direction in Direction}
 
     def mark(self) -> Marker:
-        """See `Streams`. Compute has done all that it was told to."""
+        """See `Streams`. Compute has done all that it was asked to."""
         return _Now()
 
     def copy(self, direction: Direction, pieces: Sequence[Piece], after: Marker) -> Copied:

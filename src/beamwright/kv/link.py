@@ -32,7 +32,7 @@ class Piece:
 
 
 class TransferState(StrEnum):
-    """Where a transfer stands."""
+    """What has become of a transfer."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -41,7 +41,7 @@ class TransferState(StrEnum):
 
 
 class Moved(Protocol):
-    """What tells that a transfer has ended: an event of a thread, or of a stream."""
+    """What shows that a transfer has ended: an event of a thread, or of a stream."""
 
     def is_set(self) -> bool: ...
 

@@ -18,7 +18,7 @@ from beamwright.schedule.eviction import eviction_order
 
 
 class ResidenceLog(Protocol):
-    """Who is told where a segment's KV is, and when compute waited (a timeline)."""
+    """Records where a segment's KV is, and when compute waited (a timeline)."""
 
     def residence(self, segment: str, change: str) -> None: ...
 
@@ -26,10 +26,10 @@ class ResidenceLog(Protocol):
 
 
 @dataclass
-class HomeTier:
+class HostTier:
     """The host side: its blocks, the link to it, and how evicted KV comes back.
 
-    recompute: evicted segments are not kept at home; they are computed again.
+    recompute: evicted segments are not kept on the host; they are computed again.
     share_loads: several copies of a segment cross the link once; otherwise each on its own
         (no inter-beam locality, LBS Fig. 10b).
     """
@@ -50,7 +50,7 @@ class ResidencyCounts:
 
 
 class Movement:
-    """Segments of one device ledger, with an optional home tier behind a link.
+    """Segments of one device ledger, with an optional host tier behind a link.
 
     copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
     outgrown: True once something had to leave the device.
@@ -59,12 +59,12 @@ class Movement:
     def __init__(
         self,
         device: BlockLedger,
-        home: HomeTier | None = None,
+        host: HostTier | None = None,
         *,
         copies_per_beam: bool = False,
         log: ResidenceLog | None = None,
     ) -> None:
-        self.device, self.home = device, home
+        self.device, self.host = device, host
         self.copies_per_beam = copies_per_beam
         self.counts = ResidencyCounts()
         self.log = log
@@ -75,35 +75,35 @@ class Movement:
     # --- storing and loading -----------------------------------------------------------------
 
     def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
-        """Start copying home what is not there: whole blocks, and the tail of sealed segments.
+        """Start copying what the host lacks: whole blocks, and the tail of sealed segments.
 
         Raises:
             CapacityError: if the host tier is full.
         """
-        if self.home is None or self.home.recompute:
+        if self.host is None or self.host.recompute:
             return
-        with self.home.link.together():
+        with self.host.link.together():
             for segment in segments:
                 size = self.device.block_tokens
                 until = segment.length if sealed else segment.length // size * size
-                if segment.copies and until > segment.home_length:
+                if segment.copies and until > segment.host_length:
                     self._store(segment, until)
 
     def _load(self, segment: Segment, blocks: list[int], kind: str) -> Transfer:
-        """Start bringing a segment from home into fresh device blocks."""
-        assert self.home is not None
+        """Start loading a segment from the host into fresh device blocks."""
+        assert self.host is not None
         segment.copies.append(blocks)  # owned before anything can fail
-        # A store of the same blocks may still be on its way home: the load must read its result.
+        # A store of the same blocks may still be under way: the load must read its result.
         self._wait_for(segment, Direction.D2H)
-        pieces = self.pieces(Direction.H2D, blocks, segment.home[: len(blocks)])
-        transfer = self.home.link.submit(Direction.H2D, kind, pieces)
+        pieces = self.pieces(Direction.H2D, blocks, segment.host_blocks[: len(blocks)])
+        transfer = self.host.link.submit(Direction.H2D, kind, pieces)
         segment.transfers.append(transfer)
-        self._tell(segment)
+        self._log_residence(segment)
         return transfer
 
     def _load_copies(self, segment: Segment, copies: int) -> None:
         """Without shared loads, every further copy crosses the link on its own."""
-        if self.home is None or self.home.share_loads or segment.home_length < segment.length:
+        if self.host is None or self.host.share_loads or segment.host_length < segment.length:
             return
         for _ in range(copies - len(segment.copies)):
             self._load(segment, self._take(self.device.blocks_for(segment.length)), "load")
@@ -116,17 +116,19 @@ class Movement:
             self.copy_on_device(segment.copies[0], blocks)
 
     def _store(self, segment: Segment, until: int) -> None:
-        """Start copying blocks home up to token `until`, from the first incomplete one on."""
-        assert self.home is not None
+        """Start storing blocks up to token `until`, from the first incomplete one on."""
+        assert self.host is not None
         size = self.device.block_tokens
-        first, end = segment.home_length // size, self.device.blocks_for(until)
-        if end > len(segment.home):
-            segment.home += self.home.ledger.allocate(end - len(segment.home))
-        pieces = self.pieces(Direction.D2H, segment.copies[0][first:end], segment.home[first:end])
+        first, end = segment.host_length // size, self.device.blocks_for(until)
+        if end > len(segment.host_blocks):
+            segment.host_blocks += self.host.ledger.allocate(end - len(segment.host_blocks))
+        pieces = self.pieces(
+            Direction.D2H, segment.copies[0][first:end], segment.host_blocks[first:end]
+        )
         segment.transfers = [t for t in segment.transfers if not t.finished]
-        segment.transfers.append(self.home.link.submit(Direction.D2H, "store", pieces))
-        segment.home_length = until
-        self._tell(segment)
+        segment.transfers.append(self.host.link.submit(Direction.D2H, "store", pieces))
+        segment.host_length = until
+        self._log_residence(segment)
 
     # --- making room -------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Movement:
     def _make_room(self, num_blocks: int) -> None:
         """Evict until so many blocks are free; if that cannot be, evict nothing."""
         missing = num_blocks - self.device.num_free
-        if missing <= 0 or self.home is None:
+        if missing <= 0 or self.host is None:
             return
         victims = self._victims()
         if sum(len(b) for s in victims for b in s.copies[s.pins :]) >= missing:
@@ -151,7 +153,7 @@ class Movement:
         return eviction_order(found, self._next_use, last_use)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
-        """Free `num_blocks` blocks if these victims have them; dirty ones go home first."""
+        """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""
         self.outgrown = self.outgrown or bool(victims)
         chosen: list[Segment] = []
         for segment in victims:
@@ -169,15 +171,15 @@ class Movement:
             for blocks in segment.copies[segment.pins :]:
                 self.device.free(blocks)
             del segment.copies[segment.pins :]
-            self._tell(segment)
+            self._log_residence(segment)
 
     # --- transfers ---------------------------------------------------------------------------
 
     def pieces(
-        self, direction: Direction, device: Sequence[int], home: Sequence[int]
+        self, direction: Direction, device: Sequence[int], host: Sequence[int]
     ) -> list[Piece]:
         """One piece per block; without tensors there is nothing behind them."""
-        del direction, home
+        del direction, host
         return [Piece(None, None, self.device.bytes_per_block) for _ in device]
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
@@ -190,19 +192,19 @@ class Movement:
     def _wait(self, transfers: Iterable[Transfer]) -> None:
         """Compute waits for these: that is the stall."""
         pending = [transfer for transfer in transfers if not transfer.finished]
-        if not pending or self.home is None:
+        if not pending or self.host is None:
             return
         with self.log.span("wait", "stall") if self.log is not None else nullcontext():
-            self.counts.stall_s += self.home.link.wait(pending)
+            self.counts.stall_s += self.host.link.wait(pending)
 
     def _cancel(self, segment: Segment) -> None:
-        if segment.transfers and self.home is not None:
+        if segment.transfers and self.host is not None:
             self.counts.cancelled += sum(not t.finished for t in segment.transfers)
-            self.home.link.cancel(segment.transfers)
+            self.host.link.cancel(segment.transfers)
             segment.transfers = []
 
-    def _tell(self, segment: Segment) -> None:
+    def _log_residence(self, segment: Segment) -> None:
         if self.log is not None and segment.name:
-            device, home = bool(segment.copies), bool(segment.home)
-            change = "both" if device and home else "device" if device else "host"
-            self.log.residence(segment.name, change if device or home else "none")
+            device, host = bool(segment.copies), bool(segment.host_blocks)
+            change = "both" if device and host else "device" if device else "host"
+            self.log.residence(segment.name, change if device or host else "none")

@@ -1,4 +1,4 @@
-"""BlockPool: a ledger of blocks and the memory that they stand in.
+"""BlockPool: a ledger of blocks and the memory that they are in.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
 so that the link moves it in one transfer.

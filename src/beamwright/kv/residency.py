@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Direction, Transfer
-from beamwright.kv.movement import HomeTier, Movement, ResidenceLog
+from beamwright.kv.movement import HostTier, Movement, ResidenceLog
 from beamwright.kv.segments import Segment
 
 
@@ -25,12 +25,12 @@ class Residency(Movement):
     def __init__(
         self,
         device: BlockLedger,
-        home: HomeTier | None = None,
+        host: HostTier | None = None,
         *,
         copies_per_beam: bool = False,
         log: ResidenceLog | None = None,
     ) -> None:
-        super().__init__(device, home, copies_per_beam=copies_per_beam, log=log)
+        super().__init__(device, host, copies_per_beam=copies_per_beam, log=log)
         self.recompute_segments: Callable[[Sequence[Segment]], None] | None = None
         self._tick = 0
 
@@ -57,12 +57,12 @@ class Residency(Movement):
         had = segment.length
         for blocks in segment.copies:
             self.device.free(blocks)
-        if self.home is not None:
-            self.home.ledger.free(segment.home)
-        segment.copies, segment.home = [], []
-        segment.length = segment.home_length = 0
+        if self.host is not None:
+            self.host.ledger.free(segment.host_blocks)
+        segment.copies, segment.host_blocks = [], []
+        segment.length = segment.host_length = 0
         if had:
-            self._tell(segment)
+            self._log_residence(segment)
 
     def reserve(self, wanted: Mapping[Segment, int]) -> None:
         """Make sure that every copy of each segment has blocks for so many tokens; evicts others.
@@ -99,7 +99,7 @@ class Residency(Movement):
         first = segment.length == 0 and num_tokens > 0
         segment.length += num_tokens
         if first:
-            self._tell(segment)
+            self._log_residence(segment)
 
     def trim(self, segment: Segment) -> None:
         """Give back reserved blocks that hold no token."""
@@ -148,14 +148,14 @@ class Residency(Movement):
         It makes room only at the cost of what the rest of the round does not use: that would have
         to go anyway when the next group's turn comes, so fetching ahead adds no traffic.
         """
-        if self.home is None or self.home.recompute:
+        if self.host is None or self.host.recompute:
             return
-        missing = [s for s in needs if not s.resident and s.home_length == s.length]
+        missing = [s for s in needs if not s.resident and s.host_length == s.length]
         count = sum(self.device.blocks_for(segment.length) for segment in missing)
         if count > self.device.num_free:
             spare = [s for s in self._victims() if s not in self._next_use]
             self._evict(spare, count - self.device.num_free)
-        with self.home.link.together():
+        with self.host.link.together():
             for segment in missing:
                 blocks = self.device.blocks_for(segment.length)
                 if blocks > self.device.num_free:
@@ -199,7 +199,7 @@ class Residency(Movement):
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
-    # --- the home tier -----------------------------------------------------------------------
+    # --- the host tier -----------------------------------------------------------------------
 
     def evict_all(self) -> None:
         """Empty the device of everything that is not pinned (no reuse between steps)."""
@@ -208,11 +208,11 @@ class Residency(Movement):
     @property
     def evicts(self) -> bool:
         """True if there is a way to make room."""
-        return self.home is not None
+        return self.host is not None
 
     def dirty(self) -> list[Segment]:
-        """Resident segments that are not wholly at home, in the order of eviction."""
-        return [s for s in self._victims() if s.home_length < s.length]
+        """Resident segments that are not wholly on the host, in the order of eviction."""
+        return [s for s in self._victims() if s.host_length < s.length]
 
     # --- loading -----------------------------------------------------------------------------
 
@@ -221,9 +221,9 @@ class Residency(Movement):
         for segment in needs:
             segment.last_use = self._tick
         self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
-        lost = {s: None for s in needs if not s.resident and s.home_length < s.length}
+        lost = {s: None for s in needs if not s.resident and s.host_length < s.length}
         waiting: list[Transfer] = []
-        with self.home.link.together() if self.home is not None else nullcontext():
+        with self.host.link.together() if self.host is not None else nullcontext():
             for segment, copies in needs.items():
                 if segment in lost or not segment.length:
                     continue
@@ -245,7 +245,7 @@ class Residency(Movement):
 
     def _recompute(self, lost: list[Segment]) -> None:
         if self.recompute_segments is None:
-            raise AssertionError("a segment is neither on the device nor at home")
+            raise AssertionError("a segment is neither on the device nor on the host")
         self.counts.recomputed_tokens += sum(segment.length for segment in lost)
         for segment in lost:
             self.clear(segment)
@@ -262,8 +262,8 @@ class Residency(Movement):
         """Conservation: every block is free or owned by one copy of one live segment."""
         live = list(self._segments)
         self.device.check([b for s in live for blocks in s.copies for b in blocks])
-        if self.home is not None:
-            self.home.ledger.check([block for segment in live for block in segment.home])
+        if self.host is not None:
+            self.host.ledger.check([block for segment in live for block in segment.host_blocks])
         for segment in live:
             wanted = self.device.blocks_for(segment.length)
             if any(len(blocks) < wanted for blocks in segment.copies):

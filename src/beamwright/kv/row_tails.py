@@ -1,11 +1,11 @@
 """RowTails: the newest tokens of the rows being decoded, contiguous per row, of any lengths.
 
-Tokens of one head stand next to each other: at 256 rows that reads four to six times as fast as
+Tokens of one head lie next to each other: at 256 rows that reads four to six times as fast as
 token by token (docs/experiments.md). It is a working copy in the layout that attention wants; the
 tokens are stored in the blocks that are filled beside it. Keys are padded to few lengths, so that a
 row's sums do not depend on how long the other rows' tails are.
 
-Where a token is written and how many are read stand in tensors, at addresses that stay as long as
+Where a token is written and how many are read is in tensors, at addresses that stay as long as
 `num_moves` does: a captured step can be replayed.
 """
 
@@ -112,7 +112,7 @@ class RowTails:
         tokens = self.storage.shape[4]
         self._resize(num_rows, tokens)
         self.storage[:, :, : len(kept)] = held
-        # Of a row that has left, NaN may stand here, and a weight of zero does not mask it.
+        # Of a row that has left, NaN may be here, and a weight of zero does not mask it.
         self.storage[:, :, len(kept) :] = 0
 
     def restore(self, row: int, held: torch.Tensor) -> None:
@@ -141,10 +141,10 @@ class RowTails:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    def begin(self, lengths: Sequence[int | None], most: int) -> None:
-        """Rows hold so many tokens each, and get up to `most` more. None: nobody reads the row."""
+    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+        """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
         known = [length for length in lengths if length is not None]
-        self._grow(max(known) + most)
+        self._grow(max(known) + max_tokens)
         same = not self._stays and min(known) == max(known)
         self._same = known[0] if same else None
         spare = known[0] if same else 0

@@ -1,4 +1,4 @@
-"""Segments: the KV of one node, node-aligned, and where it stands. Knows no tensors.
+"""Segments: the KV of one node, node-aligned, and where it resides. Knows no tensors.
 
 A path is a tuple of (segment, visible tokens).
 """
@@ -19,7 +19,7 @@ class Segment:
     length: tokens written so far.
     copies: device blocks of each copy. One, where beams share; several, where every beam of a
         group reads its own (`dense`); none, while the segment is not resident.
-    home, home_length: blocks on the host, and how many tokens they hold or will hold once
+    host_blocks, host_length: blocks on the host, and how many tokens they hold or will hold once
         `transfers` have finished.
     pins: copies that may not be evicted.
     last_use: tick of the last lease that named it.
@@ -30,8 +30,8 @@ class Segment:
     name: str = ""
     length: int = 0
     copies: list[list[int]] = field(default_factory=list)
-    home: list[int] = field(default_factory=list)
-    home_length: int = 0
+    host_blocks: list[int] = field(default_factory=list)
+    host_length: int = 0
     pins: int = 0
     last_use: int = 0
     freed: bool = False

@@ -8,7 +8,7 @@ import torch
 
 from beamwright.kv.budget import ScratchMeter
 from beamwright.kv.link import Direction, Piece
-from beamwright.kv.movement import HomeTier, ResidenceLog
+from beamwright.kv.movement import HostTier, ResidenceLog
 from beamwright.kv.pool import BlockPool
 from beamwright.kv.residency import Residency
 from beamwright.kv.segments import Segment
@@ -16,7 +16,7 @@ from beamwright.kv.tail import TailBuffer
 
 
 class SegmentStore(Residency):
-    """Creates, extends, reads and frees segments in one device pool, with an optional home pool.
+    """Creates, extends, reads and frees segments in one device pool, with an optional host pool.
 
     scratch: bytes of the working copies that attention keeps of the present group.
     streams_layers: attention waits for layers of KV within a forward pass.
@@ -27,18 +27,18 @@ class SegmentStore(Residency):
     def __init__(
         self,
         pool: BlockPool,
-        home: HomeTier | None = None,
+        host: HostTier | None = None,
         *,
         copies_per_beam: bool = False,
         log: ResidenceLog | None = None,
     ) -> None:
-        super().__init__(pool, home, copies_per_beam=copies_per_beam, log=log)
+        super().__init__(pool, host, copies_per_beam=copies_per_beam, log=log)
         self.pool = pool
         self.scratch = ScratchMeter()
 
     @property
     def compute_device(self) -> torch.device:
-        """Where attention's working copies stand."""
+        """Where attention's working copies reside."""
         return self.pool.storage.device
 
     @property
@@ -49,7 +49,7 @@ class SegmentStore(Residency):
     @property
     def host_peak_bytes(self) -> int:
         """Most host KV at any time."""
-        return 0 if self.home is None else self.home.ledger.budget.peak_bytes
+        return 0 if self.host is None else self.host.ledger.budget.peak_bytes
 
     @property
     def stall_s(self) -> float:
@@ -61,8 +61,8 @@ class SegmentStore(Residency):
         self.pool.budget.reset_peak()
         self.scratch.reset_peak()
         self.counts.recomputed_tokens = 0
-        if self.home is not None:
-            self.home.ledger.budget.reset_peak()
+        if self.host is not None:
+            self.host.ledger.budget.reset_peak()
 
     def make_tail(self, num_rows: int, capacity: int) -> TailBuffer:
         """The tail of a decode session over these segments."""
@@ -114,15 +114,15 @@ class SegmentStore(Residency):
         return merged[:, :, :visible]
 
     def pieces(
-        self, direction: Direction, device: Sequence[int], home: Sequence[int]
+        self, direction: Direction, device: Sequence[int], host: Sequence[int]
     ) -> list[Piece]:
         """One contiguous piece per block."""
-        assert self.home is not None
-        assert isinstance(self.home.ledger, BlockPool)
-        there = self.home.ledger
+        assert self.host is not None
+        assert isinstance(self.host.ledger, BlockPool)
+        there = self.host.ledger
         found = []
-        for near, far in zip(device, home, strict=True):
-            ends = self.pool.block_bytes(near), there.block_bytes(far)
+        for device_block, host_block in zip(device, host, strict=True):
+            ends = self.pool.block_bytes(device_block), there.block_bytes(host_block)
             source, destination = ends if direction is Direction.D2H else ends[::-1]
             found.append(Piece(destination, source, self.pool.bytes_per_block))
         return found

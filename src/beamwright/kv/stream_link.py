@@ -86,8 +86,8 @@ class Arrival:
 class StreamLink:
     """See `kv.Link`. Bytes are counted when they are submitted, less what is cancelled in time.
 
-    held_back_s: seconds in which compute stood still for what `order` made it wait for, as far as
-        the device has told.
+    held_back_s: seconds in which compute waited for what `order` made it wait for, as far as
+        the device has reported.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class StreamLink:
         self._free_at_s = dict.fromkeys(Direction, 0.0)
         self._underway: list[tuple[Transfer, Arrival, float]] = []
         self._held: list[HeldBack] = []
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._gathering = 0
         self._gathered: list[tuple[Transfer, Arrival]] = []
 
@@ -149,7 +149,7 @@ class StreamLink:
         """See `Link`. The host goes on, unless compute is the host, or an emulated link's time has
         to pass.
 
-        Gives the seconds of orders that the device has told of since the last one.
+        Gives the seconds of orders that the device has reported since the last one.
         """
         pending = list(transfers)
         if self.emulated_bandwidth is not None:
@@ -165,8 +165,8 @@ class StreamLink:
                 arrival.fail(error)
         self._note_finished()
         self._check(pending)
-        told, self._told_s = self.held_back_s - self._told_s, self.held_back_s
-        return told
+        newly_known_s, self._reported_s = self.held_back_s - self._reported_s, self.held_back_s
+        return newly_known_s
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
         """See `Link`. What streams cannot take back moves first: then its blocks are free."""
@@ -183,7 +183,7 @@ class StreamLink:
         self._streams.close()
         for transfer, arrival, _ in self._underway:
             if transfer.state is not TransferState.CANCELLED:
-                self._recall(transfer, arrival)  # which tells what the streams have forgotten
+                self._recall(transfer, arrival)  # which says what the streams have forgotten
                 if arrival.unmoved:
                     transfer.state = TransferState.CANCELLED
         self._note_finished()

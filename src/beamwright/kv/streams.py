@@ -39,7 +39,7 @@ class HeldBack(Protocol):
     """Compute that waits for copies."""
 
     def seconds(self) -> float | None:
-        """How long compute stood still for them; None as long as that is not known."""
+        """How long compute waited for them; None as long as that is not known."""
         ...
 
 
@@ -156,7 +156,7 @@ class CudaStreams:
         return _CudaHeldBack(ready, copied.end)
 
     def close(self) -> None:
-        """See `Streams`. What a card was told to copy it copies."""
+        """See `Streams`. What a card was asked to copy it copies."""
 
     def _compute_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

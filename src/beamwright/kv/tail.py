@@ -1,11 +1,11 @@
 """TailBuffer: the newest tokens of the rows being decoded, contiguous per row.
 
 Rows of one decode session advance together, so the KV of token t is one strided write and reading
-the tail is a view. Tokens of one head stand next to each other: at 256 rows that reads four to six
+the tail is a view. Tokens of one head lie next to each other: at 256 rows that reads four to six
 times as fast as token by token (docs/experiments.md). It is a working copy in the layout that
-attention wants; the tokens' home are the blocks that are filled beside it. It grows by doubling,
-up to a constant of the attention backend, so that the order of partial sums does not depend on the
-memory budget.
+attention wants; the blocks that are filled beside it own the tokens. It grows by doubling, up to a
+constant of the attention backend, so that the order of partial sums does not depend on the memory
+budget.
 """
 
 from __future__ import annotations

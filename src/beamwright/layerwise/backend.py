@@ -2,7 +2,7 @@
 
 As strong as it can be written: as many layers resident as fit, the others fetched two ahead through
 two buffers, the next token's first one while this token's last one computes, and only KV that is
-not at home is written back. LBS section 2.4, 4.1 (Eq. 1-3) and 5.1.
+not on the host is written back. LBS section 2.4, 4.1 (Eq. 1-3) and 5.1.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ class LayerwisePrefill:
             # A batch of a few rows that would fit says nothing about all the others.
             streams.begin(num_bytes, streams.resident_before)
         if layer >= streams.placement.resident:
-            self._send_home(layer, key_value[: self._num_tokens].contiguous(), num_bytes)
+            self._write_back(layer, key_value[: self._num_tokens].contiguous(), num_bytes)
         streams.ready(layer)
         context = self._inner.attend(layer, query, key_value)
         streams.done(layer, another_token=False)
         return context
 
-    def _send_home(self, layer: int, fresh: torch.Tensor, num_bytes: int) -> None:
-        home = self._store.home_memory(fresh.shape)
-        transfer = self._streams.store([Piece(home, fresh, num_bytes)])
-        self._store.land(layer, Landing(home, transfer))
+    def _write_back(self, layer: int, fresh: torch.Tensor, num_bytes: int) -> None:
+        host = self._store.host_memory(fresh.shape)
+        transfer = self._streams.store([Piece(host, fresh, num_bytes)])
+        self._store.land(layer, Landing(host, transfer))
 
     def close(self) -> None:
         """See `protocols.AttentionView`."""
@@ -125,9 +125,9 @@ class LayerwisePrefill:
 class LayerwiseAttention:
     """Layer-wise offloading around `dense` (the LBS paper's baseline) or `tree`.
 
-    Its views stand on a `LayeredStore`, which holds the budgets, the link and what is counted.
+    Its views read a `LayeredStore`, which holds the budgets, the link and what is counted.
 
-    copies_per_beam: False, because at home a segment stands once whatever the device layout is.
+    copies_per_beam: False, because the host stores a segment once whatever the device layout is.
 
     Raises:
         InputError: for a backend that has no packed copies to stream (`reference`).

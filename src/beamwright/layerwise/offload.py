@@ -31,7 +31,7 @@ class Offload:
     def order(self, transfers: Sequence[Transfer]) -> None:
         """Compute waits, be it on the host or on the device: that is the stall.
 
-        A device tells later: without transfers, only what it has told meanwhile is added.
+        A device reports later: without transfers, only what it has reported meanwhile is added.
         """
         self.stall_s += self.link.order(transfers)
 

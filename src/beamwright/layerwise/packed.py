@@ -1,10 +1,10 @@
-"""PackedLayers: a packed copy whose layers stand on two sides of a link.
+"""PackedLayers: a packed copy whose layers reside on two sides of a link.
 
 Attention reads a padded layout [K or V, entry, kv_head, token, head_dim]. A link that takes strided
-pieces (a copier of the CPU) moves the tokens of that layout from home into a stream buffer. For a
-card a layer is one flat run of tokens [token, 2, kv_head, head_dim] at home and in the buffers, so
-that one large copy fills a buffer; then compute spreads it. Resident layers stand in the padded
-layout. Knows no order of layers, which is `streams`.
+pieces (a copier of the CPU) moves the tokens of that layout from the host into a stream buffer. For
+a card a layer is one flat run of tokens [token, 2, kv_head, head_dim] on the host and in the
+buffers, so that one large copy fills a buffer; then compute spreads it. Resident layers are in the
+padded layout. Knows no order of layers, which is `streams`.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class PackedLayers:
         self._at = torch.cat([torch.arange(length) for length in self._lengths]).to(device)
         self._slices: list[tuple[tuple[slice, ...], int]] = []  # what is moved, and its tokens
         self._fetched: dict[tuple[int, int], list[Piece]] = {}
-        self._near: dict[int, torch.Tensor] = {}
-        self._far: dict[int, torch.Tensor] = {}
+        self._on_device: dict[int, torch.Tensor] = {}
+        self._on_host: dict[int, torch.Tensor] = {}
         self._landing: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] = []
         self._working: torch.Tensor | None = None
-        # Where the present rows' own tokens stand: entry and place [token, row].
+        # Where the present rows' own tokens are: entry and place [token, row].
         self._own: tuple[torch.Tensor, torch.Tensor] | None = None
 
     # --- what attention reads ----------------------------------------------------------------
@@ -66,9 +66,9 @@ class PackedLayers:
         """See `layers.LayerSource`. A flat buffer is free again after it."""
         buffer = self._placement.buffer_of(number)
         if buffer is None:
-            if number not in self._near:
-                self._near[number] = self._resident(number)
-            return self._near[number]
+            if number not in self._on_device:
+                self._on_device[number] = self._resident(number)
+            return self._on_device[number]
         held = self._buffers[buffer]
         if not self._strided:
             if self._working is None:
@@ -80,7 +80,9 @@ class PackedLayers:
         """A layer that is on the device: where it just landed, or as its segments hold it."""
         landed = self._landing.pop(number, None)
         if landed is None:
-            held = [self._store.near(part.segment, part.visible, number) for part in self.parts]
+            held = [
+                self._store.device_layer(part.segment, part.visible, number) for part in self.parts
+            ]
             flat = torch.cat(held) if held else self._zeros((0, *self._token))
         else:
             flat = landed[:, self._entry, :, self._at] if self._strided else landed
@@ -90,15 +92,18 @@ class PackedLayers:
     def _settle(self, flat: torch.Tensor, number: int) -> None:
         """Parts that present rows read have landed, and their segments have the layer now.
 
-        Segments that nobody read while the layer was streamed may have it still, and not at home.
+        Segments that nobody read while the layer was streamed may still have it, and the host not.
         """
         for entry in self._used:
             at = self._starts[entry]
             for part in self._entries[entry].parts:
-                landed, near = flat[at : at + part.visible], self._store.near_layers(part.segment)
-                if near > number:
-                    landed.copy_(self._store.near(part.segment, part.visible, number))
-                elif near == number and part.visible == part.segment.length:
+                landed, on_device = (
+                    flat[at : at + part.visible],
+                    self._store.device_layers(part.segment),
+                )
+                if on_device > number:
+                    landed.copy_(self._store.device_layer(part.segment, part.visible, number))
+                elif on_device == number and part.visible == part.segment.length:
                     self._store.add_layer(part.segment, landed)
                 at += part.visible
 
@@ -130,7 +135,7 @@ class PackedLayers:
             self._buffers = [self._zeros(self._moved_size) for _ in range(NUM_BUFFERS)]
 
     def choose(self, rows: set[int]) -> int:
-        """From here on move only what these rows read; returns the tokens that stand there."""
+        """From here on move only what these rows read; returns the tokens that are there."""
         self._own = None
         self._used = [
             number for number, entry in enumerate(self._entries) if not rows.isdisjoint(entry.rows)
@@ -140,7 +145,7 @@ class PackedLayers:
         return sum(num_tokens for _, num_tokens in self._slices)
 
     def _flat_slices(self) -> Iterator[tuple[tuple[slice, ...], int]]:
-        """One per run of entries that stand next to each other."""
+        """One per run of entries that lie next to each other."""
         for run in neighbours(self._used):
             first, end = self._starts[run.start], self._starts[run.stop]
             yield (slice(first, end),), end - first
@@ -163,18 +168,20 @@ class PackedLayers:
         They cannot change while the view lives and its rows stay.
         """
         if (layer, buffer) not in self._fetched:
-            self._far[layer] = self._at_home(layer)
-            self._fetched[layer, buffer] = self._pieces(self._buffers[buffer], self._far[layer])
+            self._on_host[layer] = self._host_copy(layer)
+            self._fetched[layer, buffer] = self._pieces(self._buffers[buffer], self._on_host[layer])
         return self._fetched[layer, buffer]
 
     def landing_pieces(self, layer: int) -> list[Piece]:
         """The same parts of a layer that becomes resident, into memory of their own."""
         self._landing[layer] = self._zeros(self._moved_size)
-        return self._pieces(self._landing[layer], self._at_home(layer))
+        return self._pieces(self._landing[layer], self._host_copy(layer))
 
     def drop_layers(self, resident: int) -> None:
-        """Layers from `resident` on have been sent home: the device forgets them."""
-        self._near = {layer: held for layer, held in self._near.items() if layer < resident}
+        """Layers from `resident` on have been written back: the device forgets them."""
+        self._on_device = {
+            layer: held for layer, held in self._on_device.items() if layer < resident
+        }
 
     def _pieces(self, destination: torch.Tensor, source: torch.Tensor) -> list[Piece]:
         return [
@@ -183,14 +190,14 @@ class PackedLayers:
             if num_tokens
         ]
 
-    def _at_home(self, layer: int) -> torch.Tensor:
+    def _host_copy(self, layer: int) -> torch.Tensor:
         """The parts of a layer on the host, packed once for all fetches."""
-        if layer in self._far:
-            return self._far[layer]
-        flat = self._store.home_memory((self._starts[-1], *self._token))
+        if layer in self._on_host:
+            return self._on_host[layer]
+        flat = self._store.host_memory((self._starts[-1], *self._token))
         at = 0
         for part in self.parts:
-            flat[at : at + part.visible] = self._store.far(part.segment, part.visible, layer)
+            flat[at : at + part.visible] = self._store.host_layer(part.segment, part.visible, layer)
             at += part.visible
         return self._spread(flat.new_zeros(self._padded), flat) if self._strided else flat
 

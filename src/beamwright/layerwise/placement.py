@@ -1,4 +1,4 @@
-"""Where the layers of one view stand, and how many fit. Knows no memory and no link."""
+"""Where the layers of one view reside, and how many fit. Knows no memory and no link."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""LayeredStore: segments whose first layers stand on the device and whose others stand on the host.
+"""LayeredStore: segments whose first layers reside on the device, the others on the host.
 
 What layer-wise offloading needs (LBS section 2.4). Every segment has a block list in the host pool;
 its first layers are kept on the device, block by block, for as long as they are resident. A layer
-of a segment stands on one side or on both, never on neither. Knows no attention and no order of
+of a segment resides on one side or on both. Knows no attention and no order of
 layers; who moves a layer says so here.
 """
 
@@ -30,7 +30,7 @@ from beamwright.layerwise.tail import LayeredTail, LayeredTokens
 
 @dataclass(frozen=True)
 class Landing:
-    """A layer of a prefill's new tokens on its way home: [tokens, 2, kv_heads, head_dim]."""
+    """A layer of a prefill's new tokens on its way to the host: [tokens, 2, kv_heads, head_dim]."""
 
     tokens: torch.Tensor
     transfer: Transfer
@@ -52,13 +52,13 @@ class LayeredStore(SegmentStore):
         self.offload = Offload(link)
         self._device = device
         # Per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
-        self._near: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
-        self._home_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
+        self._on_device: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
+        self._host_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self._landing: dict[int, Landing] = {}
 
     @property
     def compute_device(self) -> torch.device:
-        """Where attention's working copies stand."""
+        """Where attention's working copies reside."""
         return self._device
 
     def make_tail(self, num_rows: int, capacity: int) -> LayeredTail:
@@ -76,7 +76,7 @@ class LayeredStore(SegmentStore):
 
     @property
     def host_peak_bytes(self) -> int:
-        """See `SegmentStore`: all KV is at home."""
+        """See `SegmentStore`: all KV is on the host."""
         return self.pool.budget.peak_bytes
 
     @property
@@ -94,11 +94,11 @@ class LayeredStore(SegmentStore):
     # --- writing -----------------------------------------------------------------------------
 
     def forget_landings(self) -> None:
-        """Nothing has been sent home yet of what is appended next."""
+        """Nothing has been written back yet of what is appended next."""
         self._landing = {}
 
     def land(self, layer: int, landing: Landing) -> None:
-        """A layer of the tokens that are appended next goes home by this transfer."""
+        """A layer of the tokens that are appended next is written back by this transfer."""
         self._landing[layer] = landing
 
     def append(
@@ -119,35 +119,37 @@ class LayeredStore(SegmentStore):
             {s: s.length + each.num_tokens for s, each in zip(segments, written, strict=True)}
         )
         for segment, each in zip(segments, written, strict=True):
-            self._note_home(segment, each)
-            self._write_far(segment, each)
-            self._write_near(segment, each)
+            self._note_host(segment, each)
+            self._write_on_host(segment, each)
+            self._write_on_device(segment, each)
             self.extend(segment, each.num_tokens)
 
     def clear(self, segment: Segment) -> None:
         """See `Residency`."""
-        self._near.pop(segment, None)
-        self._home_from.pop(segment, None)
+        self._on_device.pop(segment, None)
+        self._host_from.pop(segment, None)
         super().clear(segment)
 
-    def _note_home(self, segment: Segment, fresh: LayeredTokens) -> None:
-        """New tokens are at home where they are not on the device, see `_write_far`."""
-        resident, held = fresh.near.shape[1], self.near_layers(segment)
-        home_from = min(resident, held)
+    def _note_host(self, segment: Segment, fresh: LayeredTokens) -> None:
+        """The host stores new tokens where the device does not, see `_write_on_host`."""
+        resident, held = fresh.on_device.shape[1], self.device_layers(segment)
+        host_from = min(resident, held)
         if segment.length and held <= resident:
-            home_from = max(home_from, self.home_from(segment))
-        self._home_from[segment] = home_from
+            host_from = max(host_from, self.host_from(segment))
+        self._host_from[segment] = host_from
 
-    def _write_far(self, segment: Segment, fresh: LayeredTokens) -> None:
+    def _write_on_host(self, segment: Segment, fresh: LayeredTokens) -> None:
         """Host layers of the new tokens; of older ones too, in layers that have left since."""
-        resident, held = fresh.near.shape[1], self.near_layers(segment)
+        resident, held = fresh.on_device.shape[1], self.device_layers(segment)
         before = fresh.num_before if resident < held else 0
-        values = fresh.far[fresh.num_before - before :]
-        self._put_home(segment, segment.length - before, resident, values)
+        values = fresh.on_host[fresh.num_before - before :]
+        self._put_on_host(segment, segment.length - before, resident, values)
         if segment.length and held < resident:  # older tokens are not on the device in these
-            self._put_home(segment, segment.length, held, self._send_home(fresh.near[:, held:]))
+            self._put_on_host(
+                segment, segment.length, held, self._write_back(fresh.on_device[:, held:])
+            )
 
-    def _put_home(self, segment: Segment, start: int, layer: int, values: torch.Tensor) -> None:
+    def _put_on_host(self, segment: Segment, start: int, layer: int, values: torch.Tensor) -> None:
         """Tokens from `start` on [tokens, layers, ...] in the layers from `layer` on."""
         if not values.numel():
             return
@@ -157,20 +159,20 @@ class LayeredStore(SegmentStore):
         for number in range(values.shape[1]):
             self.pool.storage[blocks, layer + number, :, positions % size] = values[:, number]
 
-    def _send_home(self, values: torch.Tensor) -> torch.Tensor:
+    def _write_back(self, values: torch.Tensor) -> torch.Tensor:
         """Device tokens [tokens, layers, ...] on the host."""
         values = values.contiguous()
-        home = self.home_memory(values.shape)
+        host = self.host_memory(values.shape)
         self.link.wait(
-            [self.link.submit(Direction.D2H, "store", [Piece(home, values, values.nbytes)])]
+            [self.link.submit(Direction.D2H, "store", [Piece(host, values, values.nbytes)])]
         )
-        return home
+        return host
 
-    def _write_near(self, segment: Segment, fresh: LayeredTokens) -> None:
-        layout, resident = self.pool.layout, fresh.near.shape[1]
-        held = self._near.get(segment)
+    def _write_on_device(self, segment: Segment, fresh: LayeredTokens) -> None:
+        layout, resident = self.pool.layout, fresh.on_device.shape[1]
+        held = self._on_device.get(segment)
         if segment.length:
-            resident = min(resident, self.near_layers(segment))
+            resident = min(resident, self.device_layers(segment))
         num_blocks = self.pool.blocks_for(segment.length + fresh.num_tokens)
         if held is None or held.shape[:2] != (resident, num_blocks):
             block = (2, layout.block_tokens, layout.num_kv_heads, layout.head_dim)
@@ -179,48 +181,48 @@ class LayeredStore(SegmentStore):
             if held is not None:
                 kept = min(num_blocks, held.shape[1])
                 grown[:, :kept] = held[:resident, :kept]
-            self._near[segment] = held = grown
+            self._on_device[segment] = held = grown
         start, step = segment.length, layout.block_tokens
         positions = torch.arange(start, start + fresh.num_tokens, device=self._device)
-        values = fresh.near[:, :resident].to(self._device, layout.dtype)
+        values = fresh.on_device[:, :resident].to(self._device, layout.dtype)
         # Indices that a slice parts come first: [tokens, layers, 2, kv_heads, head_dim].
         held[:, positions // step, :, positions % step] = values
 
     # --- looking -----------------------------------------------------------------------------
 
-    def home_memory(self, size: Sequence[int]) -> torch.Tensor:
+    def host_memory(self, size: Sequence[int]) -> torch.Tensor:
         """Host memory that the link can read and write at full speed."""
         pinned = self._device.type == "cuda"
         return torch.empty(tuple(size), dtype=self.pool.layout.dtype, pin_memory=pinned)
 
-    def near_layers(self, segment: Segment) -> int:
-        """Layers [0, n) of a segment stand on the device."""
-        held = self._near.get(segment)
+    def device_layers(self, segment: Segment) -> int:
+        """Layers [0, n) of a segment reside on the device."""
+        held = self._on_device.get(segment)
         return self.pool.layout.num_layers if held is None else held.shape[0]
 
-    def home_from(self, segment: Segment) -> int:
-        """Layers from here on are at home, whether they stand on the device too or not."""
-        return self._home_from.get(segment, self.pool.layout.num_layers)
+    def host_from(self, segment: Segment) -> int:
+        """Layers from here on are on the host, whether they are on the device too or not."""
+        return self._host_from.get(segment, self.pool.layout.num_layers)
 
-    def near(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
+    def device_layer(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
         """Device tokens [visible, 2, kv_heads, head_dim] of one layer that is there."""
-        return self._near[segment][layer].transpose(1, 2).flatten(0, 1)[:visible]
+        return self._on_device[segment][layer].transpose(1, 2).flatten(0, 1)[:visible]
 
-    def far(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
-        """The same on the host, of a layer that is at home."""
+    def host_layer(self, segment: Segment, visible: int, layer: int) -> torch.Tensor:
+        """The same on the host, of a layer that is there."""
         count = self.pool.blocks_for(visible)
         blocks = torch.tensor(segment.blocks[:count], dtype=torch.long)
         held = self.pool.storage[:, layer].index_select(0, blocks)
         return held.transpose(1, 2).flatten(0, 1)[:visible]
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """See `SegmentStore`: on the device, wherever its layers stand."""
+        """See `SegmentStore`: on the device, wherever its layers reside."""
         del copy
-        held = self.near_layers(segment)
+        held = self.device_layers(segment)
         layers = [
-            self.near(segment, visible, layer)
+            self.device_layer(segment, visible, layer)
             if layer < held
-            else self.far(segment, visible, layer).to(self._device)
+            else self.host_layer(segment, visible, layer).to(self._device)
             for layer in range(self.pool.layout.num_layers)
         ]
         return torch.stack(layers).transpose(1, 2)
@@ -228,36 +230,36 @@ class LayeredStore(SegmentStore):
     # --- layers that change sides ------------------------------------------------------------
 
     def leave(self, segment: Segment, visible: int, layer: int) -> Iterator[Piece]:
-        """What brings a device layer of a segment home, block by block.
+        """What stores a device layer of a segment, block by block.
 
         All of it goes; the bytes are those of the first `visible` tokens, because what paths do
         not see as sealed yet is a tail's, and is counted there.
         """
-        if layer >= self.near_layers(segment):
+        if layer >= self.device_layers(segment):
             return
         for number, block in enumerate(segment.blocks[: self.pool.blocks_for(segment.length)]):
-            home = self.pool.storage[block, layer]
+            host = self.pool.storage[block, layer]
             num_bytes = self._token_bytes * self._in_block(visible, number)
-            yield Piece(home, self._near[segment][layer, number], num_bytes)
+            yield Piece(host, self._on_device[segment][layer, number], num_bytes)
 
     def _in_block(self, num_tokens: int, number: int) -> int:
         size = self.pool.block_tokens
         return min(size, max(0, num_tokens - number * size))
 
     def drop_layers(self, segment: Segment, resident: int) -> None:
-        """Layers from `resident` on are at home: their device memory is free once nobody reads."""
-        held = self._near.get(segment)
-        self._home_from[segment] = min(resident, self.home_from(segment))
+        """Free the device memory of layers from `resident` on, which the host has."""
+        held = self._on_device.get(segment)
+        self._host_from[segment] = min(resident, self.host_from(segment))
         if held is not None and held.shape[0] > resident:
-            self._near[segment] = held[:resident].clone()
+            self._on_device[segment] = held[:resident].clone()
 
     def add_layer(self, segment: Segment, tokens: torch.Tensor) -> None:
         """Device tokens [all, 2, kv_heads, head_dim] of the layer after those that are there."""
-        held, size = self._near[segment], self.pool.block_tokens
+        held, size = self._on_device[segment], self.pool.block_tokens
         positions = torch.arange(segment.length, device=self._device)
         layer = held.new_zeros((1, *held.shape[1:]))
         layer[0, positions // size, :, positions % size] = tokens
-        self._near[segment] = torch.cat([held, layer])
+        self._on_device[segment] = torch.cat([held, layer])
 
     def bring(self, segments: Iterable[Segment], resident: int) -> list[Transfer]:
         """Load what these segments lack of the layers below `resident`.
@@ -266,17 +268,17 @@ class LayeredStore(SegmentStore):
         """
         pieces: list[Piece] = []
         for segment in segments:
-            held = self._near.get(segment)
+            held = self._on_device.get(segment)
             if held is None or len(held) >= resident:
                 continue
             grown = held.new_zeros((resident, *held.shape[1:]))
             grown[: len(held)] = held
-            self._near[segment] = grown
+            self._on_device[segment] = grown
             for layer in range(len(held), resident):
                 for number, block in enumerate(segment.blocks[: held.shape[1]]):
                     num_bytes = self._token_bytes * self._in_block(segment.length, number)
-                    home = self.pool.storage[block, layer]
-                    pieces.append(Piece(grown[layer, number], home, num_bytes))
+                    host = self.pool.storage[block, layer]
+                    pieces.append(Piece(grown[layer, number], host, num_bytes))
         return [self.link.submit(Direction.H2D, "stream", pieces)] if pieces else []
 
     @property
@@ -285,8 +287,8 @@ class LayeredStore(SegmentStore):
 
 
 def _landed(values: torch.Tensor, landing: Mapping[int, Landing], tokens: slice) -> LayeredTokens:
-    """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers stand."""
+    """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers reside."""
     resident = min(landing, default=values.shape[1])
-    far = [landing[layer].tokens[tokens] for layer in sorted(landing)]
+    on_host = [landing[layer].tokens[tokens] for layer in sorted(landing)]
     none = torch.zeros((len(values), 0, *values.shape[2:]), dtype=values.dtype)
-    return LayeredTokens(values[:, :resident], torch.stack(far, dim=1) if far else none, 0)
+    return LayeredTokens(values[:, :resident], torch.stack(on_host, dim=1) if on_host else none, 0)

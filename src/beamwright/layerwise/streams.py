@@ -77,15 +77,15 @@ class LayerStreams:
 
     # --- one token ---------------------------------------------------------------------------
 
-    def begin(self, new_bytes: int, most: int) -> None:
-        """Decide what is resident (Eq. 1, at most `most` layers) and start the first fetches.
+    def begin(self, new_bytes: int, max_layers: int) -> None:
+        """Decide what is resident (Eq. 1, at most `max_layers` layers) and start the first fetches.
 
         Raises:
             CapacityError: if not even two stream buffers fit.
         """
         budget, layer_bytes = self._store.device_budget, self.held_bytes() + new_bytes
         self._release()
-        resident = min(most, resident_layers(self.num_layers, budget.free_bytes, layer_bytes))
+        resident = min(max_layers, resident_layers(self.num_layers, budget.free_bytes, layer_bytes))
         if resident != self.placement.resident:
             self._discard_ahead()
         num_held = resident if resident == self.num_layers else resident + NUM_BUFFERS
@@ -99,7 +99,7 @@ class LayerStreams:
         self.placement.resident = self._offload.resident = resident
         self._count_padding(num_held)
         if not self._begun or resident < before:
-            self._send_home(resident)
+            self._write_back(resident)
         if not self._begun:
             self._bring(min(before, resident))
         self._begun = True
@@ -131,12 +131,12 @@ class LayerStreams:
             self._ahead = self._submit(Direction.H2D, pieces)
             self.placement.buffers[first] = buffer
         if layer == self.num_layers - 1:
-            # The next token's fetches read what this one has sent home.
+            # The next token's fetches read what this one has stored.
             self._offload.order(self._storing)
             self._storing = []
 
     def store(self, pieces: Sequence[Piece]) -> Transfer:
-        """Send KV home while the layer computes; it is there when the token is done."""
+        """Write KV back while the layer computes; it is there when the token is done."""
         self._storing.append(self._submit(Direction.D2H, pieces))
         return self._storing[-1]
 
@@ -149,21 +149,21 @@ class LayerStreams:
         fetching = [transfer for each in self._fetching.values() for transfer in each]
         pending, leaving = [*self._storing, *fetching], [*self._leaving.values()]
         self._storing, self._leaving, self._fetching = [], {}, {}
-        with suppress(LinkError):  # whoever needed the bytes has been told
+        with suppress(LinkError):  # whoever needed the bytes has had the error
             self._offload.wait(leaving)  # the next view reads them on the host
             self._offload.order(pending)
             self._discard_ahead()
 
-    def _send_home(self, resident: int) -> None:
-        """What was computed in layers that are not resident any more goes home, each segment
-        once, however many copies of it there are."""
+    def _write_back(self, resident: int) -> None:
+        """What was computed in layers that are not resident any more is written back, each
+        segment once, however many copies of it there are."""
         leaving: dict[Segment, int] = {}
         for part in (part for copy in self._copies for part in copy.used_parts):
-            if self._store.near_layers(part.segment) > resident:
+            if self._store.device_layers(part.segment) > resident:
                 leaving[part.segment] = max(part.visible, leaving.get(part.segment, 0))
         by_layer = defaultdict[int, list[Piece]](list)
         for segment, visible in leaving.items():
-            for layer in range(resident, self._store.home_from(segment)):
+            for layer in range(resident, self._store.host_from(segment)):
                 by_layer[layer] += self._store.leave(segment, visible, layer)
         for layer, pieces in self._tail.leaving_pieces(resident) if self._tail is not None else ():
             by_layer[layer] += pieces
@@ -203,7 +203,7 @@ class LayerStreams:
 
     def _fetch(self, layer: int, buffer: int) -> None:
         leaving = self._leaving.pop(layer, None)
-        if leaving is not None:  # it can only be fetched once it is at home
+        if leaving is not None:  # it can only be fetched once the host has it
             self._offload.wait([leaving])
         sealed = [piece for copy in self._copies for piece in copy.fetched_pieces(layer, buffer)]
         pieces = [*sealed, *self._own_pieces(layer, buffer)]

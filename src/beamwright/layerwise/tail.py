@@ -1,7 +1,7 @@
-"""LayeredTail: a tail whose streamed layers stand on the host, token by token.
+"""LayeredTail: a tail whose streamed layers reside on the host, token by token.
 
 A layer's tokens are contiguous on either side [token, row, 2, kv_head, head_dim], so that one copy
-brings a token home and one copy brings all of them back. Only real rows are kept: what pads a batch
+stores a token and one copy loads all of them. Only real rows are kept: what pads a batch
 has no KV of its own.
 """
 
@@ -18,32 +18,32 @@ from beamwright.layerwise.placement import NUM_BUFFERS, Placement
 _FIRST_TOKENS = 16
 
 Send = Callable[[Sequence[Piece]], Transfer]
-"""Sends pieces home while the layer computes."""
+"""Stores pieces on the host while the layer computes."""
 
 
 @dataclass(frozen=True)
 class LayeredTokens:
-    """A row's new tokens, split by where their layers stand.
+    """A row's new tokens, split by where their layers reside.
 
-    near: [tokens, resident layers, 2, kv_heads, head_dim] on the device. far: the other layers on
-    the host, behind `num_before` older tokens of the row.
+    on_device: [tokens, resident layers, 2, kv_heads, head_dim] on the device.
+    on_host: the other layers on the host, behind `num_before` older tokens of the row.
     """
 
-    near: torch.Tensor
-    far: torch.Tensor
+    on_device: torch.Tensor
+    on_host: torch.Tensor
     num_before: int
 
     @property
     def num_tokens(self) -> int:
         """New tokens."""
-        return self.near.shape[0]
+        return self.on_device.shape[0]
 
 
 class LayeredTail(TailBuffer):
     """See the module. A token of a streamed layer is written into the layer's stream buffer.
 
-    resident: layers [0, resident) stand on the device. left: layers have gone home since the tail
-    was empty. num_real: rows that have KV of their own.
+    resident: layers [0, resident) reside on the device. left: layers have been written back since
+    the tail was empty. num_real: rows that have KV of their own.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class LayeredTail(TailBuffer):
         self.resident, self.left = layout.num_layers, False
         self._compute_device, self._link = device, link
         self._token_bytes = layout.bytes_per_token // layout.num_layers
-        self._going_home: list[Transfer] = []
-        self._near: dict[int, torch.Tensor] = {}
-        self._far: dict[int, torch.Tensor] = {}
+        self._writing_back: list[Transfer] = []
+        self._on_device: dict[int, torch.Tensor] = {}
+        self._on_host: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] = []
-        self._home_from: list[int] = []  # per token, the first layer from which it is at home
+        self._host_from: list[int] = []  # per token, the first layer from which the host has it
         self._placement = Placement(layout.num_layers, [], 0)
         self._send: Send | None = None
         self.held_tokens = min(_FIRST_TOKENS, capacity)
@@ -82,7 +82,7 @@ class LayeredTail(TailBuffer):
     # --- a view reads and writes -------------------------------------------------------------
 
     def open(self, placement: Placement, send: Send) -> None:
-        """A view begins, which says where layers stand."""
+        """A view begins, which says where layers reside."""
         self._placement, self._send, self._buffers = placement, send, []
 
     def open_buffers(self) -> None:
@@ -91,24 +91,24 @@ class LayeredTail(TailBuffer):
             self._buffers = [self._fresh(self._compute_device) for _ in range(NUM_BUFFERS)]
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
-        """See `TailBuffer`. In a streamed layer the token goes home over the link."""
+        """See `TailBuffer`. In a streamed layer the token is written back over the link."""
         placement, step = self._placement, self.length
         if layer == 0:
-            self._home_from[step:] = [placement.resident]
+            self._host_from[step:] = [placement.resident]
             self.resident = placement.resident
         own = key_value[: self.num_real].contiguous()
         buffer = placement.buffer_of(layer)
         if buffer is None:
-            self.near(layer)[step] = own
+            self.device_layer(layer)[step] = own
             return
         assert self._send is not None
         self._buffers[buffer][step] = own
         num_bytes = self.num_real * self._token_bytes
-        self._going_home.append(self._send([Piece(self.far(layer)[step], own, num_bytes)]))
+        self._writing_back.append(self._send([Piece(self.host_layer(layer)[step], own, num_bytes)]))
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `TailBuffer`. Rows that pad the batch read the first one's tokens."""
-        held = self._standing(layer)[: self.length + 1]
+        held = self._held_tokens(layer)[: self.length + 1]
         padding = self.num_rows - self.num_real
         if padding:
             held = torch.cat([held, held[:, :1].expand(-1, padding, -1, -1, -1)], dim=1)
@@ -117,59 +117,61 @@ class LayeredTail(TailBuffer):
 
     def own_tokens(self, layer: int) -> torch.Tensor:
         """Device tokens [tokens, real rows, 2, kv_heads, head_dim] before the present one."""
-        return self._standing(layer)[: self.length]
+        return self._held_tokens(layer)[: self.length]
 
-    def near(self, layer: int) -> torch.Tensor:
+    def device_layer(self, layer: int) -> torch.Tensor:
         """Device tokens [place, row, 2, kv_head, head_dim] of a resident layer."""
-        if layer not in self._near:
-            self._near[layer] = self._fresh(self._compute_device)
+        if layer not in self._on_device:
+            self._on_device[layer] = self._fresh(self._compute_device)
             self._measure()
-        return self._near[layer]
+        return self._on_device[layer]
 
-    def far(self, layer: int) -> torch.Tensor:
+    def host_layer(self, layer: int) -> torch.Tensor:
         """The same on the host, pinned where there is a GPU."""
-        if layer not in self._far:
-            self._far[layer] = self._fresh_far()
-        return self._far[layer]
+        if layer not in self._on_host:
+            self._on_host[layer] = self._fresh_on_host()
+        return self._on_host[layer]
 
-    def _standing(self, layer: int) -> torch.Tensor:
+    def _held_tokens(self, layer: int) -> torch.Tensor:
         buffer = self._placement.buffer_of(layer)
-        return self.near(layer) if buffer is None else self._buffers[buffer]
+        return self.device_layer(layer) if buffer is None else self._buffers[buffer]
 
     # --- what crosses the link ---------------------------------------------------------------
 
     def fetched_pieces(self, layer: int, buffer: int) -> list[Piece]:
         """The tokens so far of the real rows, into a stream buffer."""
-        return self._pieces(self._buffers[buffer], self.far(layer), 0)
+        return self._pieces(self._buffers[buffer], self.host_layer(layer), 0)
 
     def landing_pieces(self, layer: int) -> list[Piece]:
         """The same for a layer that becomes resident."""
-        return self._pieces(self.near(layer), self.far(layer), 0)
+        return self._pieces(self.device_layer(layer), self.host_layer(layer), 0)
 
     def leaving_pieces(self, resident: int) -> Iterator[tuple[int, list[Piece]]]:
-        """(layer, pieces) of tokens that are not at home in layers from `resident` on.
+        """(layer, pieces) of tokens that the host lacks in layers from `resident` on.
 
-        All of it counts as being at home once the last one is taken.
+        All of it counts as stored once the last one is taken.
         """
-        for layer in range(resident, max(self._home_from, default=0)):
-            first = next(i for i, since in enumerate(self._home_from) if since > layer)
-            pieces = self._pieces(self.far(layer), self.near(layer), first)
+        for layer in range(resident, max(self._host_from, default=0)):
+            first = next(i for i, since in enumerate(self._host_from) if since > layer)
+            pieces = self._pieces(self.host_layer(layer), self.device_layer(layer), first)
             if pieces:
                 self.left = True
                 yield layer, pieces
-        self._home_from = [min(since, resident) for since in self._home_from]
+        self._host_from = [min(since, resident) for since in self._host_from]
 
     def drop_layers(self, resident: int) -> None:
-        """Layers from `resident` on have been sent home: the device forgets them."""
+        """Layers from `resident` on have been written back: the device forgets them."""
         if resident < self.resident:
             self.resident = resident
-            self._near = {layer: held for layer, held in self._near.items() if layer < resident}
+            self._on_device = {
+                layer: held for layer, held in self._on_device.items() if layer < resident
+            }
             self._measure()
 
     def settle(self) -> None:
-        """Wait until the host can read what went home."""
-        self._link.wait(self._going_home)
-        self._going_home = []
+        """Wait until the host can read what was written back."""
+        self._link.wait(self._writing_back)
+        self._writing_back = []
 
     def _pieces(self, destination: torch.Tensor, source: torch.Tensor, first: int) -> list[Piece]:
         num_tokens = (self.length - first) * self.num_real
@@ -186,24 +188,33 @@ class LayeredTail(TailBuffer):
             return
         self.settle()
         self.held_tokens = min(2 * self.held_tokens, self.capacity)
-        self._near = {n: self._moved(old, self._fresh(old.device)) for n, old in self._near.items()}
-        self._far = {n: self._moved(old, self._fresh_far()) for n, old in self._far.items()}
+        self._on_device = {
+            n: self._moved(old, self._fresh(old.device)) for n, old in self._on_device.items()
+        }
+        self._on_host = {
+            n: self._moved(old, self._fresh_on_host()) for n, old in self._on_host.items()
+        }
         self._measure()
 
     def take(  # type: ignore[override]  # its own store knows what it gets
         self, row: int, first: int, end: int
     ) -> LayeredTokens:
-        """A row's tokens [first, end), by the side on which their layers stand."""
+        """A row's tokens [first, end), by the side on which their layers reside."""
         self.settle()
         layers = self.layout.num_layers
         before = first if self.left else 0
-        near = [self.near(layer)[first:end, row] for layer in range(self.resident)]
-        far = [self.far(layer)[first - before : end, row] for layer in range(self.resident, layers)]
+        on_device = [self.device_layer(layer)[first:end, row] for layer in range(self.resident)]
+        on_host = [
+            self.host_layer(layer)[first - before : end, row]
+            for layer in range(self.resident, layers)
+        ]
         size = (2, self.layout.num_kv_heads, self.layout.head_dim)
         none = torch.zeros((0, *size), dtype=self.layout.dtype)
         return LayeredTokens(
-            torch.stack(near, dim=1) if near else none.new_zeros((end - first, 0, *size)),
-            torch.stack(far, dim=1) if far else none.new_zeros((end - first + before, 0, *size)),
+            torch.stack(on_device, dim=1) if on_device else none.new_zeros((end - first, 0, *size)),
+            torch.stack(on_host, dim=1)
+            if on_host
+            else none.new_zeros((end - first + before, 0, *size)),
             before,
         )
 
@@ -224,21 +235,21 @@ class LayeredTail(TailBuffer):
     def clear(self) -> None:
         """See `TailBuffer`."""
         self.settle()
-        self.length, self.left, self._home_from = 0, False, []
+        self.length, self.left, self._host_from = 0, False, []
 
     def close(self) -> None:
         """See `TailBuffer`."""
-        self._near, self._far = {}, {}
+        self._on_device, self._on_host = {}, {}
         super().close()
 
     def _pick(self, rows: torch.Tensor) -> None:
         self.settle()
         self.num_real = len(rows)
-        self._near = {n: old[:, rows.to(old.device)] for n, old in self._near.items()}
-        for number, old in self._far.items():
-            picked = self._fresh_far()
+        self._on_device = {n: old[:, rows.to(old.device)] for n, old in self._on_device.items()}
+        for number, old in self._on_host.items():
+            picked = self._fresh_on_host()
             picked[: self.length] = old[: self.length, rows]
-            self._far[number] = picked
+            self._on_host[number] = picked
         self._measure()
 
     # --- memory ------------------------------------------------------------------------------
@@ -257,15 +268,15 @@ class LayeredTail(TailBuffer):
         pinned = device.type == "cpu" and self._compute_device.type == "cuda"
         return torch.zeros(size, dtype=layout.dtype, device=device, pin_memory=pinned)
 
-    def _fresh_far(self) -> torch.Tensor:
+    def _fresh_on_host(self) -> torch.Tensor:
         return self._fresh(torch.device("cpu"))
 
     def _allocate(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Layers get their memory one by one, on the side where they stand."""
+        """Layers get their memory one by one, on the side where they reside."""
         del num_rows, num_tokens
         return torch.empty(0, dtype=self.layout.dtype)
 
     def _measure(self) -> None:
-        num_bytes = sum(held.nbytes for held in self._near.values())
+        num_bytes = sum(held.nbytes for held in self._on_device.values())
         self._scratch.add(num_bytes - self._counted)
         self._counted = num_bytes

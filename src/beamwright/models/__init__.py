@@ -8,12 +8,12 @@ from beamwright.models.prefill import PrefillRequest
 from beamwright.models.session import DecodeSession, FixedBackend
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
-from beamwright.models.tree_model import HomeOptions, TreeModel
+from beamwright.models.tree_model import HostOptions, TreeModel
 
 __all__ = [
     "DecodeSession",
     "FixedBackend",
-    "HomeOptions",
+    "HostOptions",
     "LoadedModel",
     "ModelShape",
     "PrefillRequest",

@@ -23,7 +23,7 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
 
     More than that raises OutOfMemoryError.
 
-    The driver's own context (some 0.5 GB) stands outside the allocator and is not counted.
+    The driver's own context (some 0.5 GB) is outside the allocator and is not counted.
 
     Raises:
         InputError: if the card has less than that.

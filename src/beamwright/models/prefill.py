@@ -19,7 +19,7 @@ _BATCH_PADDED_TOKENS = 4096
 
 @dataclass
 class PrefillRequest:
-    """Tokens to append to `segment`, which stands behind `path`.
+    """Tokens to append to `segment`, which follows `path`.
 
     start: position of the first token.
     """

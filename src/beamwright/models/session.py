@@ -53,7 +53,7 @@ class _Own:
 class DecodeSession:
     """Rows that are decoded together, one token per row and call; they join and leave in between.
 
-    Rows are padded to a multiple of 8 with rows that own no segment. A row's newest tokens stand in
+    Rows are padded to a multiple of 8 with rows that own no segment. A row's newest tokens are in
     the tail, which attention reads; `store` also writes them to the row's segment, so that they can
     go to the host while decoding goes on (LBS section 4.1).
 
@@ -163,7 +163,7 @@ class DecodeSession:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Tokens that every row can get before `prepare` has to be asked again; at least one."""
         capacity = self._backend.tail_tokens
         return min(capacity - own.held % capacity for own in self._rows if own is not None)
@@ -175,8 +175,8 @@ class DecodeSession:
         self.advance()
         return hidden
 
-    def prepare(self, most: int) -> None:
-        """Make places for up to `most` tokens of every row. A full tail is stored, then sealed."""
+    def prepare(self, max_tokens: int) -> None:
+        """Make places for up to `max_tokens` tokens per row. A full tail is stored, then sealed."""
         full = [own for own in self._rows if own and own.held == self._backend.tail_tokens]
         if full:
             self.store({row: own.num_tokens for row, own in enumerate(self._rows) if own in full})
@@ -187,7 +187,7 @@ class DecodeSession:
             self._open_view()
         lengths = [own.held if own is not None else None for own in self._rows]
         if isinstance(self._tail, RowTails):
-            self._tail.begin(lengths, most)
+            self._tail.begin(lengths, max_tokens)
         if self._workspace is not None:
             self._view.prepare(self._decoder.shape.heads)
 

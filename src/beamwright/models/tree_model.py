@@ -16,7 +16,7 @@ from beamwright.errors import DeviceMemoryError
 from beamwright.kv import (
     BlockPool,
     ByteBudget,
-    HomeTier,
+    HostTier,
     KVLayout,
     Link,
     Path,
@@ -39,8 +39,8 @@ from beamwright.protocols import AttentionBackend, AttentionView
 
 
 @dataclass(frozen=True)
-class HomeOptions:
-    """The host tier of one model: see `kv.HomeTier`."""
+class HostOptions:
+    """The host tier of one model: see `kv.HostTier`."""
 
     budget_bytes: int
     link: Link
@@ -55,7 +55,7 @@ StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
 class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier).
 
-    home: the host tier; None if all KV is on the device. make_store: makes another store than that
+    host: the host tier; None if all KV is on the device. make_store: makes another store than that
     of a device and its host tier.
     """
 
@@ -66,7 +66,7 @@ class TreeModel:
         kv_budget_bytes: int,
         prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
         *,
-        home: HomeOptions | None = None,
+        host: HostOptions | None = None,
         log: ResidenceLog | None = None,
         make_store: StoreMaker | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class TreeModel:
         else:
             self.store = SegmentStore(
                 BlockPool(layout, self.budget, str(decoder.device)),
-                _home_tier(layout, home, pinned=decoder.device.type == "cuda"),
+                _host_tier(layout, host, pinned=decoder.device.type == "cuda"),
                 copies_per_beam=backend.copies_per_beam,
                 log=log,
             )
@@ -173,14 +173,14 @@ class TreeModel:
         return session
 
 
-def _home_tier(layout: KVLayout, home: HomeOptions | None, *, pinned: bool) -> HomeTier | None:
-    if home is None:
+def _host_tier(layout: KVLayout, host: HostOptions | None, *, pinned: bool) -> HostTier | None:
+    if host is None:
         return None
     budget = ByteBudget(
-        home.budget_bytes, "host KV budget", "raise --host-memory, or use --evict recompute"
+        host.budget_bytes, "host KV budget", "raise --host-memory, or use --evict recompute"
     )
     pool = BlockPool(layout, budget, pinned=pinned)
-    return HomeTier(pool, home.link, home.recompute, home.share_loads)
+    return HostTier(pool, host.link, host.recompute, host.share_loads)
 
 
 class _Recording:

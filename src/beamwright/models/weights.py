@@ -226,7 +226,7 @@ def random_weights(
 ) -> DecoderWeights:
     """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter.
 
-    Drawn where they stand, because a CPU takes a minute for 7B; each kind of device draws others.
+    Drawn on the device, because a CPU takes a minute for 7B; each kind of device draws others.
     """
     generator = torch.Generator(device).manual_seed(seed)
 

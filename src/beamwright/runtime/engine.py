@@ -137,7 +137,7 @@ class Engine:
         self._decide(run)
 
     def _decide(self, run: TreeRun) -> None:
-        """Let the strategy decide, obey, free what nobody needs, tell the caller."""
+        """Let the strategy decide, obey, free what nobody needs, report to the caller."""
         tree, clock = run.tree, self._clock
         candidates = tuple(tree.candidates())
         with self._fails_alone(run):

@@ -1,4 +1,4 @@
-"""Start-up self-test of sameness, layer 1: do a row's bits depend on the batch it stands in?
+"""Start-up self-test of sameness, layer 1: do a row's bits depend on the batch it is in?
 
 Probed on the machine at hand, because another CPU or another matrix library may differ.
 """

@@ -43,7 +43,7 @@ class TreeRun:
     save: called when a round is scored and nothing is decided about it yet.
     restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
     cut: True if the deadline has passed in the middle of a round.
-    served: tokens that were decoded for it, from where the others stood when it came.
+    served: tokens that were decoded for it, from where the others were when it came.
     error: why the tree could not be finished.
     """
 

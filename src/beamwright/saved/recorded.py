@@ -47,7 +47,7 @@ class RecordedNode:
 
 @dataclass(frozen=True)
 class RecordedTree:
-    """A search that has ended. `nodes` stand in lineage order; the root is the prompt.
+    """A search that has ended. `nodes` are in lineage order; the root is the prompt.
 
     prompt_tokens: tokens of the prompt. rounds: how many rounds the search took.
     """

@@ -21,7 +21,7 @@ from beamwright.registry import Row, Table
 
 
 class Schedule(Section):
-    """A schedule: fields are its options, `settings` is what every schedule is told.
+    """A schedule: fields are its options, `settings` is what every schedule is given.
 
     name: of its (first) declaration.
     """
@@ -39,8 +39,8 @@ class Schedule(Section):
 class ScheduleRow(Row):
     """A schedule by name.
 
-    resident: all KV stays on the device, without a host tier. streams_layers: all KV is at home,
-    and layers of it cross the link for every token. Without either, KV comes as groups need it.
+    resident: all KV stays on the device, without a host tier. streams_layers: all KV is on the
+    host, and layers of it cross the link for every token. Neither: KV comes as groups need it.
     """
 
     make: type[Schedule]
@@ -64,7 +64,7 @@ S = TypeVar("S", bound=type[Schedule])
 
 
 def schedule(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
-    """Declare a schedule. facts: of `ScheduleRow`. Several may stand over one class.
+    """Declare a schedule. facts: of `ScheduleRow`. One class may have several.
 
     Raises:
         InputError: if the name is taken.

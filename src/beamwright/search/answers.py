@@ -1,4 +1,4 @@
-r"""Final answers in a path's text: where they stand and when two are written alike.
+r"""Final answers in a path's text: where they are and when two are written alike.
 
 Pure text, exact numbers and units: no models and no algebra. Two answers that mean the same but are
 written differently (`1/2`, `0.5`) stay different here; `evaluate` decides about those.

@@ -27,7 +27,7 @@ from beamwright.tree import SearchTree
 
 
 class SearchPolicy(Section):
-    """A strategy: fields are its options, `search` is what every strategy is told.
+    """A strategy: fields are its options, `search` is what every strategy is given.
 
     It keeps nothing between rounds: what it knows is in the tree, so that a search that is resumed
     goes on alike. Options that do not fit together are found in `model_post_init`.
@@ -100,7 +100,7 @@ S = TypeVar("S", bound=type[SearchPolicy])
 
 
 def strategy(name: str, *, meaning: str, **facts: Any) -> Callable[[S], S]:
-    """Declare a strategy. facts: of `StrategyRow`. Several may stand over one class.
+    """Declare a strategy. facts: of `StrategyRow`. One class may have several.
 
     Raises:
         InputError: if the name is taken.

@@ -1,6 +1,6 @@
 """What settings leave open: strategy and verifier, which depend on each other and on the model.
 
-Beside the bundled model stand the bundled verifier and beam search. Another model has no verifier
+The bundled model comes with the bundled verifier and beam search. Another model has no verifier
 until one is named, and its paths vote; a search that needs scores is refused without one. Random
 weights are there to be measured: they score themselves, and nothing is refused.
 """

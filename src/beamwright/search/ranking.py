@@ -11,7 +11,7 @@ _TIE_DECIMALS = 6
 
 
 def rank_key(node: Node) -> tuple[float, tuple[str | int, ...]]:
-    """Sort key, best first. A node without a score stands last."""
+    """Sort key, best first. A node without a score comes last."""
     score = float("-inf") if node.score is None else round(node.score, _TIE_DECIMALS)
     return (-score, node.lineage[1:])
 

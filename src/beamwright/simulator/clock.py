@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class VirtualClock:
-    """Moves only when it is told to. now_s: seconds since the start of the run."""
+    """Moves only by `advance` and `reach`. now_s: seconds since the start of the run."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -25,7 +25,7 @@ class VirtualClock:
         if not seconds >= 0:
             raise ValueError(f"a clock cannot advance by {seconds!r} s")
         self.now_s += seconds
-        self._tell()
+        self._notify()
 
     def reach(self, time_s: float) -> float:
         """Wait until a moment, which may be over already; returns the seconds waited."""
@@ -33,13 +33,13 @@ class VirtualClock:
         if waited_s <= 0:
             return 0.0
         self.now_s = time_s  # exactly: a sum could fall short of it by a rounding
-        self._tell()
+        self._notify()
         return waited_s
 
     def watch(self, listener: Callable[[], None]) -> None:
         """Call this whenever time has passed."""
         self._listeners.append(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()

@@ -1,6 +1,6 @@
 """Seconds of what a simulated device does: from the roofline, or fitted to a real machine.
 
-Knows counts of tokens and bytes; no tree, no clock. A group whose rows each stand behind their own
+Knows counts of tokens and bytes; no tree, no clock. A group whose rows each follow their own
 copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout.TREE`).
 """
 
@@ -64,7 +64,7 @@ class RooflineCosts:
         return cls(Roofline(model, hardware), layout)
 
     def open_group(self, num_rows: int, read_tokens: int) -> float:
-        """Nothing: kernels on a GPU read blocks where they stand."""
+        """Nothing: kernels on a GPU read blocks in place."""
         del num_rows, read_tokens
         return 0.0
 

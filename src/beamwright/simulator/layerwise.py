@@ -2,7 +2,7 @@
 
 The pipeline of `layerwise` (LBS section 4.1, Eq. 1-3): as many layers resident as fit
 beside two stream buffers, the others fetched two ahead, the next token's first one while this
-token's last ones compute; the KV of new tokens goes home meanwhile. All KV has its home on the
+token's last ones compute; the KV of new tokens is written back meanwhile. All KV is stored on the
 host, which is not limited here. Knows a script and what things cost; no blocks.
 """
 
@@ -48,7 +48,7 @@ class SimulatedLayerwise:
         self._layer_token_bytes = model.kv_bytes_per_token // model.num_layers
         self._costs, self._link, self._clock, self._script = costs, link, clock, script
         self._resident = model.num_layers
-        self._at_home = [0] * model.num_layers
+        self._on_host = [0] * model.num_layers
         self._tail_tokens = tail_tokens
         self._dense = costs.layout is Layout.DENSE
         self._ahead: tuple[Transfer, int] | None = None
@@ -152,9 +152,9 @@ class SimulatedLayerwise:
 
     # --- one pass through all layers ---------------------------------------------------------
 
-    def _layers(self, work: _Pass, most: int) -> None:
+    def _layers(self, work: _Pass, max_layers: int) -> None:
         """The work of a pass, with at most so many resident layers."""
-        resident = min(most, self._fitting(work.held + work.fresh))
+        resident = min(max_layers, self._fitting(work.held + work.fresh))
         self._charge(work, resident)
         self._move_residents(work, resident)
         layer_s = work.seconds / self._num_layers
@@ -185,7 +185,7 @@ class SimulatedLayerwise:
         return {resident: first, **second}
 
     def _fetch_ahead(self, work: _Pass, resident: int) -> None:
-        """The next token's first streamed layer, as far as it stands: the rows' own tokens come
+        """The next token's first streamed layer, as far as it is known: the rows' own tokens come
         when it begins. The next token must leave the same layers resident."""
         if work.ahead is not None and self._fitting(work.held + 2 * work.fresh) == resident:
             transfer = self._submit(Direction.H2D, work.ahead, work.num_pieces)
@@ -219,15 +219,15 @@ class SimulatedLayerwise:
         self.budget.release(num_held * layer_bytes)
 
     def _move_residents(self, work: _Pass, resident: int) -> None:
-        """A layer that is not resident any more goes home, as far as it is not there yet; one
+        """A layer that is not resident any more is written back, as far as the host lacks it; one
         that becomes so is loaded."""
         moved: list[Transfer] = []
         for layer in range(resident, self._resident):
-            missing = max(0, work.union - self._at_home[layer])
+            missing = max(0, work.union - self._on_host[layer])
             if missing:
                 moved.append(self._submit(Direction.D2H, missing, 1))
         for layer in range(self._resident, resident):
-            self._at_home[layer] = work.union
+            self._on_host[layer] = work.union
             moved.append(self._submit(Direction.H2D, work.held, work.num_pieces))
         if resident != self._resident:
             self._discard_ahead()

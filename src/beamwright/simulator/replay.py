@@ -1,4 +1,4 @@
-"""Trees that are replayed: what every step of a search will be, told in advance.
+"""Trees that are replayed: what every step of a search will be, known in advance.
 
 Knows lineage, counts, stops, states and scores. A recording (`saved.recorded`'s
 `RecordedTree`) fits by its attributes; `synthetic` makes others.
@@ -113,7 +113,7 @@ class Script:
             lives.append(Life(len(lineage), last[lineage], kept))
         return lives
 
-    def home_blocks(self, block_tokens: int, extra_tokens: int = 0) -> int:
+    def host_blocks(self, block_tokens: int, extra_tokens: int = 0) -> int:
         """Blocks that hold every node, were none ever freed; steps longer by `extra_tokens`."""
         steps = (step.tokens + extra_tokens for step in self._steps.values())
         lengths = [self.prompt_tokens, *steps]

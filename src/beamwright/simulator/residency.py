@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.kv import BlockLedger, HomeTier, Residency, Segment
+from beamwright.kv import BlockLedger, HostTier, Residency, Segment
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -26,14 +26,14 @@ class SimulatedResidency(Residency):
     def __init__(
         self,
         device: BlockLedger,
-        home: HomeTier | None,
+        host: HostTier | None,
         clock: VirtualClock,
         costs: DeviceCosts,
         *,
         copies_per_beam: bool,
         log: Timeline | None = None,
     ) -> None:
-        super().__init__(device, home, copies_per_beam=copies_per_beam, log=log)
+        super().__init__(device, host, copies_per_beam=copies_per_beam, log=log)
         self._clock, self._costs = clock, costs
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes, traffic_bo
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
-from beamwright.kv import BlockLedger, ByteBudget, Direction, HomeTier
+from beamwright.kv import BlockLedger, ByteBudget, Direction, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.protocols import Verifier
 from beamwright.runtime.accounting import Accounting
@@ -49,7 +49,7 @@ class Simulation:
 
     costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
     step: how long steps may be, as far as the schedule could know. context: of the model.
-    host_bytes: most KV at home; None for as much as it takes. verifier: None where scores are free.
+    host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
     """
 
     tree: ReplayTree
@@ -150,8 +150,8 @@ class _Bench:
         self, residency: SimulatedResidency, costs: DeviceCosts
     ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
         prefill, recomputes = Prefill(residency, self.clock, costs), False
-        if residency.home is not None:
-            recomputes = residency.home.recompute
+        if residency.host is not None:
+            recomputes = residency.host.recompute
 
         def run(requests: Sequence[PrefillRequest]) -> list[bool]:
             prefill.run(requests)
@@ -180,22 +180,22 @@ class _Bench:
         log: Timeline | None = None,
     ) -> SimulatedResidency:
         """The KV of one model, whose steps are longer than the script's by `extra_tokens`."""
-        bytes_per_token, home = model.kv_bytes_per_token, None
+        bytes_per_token, host = model.kv_bytes_per_token, None
         if not schedule_row(self.case.schedule).resident:
-            home = self._home(bytes_per_token, extra_tokens)
+            host = self._host_tier(bytes_per_token, extra_tokens)
         return SimulatedResidency(
             BlockLedger(bytes_per_token, _BLOCK_TOKENS, budget),
-            home,
+            host,
             self.clock,
             costs,
             copies_per_beam=costs.layout is Layout.DENSE,
             log=log,
         )
 
-    def _home(self, bytes_per_token: int, extra_tokens: int) -> HomeTier:
+    def _host_tier(self, bytes_per_token: int, extra_tokens: int) -> HostTier:
         case = self.case
         if case.host_bytes is None:
-            blocks = self.script.home_blocks(_BLOCK_TOKENS, extra_tokens)
+            blocks = self.script.host_blocks(_BLOCK_TOKENS, extra_tokens)
             num_bytes = blocks * _BLOCK_TOKENS * bytes_per_token
         else:  # shared by KV bytes per token, as the device's
             verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
@@ -206,7 +206,7 @@ class _Bench:
             bytes_per_token, _BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
         )
         recompute = case.schedule.evict == "recompute"
-        return HomeTier(ledger, self.link, recompute, case.schedule.inter_beam)
+        return HostTier(ledger, self.link, recompute, case.schedule.inter_beam)
 
     def stalled_s(self) -> float:
         """Seconds in which compute waited for the link, the verifier's included."""
@@ -221,7 +221,7 @@ def simulate(
     timeline: Timeline | None = None,
     moments: Moments | None = None,
 ) -> SimulationResult:
-    """Run the search on a virtual clock that stands at 0.
+    """Run the search on a virtual clock that starts at 0.
 
     timeline: collects what ran when; it has to read the same clock. moments: collects what is in
     use after every iteration, for `cost.known_future_loads`; not for layer-wise.
@@ -255,7 +255,7 @@ def _last(scores: Sequence[float | None]) -> float | None:
 
 def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationResult:
     residency = bench.residency
-    home = residency.home if residency is not None else None
+    host = residency.host if residency is not None else None
     time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
     verify_s = accounting.seconds["verify"]
     block_bytes = _BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
@@ -273,7 +273,7 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
         groups=accounting.num_groups,
         dm_lower_bound_bytes=dm_lower_bound_bytes(needed, bench.case.kv_budget_bytes),
         device_peak_bytes=bench.budget.peak_bytes,
-        host_peak_bytes=home.ledger.budget.peak_bytes if home is not None else 0,
+        host_peak_bytes=host.ledger.budget.peak_bytes if host is not None else 0,
         verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
         recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
         cancelled=residency.counts.cancelled if residency is not None else 0,

@@ -53,17 +53,17 @@ class ScriptedRows:
         if joining:
             self._open()
 
-    def most_tokens(self, running: Sequence[Row]) -> int:
+    def max_tokens(self, running: Sequence[Row]) -> int:
         """See `decode.Rows`."""
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
 
-    def run(self, running: Sequence[Row], most: int, enough: int) -> int:
+    def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
         """See `decode.Rows`."""
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
         left = sorted(self._script.step(row.node).tokens - len(row.tokens) for row in running)
         # Seen a token late, except where nobody goes on.
-        count = min(most, left[enough - 1] + 1, left[-1])
+        count = min(max_tokens, left[enough - 1] + 1, left[-1])
         grow = len(self._batch)
         own = sum(row.forwarded + 1 for row in self._batch)
         read, seen = self._read + own, self._seen + own

@@ -45,8 +45,8 @@ class SimulatedVerifier:
 
     def __init__(self, residency: SimulatedResidency, prefill: Prefill, script: Script) -> None:
         self._residency, self._prefill, self._script = residency, prefill, script
-        home = residency.home
-        self._recomputes = home is not None and home.recompute
+        host = residency.host
+        self._recomputes = host is not None and host.recompute
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """See `protocols.Verifier`.

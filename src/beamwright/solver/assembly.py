@@ -24,7 +24,7 @@ from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
-from beamwright.solver.tiers import HostTier, chosen_schedule
+from beamwright.solver.tiers import HostShares, chosen_schedule
 from beamwright.verify import VerifierSource, resolve_verifier
 
 
@@ -39,7 +39,7 @@ class Parts:
 
     loaded: LoadedModel
     plan: MemoryPlan
-    tier: HostTier | None
+    tier: HostShares | None
     schedule: SchedulePolicy
     backends: list[AttentionBackend]
     generator: TreeModel
@@ -63,10 +63,10 @@ def assemble(
     model = settings.model
     cap_memory(check_device(model.device), settings.memory.memory)
     progress.doing(f"loading the generator {model.model}")
-    with _told(f"--model {model.model}"):
+    with _refusals_named(f"--model {model.model}"):
         loaded = load_model(model.model, model, chat_template=model.chat_template)
     progress.doing(f"loading the verifier {model.verifier}")
-    with _told(f"--verifier {model.scorer}"):
+    with _refusals_named(f"--verifier {model.scorer}"):
         source = resolve_verifier(model) if own is None else VerifierSource(None, None, own)
     if source.model is not None and loaded.codec is None:
         raise InputError(
@@ -78,7 +78,7 @@ def assemble(
     name = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
     scheduled = settings.schedule.model_copy(update={"schedule": name})
     row = schedule_row(scheduled)
-    tier = None if row.resident else HostTier.of(settings, plan, timeline)
+    tier = None if row.resident else HostShares.of(settings, plan, timeline)
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
     backends = [backend]
     if model.deterministic:
@@ -87,13 +87,13 @@ def assemble(
         backends = [_plain_attention(loaded, model)]
         generator = _streamed(loaded, plan, tier, backends[0])
     else:
-        home = None if tier is None else tier.options(tier.generator_bytes)
+        host = None if tier is None else tier.options(tier.generator_bytes)
         kv_bytes = plan.generator_kv_bytes
-        generator = TreeModel(loaded.decoder, backend, kv_bytes, home=home, log=timeline)
+        generator = TreeModel(loaded.decoder, backend, kv_bytes, host=host, log=timeline)
     tree_models, verifier = [generator], source.without_model
     if source.model is not None:
-        home = None if tier is None else tier.options(tier.verifier_bytes)
-        scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, home=home)
+        host = None if tier is None else tier.options(tier.verifier_bytes)
+        scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, host=host)
         tree_models.append(scorer)
         backends.append(backend)
         verifier = source.on(scorer)
@@ -103,7 +103,7 @@ def assemble(
 
 
 @contextmanager
-def _told(option: str) -> Iterator[None]:
+def _refusals_named(option: str) -> Iterator[None]:
     """Memory that is refused while a model is read."""
     try:
         yield
@@ -123,9 +123,9 @@ def _plain_attention(loaded: LoadedModel, model: ModelSettings) -> AttentionBack
 
 
 def _streamed(
-    loaded: LoadedModel, plan: MemoryPlan, tier: HostTier | None, backend: AttentionBackend
+    loaded: LoadedModel, plan: MemoryPlan, tier: HostShares | None, backend: AttentionBackend
 ) -> TreeModel:
-    """The layer-wise baseline: all KV is at home, and the device holds whole layers of it."""
+    """The layer-wise baseline: all KV is on the host, and the device holds whole layers of it."""
     assert tier is not None
     link, device_budget = tier.link, ByteBudget(plan.generator_kv_bytes)
 

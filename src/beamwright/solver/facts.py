@@ -13,7 +13,7 @@ from beamwright.runtime.accounting import Accounting
 
 @dataclass(frozen=True)
 class Mark:
-    """Where all counters stood when a tree was admitted.
+    """All counters when a tree was admitted.
 
     tokens: that had been drawn for all trees.
     """

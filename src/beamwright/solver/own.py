@@ -61,7 +61,7 @@ class OwnParts:
         return {option: f"{OWN}{identity_of(part)}" for option, part in owners.items()}
 
     def strategy_for(self, search: SearchSettings) -> Strategy | None:
-        """The strategy, told what every strategy is told."""
+        """The strategy, given what every strategy is given."""
         if isinstance(self.strategy, SearchPolicy):
             return type(self.strategy)(**{**dict(self.strategy), "search": search})
         return self.strategy

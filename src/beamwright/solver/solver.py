@@ -213,7 +213,7 @@ class Solver:
         so many at a time, and an iterator over (id, solution) as they finish; the next problem
         begins as soon as one has ended. Until it is exhausted or closed the solver is in use.
 
-        A problem's own error stands in its place, and the others are solved: bad input as
+        A problem's own error takes its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores
         that are no numbers as NotFiniteError. Trees that do not fit together are solved in turn.
 
@@ -364,7 +364,7 @@ class Solver:
                 self._batch.abort()
 
     def _mark(self, accounting: Accounting, *, fresh: bool) -> Mark:
-        """Where all counters stand. fresh: what was measured before belongs to this tree."""
+        """All counters now. fresh: what was measured before belongs to this tree."""
         traffic = Traffic.now(self._tier, self._tree_models)
         seconds = {} if fresh else dict(accounting.seconds)
         groups = 0 if fresh else accounting.num_groups

@@ -15,7 +15,7 @@ from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink
-from beamwright.models import HomeOptions, TreeModel
+from beamwright.models import HostOptions, TreeModel
 from beamwright.models.device_memory import address_space_left
 from beamwright.runtime.timeline import Timeline
 from beamwright.solver.memory import MemoryPlan, ModelBytes
@@ -48,7 +48,7 @@ def host_kv_bytes(settings: Settings) -> int:
 
 
 @dataclass(frozen=True)
-class HostTier:
+class HostShares:
     """One link for both models, and each model's share of the host's memory."""
 
     link: Link
@@ -58,7 +58,7 @@ class HostTier:
     share_loads: bool
 
     @classmethod
-    def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostTier:
+    def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
         """The tier that the settings ask for; shared like the device budget."""
         total = host_kv_bytes(settings)
         generator = total * plan.generator_kv_bytes // max(1, plan.kv_bytes)
@@ -70,9 +70,9 @@ class HostTier:
             share_loads=settings.schedule.inter_beam,
         )
 
-    def options(self, budget_bytes: int) -> HomeOptions:
+    def options(self, budget_bytes: int) -> HostOptions:
         """What a model needs to know of it."""
-        return HomeOptions(budget_bytes, self.link, self.recompute, self.share_loads)
+        return HostOptions(budget_bytes, self.link, self.recompute, self.share_loads)
 
 
 def _link(settings: Settings, timeline: Timeline) -> Link:
@@ -90,8 +90,8 @@ class Traffic:
     stall_s: float
 
     @classmethod
-    def now(cls, tier: HostTier | None, models: list[TreeModel]) -> Traffic:
-        """The counters as they stand."""
+    def now(cls, tier: HostShares | None, models: list[TreeModel]) -> Traffic:
+        """The counters now."""
         moved: Mapping[Direction, int] = tier.link.bytes_moved if tier is not None else {}
         return cls(
             h2d_bytes=moved.get(Direction.H2D, 0),

@@ -27,7 +27,7 @@ class StopReason(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Where a node stands in the search."""
+    """What has become of a node."""
 
     OPEN = "open"  # its step is being decoded or waits for it
     CANDIDATE = "candidate"  # decoded; waits for its score and for selection

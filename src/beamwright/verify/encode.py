@@ -106,7 +106,7 @@ class PathEncoder:
             return self._at_marks(spans, path.marks)
         if read == "end":
             return [len(spans) - 1] if path.complete else []
-        first = 1 if self._spec.head.looks_back else 0  # nothing stands before the first token
+        first = 1 if self._spec.head.looks_back else 0  # nothing precedes the first token
         numbered = list(enumerate(spans))[first:]
         inside = [i for i, (a, b) in numbered if b > begin and a < end and b > a]
         return inside if read == "every_token" else inside[-1:]

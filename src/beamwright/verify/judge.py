@@ -1,7 +1,7 @@
 """JudgeVerifier: a chat model writes a critique of a path; the score is read from what it wrote.
 
 The prompt up to the last step is prefilled once, on the tree (`path_kv`). What follows it and the
-critique stand in segments that live as long as the batch does. What is asked is data
+critique are in segments that live as long as the batch does. What is asked is data
 (`judge_prompt`). Critiques are greedy, so they depend on neither batch nor budget.
 """
 
@@ -118,7 +118,7 @@ class JudgeVerifier:
     def _request(self, node: Node, asked: Asked | None) -> PrefillRequest | None:
         """What must be computed for this node's path; its handle is in place afterwards."""
         if asked is None or not self._fits_context(asked):
-            self._kv.stand_still(node)
+            self._kv.nothing_to_read(node)
             return None
         token_ids = asked.token_ids[: asked.num_kept]
         return self._kv.extend(node, token_ids, self._kv.num_shared(node, token_ids))

@@ -83,8 +83,8 @@ class PathKV:
         node.usage["verifier_reused"] += start
         return PrefillRequest(path, segment, token_ids[start:], start) if new else None
 
-    def stand_still(self, node: Node) -> None:
-        """There is nothing to read: the node stands where its parent does."""
+    def nothing_to_read(self, node: Node) -> None:
+        """There is nothing to read: the node is where its parent is."""
         parent = self._parent(node)
         segment = self.model.store.create()
         node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path)

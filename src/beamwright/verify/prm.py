@@ -74,7 +74,7 @@ class PrmVerifier:
         """What must be computed for this node; its handle is in place afterwards."""
         token_ids = encoded.token_ids
         if not encoded.read_at or len(token_ids) > self.tree_model.decoder.shape.context:
-            self._kv.stand_still(node)
+            self._kv.nothing_to_read(node)
             return None
         if max(token_ids) >= self.tree_model.decoder.shape.vocab:
             raise InputError(

@@ -117,7 +117,7 @@ def prefill_attention(
 
 
 def _packed_heads(query: torch.Tensor) -> torch.Tensor:
-    """Heads of a token next to each other; tokens may stand apart (they are cut from a product)."""
+    """Heads of a token next to each other; tokens may lie apart (they are cut from a product)."""
     head_dim = query.shape[2]
     return query if query.stride()[1:] == (head_dim, 1) else query.contiguous()
 

@@ -1,6 +1,6 @@
 """Backends `triton-tree` and `triton-dense`: views that run the kernels on the paged pool itself.
 
-Nothing is packed: kernels read blocks where they stand, so a view holds block tables and partial
+Nothing is packed: kernels read blocks in place, so a view holds block tables and partial
 results, and everything that its rows read must stay on the device (a lease sees to that). Where
 rows are dropped their blocks may go; a tree's table may go on naming them until it is rebuilt, as
 what such rows compute is never used.

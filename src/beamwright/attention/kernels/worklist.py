@@ -96,7 +96,7 @@ def decode_work(
     *,
     copy_per_row: bool,
 ) -> DecodeWork:
-    """Work for one token per row; None stands for a row that nobody reads.
+    """Work for one token per row; None: a row that nobody reads.
 
     copy_per_row: the k-th row through a segment reads its k-th device copy, or the last there is.
     """

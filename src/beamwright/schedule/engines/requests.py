@@ -78,7 +78,7 @@ class Iteration:
 
 
 class Engine(Protocol):
-    """Takes requests, says what runs next, and is told when it has run.
+    """Takes requests, says what runs next, and hears when it has run.
 
     preemptions: requests that lost their place and their KV. peak_tokens, host_peak_tokens: most
     KV on either side.

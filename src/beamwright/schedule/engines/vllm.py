@@ -134,7 +134,7 @@ class VllmEngine:
             fresh = self.pool.allocate(num_blocks - len(hits))
             assert fresh is not None
             self._blocks[request] = [*hits, *fresh]
-            num_loaded = self._num_at_home(keys, len(hits))
+            num_loaded = self._num_on_host(keys, len(hits))
             known = len(hits) + num_loaded
             self._kept[request] = known
             request.computed = known * self._size
@@ -153,7 +153,7 @@ class VllmEngine:
             rows.append((request, new))
             budget -= new
 
-    def _num_at_home(self, keys: Sequence[int], first: int) -> int:
+    def _num_on_host(self, keys: Sequence[int], first: int) -> int:
         if not self._offload:
             return 0
         num = 0
@@ -162,7 +162,7 @@ class VllmEngine:
         return num
 
     def _keep_full(self, request: Request) -> None:
-        """Blocks that are full by now can be found, and are stored at home."""
+        """Blocks that are full by now can be found, and are stored on the host."""
         blocks, keys = self._blocks[request], self.keys(request)
         full = request.computed // self._size
         for place in range(self._kept[request], full):
