@@ -31,6 +31,6 @@ class StepLengths:
         """Tokens that this node's step is expected to have."""
         max_tokens = self.limit(node).tokens
         if self.decodings.of(node).step.step_tokens is not None:
-            return most
+            return max_tokens
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
         return min(max_tokens, int(_MARGIN * mean) + 1)
