@@ -25,7 +25,7 @@ from benchmarks.peers.models import model_folder
 # (class, module, name inside the module).
 _TIMED = (
     ("linear", "models.decoder", "Linear.__call__"),
-    ("linear", "models.packed", "PackedLinear.__call__"),
+    ("linear", "models.onednn", "PackedLinear.__call__"),
     ("norm", "models.decoder", "Norm.__call__"),
     ("rotary", "models.decoder", "_rotate"),
     ("activation", "models.decoder", "Decoder._mlp"),

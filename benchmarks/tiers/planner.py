@@ -20,7 +20,7 @@ from beamwright.config import ScheduleSettings
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.replay import replay
+from beamwright.schedule.traffic import replay
 from beamwright.tree import Node
 from benchmarks.common import finish, say, table
 

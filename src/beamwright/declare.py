@@ -27,14 +27,14 @@ from pydantic import ValidationError
 
 from beamwright.config import OpenSection, Settings, StopSettings, describe_invalid
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.registry import Row, Table, did_you_mean, flag_of
+from beamwright.registry import Table, TableRow, did_you_mean, flag_of
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=TableRow)
 M = TypeVar("M", bound=Callable[..., Any])
 
 _NAME = re.compile(r"\w[\w.-]*")  # none of ":", "/" and ",", which part names from what follows
 
-VERIFIERS: Table[Row] = Table(
+VERIFIERS: Table[TableRow] = Table(
     "model",
     "--verifier",
     taken=(
@@ -43,7 +43,7 @@ VERIFIERS: Table[Row] = Table(
         *("family", "judge", "likelihood", "hf", "random"),
     ),
 )
-STOPS: Table[Row] = Table("stop", "--stop")
+STOPS: Table[TableRow] = Table("stop", "--stop")
 
 
 def verifier(name: str, *, meaning: str) -> Callable[[M], M]:
@@ -79,8 +79,10 @@ def make_stops(settings: StopSettings) -> tuple[Callable[[Any], str | None], ...
     return tuple(made(STOPS, row.make, own) for row, own in zip(rows, given, strict=True))
 
 
-def _declare_callable(table: Table[Row], name: str, meaning: str, method: str) -> Callable[[M], M]:
-    take = declaration(table, Row, name, meaning)
+def _declare_callable(
+    table: Table[TableRow], name: str, meaning: str, method: str
+) -> Callable[[M], M]:
+    take = declaration(table, TableRow, name, meaning)
 
     def declare(make: M) -> M:
         if isinstance(make, type) and not any(method in vars(base) for base in make.__mro__):
@@ -114,7 +116,7 @@ def declaration(
 
 
 def declared_values(
-    table: Table[Any], rows: Sequence[Row], settings: OpenSection, named: str | None = None
+    table: Table[Any], rows: Sequence[TableRow], settings: OpenSection, named: str | None = None
 ) -> list[dict[str, Any]]:
     """The options that a section holds for each of these rows, which are what it names.
 

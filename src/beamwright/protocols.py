@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.errors import BeamwrightError
     from beamwright.tree import Node, SearchTree, StopReason, Turn
+
+
+class Direction(StrEnum):
+    """Which way a transfer goes over the link."""
+
+    H2D = "h2d"
+    D2H = "d2h"
+
 
 # --- events -----------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def option(default: Any, *, help: str, metavar: str | None = None, **limits: Any
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """What is declared of a choice.
 
     meaning: one line for people. make: the class or function that does it; fields of a model are
@@ -69,7 +69,7 @@ class Row:
         return not self.make.__module__.startswith("beamwright.")
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=TableRow)
 
 _TABLES: list[Table[Any]] = []
 
@@ -162,7 +162,7 @@ def declared_names(flag: str) -> list[str]:
     return [name for table in _TABLES if table.flag == flag for name in table]
 
 
-def declared_rows(name: str) -> list[Row]:
+def declared_rows(name: str) -> list[TableRow]:
     """All rows, of whatever table, that have an option of this name."""
     return [row for table in _TABLES for row in table.owners(name)]
 

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, Field
 
 from beamwright.errors import InputError
 
+GIB = 2**30
+
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}IB"] = 1024**_power

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.cost import Direction, Layout, ModelCosts, Roofline
+from beamwright.cost import Layout, ModelCosts, Roofline
+from beamwright.protocols import Direction
 
 
 @pytest.fixture
@@ -69,8 +70,8 @@ def test_a_better_machine_is_never_slower(opt, gpu):
 
 def test_transfers_by_direction_and_piece(opt, gpu):
     slow_back = Roofline(opt, replace(gpu, d2h_bandwidth=gpu.h2d_bandwidth / 2, link_share=1.0))
-    to_device = slow_back.transfer(15.75e9, 0, Direction.TO_DEVICE)
+    to_device = slow_back.transfer(15.75e9, 0, Direction.H2D)
     assert to_device == pytest.approx(1.0)
-    assert slow_back.transfer(15.75e9, 0, Direction.TO_HOST) == pytest.approx(2.0)
-    pieces = slow_back.transfer(15.75e9, 1000, Direction.TO_DEVICE)
+    assert slow_back.transfer(15.75e9, 0, Direction.D2H) == pytest.approx(2.0)
+    pieces = slow_back.transfer(15.75e9, 1000, Direction.H2D)
     assert pieces - to_device == pytest.approx(1000 * gpu.copy_launch_s)

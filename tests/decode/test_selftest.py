@@ -10,7 +10,7 @@ from beamwright.kv import RowTails
 from beamwright.models import DecodeSession
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.packed import pack_weights
+from beamwright.models.onednn import pack_weights
 from beamwright.models.weights import random_weights
 from beamwright.runtime import selftest
 from beamwright.runtime.selftest import LEAST_CONTEXT, batches_are_exact

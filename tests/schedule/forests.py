@@ -5,7 +5,7 @@ from itertools import combinations, pairwise, permutations
 
 from beamwright.protocols import KVDemand
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.replay import loaded_bytes
+from beamwright.schedule.traffic import loaded_bytes
 
 
 def demand_of(paths, *, growth=1, capacity=10**9, resident=(), copies=False, previous=None):

@@ -4,9 +4,9 @@ import pytest
 
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.ranges import plan_ranges
-from beamwright.schedule.replay import loaded_bytes
 from beamwright.schedule.rotation import estimated_loads, inner_orders, shared_classes
 from beamwright.schedule.sweep import Sweep
+from beamwright.schedule.traffic import loaded_bytes
 from schedule.forests import (
     allowed,
     contiguous,

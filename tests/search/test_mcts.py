@@ -9,7 +9,7 @@ from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
-from beamwright.search.mcts import Counts
+from beamwright.search.mcts import Visits
 from beamwright.tree import NodeState, StopReason
 from fakes import new_tree
 from played import actions_of, first_round, obey, play
@@ -56,7 +56,7 @@ def small():
 
 def test_values_visits_and_priors_by_hand(small):
     tree, first, second, below, _ = small
-    counts = Counts(tree, tree.candidates(), ())
+    counts = Visits(tree, tree.candidates(), ())
     assert [counts.visits[node] for node in (tree.root, first, second, below)] == [3, 2, 0, 1]
     assert [counts.leaves[node] for node in (tree.root, first, second, below)] == [4, 3, 1, 2]
     mean = (0.9 + 0.6 + 0.8 + 0.4 + 0.7) / 5  # what the step without a score counts as
@@ -73,7 +73,7 @@ def test_values_visits_and_priors_by_hand(small):
 
 def test_a_picked_leaf_counts_as_a_visit_and_not_as_a_value(small):
     tree, first, second, below, _ = small
-    counts = Counts(tree, tree.candidates(), ())
+    counts = Visits(tree, tree.candidates(), ())
     values = dict(counts.values)
     assert counts.pick(2.0) is second
     assert [counts.visits[node] for node in (tree.root, first, second)] == [4, 2, 1]
@@ -85,7 +85,7 @@ def test_a_picked_leaf_counts_as_a_visit_and_not_as_a_value(small):
 def test_steps_without_log_probabilities_have_the_same_prior(small):
     tree, first, second, *_ = small
     second.logprobs = ()
-    counts = Counts(tree, tree.candidates(), ())
+    counts = Visits(tree, tree.candidates(), ())
     assert (counts.priors[first], counts.priors[second]) == (0.5, 0.5)
 
 

@@ -21,7 +21,7 @@ from beamwright.cli.guard import guard
 from beamwright.cli.strategies import print_strategies
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.registry import Row, declared_names, declared_rows, declared_under, flag_of
+from beamwright.registry import TableRow, declared_names, declared_rows, declared_under, flag_of
 
 _PANELS = {
     "model": "Models",
@@ -236,7 +236,7 @@ def _declared_parameter(name: str, section: str) -> inspect.Parameter:
     return _parameter(name, kind | None, option)
 
 
-def _declared_help(rows: Sequence[Row], name: str) -> str:
+def _declared_help(rows: Sequence[TableRow], name: str) -> str:
     """Whose option it is, and what for: `dynamic, particles: Temperature ...`."""
     owners: dict[str, list[str]] = {}
     for row in rows:

@@ -45,8 +45,8 @@ from beamwright.cost import (
     resident_need,
 )
 from beamwright.errors import InputError
+from beamwright.units import GIB
 
-_GIB = 2**30
 _DEFAULT_STEP_TOKENS = 32
 _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
 _RESIDENT = "in-gpu/tree"
@@ -221,7 +221,7 @@ def _analytic(workload: Workload, generator: SizedModel, budget: int) -> dict[st
         kv_budget_bytes=budget,
     )
     return {
-        "layerwise_gib": layerwise_bytes(case) / _GIB,
-        "locality_gib": locality_bytes(case) / _GIB,
-        "locality_printed_gib": locality_printed_bytes(case) / _GIB,
+        "layerwise_gib": layerwise_bytes(case) / GIB,
+        "locality_gib": locality_bytes(case) / GIB,
+        "locality_printed_gib": locality_printed_bytes(case) / GIB,
     }

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import add_row, format_bytes, plain, short_number
+from beamwright.units import GIB
 
-_GIB = 2**30
 _MEANINGS = (
     "in-gpu: all KV on the device. layerwise: layers streamed for every token. locality: group "
     "by group to the end of the step. dense: a copy of shared KV per beam; tree: shared KV once. "
@@ -30,14 +30,14 @@ def plan_view(report: Mapping[str, Any], machine: Machine, *, paper: bool) -> Gr
 def total_line(report: Mapping[str, Any]) -> str:
     """What everything resident takes of what there is, and what follows."""
     memory = report["memory"]
-    least, most, limit = (memory[f"{name}_bytes"] / _GIB for name in ("least", "needed", "limit"))
+    least, most, limit = (memory[f"{name}_bytes"] / GIB for name in ("least", "needed", "limit"))
     what = "needs"
     if memory["kv_memory_given"]:
         fixed = (
             memory["generator_weight_bytes"]
             + memory["verifier_weight_bytes"]
             + memory["activation_bytes"]
-        ) / _GIB
+        ) / GIB
         what, least, most, limit = "KV needs", least - fixed, most - fixed, limit - fixed
     if report["fits"]:
         return f"{what} {_gib(most)} of {_gib(limit)} GiB: fits"
@@ -73,8 +73,8 @@ def _memory(report: Mapping[str, Any]) -> Table:
         add_row(
             table,
             f"{role} {name}{kept}",
-            _gib(weights / _GIB),
-            _gib(kv / _GIB),
+            _gib(weights / GIB),
+            _gib(kv / GIB),
             f"{per_token / 1024:g}",
         )
 
@@ -87,10 +87,10 @@ def _memory(report: Mapping[str, Any]) -> Table:
             verifier["kv_bytes_per_token"],
         )
         row("verifier", verifier["model"], verifier["weights"], sizes)
-    add_row(table, "activations, of either", _gib(memory["activation_bytes"] / _GIB))
+    add_row(table, "activations, of either", _gib(memory["activation_bytes"] / GIB))
     copies = "rounding" if memory["kv_memory_given"] else "attention's working copies of KV"
-    if memory["copies_bytes"] > _GIB / 100:
-        add_row(table, copies, "", _gib(memory["copies_bytes"] / _GIB))
+    if memory["copies_bytes"] > GIB / 100:
+        add_row(table, copies, "", _gib(memory["copies_bytes"] / GIB))
     return table
 
 
@@ -115,7 +115,7 @@ def _cells(each: Mapping[str, Any]) -> Iterator[str]:
         return
     for name in ("time_s", "decode_s", "verify_s", "stall_s"):
         yield short_number(each[name])
-    yield short_number(each["h2d_bytes"] / _GIB)
+    yield short_number(each["h2d_bytes"] / GIB)
     yield "memory: borderline" if each["borderline"] else each["limited_by"]
 
 

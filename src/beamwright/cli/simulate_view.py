@@ -10,8 +10,7 @@ from rich.table import Table
 
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import add_row, format_bytes, plain, short_number
-
-_GIB = 2**30
+from beamwright.units import GIB
 
 
 def comparison_view(report: Mapping[str, Any], machine: Machine) -> Group:
@@ -78,7 +77,7 @@ def _engine_cells(each: Mapping[str, Any] | None) -> Iterator[str]:
     once = each["once"]
     for seconds in (each["by_row"]["time_s"], once["time_s"], once["stall_s"]):
         yield short_number(seconds)
-    yield short_number(once["h2d_bytes"] / _GIB)
+    yield short_number(once["h2d_bytes"] / GIB)
     yield f"{once['recomputed_tokens']:,}"
     yield from _speedups(once)
 
@@ -89,7 +88,7 @@ def _cells(each: Mapping[str, Any] | None) -> Iterator[str]:
         return
     for name in ("time_s", "verify_s", "stall_s"):
         yield short_number(each[name])
-    yield short_number(each["h2d_bytes"] / _GIB)
+    yield short_number(each["h2d_bytes"] / GIB)
     yield f"{each['groups']:,}"
     yield from _speedups(each)
 

@@ -23,7 +23,7 @@ from beamwright.cost.compare import (
 from beamwright.cost.estimate import Estimate
 from beamwright.cost.growth import TreeStep, Workload, peak_union_tokens, tree_steps
 from beamwright.cost.model import Hardware, ModelCosts
-from beamwright.cost.roofline import Direction, Layout, Roofline
+from beamwright.cost.roofline import Layout, Roofline
 from beamwright.cost.sampling import Spread
 from beamwright.cost.scoring import Scorer
 from beamwright.cost.shape import Shape
@@ -31,7 +31,6 @@ from beamwright.cost.transfers import dm_lower_bound_bytes
 from beamwright.cost.weights import Storage, storage_of, weight_bytes
 
 __all__ = [
-    "Direction",
     "Estimate",
     "Hardware",
     "Layout",

@@ -8,19 +8,19 @@ from typing import Literal
 from beamwright.cost.sampling import Spread
 
 ScheduleName = Literal["in-gpu", "layerwise", "locality"]
-Verdict = Literal["fits", "borderline", "no"]
+Fit = Literal["fits", "borderline", "no"]
 
-_ORDER: tuple[Verdict, ...] = ("no", "borderline", "fits")
+_ORDER: tuple[Fit, ...] = ("no", "borderline", "fits")
 
 
-def verdict_of(need: Spread, budget_bytes: int) -> Verdict:
+def fit_of(need: Spread, budget_bytes: int) -> Fit:
     """Of a need that differs from search to search; borderline: some fit and some do not."""
     if need.worst <= budget_bytes:
         return "fits"
     return "borderline" if need.least <= budget_bytes else "no"
 
 
-def lesser(*verdicts: Verdict) -> Verdict:
+def lesser(*verdicts: Fit) -> Fit:
     """What holds if all of them have to."""
     return min(verdicts, key=_ORDER.index)
 
@@ -58,7 +58,7 @@ class Totals:
         self.h2d_bytes = self.d2h_bytes = self.peak_bytes = 0.0
         self.groups = 0
 
-    def estimate(self, prefill_s: float, verdict: Verdict, limited_by: str) -> Estimate:
+    def estimate(self, prefill_s: float, verdict: Fit, limited_by: str) -> Estimate:
         time_s = prefill_s + self.decode_s + self.verify_s + self.stall_s
         return Estimate(
             fits=verdict == "fits",

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Literal
 
 from beamwright.cost.model import Hardware, ModelCosts
+from beamwright.protocols import Direction
 
 
 class Layout(StrEnum):
@@ -17,13 +18,6 @@ class Layout(StrEnum):
 
     DENSE = "dense"
     TREE = "tree"
-
-
-class Direction(StrEnum):
-    """Across the link."""
-
-    TO_DEVICE = "h2d"
-    TO_HOST = "d2h"
 
 
 Bound = Literal["bandwidth", "compute", "launches"]
@@ -74,7 +68,7 @@ class Roofline:
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
         """Seconds to move bytes across the link in that many queued copies."""
         hardware = self.hardware
-        to_device = direction is Direction.TO_DEVICE
+        to_device = direction is Direction.H2D
         bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 

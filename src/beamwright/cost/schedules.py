@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from beamwright.cost.estimate import NO_FIT, Estimate, Totals, Verdict, lesser, verdict_of
+from beamwright.cost.estimate import NO_FIT, Estimate, Fit, Totals, fit_of, lesser
 from beamwright.cost.growth import BLOCK_TOKENS, TreeStep, Workload, tree_steps
-from beamwright.cost.roofline import Direction, Layout, Roofline
+from beamwright.cost.roofline import Layout, Roofline
 from beamwright.cost.sampling import SampledSearches, Spread
 from beamwright.cost.scoring import Scorer, Scoring
+from beamwright.protocols import Direction
 
 _NUM_STREAM_BUFFERS = 2  # layer-wise: one layer computes while the next one arrives
 
@@ -61,9 +62,9 @@ class ScheduleRun:
 
     def in_gpu(self) -> Estimate:
         """Everything resident, one group."""
-        verdict = verdict_of(self.resident_need, self.budget_bytes)
+        verdict = fit_of(self.resident_need, self.budget_bytes)
         if self.scoring is not None:
-            scored = verdict_of(self.scoring.peak, self.scoring.scorer.kv_budget_bytes)
+            scored = fit_of(self.scoring.peak, self.scoring.scorer.kv_budget_bytes)
             verdict = lesser(verdict, scored)
         if verdict == "no":
             return NO_FIT
@@ -94,7 +95,7 @@ class ScheduleRun:
 
     def layerwise(self) -> Estimate:
         """Token by token; what does not fit is streamed by layers (LBS Eq. 1, less buffers)."""
-        verdict = verdict_of(self._buffers_need, self.budget_bytes)
+        verdict = fit_of(self._buffers_need, self.budget_bytes)
         if verdict == "no" or not self._one_path_is_scored:
             return NO_FIT
         totals = Totals()
@@ -117,7 +118,7 @@ class ScheduleRun:
                 totals.peak_bytes = max(totals.peak_bytes, in_use * layer_bytes)
         return self._finished(totals, verdict)
 
-    def _finished(self, totals: Totals, verdict: Verdict) -> Estimate:
+    def _finished(self, totals: Totals, verdict: Fit) -> Estimate:
         """Decoding and the verifier's part of all steps."""
         if self.scoring is not None:
             totals.verify_s += self.scoring.prefix_s
@@ -203,13 +204,13 @@ class ScheduleRun:
             loaded_tokens = step.grouped_union_tokens(num_groups)
         load_bytes = loaded_tokens / num_groups * self.kv_bytes
         room_bytes = max(0.0, self.budget_bytes - self._group_bytes(step, num_groups))
-        ahead_s = self._transfer_s(min(load_bytes, room_bytes), Direction.TO_DEVICE)
-        late_s = self._transfer_s(max(0.0, load_bytes - room_bytes), Direction.TO_DEVICE)
+        ahead_s = self._transfer_s(min(load_bytes, room_bytes), Direction.H2D)
+        late_s = self._transfer_s(max(0.0, load_bytes - room_bytes), Direction.H2D)
         stall_s = (num_groups - 1) * (late_s + max(0.0, ahead_s - compute_s))
 
         written_tokens = self.workload.num_beams * step.num_tokens
         store_bytes = (written_tokens + (step.union_tokens if backlog else 0)) * self.kv_bytes
-        store_s = self._transfer_s(store_bytes, Direction.TO_HOST)
+        store_s = self._transfer_s(store_bytes, Direction.D2H)
         totals.stall_s += max(stall_s, store_s - num_groups * compute_s)
         totals.h2d_bytes += (num_groups - 1) * load_bytes
         totals.d2h_bytes += store_bytes
@@ -239,6 +240,6 @@ class ScheduleRun:
         before = self.held_tokens(step, token)
         load_bytes = before * self.kv_bytes / num_layers
         num_pieces = beams if self.layout is Layout.DENSE else before / BLOCK_TOKENS
-        load_s = self.roofline.transfer(load_bytes, num_pieces, Direction.TO_DEVICE)
+        load_s = self.roofline.transfer(load_bytes, num_pieces, Direction.H2D)
         totals.stall_s += num_streamed * max(0.0, load_s - layer_s)
         totals.h2d_bytes += num_streamed * load_bytes

@@ -13,8 +13,9 @@ from functools import cached_property
 
 from beamwright.cost.growth import BLOCK_TOKENS, TreeStep, Workload, tree_steps
 from beamwright.cost.model import Hardware, ModelCosts
-from beamwright.cost.roofline import Bound, Direction, Layout, Roofline
+from beamwright.cost.roofline import Bound, Layout, Roofline
 from beamwright.cost.sampling import SampledSearches, Spread
+from beamwright.protocols import Direction
 
 MARK_TOKENS = 1
 """Of every step: what marks its end, or the token before it that a head looks back at."""
@@ -117,7 +118,7 @@ class Scoring:
         # What is not resident is loaded before it is read; stores go on behind the next decoding.
         load_bytes = max(0.0, missing)
         num_pieces = load_bytes / (BLOCK_TOKENS * self._kv_bytes)
-        stall_s = self._roofline.transfer(load_bytes, num_pieces, Direction.TO_DEVICE)
+        stall_s = self._roofline.transfer(load_bytes, num_pieces, Direction.H2D)
         written = self.workload.num_beams * step.num_tokens
         backlog = 0.0 if spilled else step.union_tokens
         return StepScoring(verify_s, stall_s, load_bytes, (written + backlog) * self._kv_bytes)

@@ -13,7 +13,7 @@ import torch
 
 from beamwright.models import FixedBackend, TreeModel
 
-Step = Callable[[], None]
+Launches = Callable[[], None]
 
 
 class Replay(Protocol):
@@ -24,7 +24,7 @@ class Replay(Protocol):
         """A step is done when `run` returns, so that looking at its results costs no time."""
         ...
 
-    def run(self, key: Hashable, version: int, step: Step) -> None:
+    def run(self, key: Hashable, version: int, step: Launches) -> None:
         """Run `step` once.
 
         key: its shapes. version: grows when tensors that any step touches have moved.
@@ -45,7 +45,7 @@ class EagerReplay:
 
     is_plain = True
 
-    def run(self, key: Hashable, version: int, step: Step) -> None:
+    def run(self, key: Hashable, version: int, step: Launches) -> None:
         """See `Replay`."""
         step()
 
@@ -75,7 +75,7 @@ class CudaGraphReplay:
         self._warm: set[Hashable] = set()
         self._version = 0
 
-    def run(self, key: Hashable, version: int, step: Step) -> None:
+    def run(self, key: Hashable, version: int, step: Launches) -> None:
         """See `Replay`."""
         if version != self._version:
             self.release()
@@ -109,14 +109,14 @@ class CudaGraphReplay:
         self._warm.clear()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _warm_up(self, step: Step) -> None:
+    def _warm_up(self, step: Launches) -> None:
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             step()
         current.wait_stream(self._side)
 
-    def _capture(self, step: Step) -> torch.cuda.CUDAGraph:
+    def _capture(self, step: Launches) -> torch.cuda.CUDAGraph:
         """The launches of a call; none of them runs."""
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on talking to CUDA meanwhile.

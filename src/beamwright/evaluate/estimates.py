@@ -23,7 +23,7 @@ _NORMAL = NormalDist().inv_cdf(0.975)
 _Array = NDArray[np.float64]
 
 
-class Estimate(TypedDict):
+class Estimated(TypedDict):
     """A number and its 95 % interval, [low, high]."""
 
     value: float
@@ -46,7 +46,7 @@ def wilson_interval(share: float, num_problems: int) -> list[float] | None:
     return [low, 1.0 if share == 1 else min(1.0, middle + half)]
 
 
-def estimate_share(values: Sequence[float]) -> Estimate | None:
+def estimate_share(values: Sequence[float]) -> Estimated | None:
     """The mean of values between 0 and 1 over problems; None without any."""
     if not values:
         return None
@@ -56,12 +56,12 @@ def estimate_share(values: Sequence[float]) -> Estimate | None:
     return {"value": share, "interval": interval}
 
 
-def estimate_mean(values: Sequence[float]) -> Estimate | None:
+def estimate_mean(values: Sequence[float]) -> Estimated | None:
     """The mean over problems; None without any."""
     return _estimate([(value,) for value in values], lambda drawn: drawn[..., 0].mean(axis=-1))
 
 
-def estimate_percentile(values: Sequence[float], percent: int) -> Estimate | None:
+def estimate_percentile(values: Sequence[float], percent: int) -> Estimated | None:
     """A percentile over problems; None without any."""
 
     def percentile(drawn: _Array) -> _Array:
@@ -70,7 +70,7 @@ def estimate_percentile(values: Sequence[float], percent: int) -> Estimate | Non
     return _estimate([(value,) for value in values], percentile)
 
 
-def estimate_ratio(pairs: Sequence[tuple[float, float]]) -> Estimate | None:
+def estimate_ratio(pairs: Sequence[tuple[float, float]]) -> Estimated | None:
     """Sum of the first over sum of the second, which must be positive; None without any."""
 
     def ratio(drawn: _Array) -> _Array:
@@ -96,7 +96,7 @@ def pass_at_k(num_candidates: int, num_correct: int, k: int) -> float:
 
 def _estimate(
     rows: Sequence[tuple[float, ...]], statistic: Callable[[_Array], _Array]
-) -> Estimate | None:
+) -> Estimated | None:
     """statistic: reduces [..., problems, columns] to [...]."""
     if not rows:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from beamwright.evaluate.estimates import (
-    Estimate,
+    Estimated,
     estimate_mean,
     estimate_percentile,
     estimate_ratio,
@@ -104,11 +104,11 @@ def _paths(records: Iterable[Record]) -> list[tuple[float, float]]:
     return found
 
 
-def _percentiles(values: Sequence[float]) -> dict[str, Estimate | None]:
+def _percentiles(values: Sequence[float]) -> dict[str, Estimated | None]:
     return {f"p{share}": estimate_percentile(values, share) for share in (50, 95)}
 
 
-def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str, Estimate | None]:
+def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str, Estimated | None]:
     """Per k = 1, 2, 4, ..., n: the chance that k candidates at random hold a right one.
 
     Unbiased for independent samples. A tree's candidates share steps: there it says how many of
@@ -124,7 +124,7 @@ def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str,
     }
 
 
-def _per_problem(records: Sequence[Record]) -> dict[str, Estimate | None]:
+def _per_problem(records: Sequence[Record]) -> dict[str, Estimated | None]:
     """Means over problems; a peak is the engine's while the problem was in flight."""
     columns: dict[str, list[float | None]] = {
         "tokens": [r.tokens.get("generated") for r in records],
@@ -141,7 +141,7 @@ def _known(values: Iterable[_Value | None]) -> list[_Value]:
     return [value for value in values if value is not None]
 
 
-def _accuracy(verdicts: Sequence[bool]) -> Estimate | None:
+def _accuracy(verdicts: Sequence[bool]) -> Estimated | None:
     return estimate_share(verdicts)
 
 

@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
-_GIB = 2**30
+from beamwright.units import GIB
+
 _VARIANTS = {"ti", "super"}  # of a name: other chips
 
 # Nominal bytes/s of sixteen PCIe lanes in one direction, by generation.
@@ -45,7 +46,7 @@ class Card:
     @property
     def memory_bytes(self) -> int:
         """Nominal memory."""
-        return self.memory_gib * _GIB
+        return self.memory_gib * GIB
 
     @property
     def link_bandwidth(self) -> float:

@@ -15,11 +15,11 @@ from beamwright.errors import InputError
 from beamwright.hardware.cache import read_profile
 from beamwright.hardware.cards import CARDS, Card
 from beamwright.hardware.profile import HardwareProfile
+from beamwright.units import GIB
 
 DEFAULT_PROFILE = "rtx-4090"
 MEASURED = "measured"
 
-_GIB = 2**30
 _HALF = 2
 _ALIASES = MappingProxyType({"a100": "a100-80gb"})
 
@@ -56,7 +56,7 @@ def card_profile(card: Card, element_bytes: int = _HALF) -> HardwareProfile:
 # Two cores of a server CPU with AVX-512 under a hypervisor, from `measure_profile`.
 _EPYC_2CORE = HardwareProfile(
     name="epyc-2core",
-    device_memory_bytes=24 * _GIB,
+    device_memory_bytes=24 * GIB,
     device_bandwidth=22e9,
     flops=200e9,
     h2d_bandwidth=16e9,

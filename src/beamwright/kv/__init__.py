@@ -4,7 +4,7 @@ from beamwright.kv.budget import ByteBudget, ScratchMeter
 from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
-from beamwright.kv.link import Direction, Link, Piece, Transfer, TransferState
+from beamwright.kv.link import Link, Piece, Transfer, TransferState
 from beamwright.kv.movement import HostTier
 from beamwright.kv.pool import BlockPool, KVLayout
 from beamwright.kv.residency import Residency
@@ -22,6 +22,7 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.stream_link import StreamLink
 from beamwright.kv.streams import CudaStreams
 from beamwright.kv.tail import TailBuffer
+from beamwright.protocols import Direction
 
 __all__ = [
     "BlockLedger",

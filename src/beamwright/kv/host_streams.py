@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from beamwright.kv.link import Direction, Piece
+from beamwright.kv.link import Piece
 from beamwright.kv.streams import Copied, HeldBack, Marker
+from beamwright.protocols import Direction
 
 
 class HostStreams:

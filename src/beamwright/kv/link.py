@@ -14,12 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-
-class Direction(StrEnum):
-    """Which way a transfer goes."""
-
-    H2D = "h2d"
-    D2H = "d2h"
+from beamwright.protocols import Direction
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from beamwright.kv.ledger import BlockLedger
-from beamwright.kv.link import Direction, Link, Piece, Transfer
+from beamwright.kv.link import Link, Piece, Transfer
 from beamwright.kv.segments import Segment
+from beamwright.protocols import Direction
 from beamwright.schedule.eviction import eviction_order
 
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager, nullcontext
 
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
-from beamwright.kv.link import Direction, Transfer
+from beamwright.kv.link import Transfer
 from beamwright.kv.movement import HostTier, Movement, ResidenceLog
 from beamwright.kv.segments import Segment
+from beamwright.protocols import Direction
 
 
 class Residency(Movement):

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from beamwright.kv.budget import ScratchMeter
-from beamwright.kv.link import Direction, Piece
+from beamwright.kv.link import Piece
 from beamwright.kv.movement import HostTier, ResidenceLog
 from beamwright.kv.pool import BlockPool
 from beamwright.kv.residency import Residency
 from beamwright.kv.segments import Segment
 from beamwright.kv.tail import TailBuffer
+from beamwright.protocols import Direction
 
 
 class SegmentStore(Residency):

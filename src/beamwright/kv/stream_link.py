@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from beamwright.errors import LinkError
-from beamwright.kv.link import Direction, Piece, SpanSink, Transfer, TransferState
+from beamwright.kv.link import Piece, SpanSink, Transfer, TransferState
 from beamwright.kv.streams import Copied, HeldBack, Streams, merged
+from beamwright.protocols import Direction
 
 
 @dataclass

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from beamwright.kv.link import Direction, Piece
+from beamwright.kv.link import Piece
+from beamwright.protocols import Direction
 
 
 class Marker(Protocol):

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from beamwright.kv import KVLayout, Link, Piece, ScratchMeter, TailBuffer, Transfer
+from beamwright.kv.tail import FIRST_TOKENS
 from beamwright.layerwise.placement import NUM_BUFFERS, Placement
-
-_FIRST_TOKENS = 16
 
 Send = Callable[[Sequence[Piece]], Transfer]
 """Stores pieces on the host while the layer computes."""
@@ -66,7 +65,7 @@ class LayeredTail(TailBuffer):
         self._host_from: list[int] = []  # per token, the first layer from which the host has it
         self._placement = Placement(layout.num_layers, [], 0)
         self._send: Send | None = None
-        self.held_tokens = min(_FIRST_TOKENS, capacity)
+        self.held_tokens = min(FIRST_TOKENS, capacity)
         super().__init__(layout, num_rows, capacity, scratch, "cpu")
 
     @property

@@ -15,7 +15,7 @@ from beamwright.errors import InputError, UnavailableError, UnsupportedModelErro
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.hf_config import check_counts, shape_from_config, supported
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.packed import pack_weights
+from beamwright.models.onednn import pack_weights
 from beamwright.models.pretrained import read_config, read_object
 from beamwright.models.quantised import storage_for
 from beamwright.models.shape import ModelShape

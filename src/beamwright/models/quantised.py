@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.models.decoder import Layer, Linear
-from beamwright.models.packed import invariant_linear
+from beamwright.models.onednn import invariant_linear
 from beamwright.models.quiet import quiet_import
 
 _LEVELS = 15  # of 4 bits, above the lowest

@@ -23,7 +23,7 @@ from beamwright.models.shape import ModelShape
 TensorSource = Callable[[str], torch.Tensor | None]
 
 
-class _Checkpoint:
+class _WeightFiles:
     """Tensors by name from safetensors or `pytorch_model*.bin` files, single or sharded."""
 
     def __init__(self, folder: Path) -> None:
@@ -173,7 +173,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
     Raises:
         InputError: for missing or unreadable files.
     """
-    return frozenset(_Checkpoint(folder).names())
+    return frozenset(_WeightFiles(folder).names())
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
@@ -182,7 +182,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
     Raises:
         InputError: for missing or unreadable files.
     """
-    checkpoint = _Checkpoint(folder)
+    checkpoint = _WeightFiles(folder)
     found = {name: checkpoint.get(name) for name in names}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
@@ -206,7 +206,7 @@ def load_weights(
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
     """
-    checkpoint = _Checkpoint(folder)
+    checkpoint = _WeightFiles(folder)
     names = checkpoint.names()
     source = checkpoint.outline if device == "meta" else checkpoint.get
     stem = "model.decoder." if shape.architecture == "opt" else "model."

@@ -24,8 +24,7 @@ from beamwright.report.eval_runs import (
     method_names,
 )
 from beamwright.report.page_file import write_page
-
-_GIB = 1024**3
+from beamwright.units import GIB
 
 _COLUMNS = (
     "method", "n", "problems", "accuracy", "best", "majority", "weighted", "pass@1", "pass@n",
@@ -154,8 +153,8 @@ def _cells(run: EvaluatedRun) -> Iterator[str]:
     yield _number(summary["latency_s"]["p50"])
     yield _number(summary["latency_s"]["p95"])
     yield _number(summary["precise_goodput_tok_s"])
-    yield _number(per_problem["kv_device_peak_bytes"], _GIB)
-    yield _number(per_problem["h2d_bytes"], _GIB)
+    yield _number(per_problem["kv_device_peak_bytes"], GIB)
+    yield _number(per_problem["h2d_bytes"], GIB)
 
 
 def _share(estimate: Mapping[str, Any] | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_GIB = 1024**3
+from beamwright.units import GIB
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
     ("seconds", "Accuracy against time", "seconds per problem", "seconds", 1.0),
     ("kv", "Accuracy against KV memory",
      "GiB of KV on the device, both models, peak of all problems in flight (64 / n or --in-flight)",
-     "kv_device_peak_bytes", _GIB),
+     "kv_device_peak_bytes", GIB),
 )  # fmt: skip
 
 

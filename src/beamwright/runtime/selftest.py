@@ -19,7 +19,7 @@ from beamwright.kv import Path, PathPart, Segment
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.packed import pack_weights
+from beamwright.models.onednn import pack_weights
 from beamwright.models.shape import ModelShape
 from beamwright.models.weights import random_weights
 from beamwright.protocols import AttentionBackend

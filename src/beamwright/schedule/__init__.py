@@ -12,7 +12,7 @@ from beamwright.schedule.eviction import eviction_order
 from beamwright.schedule.in_gpu import InGpuSchedule
 from beamwright.schedule.layerwise import LayerwiseSchedule
 from beamwright.schedule.locality import LocalitySchedule
-from beamwright.schedule.replay import loaded_bytes
+from beamwright.schedule.traffic import loaded_bytes
 
 
 def make_schedule(settings: ScheduleSettings) -> Schedule:

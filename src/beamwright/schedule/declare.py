@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from beamwright.config import ScheduleSettings, Section
 from beamwright.declare import declaration, declared_values, made
 from beamwright.protocols import Plan, ScheduleView
-from beamwright.registry import Row, Table
+from beamwright.registry import Table, TableRow
 
 
 class Schedule(Section):
@@ -36,7 +36,7 @@ class Schedule(Section):
 
 
 @dataclass(frozen=True)
-class ScheduleRow(Row):
+class ScheduleRow(TableRow):
     """A schedule by name.
 
     resident: all KV stays on the device, without a host tier. streams_layers: all KV is on the

@@ -18,9 +18,9 @@ from math import comb
 
 from beamwright.protocols import KVDemand
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.replay import loaded_bytes
 from beamwright.schedule.rotation import estimated_loads, inner_orders, shared_classes
 from beamwright.schedule.sweep import Sweep
+from beamwright.schedule.traffic import loaded_bytes
 
 _MOST_ROTATED_GROUPS = 6  # rating an order costs its groups cubed
 _MOST_CUTS = 36  # up to so many, all cuts are tried
@@ -29,7 +29,7 @@ _TOLERATED_LOSS = 0.01  # of the union: less is not worth an order that begins i
 
 
 @dataclass(frozen=True)
-class Candidate:
+class GroupOrder:
     """Groups in running order, and what they load to within a segment per group."""
 
     groups: tuple[range, ...]
@@ -72,14 +72,14 @@ def _resident_bytes(forest: Forest) -> int:
     return sum(forest.resident_path_bytes) - sum(forest.resident_shared_bytes)
 
 
-def _sweeps(forest: Forest, *, balance: bool, max_batch: int | None) -> list[Candidate]:
+def _sweeps(forest: Forest, *, balance: bool, max_batch: int | None) -> list[GroupOrder]:
     """The best cut in either direction."""
     found = []
     for backwards in (False, True):
         sweep = Sweep(forest, 0, len(forest), backwards=backwards, max_batch=max_batch)
         ends = sweep.cut(balance=balance)
         loaded = _union_bytes(forest) - sweep.survivors(ends)
-        found.append(Candidate(tuple(sweep.ranges(ends)), loaded))
+        found.append(GroupOrder(tuple(sweep.ranges(ends)), loaded))
     return found
 
 
@@ -132,11 +132,11 @@ def _resident_run(forest: Forest) -> tuple[int, int]:
     return best
 
 
-def _rotated(forest: Forest, groups: Sequence[range]) -> list[Candidate]:
+def _rotated(forest: Forest, groups: Sequence[range]) -> list[GroupOrder]:
     """Other orders of these groups than the two sweeps."""
     classes = shared_classes(forest, groups)
     return [
-        Candidate(
+        GroupOrder(
             tuple(groups[number] for number in order),
             estimated_loads(forest, groups, classes, order),
         )
@@ -144,10 +144,10 @@ def _rotated(forest: Forest, groups: Sequence[range]) -> list[Candidate]:
     ]
 
 
-def _best(demand: KVDemand, forest: Forest, candidates: Sequence[Candidate]) -> Candidate:
+def _best(demand: KVDemand, forest: Forest, candidates: Sequence[GroupOrder]) -> GroupOrder:
     """Fewest bytes, then the smallest largest group, then the first."""
 
-    def largest(candidate: Candidate) -> int:
+    def largest(candidate: GroupOrder) -> int:
         return max(forest.need(group.start, group.stop) for group in candidate.groups)
 
     ranked = sorted(candidates, key=lambda c: (c.loaded_bytes, largest(c)))

@@ -21,7 +21,7 @@ from beamwright.config import SearchSettings, Section
 from beamwright.declare import declaration, declared_values, made
 from beamwright.errors import InputError
 from beamwright.protocols import Action
-from beamwright.registry import Row, Table
+from beamwright.registry import Table, TableRow
 from beamwright.search.choose import Choice
 from beamwright.tree import SearchTree
 
@@ -42,7 +42,7 @@ class SearchPolicy(Section):
 
 
 @dataclass(frozen=True)
-class StrategyRow(Row):
+class StrategyRow(TableRow):
     """A strategy by name.
 
     choose: how its answer is chosen where the settings do not say. step_limits: its steps'

@@ -91,7 +91,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         settings = self.search
         left = self.most_nodes - _num_written(tree)
         open_to = [node for node in waiting if node.depth < settings.max_rounds]
-        counts = Counts(tree, open_to, dropped)
+        counts = Visits(tree, open_to, dropped)
         picked: list[Node] = []
         for parent in _under_way(tree):
             node = counts.best_child(parent, self.exploration)
@@ -119,7 +119,7 @@ class MonteCarloTreeSearch(SearchPolicy):
         return f"{paths} reached --max-rounds" if waiting else f"{paths} were duplicates"
 
 
-class Counts:
+class Visits:
     """What PUCT knows of every step, read from the tree.
 
     visits: steps of its subtree that were extended, itself included; picking a leaf adds one to

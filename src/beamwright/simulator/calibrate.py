@@ -16,7 +16,7 @@ import numpy as np
 
 from beamwright.cost import Layout
 from beamwright.errors import InputError
-from beamwright.kv.link import Direction
+from beamwright.protocols import Direction
 from beamwright.runtime.timeline import Timeline
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.run import Simulation, simulate

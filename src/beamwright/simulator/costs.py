@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from beamwright.cost import Direction as Across
 from beamwright.cost import Layout, ModelCosts, Roofline
 from beamwright.cost.model import Hardware
-from beamwright.kv.link import Direction
+from beamwright.protocols import Direction
 
 
 class DeviceCosts(Protocol):
@@ -89,5 +88,4 @@ class RooflineCosts:
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
         """See `DeviceCosts`."""
-        across = Across.TO_DEVICE if direction is Direction.H2D else Across.TO_HOST
-        return self.roofline.transfer(num_bytes, num_pieces, across)
+        return self.roofline.transfer(num_bytes, num_pieces, direction)

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from beamwright.cost import Layout, ModelCosts
+from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.cost.model import Hardware
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.schedule.engines import (
-    Engine,
     Foresight,
     Iteration,
     Request,
+    RequestEngine,
     SglangEngine,
     VllmEngine,
     requests_by_round,
@@ -29,8 +30,6 @@ from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import RooflineCosts
 from beamwright.simulator.link import VirtualLink
 from beamwright.simulator.replay import ReplayTree
-
-_BLOCK_TOKENS = 16
 
 Rounds = list[list[Request]]
 
@@ -44,20 +43,20 @@ class EngineRules:
     """
 
     meaning: str
-    make: Callable[[int, Rounds], Engine]
+    make: Callable[[int, Rounds], RequestEngine]
     host_tier: bool = False
     waits: bool = False
 
 
-def _vllm(*, offload: bool) -> Callable[[int, Rounds], Engine]:
-    return lambda tokens, rounds: VllmEngine(tokens // _BLOCK_TOKENS, offload=offload)
+def _vllm(*, offload: bool) -> Callable[[int, Rounds], RequestEngine]:
+    return lambda tokens, rounds: VllmEngine(tokens // BLOCK_TOKENS, offload=offload)
 
 
-def _sglang(*, hicache: bool) -> Callable[[int, Rounds], Engine]:
+def _sglang(*, hicache: bool) -> Callable[[int, Rounds], RequestEngine]:
     return lambda tokens, rounds: SglangEngine(tokens, hicache=hicache)
 
 
-def _clairvoyant(tokens: int, rounds: Rounds) -> Engine:
+def _clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
     return SglangEngine(tokens, hicache=True, foresight=Foresight(rounds))
 
 
@@ -125,7 +124,7 @@ def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineRe
     rounds = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
     token_bytes = case.model.kv_bytes_per_token
     longest = max(request.final_tokens for each in rounds for request in each)
-    needed = (longest + _BLOCK_TOKENS) * token_bytes
+    needed = (longest + BLOCK_TOKENS) * token_bytes
     if needed > case.kv_budget_bytes:
         free = case.kv_budget_bytes
         raise CapacityError("the longest path", needed, free, free)
@@ -151,7 +150,7 @@ def _needed_prefill(rounds: Rounds) -> int:
 class _Run:
     """An engine through a search, on one or more clocks."""
 
-    def __init__(self, engine: Engine, meters: Sequence[_Meter]) -> None:
+    def __init__(self, engine: RequestEngine, meters: Sequence[_Meter]) -> None:
         self.engine = engine
         self.iterations = self.prefilled = 0
         self._meters = meters
@@ -203,7 +202,7 @@ class _Meter:
 
     def move(self, direction: Direction, tokens: int) -> Transfer:
         """Send KV across the link."""
-        pieces = -(-tokens // _BLOCK_TOKENS)
+        pieces = -(-tokens // BLOCK_TOKENS)
         return self._link.submit_bytes(direction, "kv", tokens * self._token_bytes, pieces)
 
     def wait(self, transfer: Transfer) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamwright.cost import Layout, ModelCosts
+from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.kv.budget import ByteBudget
@@ -24,7 +25,6 @@ from beamwright.simulator.replay import Script
 from beamwright.tree import Node
 
 _NUM_BUFFERS = 2
-_BLOCK_TOKENS = 16
 
 
 class SimulatedLayerwise:
@@ -112,7 +112,7 @@ class SimulatedLayerwise:
         """Tokens `first` to `end - 1` of the steps of these beams."""
         rows, tail = len(nodes), self._tail_tokens
         seen, union = sum(node.start for node in nodes), _union_tokens(nodes)
-        held, num_pieces = (seen, rows) if self._dense else (union, union // _BLOCK_TOKENS)
+        held, num_pieces = (seen, rows) if self._dense else (union, union // BLOCK_TOKENS)
         for token in range(first, end):
             own, each = rows * token, rows * (token + 1)
             work = _Pass(
@@ -145,7 +145,7 @@ class SimulatedLayerwise:
             held=held,
             fresh=new,
             union=union,
-            num_pieces=len(owing) if self._dense else held // _BLOCK_TOKENS,
+            num_pieces=len(owing) if self._dense else held // BLOCK_TOKENS,
         )
         # A few rows that would fit say nothing about all the others.
         self._layers(work, self._resident)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from beamwright.kv.link import Direction, Piece, SpanSink, Transfer, TransferState
+from beamwright.kv.link import Piece, SpanSink, Transfer, TransferState
+from beamwright.protocols import Direction
 from beamwright.simulator.clock import VirtualClock
 
 TransferSeconds = Callable[[int, int, Direction], float]

@@ -1,6 +1,6 @@
 """Simulated KV: residency without tensors, and prefills that only take time.
 
-`Prefill` leases what `models.TreeModel.prefill` leases, by the same code (`models.prefill`).
+`SimulatedPrefill` leases what `models.TreeModel.prefill` does, by the same code (`models.prefill`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SimulatedResidency(Residency):
             self.extend(segment, length)
 
 
-class Prefill:
+class SimulatedPrefill:
     """Computes the KV of several tokens behind stored paths; see `models.TreeModel.prefill`."""
 
     def __init__(

@@ -12,6 +12,7 @@ from random import Random
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes, traffic_bound
+from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
@@ -34,11 +35,10 @@ from beamwright.simulator.replay import (
     ReplayVerifier,
     Script,
 )
-from beamwright.simulator.residency import Prefill, SimulatedResidency
+from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright.simulator.scripted_rows import Moments, ScriptedRows
 from beamwright.simulator.verifier import SimulatedVerifier, VerifierCase
 
-_BLOCK_TOKENS = 16
 _TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
 _NO_LIMIT = 2**62
 
@@ -149,7 +149,7 @@ class _Bench:
     def _prefill(
         self, residency: SimulatedResidency, costs: DeviceCosts
     ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
-        prefill, recomputes = Prefill(residency, self.clock, costs), False
+        prefill, recomputes = SimulatedPrefill(residency, self.clock, costs), False
         if residency.host is not None:
             recomputes = residency.host.recompute
 
@@ -168,7 +168,7 @@ class _Bench:
             return ReplayVerifier(self.script)
         budget = ByteBudget(found.kv_budget_bytes, "device KV budget of the verifier")
         self.scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS)
-        prefill = Prefill(self.scorer, self.clock, found.costs)
+        prefill = SimulatedPrefill(self.scorer, self.clock, found.costs)
         return SimulatedVerifier(self.scorer, prefill, self.script)
 
     def _residency(
@@ -184,7 +184,7 @@ class _Bench:
         if not schedule_row(self.case.schedule).resident:
             host = self._host_tier(bytes_per_token, extra_tokens)
         return SimulatedResidency(
-            BlockLedger(bytes_per_token, _BLOCK_TOKENS, budget),
+            BlockLedger(bytes_per_token, BLOCK_TOKENS, budget),
             host,
             self.clock,
             costs,
@@ -195,15 +195,15 @@ class _Bench:
     def _host_tier(self, bytes_per_token: int, extra_tokens: int) -> HostTier:
         case = self.case
         if case.host_bytes is None:
-            blocks = self.script.host_blocks(_BLOCK_TOKENS, extra_tokens)
-            num_bytes = blocks * _BLOCK_TOKENS * bytes_per_token
+            blocks = self.script.host_blocks(BLOCK_TOKENS, extra_tokens)
+            num_bytes = blocks * BLOCK_TOKENS * bytes_per_token
         else:  # shared by KV bytes per token, as the device's
             verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
             total = case.model.kv_bytes_per_token + verifier
             num_bytes = case.host_bytes * bytes_per_token // total
         hint = "raise --host-memory, or use --evict recompute"
         ledger = BlockLedger(
-            bytes_per_token, _BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
+            bytes_per_token, BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
         )
         recompute = case.schedule.evict == "recompute"
         return HostTier(ledger, self.link, recompute, case.schedule.inter_beam)
@@ -258,8 +258,8 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
     host = residency.host if residency is not None else None
     time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
     verify_s = accounting.seconds["verify"]
-    block_bytes = _BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
-    lives = bench.script.lives(_BLOCK_TOKENS)
+    block_bytes = BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
+    lives = bench.script.lives(BLOCK_TOKENS)
     bound = traffic_bound(lives, bench.case.kv_budget_bytes // block_bytes)
     needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
     return SimulationResult(

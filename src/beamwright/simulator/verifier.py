@@ -15,7 +15,7 @@ from beamwright.kv import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.replay import Script
-from beamwright.simulator.residency import Prefill, SimulatedResidency
+from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright.tree import Node
 
 _OWNER = "verifier"
@@ -43,7 +43,9 @@ class SimulatedVerifier:
     default_aggregate = "last"
     probabilities = False
 
-    def __init__(self, residency: SimulatedResidency, prefill: Prefill, script: Script) -> None:
+    def __init__(
+        self, residency: SimulatedResidency, prefill: SimulatedPrefill, script: Script
+    ) -> None:
         self._residency, self._prefill, self._script = residency, prefill, script
         host = residency.host
         self._recomputes = host is not None and host.recompute

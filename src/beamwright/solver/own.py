@@ -16,7 +16,7 @@ from beamwright.errors import InputError
 from beamwright.identity import identity_of
 from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
-from beamwright.registry import Row, Table
+from beamwright.registry import Table, TableRow
 from beamwright.runtime.limits import StopFunction
 from beamwright.saved.checkpoint import OWN
 from beamwright.schedule import schedule_row
@@ -206,7 +206,7 @@ def _stops(options: dict[str, Any]) -> tuple[StopFunction, ...]:
     return tuple(functions)
 
 
-def _declared(table: Table[Any], part: Any) -> Row | None:
+def _declared(table: Table[Any], part: Any) -> TableRow | None:
     """The declaration over this function or class, or over the class of a strategy or the like."""
     for row in table.values():
         if row.make is part or (row.make is type(part) and isinstance(part, Section)):
@@ -214,7 +214,7 @@ def _declared(table: Table[Any], part: Any) -> Row | None:
     return None
 
 
-def _options_of(row: Row, part: Any) -> dict[str, Any]:
+def _options_of(row: TableRow, part: Any) -> dict[str, Any]:
     """The options that an instance has."""
     return {} if row.make is part else {name: getattr(part, name) for name in row.options}
 

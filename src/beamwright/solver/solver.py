@@ -85,15 +85,15 @@ class Solver:
         self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
         self._calls = calls.OneAtATime()
         parts = assemble(self.settings, self.timeline, own.scorer, self.progress)
-        self._generator, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
-        self.settings = with_system_prompt(self.settings, self._generator.codec)
+        self._loaded, self._plan, self._tier = parts.loaded, parts.plan, parts.tier
+        self.settings = with_system_prompt(self.settings, self._loaded.codec)
         self.schedule, self.verifier = own.schedule or parts.schedule, parts.verifier
         self.generator, self._tree_models = parts.generator, parts.tree_models
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
         self._batch = make_running_batch(
             self.generator,
-            self._generator.codec,
+            self._loaded.codec,
             self.settings,
             token_stats=stats_read_by(self.verifier, self.strategy),
             grouped=schedule_row(self.settings.schedule).streams_layers,
@@ -101,7 +101,7 @@ class Solver:
         )
         dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
         self._decisive = tree_settings(self.settings, dtype, own.identities())
-        self._prompts = Prompts(self._generator, self.settings.model)
+        self._prompts = Prompts(self._loaded, self.settings.model)
         self._prompts.check_turns(self.strategy)
         decoders = [model.decoder for model in self._tree_models]
         self.threads = threads_for(max(each.shape.num_parameters for each in decoders))

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from beamwright.models import TextCodec
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
-from beamwright.verify.write import PathWriter, Written
-
-Span = tuple[int, int]
+from beamwright.verify.write import Bounds, PathWriter, Written
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Traced:
 
     encoded: Encoded
     text: str
-    spans: list[Span]
-    marks: tuple[Span, ...]
+    spans: list[Bounds]
+    marks: tuple[Bounds, ...]
 
 
 class PathEncoder:
@@ -78,7 +76,7 @@ class PathEncoder:
 
     def _encode_parts(
         self, paths: Sequence[Sequence[str]]
-    ) -> tuple[list[list[int]], list[list[Span]]]:
+    ) -> tuple[list[list[int]], list[list[Bounds]]]:
         """Token ids and character spans of each path."""
         if self._spec.template.joint:
             return self._codec.encode_with_offsets(["".join(parts) for parts in paths])
@@ -86,10 +84,10 @@ class PathEncoder:
         coded_ids, coded_spans = self._codec.encode_with_offsets(unique)
         coded = dict(zip(unique, zip(coded_ids, coded_spans, strict=True), strict=True))
         all_ids: list[list[int]] = []
-        all_spans: list[list[Span]] = []
+        all_spans: list[list[Bounds]] = []
         for parts in paths:
             ids: list[int] = []
-            spans: list[Span] = []
+            spans: list[Bounds] = []
             start = 0
             for part in parts:
                 ids.extend(coded[part][0])
@@ -99,7 +97,7 @@ class PathEncoder:
             all_spans.append(spans)
         return all_ids, all_spans
 
-    def _read_at(self, spans: list[Span], path: Written) -> list[int]:
+    def _read_at(self, spans: list[Bounds], path: Written) -> list[int]:
         """Indices of the tokens to read for the path's last step."""
         read, (begin, end) = self._spec.read, path.step
         if read in ("marker", "before_marker"):
@@ -111,7 +109,7 @@ class PathEncoder:
         inside = [i for i, (a, b) in numbered if b > begin and a < end and b > a]
         return inside if read == "every_token" else inside[-1:]
 
-    def _at_marks(self, spans: list[Span], marks: Sequence[Span]) -> list[int]:
+    def _at_marks(self, spans: list[Bounds], marks: Sequence[Bounds]) -> list[int]:
         """The token that completes each marker, or the one before the marker's first."""
         found: list[int] = []
         for begin, end in marks:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, TextCodec
 from beamwright.models.decoder import Decoder, Linear
-from beamwright.models.packed import pack
+from beamwright.models.onednn import prepack
 from beamwright.models.weights import check_finite, read_tensors, tensor_names
 from beamwright.verify.spec import Head, VerifierSpec
 
@@ -178,7 +178,7 @@ def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:
             f"verifier head {where}: {names[-1]}.weight gives {found} values, and "
             f"{spec.activation} needs {needed}"
         )
-    return [pack(Linear(weight, bias)) for weight, bias in layers]
+    return [prepack(Linear(weight, bias)) for weight, bias in layers]
 
 
 def _read_file(file: Path) -> dict[str, torch.Tensor]:

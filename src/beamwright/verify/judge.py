@@ -24,11 +24,11 @@ from beamwright.tree import Node
 from beamwright.verify.judge_prompt import Asked, JudgePrompts, JudgeSpec
 from beamwright.verify.path_kv import OWNER, PathKV, by_root
 
-CRITIQUE = "critique"
+_NOTE = "critique"
 
 
 @dataclass
-class _Row:
+class _Critique:
     """A critique under way. path: KV of the prompt's tokens up to `asked.num_kept`.
 
     limit: most tokens that it may have. ended: the judge has ended its turn.
@@ -88,7 +88,7 @@ class JudgeVerifier:
         """
         trees = by_root(nodes)
         self._kv.begin(list(trees))
-        rows: list[_Row] = []
+        rows: list[_Critique] = []
         requests: list[PrefillRequest | None] = []
         for root, mine in trees.items():
             prompts = self._prompts.encode(root.problem_text, mine)
@@ -127,14 +127,14 @@ class JudgeVerifier:
         """True if there is room for a token of critique."""
         return len(asked.token_ids) < self.tree_model.decoder.shape.context
 
-    def _row(self, node: Node, asked: Asked) -> _Row:
+    def _row(self, node: Node, asked: Asked) -> _Critique:
         room = self.tree_model.decoder.shape.context - len(asked.token_ids)
-        return _Row(node, asked, node.handles[OWNER].path, min(self.spec.max_tokens, room))
+        return _Critique(node, asked, node.handles[OWNER].path, min(self.spec.max_tokens, room))
 
-    def _read(self, row: _Row) -> float | None:
+    def _read(self, row: _Critique) -> float | None:
         text = self._codec.decode(row.token_ids).strip()
         score = self.spec.read_score(text) if row.ended else None
-        row.node.notes[CRITIQUE] = text
+        row.node.notes[_NOTE] = text
         row.node.usage["verifier_prefilled"] += len(row.question)
         row.node.usage["verifier_generated"] += len(row.token_ids)
         if score is None:
@@ -143,7 +143,7 @@ class JudgeVerifier:
 
     # --- critiques ---------------------------------------------------------------------------
 
-    def _batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
+    def _batches(self, rows: list[_Critique]) -> Iterator[list[_Critique]]:
         """As many rows at a time as the budget holds with critiques of full length, one at least.
 
         A single row that does not fit takes block by block: its critique may be short.
@@ -154,16 +154,16 @@ class JudgeVerifier:
             batch, rows = rows[: too_many + 1], rows[too_many + 1 :]
             yield batch
 
-    def _fits_budget(self, rows: Sequence[_Row]) -> bool:
+    def _fits_budget(self, rows: Sequence[_Critique]) -> bool:
         grown = {Segment(): n for row in rows for n in (len(row.question), row.limit)}
         return self.tree_model.store.fits(self._needs(rows), grown)
 
-    def _needs(self, rows: Sequence[_Row]) -> dict[Segment, int]:
+    def _needs(self, rows: Sequence[_Critique]) -> dict[Segment, int]:
         """Device copies of each segment that these rows' paths read."""
         per_beam = self.tree_model.backend.copies_per_beam
         return copies_needed((row.path for row in rows), per_beam=per_beam)
 
-    def _write_all(self, rows: list[_Row]) -> None:
+    def _write_all(self, rows: list[_Critique]) -> None:
         """Write the critiques of a batch, half of it at a time where memory runs out.
 
         Raises:
@@ -182,7 +182,7 @@ class JudgeVerifier:
         self._write_all(rows[:half])
         self._write_all(rows[half:])
 
-    def _write(self, rows: list[_Row]) -> None:
+    def _write(self, rows: list[_Critique]) -> None:
         """Write the critiques of a batch."""
         store = self.tree_model.store
         with (
@@ -218,7 +218,7 @@ class JudgeVerifier:
             for segment in made:
                 store.free(segment)
 
-    def _reserve(self, rows: Sequence[_Row], answers: Sequence[Segment]) -> None:
+    def _reserve(self, rows: Sequence[_Critique], answers: Sequence[Segment]) -> None:
         """Take the blocks that the critiques may fill, so that no row runs out of them."""
         wanted = {segment: row.limit for row, segment in zip(rows, answers, strict=True)}
         if len(rows) > 1:
@@ -227,12 +227,12 @@ class JudgeVerifier:
         with suppress(CapacityError):
             self.tree_model.store.reserve(wanted)
 
-    def _decode(self, rows: list[_Row], session: DecodeSession, hidden: torch.Tensor) -> None:
+    def _decode(self, rows: list[_Critique], session: DecodeSession, hidden: torch.Tensor) -> None:
         """Token by token until every row has stopped. hidden: [rows, embed_dim]."""
         decoder = self.tree_model.decoder
         spare = session.num_rows - len(rows)
         hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
-        present: list[_Row | None] = [*rows, *([None] * spare)]  # None pads the batch
+        present: list[_Critique | None] = [*rows, *([None] * spare)]  # None pads the batch
         starts = [len((row or rows[0]).asked.token_ids) for row in present]
         positions = torch.tensor(starts, device=decoder.device)
         while True:
@@ -253,7 +253,7 @@ class JudgeVerifier:
             # Rows that have stopped stay inside the context; what they decode is dropped.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
 
-    def _check(self, present: Sequence[_Row | None], logits: Sequence[float]) -> None:
+    def _check(self, present: Sequence[_Critique | None], logits: Sequence[float]) -> None:
         """Raises NotFiniteError if the largest logit of a row that goes on is no number."""
         for row, logit in zip(present, logits, strict=True):
             if row is not None and not row.stopped and not math.isfinite(logit):
@@ -261,7 +261,7 @@ class JudgeVerifier:
                 raise NotFiniteError(f"verifier {self.name}: NaN or infinite logits at {place}")
 
     def _append(
-        self, present: Sequence[_Row | None], tokens: Sequence[int], session: DecodeSession
+        self, present: Sequence[_Critique | None], tokens: Sequence[int], session: DecodeSession
     ) -> list[int]:
         """Add a token to every row that goes on; returns those that still do."""
         going: list[int] = []

@@ -29,7 +29,7 @@ from beamwright.models import TextCodec
 from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node
 from beamwright.verify.spec import check_placeholders, read_spec_file
-from beamwright.verify.write import Span
+from beamwright.verify.write import Bounds
 
 JUDGE_FILE = "judge.yaml"
 _PACKAGED = Path(__file__).parent / JUDGE_FILE
@@ -186,7 +186,7 @@ class JudgePrompts:
         return self._codec.chat(turns, self._name, add_generation_prompt=add_generation_prompt)
 
 
-def _num_before(spans: Sequence[Span], end: int) -> int:
+def _num_before(spans: Sequence[Bounds], end: int) -> int:
     """Tokens before the first that reaches beyond this character."""
     return sum(1 for _ in takewhile(lambda span: span[1] <= end, spans))
 

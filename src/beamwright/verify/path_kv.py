@@ -20,7 +20,7 @@ from beamwright.verify.encode import common_prefix
 
 OWNER = "verifier"
 
-Extend = Callable[[Node, Sequence[Node]], Iterable[PrefillRequest | None]]
+Requests = Callable[[Node, Sequence[Node]], Iterable[PrefillRequest | None]]
 """From a root and nodes below it to what must be computed for each; handles are put in place."""
 
 
@@ -97,7 +97,7 @@ class PathKV:
                 self.model.store.free(state.segment)
 
     @torch.inference_mode()
-    def restore(self, nodes: Sequence[Node], extend: Extend) -> None:
+    def restore(self, nodes: Sequence[Node], extend: Requests) -> None:
         """Give scored nodes of a rebuilt tree their KV again; no score is read.
 
         nodes: parents come first; all ancestors are among them. Tokens that this costs count as
@@ -116,7 +116,7 @@ class PathKV:
                 self.model.store.counts.recomputed_tokens += spent
                 node.usage = usage
 
-    def _restore_level(self, nodes: list[Node], extend: Extend) -> None:
+    def _restore_level(self, nodes: list[Node], extend: Requests) -> None:
         self.begin([node for node in nodes if node.parent is None])
         steps = [node for node in nodes if node.parent is not None]
         requests: list[PrefillRequest | None] = []

@@ -11,7 +11,7 @@ from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
 
-Span = tuple[int, int]
+Bounds = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Written:
     """
 
     parts: tuple[str, ...]
-    step: Span
-    marks: tuple[Span, ...] = ()
+    step: Bounds
+    marks: tuple[Bounds, ...] = ()
     complete: bool = False
 
 
@@ -65,8 +65,8 @@ class PathWriter:
     def _write_text(self, prefix: str, node: Node) -> Written:
         suffix, marker = self._template.step_suffix, self._template.marker or ""
         parts, length = [prefix], len(prefix)
-        step: Span = (length, length)
-        marks: list[Span] = []
+        step: Bounds = (length, length)
+        marks: list[Bounds] = []
         for each in node.reply():
             step, marks = (length, length), []
             for piece in self._pieces(each.step_text):

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.packed import pack_weights
+from beamwright.models.onednn import pack_weights
 from beamwright.models.weights import random_weights
 from beamwright.runtime import selftest
 from engines import grow

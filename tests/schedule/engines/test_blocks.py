@@ -1,9 +1,9 @@
-from beamwright.schedule.engines import BlockPool
+from beamwright.schedule.engines import PrefixBlocks
 
 
 def filled(num_blocks, keys):
     """A pool in which one sequence has cached these keys and let go of them."""
-    pool = BlockPool(num_blocks)
+    pool = PrefixBlocks(num_blocks)
     blocks = pool.allocate(len(keys))
     for block, key in zip(blocks, keys, strict=True):
         pool.store(block, key)

@@ -36,7 +36,7 @@ class KernelOptions:
     copy_per_row: bool
 
 
-class Workspace:
+class KernelWorkspace:
     """Work lists and partial results of decode views that follow one another.
 
     They keep their addresses until they grow. num_moves: how often they did; then a captured step
@@ -93,13 +93,13 @@ class KernelDecode:
         paths: Sequence[Path],
         tail: RowTails,
         options: KernelOptions,
-        workspace: Workspace | None = None,
+        workspace: KernelWorkspace | None = None,
     ) -> None:
         self._store, self._tail, self._options = store, tail, options
         self._paths = list(paths)
         self._live = [True] * len(paths)
         self._keeps = workspace is not None
-        self._workspace = workspace or Workspace(store, stays=False)
+        self._workspace = workspace or KernelWorkspace(store, stays=False)
         self._work: list[torch.Tensor] = []
         self._partials: Partials | None = None
         self._stale = True
@@ -218,16 +218,16 @@ class KernelAttention:
         self.copies_per_beam = options.copy_per_row
         self._options = options
 
-    def workspace(self, store: SegmentStore) -> Workspace:
+    def workspace(self, store: SegmentStore) -> KernelWorkspace:
         """What decode views of this store may share, one after the other."""
-        return Workspace(store, stays=True)
+        return KernelWorkspace(store, stays=True)
 
     def decode_view(
         self,
         store: SegmentStore,
         paths: Sequence[Path],
         tail: RowTails,
-        workspace: Workspace | None = None,
+        workspace: KernelWorkspace | None = None,
     ) -> KernelDecode:
         """A view for one token per row."""
         self._check(store)

@@ -5,20 +5,25 @@ like send it, and finds what it has seen before in its prefix cache. Counts of t
 only: no torch, no clock, no seconds. Read from the sources of vLLM 0.33 and SGLang 0.5.23.
 """
 
-from beamwright.schedule.engines.blocks import BlockPool
+from beamwright.schedule.engines.blocks import PrefixBlocks
 from beamwright.schedule.engines.foresight import Foresight
 from beamwright.schedule.engines.radix import RadixCache
-from beamwright.schedule.engines.requests import Engine, Iteration, Request, requests_by_round
+from beamwright.schedule.engines.requests import (
+    Iteration,
+    Request,
+    RequestEngine,
+    requests_by_round,
+)
 from beamwright.schedule.engines.sglang import SglangEngine
 from beamwright.schedule.engines.vllm import VllmEngine
 
 __all__ = [
-    "BlockPool",
-    "Engine",
     "Foresight",
     "Iteration",
+    "PrefixBlocks",
     "RadixCache",
     "Request",
+    "RequestEngine",
     "SglangEngine",
     "VllmEngine",
     "requests_by_round",

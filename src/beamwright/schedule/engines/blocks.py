@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 
-class BlockPool:
+class PrefixBlocks:
     """Blocks with reference counts. A key stands for the content of a full block and its prefix.
 
     A block that nobody holds keeps its content until it is allocated again: from the front of the

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from beamwright.schedule.engines.requests import Lineage, Request
+from beamwright.schedule.engines.requests import Request
+from beamwright.tree import Lineage
 
 
 class Foresight:

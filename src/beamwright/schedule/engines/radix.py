@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from beamwright.schedule.engines.requests import Lineage
+from beamwright.tree import Lineage
 
 NextUse = Callable[[Lineage], float]
 """When a step is needed next; infinite if never."""

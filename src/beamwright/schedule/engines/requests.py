@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-Lineage = tuple[int, ...]
+from beamwright.tree import Lineage
 
 
 @dataclass(eq=False)
@@ -77,7 +77,7 @@ class Iteration:
     evicted_tokens: int = 0
 
 
-class Engine(Protocol):
+class RequestEngine(Protocol):
     """Takes requests, says what runs next, and hears when it has run.
 
     preemptions: requests that lost their place and their KV. peak_tokens, host_peak_tokens: most

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Sequence
 
 from beamwright.schedule.engines.foresight import Foresight
 from beamwright.schedule.engines.radix import RadixCache
-from beamwright.schedule.engines.requests import Iteration, Lineage, Request
+from beamwright.schedule.engines.requests import Iteration, Request
+from beamwright.tree import Lineage
 
 _RESERVED, _LEAST_RESERVED, _DECAY_STEPS = 0.7, 0.098, 600
 _MOST_RESERVED_TOKENS = 4096
@@ -32,7 +33,7 @@ _MOST_PASSES = 16
 
 
 class SglangEngine:
-    """See `requests.Engine`. num_tokens: of KV on the device; hicache: with a host tier.
+    """See `requests.RequestEngine`. num_tokens: of KV on the device; hicache: with a host tier.
 
     foresight: evict what is needed last instead of what was used longest ago.
     """
@@ -58,16 +59,16 @@ class SglangEngine:
 
     @property
     def host_peak_tokens(self) -> int:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         return self.cache.host_tokens
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         self.waiting += requests
         self._sorted = False
 
     def schedule(self) -> Iteration:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         return self._prefill() or self._decode()
 
     def loaded(self, request: Request) -> None:
@@ -75,7 +76,7 @@ class SglangEngine:
         raise AssertionError(request)
 
     def commit(self, iteration: Iteration) -> list[Request]:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)
             if request in self._admitted:

@@ -17,17 +17,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from beamwright.schedule.engines.blocks import BlockPool
-from beamwright.schedule.engines.requests import Iteration, Lineage, Request
+from beamwright.schedule.engines.blocks import PrefixBlocks
+from beamwright.schedule.engines.requests import Iteration, Request
+from beamwright.tree import Lineage
 
 _MAX_BATCHED_TOKENS = 8192
 
 
 class VllmEngine:
-    """See `requests.Engine`. num_blocks: of the device; offload: with a host tier."""
+    """See `requests.RequestEngine`. num_blocks: of the device; offload: with a host tier."""
 
     def __init__(self, num_blocks: int, *, block_tokens: int = 16, offload: bool = False) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = PrefixBlocks(num_blocks)
         self.preemptions = 0
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -43,20 +44,20 @@ class VllmEngine:
 
     @property
     def peak_tokens(self) -> int:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         return self.pool.peak_held * self._size
 
     @property
     def host_peak_tokens(self) -> int:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         return len(self._on_host) * self._size
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         self.waiting += requests
 
     def schedule(self) -> Iteration:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         stored, self._num_unsaved = self._num_unsaved, 0
         budget, preempted = _MAX_BATCHED_TOKENS, self.preemptions
         rows: list[tuple[Request, int]] = []
@@ -81,12 +82,12 @@ class VllmEngine:
         )
 
     def loaded(self, request: Request) -> None:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         self._arriving.difference_update(self._loading.pop(request))
         self.running.append(request)
 
     def commit(self, iteration: Iteration) -> list[Request]:
-        """See `requests.Engine`."""
+        """See `requests.RequestEngine`."""
         done = []
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)

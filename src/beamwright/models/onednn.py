@@ -56,7 +56,7 @@ def _can_multiply() -> bool:
     return torch.allclose(found, F.linear(x, weight), rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
-def pack(linear: Linear) -> Linear:
+def prepack(linear: Linear) -> Linear:
     """The same projection, prepacked where torch can do it and gives the same results."""
     weight = linear.weight
     if type(linear) is not Linear or type(weight) is not torch.Tensor:
@@ -78,5 +78,5 @@ def pack_weights(weights: DecoderWeights) -> DecoderWeights:
     for part in parts:
         for name, value in vars(part).items():
             if isinstance(value, Linear):
-                setattr(part, name, pack(value))
+                setattr(part, name, prepack(value))
     return weights

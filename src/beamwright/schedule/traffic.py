@@ -15,7 +15,7 @@ from beamwright.schedule.eviction import eviction_order
 
 
 @dataclass(frozen=True)
-class Replay:
+class RoundTraffic:
     """Outcome of a round.
 
     loaded_bytes: what crossed the link towards the device.
@@ -33,7 +33,7 @@ def loaded_bytes(demand: KVDemand, groups: Sequence[Sequence[int]]) -> int:
     return replay(demand, groups).loaded_bytes
 
 
-def replay(demand: KVDemand, groups: Sequence[Sequence[int]]) -> Replay:
+def replay(demand: KVDemand, groups: Sequence[Sequence[int]]) -> RoundTraffic:
     """Run the groups and keep count. A beam's growth has the key `number of segments + beam`."""
     num_segments = len(demand.parent)
     sizes = [*demand.segment_bytes, *demand.growth_bytes]
@@ -56,7 +56,7 @@ def replay(demand: KVDemand, groups: Sequence[Sequence[int]]) -> Replay:
         # Of equal age, growth goes first: most of it is pruned before the next round.
         grown = [num_segments + beam for beam in group]
         held.update(dict.fromkeys([*grown, *reads[number]], number + 1))
-    return Replay(
+    return RoundTraffic(
         loaded,
         tuple(segment in held for segment in range(num_segments)),
         tuple(num_segments + beam in held for beam in range(len(demand.leaf))),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from beamwright.models.decoder import Linear
-from beamwright.models.packed import PackedLinear, pack
+from beamwright.models.onednn import PackedLinear, prepack
 
 
 def draw(seed, *size):
@@ -13,7 +13,7 @@ def draw(seed, *size):
 @torch.inference_mode()
 def test_a_packed_projection_is_the_same_projection(bias):
     linear = Linear(draw(0, 24, 40), bias)
-    packed = pack(linear)
+    packed = prepack(linear)
     x = draw(1, 33, 40)
     assert isinstance(packed, PackedLinear)
     assert (packed(x) - linear(x)).abs().max() < 1e-5
@@ -21,7 +21,7 @@ def test_a_packed_projection_is_the_same_projection(bias):
 
 @torch.inference_mode()
 def test_rows_have_the_same_bits_at_any_batch():
-    packed = pack(Linear(draw(0, 384, 128)))
+    packed = prepack(Linear(draw(0, 384, 128)))
     x = draw(1, 256, 128)
     whole = packed(x)
     for rows in (8, 16, 24, 64, 136):
@@ -30,16 +30,16 @@ def test_rows_have_the_same_bits_at_any_batch():
 
 def test_other_precisions_stay_as_they_are():
     linear = Linear(draw(0, 24, 40).double())
-    assert pack(linear) is linear
+    assert prepack(linear) is linear
 
 
 def test_an_operator_that_torch_lacks_or_that_errs_is_not_used(monkeypatch):
     linear = Linear(draw(0, 24, 40))
     monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: x[:, :24] * 0)
-    assert pack(linear) is linear
+    assert prepack(linear) is linear
 
     def refuse(self, weight, bias):
         raise NotImplementedError
 
     monkeypatch.setattr(PackedLinear, "__init__", refuse)
-    assert pack(linear) is linear
+    assert prepack(linear) is linear
