@@ -51,7 +51,7 @@ class PathCopies:
 
 
 class DenseDecode:
-    """One new token per row, attended over the row's own copy and tail in one piece."""
+    """A `DecodeView`, one new token per row: over the row's own copy and tail in one piece."""
 
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
@@ -76,7 +76,6 @@ class DenseDecode:
                     both[row, :, length : length + own.shape[1]] = own
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
         data, rows = self._copies.layers.layer(layer), self._rows
         if rows is None:
@@ -92,22 +91,20 @@ class DenseDecode:
         return context.transpose(1, 2).reshape(num_rows, heads, head_dim)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        """See `protocols.DecodeView`."""
         self._rows = rows if self._rows is None else self._rows[rows]
 
     def count_rows(self, num_rows: int) -> None:
-        """See `protocols.DecodeView`. Nothing here depends on it."""
+        """Nothing here depends on it."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """See `protocols.DecodeView`. Only packed copies are read, so nothing depends on it."""
+        """Only packed copies are read, so nothing depends on it."""
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         self._copies.close()
 
 
 class DensePrefill:
-    """New tokens after each path's copy, one causal attention per row."""
+    """An `AttentionView`: new tokens after each path's copy, one causal attention per row."""
 
     def __init__(
         self,
@@ -125,7 +122,6 @@ class DensePrefill:
         self._mask = self._copies.causal_mask(self._packing.num_padded)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         packing, data = self._packing, self._copies.layers.layer(layer)
         data[:, self._rows, :, self._at] = packing.pad(key_value)
         group = query.shape[1] // key_value.shape[2]
@@ -135,7 +131,6 @@ class DensePrefill:
         return packing.unpack(context, query)
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         self._copies.close()
 
 

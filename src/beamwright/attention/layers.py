@@ -64,13 +64,12 @@ def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torc
 
 
 class ResidentLayers:
-    """All layers reside on the device."""
+    """A `LayerSource` with all layers on the device."""
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._data = pack(store, entries, num_tokens)
 
     def layer(self, number: int) -> torch.Tensor:
-        """See `LayerSource`."""
         return self._data[number]
 
 

@@ -39,14 +39,13 @@ def plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 
 
 class ReferenceDecode:
-    """One new token per row."""
+    """A `DecodeView`: one new token per row."""
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> None:
         self._store, self._paths, self._tail = store, list(paths), tail
         self._live = [True] * len(paths)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
         tail_keys, tail_values = self._tail.read(layer)
         counts = (tail_places(self._tail, len(self._paths), query.device) + 1).tolist()
@@ -61,30 +60,27 @@ class ReferenceDecode:
         return out
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        """See `protocols.DecodeView`."""
         self._paths = [self._paths[row] for row in rows.tolist()]
         self._live = [self._live[row] for row in rows.tolist()]
 
     def count_rows(self, num_rows: int) -> None:
-        """See `protocols.DecodeView`. Nothing here depends on it."""
+        """Nothing here depends on it."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """See `protocols.DecodeView`."""
         for row in rows:
             self._live[row] = False
 
     def close(self) -> None:
-        """See `protocols.AttentionView`. Nothing is charged here."""
+        """Nothing is charged here."""
 
 
 class ReferencePrefill:
-    """Several new tokens per path, packed one path after the other."""
+    """An `AttentionView`: several new tokens per path, packed one path after the other."""
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]) -> None:
         self._store, self._paths, self._lengths = store, list(paths), list(lengths)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         out = torch.zeros_like(query)
         first = 0
         for path, length in zip(self._paths, self._lengths, strict=True):
@@ -97,7 +93,7 @@ class ReferencePrefill:
         return out
 
     def close(self) -> None:
-        """See `protocols.AttentionView`. Nothing is charged here."""
+        """Nothing is charged here."""
 
 
 class ReferenceAttention:

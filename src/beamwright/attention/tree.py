@@ -75,7 +75,7 @@ def _merge_index(part_slots: list[list[int]], num_slots: int) -> torch.Tensor:
 
 
 class TreeDecode:
-    """One new token per row: shared segments, then the row's own tail."""
+    """A `DecodeView`, one new token per row: shared segments, then the row's own tail."""
 
     def __init__(
         self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
@@ -88,7 +88,6 @@ class TreeDecode:
         self._merge = index.to(store.compute_device)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
         rows, heads, head_dim = query.shape
         partials = self._runner.attend(layer, query)
@@ -101,7 +100,7 @@ class TreeDecode:
         return merged.transpose(1, 2).reshape(rows, heads, head_dim)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        """See `protocols.DecodeView`. Packed segments stay; only the index tables change."""
+        """Packed segments stay; only the index tables change."""
         num_old, num_slots = self._merge.shape[0], self._shared.num_slots
         place = torch.zeros(num_old, dtype=torch.long, device=rows.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
@@ -117,18 +116,17 @@ class TreeDecode:
         self._merge = merge
 
     def count_rows(self, num_rows: int) -> None:
-        """See `protocols.DecodeView`. Nothing here depends on it."""
+        """Nothing here depends on it."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """See `protocols.DecodeView`. Only packed copies are read, so nothing depends on it."""
+        """Only packed copies are read, so nothing depends on it."""
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         self._shared.close()
 
 
 class TreePrefill:
-    """Several new tokens per path: shared segments, then the new tokens causally."""
+    """An `AttentionView`: shared segments, then the new tokens causally."""
 
     def __init__(
         self,
@@ -153,7 +151,6 @@ class TreePrefill:
         self._causal = causal.to(device=device, dtype=store.pool.layout.dtype)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         packing = self._packing
         group = query.shape[1] // self._kv_heads
         padded_query = packing.pad(query)
@@ -169,7 +166,6 @@ class TreePrefill:
         return packing.unpack(by_row, query)
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         self._shared.close()
 
 

@@ -269,7 +269,6 @@ class _Tally:
         self._task = bar.add_task(f"{prefix}no problem finished", total=None)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
-        """See `RunOptions.on_record`."""
         self.done, self.total = done, total
         if record.correct is not None:
             self.verdicts.append(record.correct)
@@ -287,7 +286,6 @@ class _StatusColumn(ProgressColumn):
         self._status = status
 
     def render(self, task: Task) -> Text:
-        """See `ProgressColumn`."""
         return Text(self._status.line(), "cyan", overflow="ellipsis")
 
 

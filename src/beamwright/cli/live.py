@@ -48,11 +48,9 @@ class Status(Progress):
         self._num_tokens = 0
 
     def doing(self, what: str) -> None:
-        """See `Progress`."""
         self._what = what
 
     def wrote(self, num_tokens: int) -> None:
-        """See `Progress`."""
         if self._searching_s is None:
             self._searching_s = self._clock()
         self._num_tokens += num_tokens

@@ -41,24 +41,23 @@ class Replay(Protocol):
 
 
 class EagerReplay:
-    """Calls the step. The specification of the other, and all that a CPU needs."""
+    """A `Replay` that calls the step: the specification of the other, and all that a CPU needs."""
 
     is_plain = True
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
-        """See `Replay`."""
         step()
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """See `Replay`. The caller must not write `values` before it has them."""
+        """The caller must not write `values` before it has them."""
         return values.tolist
 
     def release(self) -> None:
-        """See `Replay`. Nothing is held."""
+        """Nothing is held."""
 
 
 class CudaGraphReplay:
-    """Captures each step once and replays it. Unmeasured: no GPU has run it yet.
+    """A `Replay` that captures each step once. Unmeasured: no GPU has run it yet.
 
     The first run of a key is an ordinary one, which compiles kernels and makes library handles; the
     second is captured. Graphs share one pool: a step leaves its results in tensors from outside,
@@ -76,7 +75,6 @@ class CudaGraphReplay:
         self._version = 0
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
-        """See `Replay`."""
         if version != self._version:
             self.release()
             self._version = version
@@ -89,7 +87,6 @@ class CudaGraphReplay:
         self._graphs[key].replay()
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """See `Replay`."""
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         held.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
@@ -103,7 +100,6 @@ class CudaGraphReplay:
         return wait
 
     def release(self) -> None:
-        """See `Replay`."""
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._warm.clear()

@@ -40,7 +40,7 @@ _REFILL_SHARE = 4
 
 
 class RunningBatch:
-    """See the module. Owns the `generator` handles.
+    """Rows that join and leave one batch between iterations. Owns the `generator` handles.
 
     lengths: how long steps may and will be. memory: for how many rows there is working memory.
     """

@@ -95,7 +95,7 @@ class StepBuffers:
 
 
 class TensorRows:
-    """See `row.Rows`.
+    """The `Rows` of a model: tokens in tensors, KV in a `DecodeSession`.
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
     replay: how steps are run; None for plain calls whose memory goes with the rows.
@@ -124,21 +124,17 @@ class TensorRows:
 
     @property
     def num_rows(self) -> int:
-        """See `Rows`."""
         return self._session.num_rows
 
     @property
     def held_bytes(self) -> int:
-        """See `Rows`."""
         return self._session.held_bytes if self._stays else 0
 
     def max_tokens(self, running: Sequence[Row]) -> int:
-        """See `Rows`."""
         del running
         return self._session.max_tokens()
 
     def text(self, row: Row) -> str:
-        """See `Rows`."""
         if self._codec is None:
             return ""
         assert row.node.parent is not None
@@ -153,7 +149,6 @@ class TensorRows:
 
     @torch.inference_mode()
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        """See `Rows`."""
         self._draw_first([row for row in joining if not row.tokens])
         places = self._places()
         paths = [path_to(row.node.parent) for row in joining]
@@ -165,7 +160,6 @@ class TensorRows:
 
     @torch.inference_mode()
     def close(self) -> None:
-        """See `Rows`."""
         self._session.close()
         self._rows = []
         if not self._stays:
@@ -173,7 +167,6 @@ class TensorRows:
 
     @torch.inference_mode()
     def release(self) -> None:
-        """See `Rows`."""
         self._session.release()
         self.replay.release()
         self._buffers.clear()
@@ -181,7 +174,6 @@ class TensorRows:
 
     @torch.inference_mode()
     def store(self, tokens: Mapping[Row, int]) -> None:
-        """See `Rows`."""
         places = self._places()
         self._session.store({places[row]: n for row, n in tokens.items() if row in places})
 
@@ -192,7 +184,6 @@ class TensorRows:
 
     @torch.inference_mode()
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
-        """See `Rows`."""
         present = set(running)
         gone = [place for row, place in self._places().items() if row not in present]
         if gone:

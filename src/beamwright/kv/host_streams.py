@@ -21,7 +21,7 @@ from beamwright.protocols import Direction
 
 
 class HostStreams:
-    """See `Streams`. Pieces are CPU tensors or arrays. The threads start with use."""
+    """`Streams` of a CPU: pieces are its tensors or arrays. The threads start with use."""
 
     strided = True
     batches = False
@@ -30,11 +30,11 @@ class HostStreams:
         self._lanes = {direction: _Lane(f"copier-{direction}") for direction in Direction}
 
     def mark(self) -> Marker:
-        """See `Streams`. Compute has done all that it was asked to."""
+        """Compute has done all that it was asked to."""
         return _Now()
 
     def copy(self, direction: Direction, pieces: Sequence[Piece], after: Marker) -> Copied:
-        """See `Streams`.
+        """Queue the copies for the direction's thread.
 
         Raises:
             RuntimeError: if the direction's thread has failed, until `close`.
@@ -43,13 +43,12 @@ class HostStreams:
         return self._lanes[direction].put(_HostCopies(pieces))
 
     def hold_back(self, copied: Copied) -> HeldBack:
-        """See `Streams`. Compute is the host, so the host waits."""
+        """Compute is the host, so the host waits."""
         start = time.perf_counter()
         copied.synchronize()
         return _Waited(time.perf_counter() - start)
 
     def close(self) -> None:
-        """See `Streams`."""
         for lane in self._lanes.values():
             lane.close()
 

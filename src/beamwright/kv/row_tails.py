@@ -80,19 +80,17 @@ class RowTails:
 
     @property
     def places(self) -> torch.Tensor:
-        """See the class."""
         return self._index[1, : self.num_rows]
 
     @property
     def counts(self) -> torch.Tensor:
-        """See the class."""
         if self._stays:
             return self._counts[: self.num_rows]
         return (self.places + 1).to(torch.int32)
 
     @property
     def mask(self) -> torch.Tensor:
-        """See the class. Made once per token."""
+        """Made once per token."""
         if self._mask is None:
             if self._masks.shape[0] != self.num_tokens:
                 size = (self.num_tokens, self.num_tokens)

@@ -85,7 +85,7 @@ class Arrival:
 
 
 class StreamLink:
-    """See `kv.Link`. Bytes are counted when they are submitted, less what is cancelled in time.
+    """A `Link` over `Streams`. Bytes are counted when submitted, less what is cancelled in time.
 
     held_back_s: seconds in which compute waited for what `order` made it wait for, as far as
         the device has reported.
@@ -112,7 +112,6 @@ class StreamLink:
         self._gathered: list[tuple[Transfer, Arrival]] = []
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
-        """See `Link`."""
         num_bytes = sum(piece.num_bytes for piece in pieces)
         arrival = Arrival()
         transfer = Transfer(direction, kind, pieces, num_bytes, TransferState.QUEUED, arrival)
@@ -136,7 +135,6 @@ class StreamLink:
                 self._queue()
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
-        """See `Link`."""
         start = time.perf_counter()
         self._queue()
         pending = list(transfers)
@@ -147,7 +145,7 @@ class StreamLink:
         return time.perf_counter() - start
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """See `Link`. The host goes on, unless compute is the host, or an emulated link's time has
+        """The host goes on, unless compute is the host, or an emulated link's time has
         to pass.
 
         Gives the seconds of orders that the device has reported since the last one.
@@ -170,7 +168,7 @@ class StreamLink:
         return newly_known_s
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """See `Link`. What streams cannot take back moves first: then its blocks are free."""
+        """What streams cannot take back moves first: then its blocks are free."""
         self._queue()
         for transfer in transfers:
             if not transfer.finished:
@@ -179,7 +177,6 @@ class StreamLink:
         self._note_finished()
 
     def close(self) -> None:
-        """See `Link`."""
         self._queue()
         self._streams.close()
         for transfer, arrival, _ in self._underway:

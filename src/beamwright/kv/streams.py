@@ -113,7 +113,7 @@ def _joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 class CudaStreams:
-    """CUDA streams of one device; pieces are contiguous tensors, the host's pinned.
+    """`Streams` of one CUDA device; pieces are contiguous tensors, the host's pinned.
 
     Events carry times, which one event that the host has seen ties to the host's clock.
     """
@@ -129,12 +129,10 @@ class CudaStreams:
         self._origin_s = time.perf_counter()
 
     def mark(self) -> Marker:
-        """See `Streams`."""
         marker: Marker = self._compute_event()
         return marker
 
     def copy(self, direction: Direction, pieces: Sequence[Piece], after: Marker) -> Copied:
-        """See `Streams`."""
         stream = self._side[direction]
         stream.wait_event(after)  # type: ignore[arg-type]
         begin = torch.cuda.Event(enable_timing=True)
@@ -150,14 +148,13 @@ class CudaStreams:
         return _CudaCopied(begin, end, self._origin, self._origin_s)
 
     def hold_back(self, copied: Copied) -> HeldBack:
-        """See `Streams`."""
         assert isinstance(copied, _CudaCopied)
         ready = self._compute_event()
         torch.cuda.current_stream(self._device).wait_event(copied.end)
         return _CudaHeldBack(ready, copied.end)
 
     def close(self) -> None:
-        """See `Streams`. What a card was asked to copy it copies."""
+        """What a card was asked to copy it copies."""
 
     def _compute_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -23,7 +23,7 @@ from beamwright.protocols import AttentionBackend
 
 
 class LayerwiseDecode:
-    """One token per row; layers that do not fit are streamed for each token."""
+    """A `DecodeView`, one token per row; layers that do not fit are streamed for each token."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class LayerwiseDecode:
         self._inner = inner.decode_view(store, paths, tail, self._streams.hold)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`.
+        """Attend to a layer that has arrived; its buffer takes the one after the next.
 
         Raises:
             CapacityError: if not even two stream buffers fit the budget.
@@ -59,7 +59,7 @@ class LayerwiseDecode:
         return context
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        """See `protocols.DecodeView`. All rows kept count as real, see `count_rows`."""
+        """All rows kept count as real, see `count_rows`."""
         self._inner.keep_rows(rows)
         kept = [self._streams.placement.rows[row] for row in rows.tolist()]
         self._streams.use_rows(kept, len(kept))
@@ -74,16 +74,15 @@ class LayerwiseDecode:
             self._streams.use_rows(placement.rows, num_rows)
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """See `protocols.DecodeView`. Only packed copies are read, so nothing depends on it."""
+        """Only packed copies are read, so nothing depends on it."""
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         self._inner.close()
         self._streams.close()
 
 
 class LayerwisePrefill:
-    """Several new tokens per path; each streamed layer of the paths crosses the link once."""
+    """An `AttentionView`; each streamed layer of the paths crosses the link once."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class LayerwisePrefill:
         store.forget_landings()
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`. Raises what `LayerwiseDecode.attend` does."""
+        """Raises what `LayerwiseDecode.attend` does."""
         streams = self._streams
         num_bytes = self._num_tokens * streams.token_bytes
         if layer == 0:
@@ -117,7 +116,6 @@ class LayerwisePrefill:
         self._store.land(layer, Landing(host, transfer))
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         self._inner.close()
         self._streams.close()
 

@@ -22,7 +22,7 @@ from beamwright.layerwise.tail import LayeredTail
 
 
 class PackedLayers:
-    """See the module.
+    """A `LayerSource` over a link.
 
     tail: holds the rows' own tokens, which cross the link once, with it; None where there are none.
     layer_bytes: of one layer in the padded layout. parts: of all entries, in their order.
@@ -63,7 +63,7 @@ class PackedLayers:
     # --- what attention reads ----------------------------------------------------------------
 
     def layer(self, number: int) -> torch.Tensor:
-        """See `layers.LayerSource`. A flat buffer is free again after it."""
+        """A flat buffer is free again after it."""
         buffer = self._placement.buffer_of(number)
         if buffer is None:
             if number not in self._on_device:

@@ -37,7 +37,7 @@ class Landing:
 
 
 class LayeredStore(SegmentStore):
-    """See the module. The pool is the host's; `device` is where attention computes.
+    """A `SegmentStore` in two places. Its pool is the host's; `device` is where attention computes.
 
     device_budget: bytes of the device's resident layers and stream buffers while a view is open.
     """
@@ -71,22 +71,21 @@ class LayeredStore(SegmentStore):
 
     @property
     def device_peak_bytes(self) -> int:
-        """See `SegmentStore`: of resident layers and stream buffers."""
+        """Of resident layers and stream buffers."""
         return self.device_budget.peak_bytes
 
     @property
     def host_peak_bytes(self) -> int:
-        """See `SegmentStore`: all KV is on the host."""
+        """All KV is on the host."""
         return self.pool.budget.peak_bytes
 
     @property
     def stall_s(self) -> float:
-        """See `SegmentStore`."""
         self.offload.order([])
         return super().stall_s + self.offload.stall_s
 
     def reset_peaks(self) -> None:
-        """See `SegmentStore`. Forgets what is resident, too; no view may be open."""
+        """Forgets what is resident, too; no view may be open."""
         super().reset_peaks()
         self.device_budget.reset_peak()
         self.offload = Offload(self.link)
@@ -104,7 +103,7 @@ class LayeredStore(SegmentStore):
     def append(
         self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor | LayeredTokens]
     ) -> None:
-        """See `SegmentStore`. Whole tensors stay on the device, but for the layers that `land`."""
+        """Whole tensors stay on the device, but for the layers that `land`."""
         landing, self._landing = self._landing, {}
         self.link.wait([each.transfer for each in landing.values()])
         first, written = 0, list[LayeredTokens]()
@@ -125,7 +124,6 @@ class LayeredStore(SegmentStore):
             self.extend(segment, each.num_tokens)
 
     def clear(self, segment: Segment) -> None:
-        """See `Residency`."""
         self._on_device.pop(segment, None)
         self._host_from.pop(segment, None)
         super().clear(segment)
@@ -216,7 +214,7 @@ class LayeredStore(SegmentStore):
         return held.transpose(1, 2).flatten(0, 1)[:visible]
 
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
-        """See `SegmentStore`: on the device, wherever its layers reside."""
+        """On the device, wherever its layers reside."""
         del copy
         held = self.device_layers(segment)
         layers = [

@@ -40,7 +40,6 @@ class LayerStreams:
             tail.open(self.placement, self.store)
 
     def hold(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> LayerSource:
-        """See `layers.Hold`."""
         assert store is self._store
         copy = PackedLayers(self.placement, self._tail, self._store, entries, num_tokens)
         self._copies.append(copy)

@@ -39,7 +39,7 @@ class LayeredTokens:
 
 
 class LayeredTail(TailBuffer):
-    """See the module. A token of a streamed layer is written into the layer's stream buffer.
+    """A `TailBuffer`. A token of a streamed layer is written into the layer's stream buffer.
 
     resident: layers [0, resident) reside on the device. left: layers have been written back since
     the tail was empty. num_real: rows that have KV of their own.
@@ -90,7 +90,7 @@ class LayeredTail(TailBuffer):
             self._buffers = [self._fresh(self._compute_device) for _ in range(NUM_BUFFERS)]
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
-        """See `TailBuffer`. In a streamed layer the token is written back over the link."""
+        """In a streamed layer the token is written back over the link."""
         placement, step = self._placement, self.length
         if layer == 0:
             self._host_from[step:] = [placement.resident]
@@ -106,7 +106,7 @@ class LayeredTail(TailBuffer):
         self._writing_back.append(self._send([Piece(self.host_layer(layer)[step], own, num_bytes)]))
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `TailBuffer`. Rows that pad the batch read the first one's tokens."""
+        """Rows that pad the batch read the first one's tokens."""
         held = self._held_tokens(layer)[: self.length + 1]
         padding = self.num_rows - self.num_real
         if padding:
@@ -182,7 +182,6 @@ class LayeredTail(TailBuffer):
     # --- what a session does with it ---------------------------------------------------------
 
     def make_room(self) -> None:
-        """See `TailBuffer`."""
         if self.length < self.held_tokens:
             return
         self.settle()
@@ -232,12 +231,10 @@ class LayeredTail(TailBuffer):
         self._pick(rows.cpu().clamp(max=self.num_real - 1))
 
     def clear(self) -> None:
-        """See `TailBuffer`."""
         self.settle()
         self.length, self.left, self._host_from = 0, False, []
 
     def close(self) -> None:
-        """See `TailBuffer`."""
         self._on_device, self._on_host = {}, {}
         super().close()
 

@@ -151,7 +151,7 @@ class _Reader:
 
 
 def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
-    """See that no value is NaN or infinite. placed: `stored` in the precision that it is used in.
+    """Refuse NaN and infinite weights. placed: `stored` in the precision that it is used in.
 
     Raises:
         NotFiniteError: that names `what`, and says if it is the precision's fault.

@@ -39,7 +39,7 @@ class StepWriter(Protocol):
 
 
 class PlainExecutor:
-    """Runs iterations and scores one after the other on one device."""
+    """An `Executor` that runs iterations and scores one after the other on one device."""
 
     def __init__(
         self,
@@ -59,35 +59,29 @@ class PlainExecutor:
 
     @property
     def running(self) -> Collection[Node]:
-        """See `protocols.Executor`."""
         return self._writer.running_nodes
 
     @property
     def busy(self) -> bool:
-        """See `protocols.Executor`."""
         return self._writer.busy
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """See `protocols.Executor`."""
         return self._writer.view(beams)
 
     def submit(self, plan: Plan) -> None:
-        """See `protocols.Executor`."""
         self._writer.submit(plan)
 
     def verify(self, nodes: Sequence[Node]) -> None:
-        """See `protocols.Executor`."""
         if nodes:
             self._unscored.append(tuple(nodes))
 
     def wait(self) -> list[Event]:
-        """See `protocols.Executor`. Scores come first: a round waits for them."""
+        """Scores come first: a round waits for them."""
         if self._unscored:
             return self._score(self._unscored.popleft())
         return self._iterate() if self._writer.busy else []
 
     def cancel(self, nodes: Sequence[Node]) -> None:
-        """See `protocols.Executor`."""
         self._writer.cancel(nodes)
 
     def release(self, nodes: Sequence[Node]) -> None:

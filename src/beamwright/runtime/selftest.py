@@ -86,15 +86,14 @@ def _layers_are_exact(decoder: Decoder) -> bool:
 
 
 class _OwnTokenOnly:
-    """A view in which a token sees nothing but itself."""
+    """An `AttentionView` in which a token sees nothing but itself."""
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         value = key_value[:, 1]
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
     def close(self) -> None:
-        """See `protocols.AttentionView`. Nothing is held."""
+        """Nothing is held."""
 
 
 def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]]:

@@ -18,5 +18,4 @@ class InGpuSchedule(Schedule):
     """Of the settings it reads max_batch."""
 
     def plan(self, view: ScheduleView) -> Plan:
-        """See `protocols.SchedulePolicy`."""
         return batches(view, self.settings.max_batch)

@@ -24,7 +24,6 @@ class LocalitySchedule(Schedule):
     """
 
     def plan(self, view: ScheduleView) -> Plan:
-        """See `protocols.SchedulePolicy`."""
         demand = view.demand
         if demand is None:
             return batches(view, self.settings.max_batch)

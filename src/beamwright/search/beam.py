@@ -44,7 +44,6 @@ class BeamSearch(SearchPolicy):
         check_width(self.search)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         this = open_round(tree, self.search)
         if this.decided:
             return list(this.actions)

@@ -30,7 +30,6 @@ class BestOfN(SearchPolicy):
     """Every unfinished path goes on until it ends, or until the rounds are used up."""
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         n, max_rounds = self.search.n, self.search.max_rounds
         if tree.rounds == 0:
             return [Extend(tree.root, n)]

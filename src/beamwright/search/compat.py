@@ -36,7 +36,6 @@ class SearchAndLearnBeam(SearchPolicy):
         return self.search.n // self.search.width
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         settings = self.search
         if tree.rounds == 0:
             return [Extend(tree.root, settings.n)]

@@ -63,7 +63,6 @@ class OnlineDeepConf(SearchPolicy):
         return self.warmup or min(_MOST_FIRST, max(1, self.search.n // 4))
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         if tree.rounds == 0:
             return [Extend(tree.root, self.num_first)]
         warming = len(tree.root.children) <= self.num_first

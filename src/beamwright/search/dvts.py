@@ -35,7 +35,6 @@ class DiverseTrees(SearchPolicy):
         check_width(self.search)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         settings = self.search
         this = open_round(tree, settings)
         if this.decided:

@@ -35,7 +35,6 @@ class DynamicBranching(SearchPolicy):
     score_temperature: float = option(0.2, gt=0, help="Temperature of the softmax over scores.")
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         this = open_round(tree, self.search)
         if this.decided:
             return list(this.actions)

@@ -39,7 +39,6 @@ class Lookahead(SearchPolicy):
         check_width(self.search)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         leaves = tree.candidates()
         rolled = max((leaf.depth - rolled_from(leaf).depth for leaf in leaves), default=0)
         if rolled == 0:

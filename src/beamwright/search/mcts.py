@@ -64,7 +64,6 @@ class MonteCarloTreeSearch(SearchPolicy):
         return _NODES_PER_CANDIDATE * self.search.n if self.nodes is None else self.nodes
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         settings = self.search
         if tree.rounds == 0:
             return [Extend(tree.root, settings.n)]

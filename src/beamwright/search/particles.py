@@ -31,7 +31,6 @@ class ParticleFilter(SearchPolicy):
     )
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         this = open_round(tree, self.search)
         if this.decided:
             return list(this.actions)

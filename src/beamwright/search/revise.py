@@ -42,12 +42,10 @@ class SequentialRevision(SearchPolicy):
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """See `protocols.AsksAgain`."""
         critique = Turn(self.critique_prompt, answers=False)
         return (critique, Turn(self.revision_prompt, answers=True)) * self.revisions
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         if tree.rounds == 0:
             return [Extend(tree.root, self.search.n)]
         actions = [self._next(node) for node in tree.candidates()]

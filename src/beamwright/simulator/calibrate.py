@@ -53,34 +53,29 @@ class LinkCosts:
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """See `DeviceCosts`. seconds: of one unit of each of `KINDS`."""
+    """`DeviceCosts` of a fit. seconds: of one unit of each of `KINDS`."""
 
     layout: Layout
     seconds: tuple[float, ...]
     link: LinkCosts
 
     def open_group(self, num_rows: int, read_tokens: int) -> float:
-        """See `DeviceCosts`."""
         return self._sum(_group(num_rows, read_tokens))
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> float:
-        """See `DeviceCosts`."""
         del seen_tokens
         return self._sum(_tokens(num_rows, read_tokens, grow, count))
 
     def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
-        """See `DeviceCosts`."""
         del seen_tokens
         return self._sum(_prefill(num_tokens, read_tokens))
 
     def copy(self, num_bytes: int) -> float:
-        """See `DeviceCosts`."""
         return self._sum({"copied_bytes": num_bytes})
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        """See `DeviceCosts`."""
         del num_pieces, direction
         return self.link.transfer(num_bytes)
 

@@ -52,7 +52,7 @@ class DeviceCosts(Protocol):
 
 @dataclass(frozen=True)
 class RooflineCosts:
-    """Costs of a model on a machine that nobody needs to have; see `cost.Roofline`."""
+    """`DeviceCosts` of a model on a machine that nobody needs to have."""
 
     roofline: Roofline
     layout: Layout
@@ -70,7 +70,6 @@ class RooflineCosts:
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
     ) -> float:
-        """See `DeviceCosts`."""
         step = self.roofline.decode_step
         return sum(
             step(num_rows, read_tokens + i * grow, seen_tokens + i * grow, self.layout)
@@ -78,7 +77,7 @@ class RooflineCosts:
         )
 
     def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
-        """See `DeviceCosts`. Shared parts are read once whatever the layout."""
+        """Shared parts are read once whatever the layout."""
         return self.roofline.decode_step(num_tokens, read_tokens, seen_tokens)
 
     def copy(self, num_bytes: int) -> float:
@@ -87,5 +86,4 @@ class RooflineCosts:
         return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
-        """See `DeviceCosts`."""
         return self.roofline.transfer(num_bytes, num_pieces, direction)

@@ -28,7 +28,7 @@ _NUM_BUFFERS = 2
 
 
 class SimulatedLayerwise:
-    """See `executor.StepWriter`. With a dense layout every beam's copy crosses the link by itself.
+    """A `StepWriter`. With a dense layout every beam's copy crosses the link by itself.
 
     budget: the device's. stall_s: seconds in which compute waited for the link.
     """
@@ -59,20 +59,18 @@ class SimulatedLayerwise:
 
     @property
     def busy(self) -> bool:
-        """See `executor.StepWriter`."""
         return bool(self._groups)
 
     def submit(self, plan: Plan) -> None:
-        """See `executor.StepWriter`. A group is decoded whole."""
+        """A group is decoded whole."""
         self._groups = deque(plan.groups)
 
     def cancel(self, nodes: Sequence[Node]) -> None:
-        """See `executor.StepWriter`."""
         gone = set(nodes)
         self._groups = deque(tuple(n for n in group if n not in gone) for group in self._groups)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """See `protocols.Executor`; there is nothing to plan."""
+        """There is nothing to plan."""
         return ScheduleView(beams)
 
     def release(self, nodes: Sequence[Node]) -> None:

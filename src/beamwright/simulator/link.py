@@ -21,7 +21,7 @@ TransferSeconds = Callable[[int, int, Direction], float]
 
 
 class VirtualLink:
-    """See `kv.Link`.
+    """A `Link` whose transfers take virtual time.
 
     seconds: what a transfer takes. emulated_bandwidth: reported, not used.
     """
@@ -45,7 +45,6 @@ class VirtualLink:
         clock.watch(self._settle)
 
     def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
-        """See `kv.Link`."""
         num_bytes = sum(piece.num_bytes for piece in pieces)
         return self.submit_bytes(direction, kind, num_bytes, len(pieces))
 
@@ -60,7 +59,7 @@ class VirtualLink:
         return transfer
 
     def wait(self, transfers: Iterable[Transfer]) -> float:
-        """See `kv.Link`; the waiting is the clock's."""
+        """The waiting is the clock's."""
         pending = {id(transfer) for transfer in transfers if not transfer.finished}
         if not pending:
             return 0.0
@@ -68,22 +67,21 @@ class VirtualLink:
         return self._clock.reach(max(ends))
 
     def order(self, transfers: Iterable[Transfer]) -> float:
-        """See `kv.Link`. The clock is the host's and the device's."""
+        """The clock is the host's and the device's."""
         return self.wait(transfers)
 
     def together(self) -> AbstractContextManager[None]:
-        """See `kv.Link`. What a batch would save is within the cost of a piece."""
+        """What a batch would save is within the cost of a piece."""
         return nullcontext()
 
     def cancel(self, transfers: Iterable[Transfer]) -> None:
-        """See `kv.Link`. The piece on its way still occupies the link, but nobody waits for it."""
+        """The piece on its way still occupies the link, but nobody waits for it."""
         self._settle()
         for transfer in transfers:
             if not transfer.finished:
                 self._lanes[transfer.direction].cancel(transfer, self._clock.now_s)
 
     def close(self) -> None:
-        """See `kv.Link`."""
         for lane in self._lanes.values():
             lane.clear()
 

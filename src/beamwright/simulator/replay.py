@@ -127,7 +127,6 @@ class ReplayStrategy:
         self._script = script
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
-        """See `protocols.Strategy`."""
         actions: list[Action] = []
         for node in tree.candidates() if tree.rounds else [tree.root]:
             children = self._script.num_children(node)
@@ -158,8 +157,6 @@ class ReplayVerifier:
         self._script = script
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`."""
         return [self._script.step(node).score for node in nodes]
 
-    def release(self, nodes: Sequence[Node]) -> None:
-        """See `protocols.Verifier`."""
+    def release(self, nodes: Sequence[Node]) -> None: ...

@@ -37,7 +37,6 @@ class SimulatedResidency(Residency):
         self._clock, self._costs = clock, costs
 
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
-        """See `kv.Residency`."""
         del destination
         self._clock.advance(self._costs.copy(len(source) * self.device.bytes_per_block))
 

@@ -45,7 +45,6 @@ class ScriptedRows:
         self._batch: list[Row] = []
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        """See `decode.Rows`."""
         for row in joining:
             if not row.tokens:
                 self._extend(row, 1)
@@ -54,11 +53,9 @@ class ScriptedRows:
             self._open()
 
     def max_tokens(self, running: Sequence[Row]) -> int:
-        """See `decode.Rows`."""
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
 
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
-        """See `decode.Rows`."""
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
         left = sorted(self._script.step(row.node).tokens - len(row.tokens) for row in running)
@@ -73,7 +70,6 @@ class ScriptedRows:
         return count
 
     def store(self, tokens: Mapping[Row, int]) -> None:
-        """See `decode.Rows`."""
         missing = {row: n - row.segment.length for row, n in tokens.items()}
         missing = {row: count for row, count in missing.items() if count > 0}
         self._residency.append([row.segment for row in missing], list(missing.values()))
@@ -83,16 +79,14 @@ class ScriptedRows:
             self._moments.append({each: size(each.length) for each in used if each.length})
 
     def text(self, row: Row) -> str:
-        """See `decode.Rows`. A script has none."""
+        """A script has none."""
         del row
         return ""
 
     def close(self) -> None:
-        """See `decode.Rows`."""
         self.num_rows, self._batch = 0, []
 
     def release(self) -> None:
-        """See `decode.Rows`."""
         self.close()
 
     def _extend(self, row: Row, count: int) -> None:

@@ -34,7 +34,7 @@ class VerifierCase:
 
 
 class SimulatedVerifier:
-    """See `protocols.Verifier`. Owns the `verifier` handles.
+    """A `Verifier` whose scores are the script's. Owns the `verifier` handles.
 
     Its tokenizer is taken to make as many tokens of a step as the generator's, and one more: the
     mark that ends a step, or the token before it that a head looks back at.
@@ -51,7 +51,7 @@ class SimulatedVerifier:
         self._recomputes = host is not None and host.recompute
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`.
+        """The script's scores, once their KV and time are counted.
 
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.

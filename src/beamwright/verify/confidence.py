@@ -27,7 +27,6 @@ class LogprobVerifier:
     probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`."""
         return [
             math.exp(sum(node.logprobs) / len(node.logprobs)) if node.logprobs else None
             for node in nodes
@@ -44,7 +43,6 @@ class MinLogprobVerifier:
     probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`."""
         return [math.exp(min(node.logprobs)) if node.logprobs else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -63,7 +61,6 @@ class EntropyVerifier:
     probabilities = True
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`."""
         return [
             math.exp(-_mean(node.stats[_ENTROPY])) if node.token_ids else None for node in nodes
         ]
@@ -116,7 +113,6 @@ class DeepConfVerifier:
         self.window, self.measure = window, measure
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`."""
         return [self._score(node) if node.token_ids else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
@@ -135,7 +131,6 @@ class NoVerifier:
     probabilities = False
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`."""
         return [None for _ in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:

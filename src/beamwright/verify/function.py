@@ -28,7 +28,7 @@ class CallableVerifier:
         self.default_aggregate = aggregate
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`.
+        """A score for every step that has text.
 
         Raises:
             InputError: if the function raises, or returns something else than a finite number.
@@ -71,7 +71,7 @@ class ObjectVerifier:
         self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        """See `protocols.Verifier`.
+        """What the user's object answers.
 
         Raises:
             InputError: if it raises.
@@ -83,7 +83,6 @@ class ObjectVerifier:
             raise InputError(f"verifier {self.name}: it raised {line}") from error
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """See `protocols.Verifier`."""
         release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
         if release is not None:
             release(nodes)

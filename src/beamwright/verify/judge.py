@@ -107,7 +107,7 @@ class JudgeVerifier:
         self._kv.release(nodes)
 
     def restore(self, nodes: Sequence[Node]) -> None:
-        """See `PathKV.restore`. No critique is written again."""
+        """No critique is written again."""
         self._kv.restore(nodes, self._requests)
 
     # --- paths -------------------------------------------------------------------------------

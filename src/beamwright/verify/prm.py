@@ -64,7 +64,6 @@ class PrmVerifier:
         self._kv.release(nodes)
 
     def restore(self, nodes: Sequence[Node]) -> None:
-        """See `PathKV.restore`."""
         self._kv.restore(nodes, self._requests)
 
     def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:

@@ -54,7 +54,6 @@ class KernelWorkspace:
 
     @property
     def num_moves(self) -> int:
-        """See the class."""
         return self._buffers.num_moves + self._num_partials
 
     def write(
@@ -82,7 +81,7 @@ class KernelWorkspace:
 
 
 class KernelDecode:
-    """One new token per row: parts of the paths, then the rows' own tails, then the merge.
+    """A `DecodeView`, one new token per row: parts of the paths, the rows' own tails, the merge.
 
     workspace: of a caller who keeps it for the views to come; else the view has its own.
     """
@@ -112,7 +111,6 @@ class KernelDecode:
             self._rebuild(heads, decode_tile(heads, layout.dtype.itemsize).queries)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         self._tail.write(layer, key_value)
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
@@ -132,24 +130,22 @@ class KernelDecode:
         )
 
     def keep_rows(self, rows: torch.Tensor) -> None:
-        """See `protocols.DecodeView`. The tables are rebuilt before the next token."""
+        """The tables are rebuilt before the next token."""
         kept = rows.tolist()
         self._paths = [self._paths[row] for row in kept]
         self._live = [self._live[row] for row in kept]
         self._stale = True
 
     def count_rows(self, num_rows: int) -> None:
-        """See `protocols.DecodeView`. Nothing here depends on it."""
+        """Nothing here depends on it."""
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        """See `protocols.DecodeView`."""
         for row in rows:
             self._live[row] = False
         # With copies, the copy that goes may be one that another row reads: rows move up.
         self._stale = self._stale or self._options.copy_per_row
 
     def close(self) -> None:
-        """See `protocols.AttentionView`."""
         if not self._keeps:
             self._workspace.release()
         self._partials = None
@@ -167,7 +163,7 @@ class KernelDecode:
 
 
 class KernelPrefill:
-    """Several new tokens per path: each chunk over its path's blocks, then causally over itself."""
+    """An `AttentionView`: each chunk over its path's blocks, then causally over itself."""
 
     def __init__(
         self,
@@ -181,7 +177,6 @@ class KernelPrefill:
         self._work: list[torch.Tensor] = []
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        """See `protocols.AttentionView`."""
         kv_heads, head_dim = key_value.shape[2:]
         heads = HeadLayout(kv_heads, query.shape[1] // kv_heads, head_dim)
         tile = prefill_tile(heads, query.element_size())
@@ -201,7 +196,7 @@ class KernelPrefill:
         )
 
     def close(self) -> None:
-        """See `protocols.AttentionView`. Nothing is charged here."""
+        """Nothing is charged here."""
 
 
 class KernelAttention:

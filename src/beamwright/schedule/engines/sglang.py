@@ -33,7 +33,7 @@ _MOST_PASSES = 16
 
 
 class SglangEngine:
-    """See `requests.RequestEngine`. num_tokens: of KV on the device; hicache: with a host tier.
+    """SGLang as `RequestEngine`. num_tokens: of KV on the device; hicache: with a host tier.
 
     foresight: evict what is needed last instead of what was used longest ago.
     """
@@ -59,16 +59,13 @@ class SglangEngine:
 
     @property
     def host_peak_tokens(self) -> int:
-        """See `requests.RequestEngine`."""
         return self.cache.host_tokens
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """See `requests.RequestEngine`."""
         self.waiting += requests
         self._sorted = False
 
     def schedule(self) -> Iteration:
-        """See `requests.RequestEngine`."""
         return self._prefill() or self._decode()
 
     def loaded(self, request: Request) -> None:
@@ -76,7 +73,6 @@ class SglangEngine:
         raise AssertionError(request)
 
     def commit(self, iteration: Iteration) -> list[Request]:
-        """See `requests.RequestEngine`."""
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)
             if request in self._admitted:

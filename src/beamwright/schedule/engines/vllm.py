@@ -25,7 +25,7 @@ _MAX_BATCHED_TOKENS = 8192
 
 
 class VllmEngine:
-    """See `requests.RequestEngine`. num_blocks: of the device; offload: with a host tier."""
+    """vLLM as `RequestEngine`. num_blocks: of the device; offload: with a host tier."""
 
     def __init__(self, num_blocks: int, *, block_tokens: int = 16, offload: bool = False) -> None:
         self.pool = PrefixBlocks(num_blocks)
@@ -44,20 +44,16 @@ class VllmEngine:
 
     @property
     def peak_tokens(self) -> int:
-        """See `requests.RequestEngine`."""
         return self.pool.peak_held * self._size
 
     @property
     def host_peak_tokens(self) -> int:
-        """See `requests.RequestEngine`."""
         return len(self._on_host) * self._size
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """See `requests.RequestEngine`."""
         self.waiting += requests
 
     def schedule(self) -> Iteration:
-        """See `requests.RequestEngine`."""
         stored, self._num_unsaved = self._num_unsaved, 0
         budget, preempted = _MAX_BATCHED_TOKENS, self.preemptions
         rows: list[tuple[Request, int]] = []
@@ -82,12 +78,10 @@ class VllmEngine:
         )
 
     def loaded(self, request: Request) -> None:
-        """See `requests.RequestEngine`."""
         self._arriving.difference_update(self._loading.pop(request))
         self.running.append(request)
 
     def commit(self, iteration: Iteration) -> list[Request]:
-        """See `requests.RequestEngine`."""
         done = []
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)
