@@ -22,14 +22,14 @@ from beamwright.hardware import find_profile
 from beamwright.runtime.timeline import Timeline
 from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright.simulator import RooflineCosts, Simulation, simulate
-from beamwright.simulator.calibrate import (
+from beamwright.units import parse_size
+from benchmarks.checks.calibration import (
     FittedCosts,
     LinkCosts,
     Measured,
     fit_costs,
     iteration_seconds,
 )
-from beamwright.units import parse_size
 from benchmarks.common import finish, say, table
 
 LAYOUTS = {"dense": Layout.DENSE, "tree": Layout.TREE}
@@ -232,7 +232,7 @@ def main() -> None:
 
 
 def _named(costs: FittedCosts) -> Any:
-    from beamwright.simulator.calibrate import KINDS
+    from benchmarks.checks.calibration import KINDS
 
     return zip(KINDS, costs.seconds, strict=True)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -112,18 +111,13 @@ class LiveTree:
         self._live.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._last is not None:
             # The picture that stays may scroll: no step of a surviving path is left out.
             drawing = draw_tree(self._last.tree, self._marks, self._room(), keep_steps=True)
             self._drawn = self._below(drawing, self._last)
         self._spinner = None
-        self._live.__exit__(kind, error, trace)
+        self._live.stop()
 
     def show(self, report: RoundReport) -> None:
         """Draw the tree after a round."""

@@ -1,6 +1,7 @@
 """The simulator: the real loop, schedules and residency on a virtual clock, without tensors.
 
-Trees are recorded or made up, costs come from the roofline or from a fit to a real machine.
+Trees are recorded or made up; costs come from the roofline (`benchmarks/checks/calibration.py`
+fits them to a machine instead).
 """
 
 from beamwright.simulator.clock import VirtualClock

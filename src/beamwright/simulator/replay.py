@@ -87,17 +87,6 @@ class Script:
         """A tree with only its prompt; token ids are all 0."""
         return SearchTree(self.problem_id, (0,) * self.prompt_tokens, "")
 
-    def tokens_by_round(self) -> list[int]:
-        """Distinct tokens that are decoded in each round."""
-        found: dict[int, int] = {}
-        for lineage, step in self._steps.items():
-            found[len(lineage)] = found.get(len(lineage), 0) + step.tokens
-        return [found[number] for number in sorted(found)]
-
-    def longest_step(self) -> int:
-        """Tokens of the longest step."""
-        return max((step.tokens for step in self._steps.values()), default=0)
-
     def lives(self, block_tokens: int) -> list[Life]:
         """When the KV of every node is needed; a round is a level of the tree."""
         last: dict[tuple[int, ...], int] = {(): 0}

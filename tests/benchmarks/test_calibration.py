@@ -17,7 +17,7 @@ from beamwright.simulator import (
     grow,
     simulate,
 )
-from beamwright.simulator.calibrate import (
+from benchmarks.checks.calibration import (
     KINDS,
     FittedCosts,
     LinkCosts,
