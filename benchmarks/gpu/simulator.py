@@ -18,9 +18,9 @@ from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import HardwareProfile
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.saved.recorded import RecordedTree, read_recorded, record_tree
+from beamwright.saved.recorded import read_recorded, record_tree
 from beamwright.simulator import RooflineCosts, Simulation, simulate
-from beamwright.tree import SearchTree
+from beamwright.tree import RecordedTree, SearchTree
 from benchmarks.gpu.context import Context, one_line
 from benchmarks.paper.cases import VARIANTS
 

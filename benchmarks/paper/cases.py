@@ -21,7 +21,6 @@ from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     SimulationResult,
-    StepTree,
     SyntheticSearch,
     VirtualClock,
     grow,
@@ -29,6 +28,7 @@ from beamwright.simulator import (
 )
 from beamwright.simulator import simulate as run_simulation
 from beamwright.solver.memory import ModelBytes
+from beamwright.tree import RecordedTree
 
 GIB, MIB = 2**30, 2**20
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920
@@ -130,7 +130,7 @@ def analytic_case(case: SimulatedCase) -> LbsCase:
 
 
 @lru_cache(maxsize=64)
-def _tree(num_beams: int, width: int, step_tokens: int, search: SearchName) -> StepTree:
+def _tree(num_beams: int, width: int, step_tokens: int, search: SearchName) -> RecordedTree:
     return grow(
         SyntheticSearch(
             num_beams, width, PROMPT_TOKENS, GENERATE_TOKENS, step_tokens, search=search

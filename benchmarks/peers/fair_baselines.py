@@ -28,12 +28,12 @@ from beamwright.simulator import (
     EngineCase,
     RooflineCosts,
     Simulation,
-    StepTree,
     SyntheticSearch,
     grow,
     simulate_engine,
     simulate_if_fits,
 )
+from beamwright.tree import RecordedTree
 from benchmarks.common import RESULTS, finish, say, table, write_json
 
 GIB = 2**30
@@ -91,7 +91,7 @@ class Case:
 
 
 @lru_cache(maxsize=2)
-def _tree(num_beams: int, step_tokens: int) -> StepTree:
+def _tree(num_beams: int, step_tokens: int) -> RecordedTree:
     return grow(SyntheticSearch(num_beams, WIDTH, PROMPT_TOKENS, GENERATE_TOKENS, step_tokens))
 
 

@@ -18,12 +18,12 @@ from beamwright.models.named_shapes import shape_from_text
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,
-    StepTree,
     SyntheticSearch,
     simulate,
 )
 from beamwright.simulator import grow as grow_tree
 from beamwright.solver.memory import ModelBytes
+from beamwright.tree import RecordedTree
 from benchmarks.common import finish, say, table
 
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920
@@ -33,7 +33,11 @@ COLUMNS = ("width", "step", "kv_gib", "peak_gib", "time_s", "stall_s", "groups",
 
 
 def run(
-    args: argparse.Namespace, tree: StepTree, schedule: ScheduleSettings, step: int, kv_bytes: int
+    args: argparse.Namespace,
+    tree: RecordedTree,
+    schedule: ScheduleSettings,
+    step: int,
+    kv_bytes: int,
 ) -> Any:
     shape = shape_from_text(args.model)
     model = ModelCosts.of(shape, 2)

@@ -21,11 +21,11 @@ from beamwright.models.named_shapes import shape_from_text
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,
-    StepTree,
     SyntheticSearch,
     simulate,
 )
 from beamwright.simulator import grow as grow_tree
+from beamwright.tree import RecordedTree
 from benchmarks.common import finish, say, table
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
@@ -38,7 +38,7 @@ COLUMNS = ("search", "survival", "n", "width", "share", "raised", "groups", "rat
 class Bench:
     """Simulations of one tree."""
 
-    def __init__(self, tree: StepTree, args: argparse.Namespace) -> None:
+    def __init__(self, tree: RecordedTree, args: argparse.Namespace) -> None:
         self.tree, self.args = tree, args
         self.model = ModelCosts.of(shape_from_text(SHAPE), 4)
         self.costs = RooflineCosts.of(self.model, find_profile("rtx-4090"), Layout.TREE)

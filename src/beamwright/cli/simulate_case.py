@@ -11,8 +11,9 @@ from beamwright.cli import simulator
 from beamwright.cli.options import Invocation
 from beamwright.config import StepSettings
 from beamwright.errors import InputError
-from beamwright.saved.recorded import RecordedTree, read_recorded
+from beamwright.saved.recorded import read_recorded
 from beamwright.search import strategy_row
+from beamwright.tree import RecordedTree
 
 _DEFAULT_STEP_TOKENS = 32
 _MADE_UP = ("n", "width", "search", "seed")
@@ -22,7 +23,7 @@ _MADE_UP = ("n", "width", "search", "seed")
 class Case:
     """A tree, and what is said of it. longest: tokens of its longest path."""
 
-    tree: Any
+    tree: RecordedTree
     facts: Mapping[str, Any]
     longest: int
     step: StepSettings
@@ -96,7 +97,9 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Cas
     return Case(tree, facts, longest, _step_settings(tree, step_tokens, None))
 
 
-def _step_settings(tree: Any, step_tokens: int | None, max_tokens: int | None) -> StepSettings:
+def _step_settings(
+    tree: RecordedTree, step_tokens: int | None, max_tokens: int | None
+) -> StepSettings:
     """What a schedule may know of the steps' lengths."""
     most = max(node.tokens for node in tree.nodes)
     if step_tokens is not None and most > step_tokens:

@@ -11,10 +11,10 @@ from beamwright.errors import CapacityError
 if TYPE_CHECKING:
     from beamwright.cost import Layout, ModelCosts
     from beamwright.cost.model import Hardware
-    from beamwright.simulator import ReplayTree, StepTree
+    from beamwright.tree import RecordedTree
 
 
-def grow_tree(facts: Mapping[str, Any]) -> StepTree:
+def grow_tree(facts: Mapping[str, Any]) -> RecordedTree:
     """The tree of a made-up search with these settings, named as `beamwright simulate` does.
 
     Raises:
@@ -38,7 +38,7 @@ def grow_tree(facts: Mapping[str, Any]) -> StepTree:
 
 
 def simulate_search(
-    tree: ReplayTree,
+    tree: RecordedTree,
     models: tuple[ModelCosts, ModelCosts | None],
     kv_bytes: tuple[int, int],
     hardware: Hardware,
@@ -96,7 +96,7 @@ def has_host_tier(name: str) -> bool:
 
 
 def simulate_on_engine(
-    name: str, tree: ReplayTree, model: ModelCosts, kv_bytes: int, hardware: Hardware
+    name: str, tree: RecordedTree, model: ModelCosts, kv_bytes: int, hardware: Hardware
 ) -> dict[str, Any] | None:
     """One search on one engine, with both ways to read KV; None if it does not fit."""
     from beamwright.simulator import EngineCase, simulate_engine  # noqa: PLC0415

@@ -8,61 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
-from beamwright.tree import Node, NodeState, SearchTree, StopReason
+from beamwright.tree import Node, NodeState, RecordedTree, SearchTree
 
 VERSION = 1
-_MOST = sys.float_info.max
-_STATES = tuple(state for state in NodeState if state is not NodeState.OPEN)
-_TREE_KEYS = ("version", "problem_id", "prompt_tokens", "rounds", "nodes")
-_NODE_KEYS = ("lineage", "tokens", "stop", "state", "score")
-
-
-@dataclass(frozen=True)
-class RecordedNode:
-    """A decoded step.
-
-    lineage: child ordinals from the root, the problem id left out. tokens: of this step.
-    """
-
-    lineage: tuple[int, ...]
-    tokens: int
-    stop: StopReason
-    state: NodeState
-    score: float | None
-
-    @property
-    def round(self) -> int:
-        """The round in which the node was opened; the first is 1. It is the node's depth."""
-        return len(self.lineage)
-
-
-@dataclass(frozen=True)
-class RecordedTree:
-    """A search that has ended. `nodes` are in lineage order; the root is the prompt.
-
-    prompt_tokens: tokens of the prompt. rounds: how many rounds the search took.
-    """
-
-    problem_id: str | int
-    prompt_tokens: int
-    rounds: int
-    nodes: tuple[RecordedNode, ...]
-
-    def children(self) -> dict[tuple[int, ...], tuple[RecordedNode, ...]]:
-        """Children by their parent's lineage, the root's under `()`; leaves are left out."""
-        found: dict[tuple[int, ...], list[RecordedNode]] = {}
-        for node in self.nodes:
-            found.setdefault(node.lineage[:-1], []).append(node)
-        return {lineage: tuple(nodes) for lineage, nodes in found.items()}
 
 
 # --- writing ---------------------------------------------------------------------------------
@@ -145,41 +102,26 @@ def _parse_tree(content: Any) -> RecordedTree:
         raise _MalformedError("the file does not hold an object")
     if content.get("version") != VERSION:
         raise _MalformedError(f"version is {content.get('version')!r}, not {VERSION}")
-    _expect_keys(content, _TREE_KEYS, "the file")
-    problem_id = content["problem_id"]
-    if not isinstance(problem_id, str | int) or isinstance(problem_id, bool):
-        raise _MalformedError(f"problem_id is {problem_id!r}, neither text nor a whole number")
-    if not isinstance(content["nodes"], list):
-        raise _MalformedError("nodes is not a list")
-    tree = RecordedTree(
-        problem_id=problem_id,
-        prompt_tokens=_whole(content, "prompt_tokens", least=1),
-        rounds=_whole(content, "rounds", least=0),
-        nodes=tuple(_parse_node(node, f"nodes[{i}]") for i, node in enumerate(content["nodes"])),
-    )
+    del content["version"]
+    try:
+        tree = TypeAdapter(RecordedTree).validate_python(content)
+    except ValidationError as error:
+        raise _MalformedError(_describe(error.errors()[0])) from error
     _check_lineages(tree)
     return tree
 
 
-def _parse_node(content: Any, where: str) -> RecordedNode:
-    if not isinstance(content, dict):
-        raise _MalformedError(f"{where} is not an object")
-    _expect_keys(content, _NODE_KEYS, where)
-    lineage = content["lineage"]
-    if not isinstance(lineage, list) or not lineage or not all(map(_is_ordinal, lineage)):
-        raise _MalformedError(f"{where}: lineage is {lineage!r}, not a list of child ordinals")
-    score = content["score"]
-    if score is not None and (not isinstance(score, int | float) or isinstance(score, bool)):
-        raise _MalformedError(f"{where}: score is {score!r}, neither a number nor null")
-    if score is not None and not -_MOST < score < _MOST:  # 1e999 is JSON
-        raise _MalformedError(f"{where}: score is too large for a number")
-    return RecordedNode(
-        lineage=tuple(lineage),
-        tokens=_whole(content, "tokens", least=1, where=where),
-        stop=StopReason(_one_of(content, "stop", tuple(StopReason), where)),
-        state=NodeState(_one_of(content, "state", _STATES, where)),
-        score=None if score is None else float(score),
-    )
+def _describe(fault: ErrorDetails) -> str:
+    """What pydantic found, with its place: `nodes[1]: tokens is 0, ...`."""
+    first, *rest = fault["loc"]
+    node, names = "", [first]  # without the branches of a union
+    if first == "nodes" and rest:
+        node, names = f"nodes[{rest[0]}]", rest[1:]
+    if fault["type"] in ("missing", "unexpected_keyword_argument"):
+        what = "lacks {}" if fault["type"] == "missing" else "has unknown {!r}"
+        return f"{node or 'the file'} {what.format(names[0])}"
+    place = ": ".join(filter(None, [node, ".".join(map(str, names))]))
+    return f"{place} is {fault['input']!r:.80}: {fault['msg']}"
 
 
 def _check_lineages(tree: RecordedTree) -> None:
@@ -189,6 +131,8 @@ def _check_lineages(tree: RecordedTree) -> None:
     for i, node in enumerate(tree.nodes):
         where = f"nodes[{i}] ({'.'.join(map(str, node.lineage))})"
         parent, ordinal = node.lineage[:-1], node.lineage[-1]
+        if node.state is NodeState.OPEN:
+            raise _MalformedError(f"{where}: state is 'open': it was not decoded")
         if node.lineage <= last:
             raise _MalformedError(f"{where} is out of lineage order")
         if parent not in num_children:
@@ -201,31 +145,3 @@ def _check_lineages(tree: RecordedTree) -> None:
         if node.state is NodeState.KEPT:
             num_children[node.lineage] = 0
         last = node.lineage
-
-
-def _expect_keys(content: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
-    missing = [key for key in keys if key not in content]
-    unknown = [key for key in content if key not in keys]
-    if missing:
-        raise _MalformedError(f"{where} lacks {', '.join(missing)}")
-    if unknown:
-        raise _MalformedError(f"{where} has unknown {', '.join(map(repr, unknown))}")
-
-
-def _whole(content: Mapping[str, Any], key: str, least: int, where: str = "") -> int:
-    value = content[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        prefix = f"{where}: " if where else ""
-        raise _MalformedError(f"{prefix}{key} is {value!r}, not a whole number from {least} up")
-    return value
-
-
-def _is_ordinal(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _one_of(content: Mapping[str, Any], key: str, known: Sequence[str], where: str) -> str:
-    value = content[key]
-    if not isinstance(value, str) or value not in known:
-        raise _MalformedError(f"{where}: {key} is {value!r}, not one of {', '.join(known)}")
-    return value

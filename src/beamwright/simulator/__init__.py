@@ -15,7 +15,7 @@ from beamwright.simulator.engines import (
     simulate_engine,
 )
 from beamwright.simulator.link import VirtualLink
-from beamwright.simulator.replay import ReplayStrategy, ReplayTree, Script, Step, StepTree
+from beamwright.simulator.replay import ReplayStrategy, Script
 from beamwright.simulator.run import (
     Simulation,
     SimulationResult,
@@ -35,13 +35,10 @@ __all__ = [
     "EngineRules",
     "Moments",
     "ReplayStrategy",
-    "ReplayTree",
     "RooflineCosts",
     "Script",
     "Simulation",
     "SimulationResult",
-    "Step",
-    "StepTree",
     "SyntheticSearch",
     "VerifierCase",
     "VirtualClock",

@@ -29,7 +29,7 @@ from beamwright.schedule.engines import (
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import RooflineCosts
 from beamwright.simulator.link import VirtualLink
-from beamwright.simulator.replay import ReplayTree
+from beamwright.tree import RecordedTree
 
 Rounds = list[list[Request]]
 
@@ -108,7 +108,7 @@ class EngineResult:
 class EngineCase:
     """A search on a machine, for engines."""
 
-    tree: ReplayTree
+    tree: RecordedTree
     model: ModelCosts
     hardware: Hardware
     kv_budget_bytes: int

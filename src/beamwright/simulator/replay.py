@@ -1,71 +1,23 @@
 """Trees that are replayed: what every step of a search will be, known in advance.
 
-Knows lineage, counts, stops, states and scores. A recording (`saved.recorded`'s
-`RecordedTree`) fits by its attributes; `synthetic` makes others.
+Knows lineage, counts, stops, states and scores; `saved.recorded` reads such trees, `synthetic`
+makes others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from beamwright.cost import Life
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
-from beamwright.tree import Node, NodeState, SearchTree, StopReason
-
-
-class ReplayNode(Protocol):
-    """A step that was, or will be, decoded; see `report.RecordedNode`."""
-
-    @property
-    def lineage(self) -> tuple[int, ...]: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def stop(self) -> StopReason: ...
-    @property
-    def state(self) -> NodeState: ...
-    @property
-    def score(self) -> float | None: ...
-
-
-class ReplayTree(Protocol):
-    """A search that has ended; see `saved.recorded.RecordedTree`."""
-
-    @property
-    def problem_id(self) -> str | int: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def nodes(self) -> Sequence[ReplayNode]: ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a tree that was made up; see `ReplayNode`."""
-
-    lineage: tuple[int, ...]
-    tokens: int
-    stop: StopReason
-    state: NodeState
-    score: float | None
-
-
-@dataclass(frozen=True)
-class StepTree:
-    """A tree that was made up; see `ReplayTree`. nodes: in lineage order."""
-
-    problem_id: str | int
-    prompt_tokens: int
-    nodes: tuple[Step, ...]
+from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
 
 
 class Script:
     """What happens at every node of a replayed tree."""
 
-    def __init__(self, tree: ReplayTree) -> None:
+    def __init__(self, tree: RecordedTree) -> None:
         self.problem_id, self.prompt_tokens = tree.problem_id, tree.prompt_tokens
         self._steps = {node.lineage: node for node in tree.nodes}
         self._children: dict[tuple[int, ...], int] = {}
@@ -73,7 +25,7 @@ class Script:
             parent = node.lineage[:-1]
             self._children[parent] = self._children.get(parent, 0) + 1
 
-    def step(self, node: Node) -> ReplayNode:
+    def step(self, node: Node) -> RecordedNode:
         """What an open node's step will be."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
         return self._steps[lineage]

@@ -31,13 +31,13 @@ from beamwright.simulator.layerwise import SimulatedLayerwise
 from beamwright.simulator.link import VirtualLink
 from beamwright.simulator.replay import (
     ReplayStrategy,
-    ReplayTree,
     ReplayVerifier,
     Script,
 )
 from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright.simulator.scripted_rows import Moments, ScriptedRows
 from beamwright.simulator.verifier import SimulatedVerifier, VerifierCase
+from beamwright.tree import RecordedTree
 
 _TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
 _NO_LIMIT = 2**62
@@ -52,7 +52,7 @@ class Simulation:
     host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
     """
 
-    tree: ReplayTree
+    tree: RecordedTree
     model: ModelCosts
     costs: DeviceCosts
     kv_budget_bytes: int

@@ -21,8 +21,7 @@ from beamwright.runtime.engine import Engine
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
-from beamwright.simulator.replay import Step, StepTree
-from beamwright.tree import Node, NodeState, SearchTree, StopReason
+from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree, StopReason
 
 Survival = Literal["random", "score"]
 
@@ -71,7 +70,7 @@ class SyntheticSearch:
             raise InputError(f"the spread of step lengths cannot be {self.step_sigma}")
 
 
-def grow(search: SyntheticSearch) -> StepTree:
+def grow(search: SyntheticSearch) -> RecordedTree:
     """The tree of a made-up search; equal settings give equal trees.
 
     Raises:
@@ -84,17 +83,17 @@ def grow(search: SyntheticSearch) -> StepTree:
     Engine(_Chance(search), schedule, Accounting()).run([run])
     if run.error is not None:
         raise run.error
-    return StepTree(0, search.prompt_tokens, tuple(map(_step, _decoded(tree))))
+    return RecordedTree(0, search.prompt_tokens, tree.rounds, tuple(map(_step, _decoded(tree))))
 
 
 def _decoded(tree: SearchTree) -> list[Node]:
     return [node for node in tree.nodes() if node.parent and node.state is not NodeState.OPEN]
 
 
-def _step(node: Node) -> Step:
+def _step(node: Node) -> RecordedNode:
     assert node.stop is not None
     lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
-    return Step(lineage, len(node.token_ids), node.stop, node.state, node.score)
+    return RecordedNode(lineage, len(node.token_ids), node.stop, node.state, node.score)
 
 
 def _last(scores: Sequence[float | None]) -> float | None:

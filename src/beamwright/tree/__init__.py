@@ -2,6 +2,17 @@
 
 from beamwright.tree.hashing import tree_hash
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn
+from beamwright.tree.recorded import RecordedNode, RecordedTree
 from beamwright.tree.search_tree import SearchTree
 
-__all__ = ["Lineage", "Node", "NodeState", "SearchTree", "StopReason", "Turn", "tree_hash"]
+__all__ = [
+    "Lineage",
+    "Node",
+    "NodeState",
+    "RecordedNode",
+    "RecordedTree",
+    "SearchTree",
+    "StopReason",
+    "Turn",
+    "tree_hash",
+]
