@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from beamwright.cli import engine, main
+from beamwright.cli import main
 from beamwright.protocols import RoundReport
 from beamwright.tree import NodeState, SearchTree, StopReason
 
@@ -125,7 +125,7 @@ def fake_after(monkeypatch):
             solver.settings = settings
             return solver
 
-        monkeypatch.setattr(engine, "make_solver", make_solver)
+        monkeypatch.setattr("beamwright.solver.solver.Solver", make_solver)
         return solver
 
     return install

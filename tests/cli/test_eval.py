@@ -3,7 +3,6 @@ import re
 
 import pytest
 
-from beamwright.cli import engine
 from beamwright.errors import CapacityError
 
 CONTRACT = {
@@ -155,7 +154,7 @@ def test_a_setting_that_fails_does_not_stop_the_others(
             raise CapacityError("a step", 2, 1, 1)
         return fake
 
-    monkeypatch.setattr(engine, "make_solver", make_solver)
+    monkeypatch.setattr("beamwright.solver.solver.Solver", make_solver)
     outcome = cli("eval", dataset, "--recipe", recipe, "--out", tmp_path / "out", "--json")
     assert outcome.code == 1
     runs = {each["name"]: each for each in outcome.json["runs"]}

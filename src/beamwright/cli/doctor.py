@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from beamwright.cli import engine
 from beamwright.cli.options import Invocation, with_settings
 from beamwright.cli.output import add_row, print_json, quiet_stdout
 from beamwright.cli.verifier_view import print_verifier
@@ -61,9 +60,11 @@ def doctor(
     if "model" not in invocation.given:
         _reject_without_model(invocation, parity)
         with quiet_stdout():
-            report = {"python": platform.python_version(), **engine.inspect_machine()}
+            from beamwright.cli import checks
+
+            report = {"python": platform.python_version(), **checks.inspect_machine()}
             if probe:
-                report |= engine.probe_machine()
+                report |= checks.probe_machine()
         _show(report, invocation.as_json)
         return
     if probe:
@@ -71,11 +72,16 @@ def doctor(
     settings = invocation.settings.model
     try:
         with quiet_stdout():
-            report = engine.inspect_model(settings)
+            from beamwright.models import inspect_model
+            from beamwright.models.parity import check_parity
+
+            report = inspect_model(settings)
             if parity:
-                report["max_abs_logit_diff"] = engine.check_parity(settings)
+                report["max_abs_logit_diff"] = check_parity(settings)
             if settings.weights != "auto" or settings.verifier_weights != "auto":
-                report |= engine.check_weights(settings, problems)
+                from beamwright.cli import checks
+
+                report |= checks.check_weights(settings, problems)
     except UnsupportedModelError as error:
         _show({"supported": False, "reason": str(error)}, invocation.as_json)
         raise
@@ -90,7 +96,9 @@ def _show_verifier(invocation: Invocation, parity: bool, probe: bool) -> None:
     if apart:
         raise InputError(f"{apart[0]}: --show looks at --verifier only")
     with quiet_stdout():
-        report = engine.show_verifier(invocation.settings.model)
+        from beamwright.verify.show import show_verifier
+
+        report = show_verifier(invocation.settings.model)
     if invocation.as_json:
         print_json(report)
     else:

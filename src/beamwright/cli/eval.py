@@ -24,7 +24,6 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from beamwright.cli import engine
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
 from beamwright.cli.live import Status
@@ -246,7 +245,9 @@ def _solving(
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
     def solver() -> Solver:
-        return stack.enter_context(engine.make_solver(settings, progress=status))
+        from beamwright.solver.solver import Solver
+
+        return stack.enter_context(Solver(settings, progress=status))
 
     def solve_many(
         problems: Sequence[tuple[str | int, str]], /, *, in_flight: int

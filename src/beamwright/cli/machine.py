@@ -10,7 +10,6 @@ import typer
 from rich.console import Console, Group
 from rich.table import Table
 
-from beamwright.cli import engine
 from beamwright.cli.output import add_row, format_bytes, print_json
 from beamwright.hardware import (
     CARDS,
@@ -58,7 +57,7 @@ def find_machine(name: str | None) -> Machine:
         return Machine(profile, _source_of(profile.name))
     profile = find_profile(DEFAULT_PROFILE)
     instead = f"figures are for {DEFAULT_PROFILE}; --gpu list shows the others"
-    device = engine.cuda_device()
+    device = cuda_device()
     if device is None:
         return Machine(
             profile, _source_of(profile.name), f"no --gpu, and no CUDA device here: {instead}"
@@ -71,6 +70,16 @@ def find_machine(name: str | None) -> Machine:
     here = replace(card_profile(card), device_memory_bytes=memory_bytes)
     why = f"no --gpu: figures are for this machine's {device_name}, by its data sheet"
     return Machine(here, _source_of(card.name), why)
+
+
+def cuda_device() -> tuple[str, int] | None:
+    """Name and memory of this machine's first CUDA device; None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return str(found.name), int(found.total_memory)
 
 
 def _source_of(name: str) -> str:

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from beamwright.cli import engine
 from beamwright.cli.machine import (
     LIST,
     GpuOption,
@@ -156,11 +155,13 @@ def _memory_report(
     models: Models, memory: Memory, need: ResidentNeed, num_beams: int
 ) -> dict[str, Any]:
     """What everything resident takes, least and most over single searches, beside the limit."""
+    from beamwright.solver.memory import memory_needed
+
     verifier = need.verifier
 
     def needed(generator_kv: int, verifier_kv: int) -> int:
         sizes = None if models.verifier is None else models.verifier.sizes
-        return engine.memory_needed(
+        return memory_needed(
             (models.generator.sizes, sizes),
             (generator_kv, verifier_kv),
             num_beams,

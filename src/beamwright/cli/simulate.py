@@ -6,15 +6,14 @@ up. The verifier scores in turn with decoding; selection and pruning take no tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from beamwright.cli import simulator
 from beamwright.cli.machine import (
     LIST,
     GpuOption,
@@ -27,12 +26,15 @@ from beamwright.cli.output import print_json, quiet_stdout
 from beamwright.cli.simulate_case import Case, find_case
 from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
 from beamwright.cli.simulate_view import comparison_view
-from beamwright.cli.sizes import check_verifier_options, read_models, split_memory
+from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
 from beamwright.config import ScheduleSettings
 from beamwright.cost import Layout
-from beamwright.errors import InputError
+from beamwright.errors import CapacityError, InputError
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES
+
+if TYPE_CHECKING:
+    from beamwright.solver.memory import MemoryPlan
 
 _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
@@ -126,7 +128,7 @@ def simulate(
     rows = _chosen(schedules)
     named = named_engines(engines)
     linked = ablation or any(row.settings.schedule != "in-gpu" for row in rows.values())
-    linked = linked or any(map(simulator.has_host_tier, named or ()))
+    linked = linked or _any_host_tier(named or ())
     if "link_bandwidth" in invocation.given and not linked:
         raise InputError(f"--link-bandwidth: does nothing with --schedules {schedules}")
     own = {
@@ -145,6 +147,12 @@ def simulate(
         print_json(report)
     else:
         Console().print(comparison_view(report, machine))
+
+
+def _any_host_tier(engines: Sequence[str]) -> bool:
+    from beamwright.simulator import ENGINES
+
+    return any(ENGINES[name].host_tier for name in engines)
 
 
 def _chosen(names: str) -> dict[str, _Row]:
@@ -207,16 +215,7 @@ def _report(
 
     def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
         return {
-            name: simulator.simulate_search(
-                case.tree,
-                (generator.costs, verifier and verifier.costs),  # type: ignore[arg-type]
-                (plan.generator_kv_bytes, plan.verifier_kv_bytes),
-                models.profile,
-                row.layout,
-                schedule=row.settings.model_copy(update=filled),
-                step=case.step,
-                context=generator.shape.context,
-            )
+            name: _simulate(case, models, plan, row.layout, row.settings.model_copy(update=filled))
             for name, row in chosen.items()
         }
 
@@ -228,12 +227,7 @@ def _report(
     )
     results = run(compared.rows)
     parts = run(_ABLATION) if compared.ablation else None
-    engines = {
-        name: simulator.simulate_on_engine(
-            name, case.tree, generator.costs, plan.generator_kv_bytes, models.profile
-        )
-        for name in beside
-    }
+    engines = {name: _simulate_on_engine(name, case, models, plan) for name in beside}
     readings = [each for found in engines.values() if found for each in found.values()]
     for each in [*results.values(), *(parts or {}).values(), *readings]:
         if each is not None:
@@ -258,6 +252,46 @@ def _report(
         "engines": engines or None,
         "engines_left_out": left_out,
     }
+
+
+def _simulate(
+    case: Case, models: Models, plan: MemoryPlan, layout: Layout, schedule: ScheduleSettings
+) -> dict[str, Any] | None:
+    """The search under one schedule; None if it does not fit."""
+    from beamwright.simulator import RooflineCosts, Simulation, VerifierCase, simulate_if_fits
+
+    generator, scorer = models.generator, None
+    if models.verifier is not None:
+        model = models.verifier.costs
+        costs = RooflineCosts.of(model, models.profile, layout)
+        scorer = VerifierCase(model, costs, plan.verifier_kv_bytes)
+    result = simulate_if_fits(
+        Simulation(
+            case.tree,
+            generator.costs,
+            RooflineCosts.of(generator.costs, models.profile, layout),
+            kv_budget_bytes=plan.generator_kv_bytes,
+            schedule=schedule,
+            step=case.step,
+            context=generator.shape.context,
+            verifier=scorer,
+        )
+    )
+    return None if result is None else asdict(result)
+
+
+def _simulate_on_engine(
+    name: str, case: Case, models: Models, plan: MemoryPlan
+) -> dict[str, Any] | None:
+    """One search on one engine, with both ways to read KV; None if it does not fit."""
+    from beamwright.simulator import EngineCase, simulate_engine
+
+    costs, kv_bytes = models.generator.costs, plan.generator_kv_bytes
+    try:
+        by_row, once = simulate_engine(EngineCase(case.tree, costs, models.profile, kv_bytes), name)
+    except CapacityError:
+        return None
+    return {"by_row": asdict(by_row), "once": asdict(once)}
 
 
 def _speedup(each: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:

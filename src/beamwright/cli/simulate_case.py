@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from beamwright.cli import simulator
 from beamwright.cli.options import Invocation
 from beamwright.config import StepSettings
 from beamwright.errors import InputError
@@ -64,9 +63,32 @@ def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
         "options": dict(search.model_extra or {}),
         "tree": None,
     }
-    tree = simulator.grow_tree(facts)
+    tree = _grow(facts)
     step = _step_settings(tree, step_tokens if sigma == 0 else None, generate)
     return Case(tree, facts, prompt + generate, step)
+
+
+def _grow(facts: Mapping[str, Any]) -> RecordedTree:
+    """The tree of a made-up search with these settings, named as `beamwright simulate` does.
+
+    Raises:
+        InputError: if they do not go together.
+    """
+    from beamwright.simulator import SyntheticSearch, grow
+
+    search = SyntheticSearch(
+        num_beams=facts["n"],
+        width=facts["width"],
+        prompt_tokens=facts["prompt"],
+        generate_tokens=facts["generate"],
+        step_tokens=facts["step_tokens"],
+        step_sigma=facts["step_spread"],
+        search=facts["search"],
+        survival=facts["survival"],
+        seed=facts["seed"],
+        options=facts["options"],
+    )
+    return grow(search)
 
 
 def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Case:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from beamwright.cli import simulator
 from beamwright.cli.simulate_case import Case
 from beamwright.errors import InputError
 from beamwright.registry import did_you_mean
@@ -38,11 +37,14 @@ def named_engines(names: str | None) -> tuple[str, ...] | None:
         return None
     if names.strip() == _NONE:
         return ()
-    known = simulator.known_engines()
+    from beamwright.simulator import ENGINES
+
     found = tuple(dict.fromkeys(each.strip() for each in names.split(",")))
     for name in found:
-        if name not in known:
-            hint = f"{did_you_mean(name, dict.fromkeys(known))}known: {', '.join(known)}, or none"
+        if name not in ENGINES:
+            hint = (
+                f"{did_you_mean(name, dict.fromkeys(ENGINES))}known: {', '.join(ENGINES)}, or none"
+            )
             raise InputError(f"--engines {names}: no engine {name!r}; {hint}")
     return found
 
@@ -57,6 +59,8 @@ def engines_beside(
     Raises:
         InputError: if an engine is named beside a verifier.
     """
+    from beamwright.simulator import FAIR
+
     if named and has_verifier:
         raise InputError(f"--engines {','.join(named)}: their rules know no verifier, leave it out")
     if named is not None or not all_schedules:
@@ -65,6 +69,6 @@ def engines_beside(
         return (), "their rules know no verifier"
     num_tokens = sum(node.tokens for node in case.tree.nodes)
     if num_tokens > _CHEAP_TOKENS:
-        usual = ",".join(simulator.fair_engines())
+        usual = ",".join(FAIR)
         return (), f"{num_tokens:,} tokens take minutes; --engines {usual} simulates them"
-    return simulator.fair_engines(), None
+    return FAIR, None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beamwright.cli import engine
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import format_bytes
 from beamwright.config import MemorySettings, ModelSettings, Settings
@@ -57,6 +57,8 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading them would.
     """
+    from beamwright.solver.memory import ModelBytes
+
     model = settings.model
     element_bytes = _ELEMENT_BYTES.get(model.dtype, machine.profile.element_bytes)
     card = CARDS.get(machine.profile.name)
@@ -65,13 +67,60 @@ def read_models(settings: Settings, machine: Machine) -> Models:
 
     def sized(name: str, shape: ModelShape, weights: str) -> SizedModel:
         storage = storage_of(weights, has_int4_kernel=has_kernel)
-        sizes = engine.model_bytes(shape, element_bytes, storage)
+        sizes = ModelBytes(shape, element_bytes, storage)
         return SizedModel(name, shape, storage, sizes, ModelCosts.of(shape, element_bytes, storage))
 
-    generator = sized(model.model, engine.find_shape(model), model.weights)
-    shape = engine.find_verifier_shape(model)
+    generator = sized(model.model, find_shape(model), model.weights)
+    shape = find_verifier_shape(model)
     verifier = None if shape is None else sized(model.scorer, shape, model.verifier_weights)
     return Models(generator, verifier, in_precision(machine.profile, element_bytes))
+
+
+def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
+    """The shape that `--verifier` means, as `find_shape`; None where it has no weights.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
+    """
+    from beamwright.verify.make import known_verifiers, named_checkpoint
+
+    name = settings.scorer
+    place = named_checkpoint(name)
+    if place is None:
+        return None
+    model = settings.model_copy(update={"model": place})
+    return find_shape(model, "verifier", name, known_verifiers(name))
+
+
+def find_shape(
+    settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
+) -> ModelShape:
+    """The shape that `--model` means; the name of a known model will do. Reads no weights.
+
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for.
+    written, known: of the option, for an error's words (`resolve_folder`).
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the model would.
+    """
+    from beamwright.models.load import read_shape, resolve_folder
+    from beamwright.models.named_shapes import (
+        NAMED_SHAPES,
+        named_shape,
+        shape_from_text,
+    )
+
+    spec = settings.model
+    shape = None if Path(spec).is_dir() else named_shape(spec)
+    if shape is None and spec.startswith("random:"):
+        shape = shape_from_text(spec.removeprefix("random:"))
+    if shape is None:
+        shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
+        hint = "; ".join(filter(None, (known, shapes)))
+        return read_shape(resolve_folder(spec, role, written, hint), settings.context)
+    if settings.context is None:
+        return shape
+    return replace(shape, context=min(shape.context, settings.context))
 
 
 def check_verifier_options(given: dict[str, object], model: ModelSettings) -> None:
@@ -80,7 +129,7 @@ def check_verifier_options(given: dict[str, object], model: ModelSettings) -> No
     Raises:
         InputError: if they are given.
     """
-    if "verifier_weights" in given and engine.find_verifier_shape(model) is None:
+    if "verifier_weights" in given and find_verifier_shape(model) is None:
         raise InputError("--verifier-weights needs --verifier with a model of its own")
 
 
@@ -103,6 +152,8 @@ def split_memory(settings: Settings, models: Models) -> Memory:
     Raises:
         InputError: if that is more than the device has, or nothing is left for KV.
     """
+    from beamwright.solver.memory import plan_memory
+
     memory, kv_memory = settings.memory.memory, settings.memory.kv_memory
     profile, num_rows = models.profile, settings.search.n
     device_bytes = profile.device_memory_bytes
@@ -125,5 +176,5 @@ def split_memory(settings: Settings, models: Models) -> Memory:
         )
     asked = MemorySettings(memory=limit, kv_memory=kv_memory)
     verifier = None if models.verifier is None else models.verifier.sizes
-    plan = engine.split_memory(asked, models.generator.sizes, verifier, num_rows)
+    plan = plan_memory(asked, models.generator.sizes, verifier, num_rows)
     return Memory(limit, plan, has_copies=kv_memory is None)

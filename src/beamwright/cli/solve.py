@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from beamwright.cli import engine
 from beamwright.cli.guard import complain
 from beamwright.cli.live import LiveTree, ProgressLines, Status
 from beamwright.cli.options import Invocation, with_settings
@@ -134,7 +133,9 @@ def solve(
     views.check()
     if resume is not None:
         with quiet_stdout():
-            found = engine.resumed_settings(resume, invocation.settings)
+            from beamwright.saved.resumed import resumed_settings
+
+            found = resumed_settings(resume, invocation.settings)
         invocation = replace(invocation, settings=found)
     settings = _resolved(invocation.settings, measures=prompt_tokens is not None)
     invocation = replace(invocation, settings=settings)
@@ -214,7 +215,9 @@ def _run(
         if on_round is not None:
             on_round(report)
 
-    with engine.make_solver(invocation.settings, views.timeline(), status) as solver:
+    from beamwright.solver.solver import Solver
+
+    with Solver(invocation.settings, timeline=views.timeline(), progress=status) as solver:
         stopped: BeamwrightError | Interrupted | None = None
         solution: Solution | None = None
         try:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beamwright.cli import engine
 from beamwright.cli.picture import write_picture
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate import Problem
 from beamwright.files import check_writable
+from beamwright.report import ShownTree, write_trace, write_tree_page
+from beamwright.saved.recorded import write_recorded
 
 if TYPE_CHECKING:
     from beamwright.runtime.timeline import Timeline
@@ -45,7 +46,9 @@ class Views:
     def timeline(self) -> Timeline | None:
         """Where the engine writes what ran when; None if nobody asked."""
         if self.trace is not None or self.tree is not None:
-            self._timeline = engine.make_timeline()
+            from beamwright.runtime.timeline import Timeline
+
+            self._timeline = Timeline()
         return self._timeline
 
     def observe(self, tree: SearchTree) -> None:
@@ -54,17 +57,30 @@ class Views:
 
     def write(self, solution: Solution | None) -> None:
         """Write what was asked for."""
-        if self._seen is not None:
-            engine.write_views(
-                self._seen,
-                solution,
-                self._timeline,
-                trace=self.trace,
-                page=self.tree,
-                recording=self.record_tree,
-            )
-            if self.picture is not None:
-                write_picture(self._seen, solution, self.picture)
+        tree = self._seen
+        if tree is None:
+            return
+        if self.trace is not None and self._timeline is not None:
+            write_trace(self._timeline, self.trace, _title(tree))
+        if self.tree is not None:
+            _write_page(self.tree, tree, solution, self._timeline)
+        if self.record_tree is not None:
+            write_recorded(tree, self.record_tree)
+        if self.picture is not None:
+            write_picture(tree, solution, self.picture)
+
+
+def _title(tree: SearchTree) -> str:
+    return tree.root.problem_text or "synthetic prompt"
+
+
+def _write_page(
+    file: Path, tree: SearchTree, solution: Solution | None, timeline: Timeline | None = None
+) -> None:
+    from beamwright.runtime.timeline import NullTimeline
+
+    chosen = None if solution is None else tree.node(solution.lineage)
+    write_tree_page([ShownTree(tree, chosen)], timeline or NullTimeline(), file, _title(tree))
 
 
 def tree_page(folder: Path, index: int) -> Path:
@@ -93,7 +109,7 @@ class TreePages:
                 continue
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                engine.write_views(outcome.tree, outcome, page=file)
+                _write_page(file, outcome.tree, outcome)
             except InputError as error:
                 self.failure = error
             except OSError as error:
