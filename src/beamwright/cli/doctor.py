@@ -6,35 +6,30 @@ import platform
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
-from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import add_row, print_json, quiet_stdout
 from beamwright.cli.verifier_view import print_verifier
 from beamwright.errors import InputError, UnsupportedModelError
 
 _ParityOption = Annotated[
-    bool, typer.Option("--parity", help="Compare logits with transformers (needs --model).")
+    bool, option("--parity", "Compare logits with transformers (needs --model).")
 ]
 _ProbeOption = Annotated[
-    bool,
-    typer.Option("--probe", help="Measure this machine's rates, for plan --gpu measured."),
+    bool, option("--probe", "Measure this machine's rates, for plan --gpu measured.")
 ]
 _ShowOption = Annotated[
-    bool,
-    typer.Option(
-        "--show", help="How --verifier reads a sample: its tokens, and where steps are scored."
-    ),
+    bool, option("--show", "How --verifier reads a sample: its tokens, and where steps are scored.")
 ]
 _ProblemsOption = Annotated[
     int,
-    typer.Option(
+    option(
         "--problems",
-        metavar="COUNT",
+        "With --weights or --verifier-weights: bundled problems searched with and without.",
+        "COUNT",
         min=0,
-        help="With --weights or --verifier-weights: bundled problems searched with and without.",
     ),
 ]
 _OPTIONS = (

@@ -27,7 +27,7 @@ from rich.text import Text
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
 from beamwright.cli.live import Status
-from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import one_line, print_json, quiet_stdout
 from beamwright.cli.views import TreePages
 from beamwright.config import Settings
@@ -60,54 +60,52 @@ _DatasetArgument = Annotated[
 ]
 _RecipeOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--recipe",
-        metavar="FILE",
-        help="YAML file of settings, of several (base, settings, grid), or search-and-learn's.",
+        "YAML file of settings, of several (base, settings, grid), or search-and-learn's.",
+        "FILE",
     ),
 ]
-_LimitOption = Annotated[
-    int | None, typer.Option("--limit", metavar="N", help="Only the first N problems.")
-]
+_LimitOption = Annotated[int | None, option("--limit", "Only the first N problems.", "N")]
 _OutOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--out",
-        metavar="DIR",
-        help="Write results here, and resume from here; several settings take a subfolder each.",
+        "Write results here, and resume from here; several settings take a subfolder each.",
+        "DIR",
     ),
 ]
 _InFlightOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--in-flight",
-        metavar="N",
-        help="Problems solved at a time; the next begins as one ends (default: auto, 64 / n).",
+        "Problems solved at a time; the next begins as one ends (default: auto, 64 / n).",
+        "N",
     ),
 ]
 _ProblemFieldOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--problem-field",
-        metavar="NAME",
-        help=f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).",
+        f"Field of DATASET with the problem (default: {', '.join(QUESTION_FIELDS)}).",
+        "NAME",
     ),
 ]
 _AnswerFieldOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--answer-field",
-        metavar="NAME",
-        help="Field of DATASET with the right answer; none to go without accuracy (default: "
+        "Field of DATASET with the right answer; none to go without accuracy (default: "
         f"{', '.join((*ANSWER_FIELDS, *SOLUTION_FIELDS))}).",
+        "NAME",
     ),
 ]
 _TreesOption = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--trees",
-        metavar="K",
-        help="Write the trees of the first K problems as pages, as they are solved (with --out).",
+        "Write the trees of the first K problems as pages, as they are solved (with --out).",
+        "K",
     ),
 ]
 

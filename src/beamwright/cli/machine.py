@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console, Group
 from rich.table import Table
 
+from beamwright.cli.options import option
 from beamwright.cli.output import add_row, format_bytes, print_json
 from beamwright.hardware import (
     CARDS,
@@ -28,11 +28,11 @@ _CPU_SOURCE = "two cores of a server CPU, measured once"
 
 GpuOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--gpu",
-        metavar="NAME",
-        help="Hardware profile; list shows them; measured is this machine's (doctor --probe). "
+        "Hardware profile; list shows them; measured is this machine's (doctor --probe). "
         f"Default: the CUDA device of this machine, else {DEFAULT_PROFILE}.",
+        "NAME",
     ),
 ]
 

@@ -138,6 +138,11 @@ class Invocation:
     as_json: bool
 
 
+def option(flag: str, help_text: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option that a command has beside the settings. more: as `typer.Option` takes it."""
+    return typer.Option(flag, help=help_text, metavar=metavar, **more)
+
+
 def with_settings(
     only: Collection[str] | None = None, recipe: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 
 from beamwright.cli.machine import (
@@ -18,7 +17,7 @@ from beamwright.cli.machine import (
     find_machine,
     print_profiles,
 )
-from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
 from beamwright.cli.plan_view import plan_view
 from beamwright.cli.sizes import (
@@ -54,21 +53,18 @@ _OPTIONS = (
     "step_tokens", "memory", "kv_memory",
 )  # fmt: skip
 
-_PromptOption = Annotated[
-    int, typer.Option("--prompt", metavar="TOKENS", min=1, help="Length of the prompt.")
-]
+_PromptOption = Annotated[int, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
 _GenerateOption = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--generate",
-        metavar="TOKENS",
+        f"Tokens of each path after it (default: {_DEFAULT_GENERATE_TOKENS}, or the context).",
+        "TOKENS",
         min=1,
-        help=f"Tokens of each path after it (default: {_DEFAULT_GENERATE_TOKENS}, or the context).",
     ),
 ]
 _PaperOption = Annotated[
-    bool,
-    typer.Option("--paper", help="Also what the equations of the LBS paper say of this search."),
+    bool, option("--paper", "Also what the equations of the LBS paper say of this search.")
 ]
 
 

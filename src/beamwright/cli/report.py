@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from beamwright.cli.guard import complain, guard
+from beamwright.cli.options import option
 from beamwright.cli.output import one_line, print_json
 from beamwright.cli.views import tree_page
 from beamwright.errors import InputError, UnavailableError
@@ -23,15 +24,12 @@ _DirsArgument = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Folders of `eval --out`, or above them.")
 ]
 _OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="The page (default: report.html in the first DIR)."),
+    Path | None, option("--out", "The page (default: report.html in the first DIR).", "FILE")
 ]
-_TitleOption = Annotated[str, typer.Option("--title", metavar="TEXT", help="Title of the page.")]
-_PngOption = Annotated[bool, typer.Option("--png/--no-png", help="Also write a PNG per chart.")]
-_JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")
-]
-_DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+_TitleOption = Annotated[str, option("--title", "Title of the page.", "TEXT")]
+_PngOption = Annotated[bool, option("--png/--no-png", "Also write a PNG per chart.")]
+_JsonOption = Annotated[bool, option("--json", "Print exactly one JSON object on standard output.")]
+_DebugOption = Annotated[bool, option("--debug", "Show the traceback of an error.")]
 
 
 def report(

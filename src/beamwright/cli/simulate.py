@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 
 from beamwright.cli.machine import (
@@ -21,7 +20,7 @@ from beamwright.cli.machine import (
     find_machine,
     print_profiles,
 )
-from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
 from beamwright.cli.simulate_case import Case, find_case
 from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
@@ -70,36 +69,32 @@ _MEANINGS = (
     "means both."
 )
 
-_PromptOption = Annotated[
-    int | None, typer.Option("--prompt", metavar="TOKENS", min=1, help="Length of the prompt.")
-]
+_PromptOption = Annotated[int | None, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
 _GenerateOption = Annotated[
-    int | None,
-    typer.Option("--generate", metavar="TOKENS", min=1, help="Tokens of each path after it."),
+    int | None, option("--generate", "Tokens of each path after it.", "TOKENS", min=1)
 ]
 _SpreadOption = Annotated[
     float | None,
-    typer.Option(
+    option(
         "--step-spread",
-        metavar="SIGMA",
+        "Lognormal step lengths with --step-tokens as their mean (0: all steps alike).",
+        "SIGMA",
         min=0,
-        help="Lognormal step lengths with --step-tokens as their mean (0: all steps alike).",
     ),
 ]
 _SurvivalOption = Annotated[
     Literal["random", "score"] | None,
-    typer.Option("--survival", help="Who survives: anyone, or families with good scores."),
+    option("--survival", "Who survives: anyone, or families with good scores."),
 ]
 _TreeOption = Annotated[
-    Path | None,
-    typer.Option("--recorded-tree", metavar="FILE", help="Replay what solve --record-tree wrote."),
+    Path | None, option("--recorded-tree", "Replay what solve --record-tree wrote.", "FILE")
 ]
-_SchedulesOption = Annotated[str, typer.Option("--schedules", metavar="NAMES", help=_MEANINGS)]
+_SchedulesOption = Annotated[str, option("--schedules", _MEANINGS, "NAMES")]
 _AblationOption = Annotated[
     bool,
-    typer.Option(
+    option(
         "--ablation",
-        help="Locality with parts switched on one after another: inter-token alone; "
+        "Locality with parts switched on one after another: inter-token alone; "
         "prefetch and balance; inter-beam (everything).",
     ),
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
+from beamwright.cli.options import option
 from beamwright.cli.simulate_case import Case
 from beamwright.errors import InputError
 from beamwright.registry import did_you_mean
@@ -16,13 +15,13 @@ _NONE = "none"
 
 EnginesOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--engines",
-        metavar="NAMES",
-        help="With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier), "
+        "With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier), "
         "clairvoyant (a bound), or none. By their rules each step is a prompt of its own and "
         "shared KV is held once; they know no verifier. Default: the first four, beside all "
         f"schedules, without a verifier, up to {_CHEAP_TOKENS:,} tokens.",
+        "NAMES",
     ),
 ]
 

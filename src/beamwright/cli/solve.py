@@ -14,7 +14,7 @@ from rich.console import Console
 
 from beamwright.cli.guard import complain
 from beamwright.cli.live import LiveTree, ProgressLines, Status
-from beamwright.cli.options import Invocation, with_settings
+from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import quiet_stdout
 from beamwright.cli.solve_view import print_plain, print_solution
 from beamwright.cli.views import Views
@@ -33,47 +33,33 @@ _ProblemArgument = Annotated[
     str | None, typer.Argument(metavar="PROBLEM", help="The problem; - reads standard input.")
 ]
 _FileOption = Annotated[
-    str | None,
-    typer.Option("--problem-file", metavar="FILE", help="Read the problem from a file."),
+    str | None, option("--problem-file", "Read the problem from a file.", "FILE")
 ]
 _PromptOption = Annotated[
-    int | None,
-    typer.Option("--prompt-tokens", metavar="TOKENS", help="A synthetic prompt, to measure with."),
+    int | None, option("--prompt-tokens", "A synthetic prompt, to measure with.", "TOKENS")
 ]
 _ProgressOption = Annotated[
-    bool | None,
-    typer.Option("--progress/--no-progress", help="Show rounds (default: live in a terminal)."),
+    bool | None, option("--progress/--no-progress", "Show rounds (default: live in a terminal).")
 ]
 
 
-_TraceOption = Annotated[
-    Path | None,
-    typer.Option("--trace", metavar="FILE", help="Write a timeline for Perfetto."),
-]
+_TraceOption = Annotated[Path | None, option("--trace", "Write a timeline for Perfetto.", "FILE")]
 _TreeOption = Annotated[
-    Path | None,
-    typer.Option("--tree", metavar="FILE", help="Write the search tree as an HTML page."),
+    Path | None, option("--tree", "Write the search tree as an HTML page.", "FILE")
 ]
 _PictureOption = Annotated[
-    Path | None,
-    typer.Option("--picture", metavar="FILE", help="Write the terminal's tree as an SVG picture."),
+    Path | None, option("--picture", "Write the terminal's tree as an SVG picture.", "FILE")
 ]
 _RecordOption = Annotated[
-    Path | None,
-    typer.Option("--record-tree", metavar="FILE", help="Write the tree's shape for `simulate`."),
+    Path | None, option("--record-tree", "Write the tree's shape for `simulate`.", "FILE")
 ]
 
 _CheckpointOption = Annotated[
-    Path | None,
-    typer.Option("--checkpoint", metavar="FILE", help="Save the search here after every round."),
+    Path | None, option("--checkpoint", "Save the search here after every round.", "FILE")
 ]
 _ResumeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--resume",
-        metavar="FILE",
-        help="Go on from a checkpoint with its settings; it is kept up to date.",
-    ),
+    option("--resume", "Go on from a checkpoint with its settings; it is kept up to date.", "FILE"),
 ]
 
 

@@ -6,77 +6,49 @@ that it was trained from; its own head is a few rows, and is left out.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.models.hf_config import FAMILIES
 from beamwright.models.shape import ModelShape
 
-
-def _rope(head_dim: int, theta: float) -> tuple[float, ...]:
-    return tuple(theta ** -(2 * i / head_dim) for i in range(head_dim // 2))
-
-
-def _gated(
-    architecture: str, sizes: tuple[int, int, int, int, int, int, int], theta: float, **flags: Any
-) -> ModelShape:
-    hidden, layers, heads, kv_heads, intermediate, vocab, context = sizes
-    head_dim = flags.pop("head_dim", hidden // heads)
-    return ModelShape(
-        architecture=architecture,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        vocab=vocab,
-        context=context,
-        full_context=context,
-        inv_freq=_rope(head_dim, theta),
-        qkv_bias=architecture == "qwen2",
-        qk_norm=architecture == "qwen3",
-        **flags,
-    )
+_SIZES = ("hidden", "layers", "heads", "kv_heads", "intermediate", "vocab", "context")
+_OF_OPT: dict[str, Any] = {
+    "norm_eps": 1e-5,
+    "norm": "layer",
+    "activation": "relu",
+    "gated": False,
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+    "tied": True,
+    "learned_positions": 2,
+}
 
 
-def _opt(
-    hidden: int, layers: int, heads: int, vocab: int = 50_272, context: int = 2048
-) -> ModelShape:
-    return ModelShape(
-        architecture="opt",
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=4 * hidden,
-        vocab=vocab,
-        context=context,
-        full_context=context,
-        norm_eps=1e-5,
-        norm="layer",
-        activation="relu",
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=True,
-        learned_positions=2,
-    )
+def _shape(family: str, *values: int, theta: float = 1e4, **flags: Any) -> ModelShape:
+    """A model of a family. values: as in `_SIZES`; theta: base of the rotary frequencies."""
+    sizes: dict[str, Any] = dict(zip(_SIZES, values, strict=True))
+    head_dim = flags.pop("head_dim", sizes["hidden"] // sizes["heads"])
+    if family == "opt":
+        flags |= _OF_OPT
+    else:
+        inv_freq = tuple(theta ** -(2 * i / head_dim) for i in range(head_dim // 2))
+        flags |= {"inv_freq": inv_freq, "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
+    context = sizes["context"]
+    return ModelShape(family, **sizes, head_dim=head_dim, full_context=context, **flags)
 
 
-def _qwen2(*sizes: int, **flags: Any) -> ModelShape:
-    hidden, layers, heads, kv_heads, intermediate, vocab, context = sizes
-    return _gated(
-        "qwen2", (hidden, layers, heads, kv_heads, intermediate, vocab, context), 1e6, **flags
-    )
+def _opt(hidden: int, layers: int, heads: int, vocab: int, context: int) -> ModelShape:
+    return _shape("opt", hidden, layers, heads, heads, 4 * hidden, vocab, context)
 
 
-def _qwen3(*sizes: int, **flags: Any) -> ModelShape:
-    hidden, layers, heads, kv_heads, intermediate = sizes
-    rest = (hidden, layers, heads, kv_heads, intermediate, 151936, 40960)
-    return _gated("qwen3", rest, 1e6, head_dim=128, **flags)
+_qwen2 = partial(_shape, "qwen2", theta=1e6)
+
+
+def _qwen3(*sizes: int, tied: bool = False) -> ModelShape:
+    return _shape("qwen3", *sizes, 151936, 40960, theta=1e6, head_dim=128, tied=tied)
 
 
 # hidden, layers, heads, kv_heads, intermediate, vocab, context
@@ -85,15 +57,15 @@ _QWEN_7B = (3584, 28, 28, 4, 18944, 152064)
 _LLAMA_8B = (4096, 32, 32, 8, 14336, 128256, 131072)
 
 NAMED_SHAPES: dict[str, ModelShape] = {
-    "opt-2.7b": _opt(2560, 32, 32),
-    "opt-6.7b": _opt(4096, 32, 32),
-    "llama-2-7b": _gated("llama", (4096, 32, 32, 32, 11008, 32000, 4096), 1e4),
-    "llama-3.1-8b": _gated("llama", _LLAMA_8B, 5e5),
-    "llama-3.2-1b": _gated("llama", (2048, 16, 32, 8, 8192, 128256, 131072), 5e5, tied=True),
-    "llama-3.2-3b": _gated("llama", (3072, 28, 24, 8, 8192, 128256, 131072), 5e5, tied=True),
-    "mistral-7b": _gated("mistral", (4096, 32, 32, 8, 14336, 32768, 32768), 1e6),
-    "qwen1.5-4b": _gated("qwen2", (2560, 40, 20, 20, 6912, 151936, 32768), 5e6),
-    "qwen1.5-7b": _gated("qwen2", (4096, 32, 32, 32, 11008, 151936, 32768), 1e6),
+    "opt-2.7b": _opt(2560, 32, 32, 50272, 2048),
+    "opt-6.7b": _opt(4096, 32, 32, 50272, 2048),
+    "llama-2-7b": _shape("llama", 4096, 32, 32, 32, 11008, 32000, 4096),
+    "llama-3.1-8b": _shape("llama", *_LLAMA_8B, theta=5e5),
+    "llama-3.2-1b": _shape("llama", 2048, 16, 32, 8, 8192, 128256, 131072, theta=5e5, tied=True),
+    "llama-3.2-3b": _shape("llama", 3072, 28, 24, 8, 8192, 128256, 131072, theta=5e5, tied=True),
+    "mistral-7b": _shape("mistral", 4096, 32, 32, 8, 14336, 32768, 32768, theta=1e6),
+    "qwen1.5-4b": _shape("qwen2", 2560, 40, 20, 20, 6912, 151936, 32768, theta=5e6),
+    "qwen1.5-7b": _shape("qwen2", 4096, 32, 32, 32, 11008, 151936, 32768, theta=1e6),
     "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 4864, 151936, 32768, tied=True),
     "qwen2.5-1.5b": _qwen2(*_QWEN_1_5B, 32768, tied=True),
     "qwen2.5-3b": _qwen2(2048, 36, 16, 2, 11008, 151936, 32768, tied=True),
@@ -108,8 +80,8 @@ NAMED_SHAPES: dict[str, ModelShape] = {
     "qwen3-14b": _qwen3(5120, 40, 40, 8, 17408),
     "skywork-prm-1.5b": _qwen2(*_QWEN_1_5B, 4096, tied=True),
     "skywork-prm-7b": _qwen2(*_QWEN_7B, 4096),
-    "math-shepherd-7b": _gated("mistral", (4096, 32, 32, 8, 14336, 32000, 32768), 1e4),
-    "rlhflow-prm-8b": _gated("llama", _LLAMA_8B, 5e5),
+    "math-shepherd-7b": _shape("mistral", 4096, 32, 32, 8, 14336, 32000, 32768),
+    "rlhflow-prm-8b": _shape("llama", *_LLAMA_8B, theta=5e5),
     "qwen2.5-math-prm-7b": _qwen2(*_QWEN_7B, 4096),
 }
 
@@ -135,9 +107,6 @@ def named_shape(text: str) -> ModelShape | None:
     return NAMED_SHAPES.get(_HUB_NAMES.get(key, key))
 
 
-_INLINE_KEYS = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab", "context")
-
-
 def shape_from_text(text: str) -> ModelShape:
     """A named shape, or `FAMILY,layers=,hidden=,heads=,kv_heads=,intermediate=,vocab=,context=`.
 
@@ -155,14 +124,12 @@ def shape_from_text(text: str) -> ModelShape:
     values: dict[str, int] = {}
     for pair in rest.split(","):
         key, _, value = pair.partition("=")
-        if key not in (*_INLINE_KEYS, "head_dim"):
-            raise InputError(
-                f"random:{text}: unknown key {key!r}; known: {', '.join(_INLINE_KEYS)}"
-            )
+        if key not in (*_SIZES, "head_dim"):
+            raise InputError(f"random:{text}: unknown key {key!r}; known: {', '.join(_SIZES)}")
         if not value.isdigit() or int(value) < 1:
             raise InputError(f"random:{text}: {key} must be a positive whole number")
         values[key] = int(value)
-    missing = [key for key in _INLINE_KEYS if key not in values and key != "kv_heads"]
+    missing = [key for key in _SIZES if key not in values and key != "kv_heads"]
     if missing:
         raise InputError(f"random:{text}: missing {', '.join(missing)}")
     return _inline(name, values)
@@ -173,17 +140,7 @@ def _inline(name: str, values: dict[str, int]) -> ModelShape:
     if values["hidden"] % values["heads"] or values["heads"] % kv_heads:
         raise InputError("random shape: heads must divide hidden, and kv_heads must divide heads")
     if name == "opt":
-        return _opt(
-            values["hidden"], values["layers"], values["heads"], values["vocab"], values["context"]
-        )
-    sizes = (
-        values["hidden"],
-        values["layers"],
-        values["heads"],
-        kv_heads,
-        values["intermediate"],
-        values["vocab"],
-        values["context"],
-    )
+        return _opt(*(values[key] for key in ("hidden", "layers", "heads", "vocab", "context")))
+    sizes = {**values, "kv_heads": kv_heads}
     flags = {"head_dim": values["head_dim"]} if "head_dim" in values else {}
-    return _gated(name, sizes, 1e4, **flags)
+    return _shape(name, *(sizes[key] for key in _SIZES), **flags)
