@@ -141,19 +141,19 @@ def chosen(nodes):
     return normalise_answer(answers[choose(answers, scores, [True] * len(nodes), "weighted")])
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_settled_weights_choose_the_same_whatever_follows(seed):
-    rng = random.Random(seed)
-    answers = rng.choices("123", weights=(8, 1, 1), k=6)
-    scores = [round(rng.random(), 2) for _ in answers]
-    winner = chosen(ended(answers, scores))
-    if weights_are_settled(ended(answers, scores), 2):
-        for late in ("22", "33", "23", "44"):
-            assert chosen(ended([*answers, *late], [*scores, 1.0, 1.0])) == winner
-    elif not weights_are_settled(ended(answers, scores), 0):
-        tied = sorted(math.fsum(s for a, s in zip(answers, scores, strict=True) if a == each)
-                      for each in set(answers))  # fmt: skip
-        assert tied[-1] - tied[-2] <= 2e-6
+def test_settled_weights_choose_the_same_whatever_follows():
+    for seed in range(200):
+        rng = random.Random(seed)
+        answers = rng.choices("123", weights=(8, 1, 1), k=6)
+        scores = [round(rng.random(), 2) for _ in answers]
+        winner = chosen(ended(answers, scores))
+        if weights_are_settled(ended(answers, scores), 2):
+            for late in ("22", "33", "23", "44"):
+                assert chosen(ended([*answers, *late], [*scores, 1.0, 1.0])) == winner
+        elif not weights_are_settled(ended(answers, scores), 0):
+            tied = sorted(math.fsum(s for a, s in zip(answers, scores, strict=True) if a == each)
+                          for each in set(answers))  # fmt: skip
+            assert tied[-1] - tied[-2] <= 2e-6
 
 
 def test_only_paths_that_ended_by_themselves_vote_or_reach_a_score():

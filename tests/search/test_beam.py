@@ -92,39 +92,39 @@ def test_an_ended_duplicate_does_not_take_a_place():
     assert actions == [Prune(nodes[1]), Complete(nodes[0]), finish]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_round_always_extends_n_minus_the_finished(seed):
-    rng = random.Random(seed)
-    width = rng.choice([1, 2, 3, 4])
-    n = width * rng.randint(1, 5)
-    strategy, tree = beam(n=n, width=width, max_rounds=50), new_tree()
-    while not tree.done:
-        finished = len(tree.finished())
-        judged = set()
-        for action in actions_of(strategy, tree):
-            if isinstance(action, Finish):
-                tree.done = True
-                assert action.reason is None
-                continue
-            assert action.node not in judged
-            judged.add(action.node)
-            if isinstance(action, Complete):
-                tree.finish(action.node)
-            elif isinstance(action, Prune):
-                tree.prune(action.node)
-            else:
-                if action.node is not tree.root:
-                    tree.keep(action.node)
-                tree.expand(action.node, action.children)
-        assert not tree.candidates()
-        finished = len(tree.finished())
-        assert len(tree.open_nodes()) == (0 if tree.done else n - finished)
-        for node in tree.open_nodes():
-            stop = StopReason.EOS if rng.random() < 0.3 else StopReason.DELIMITER
-            add_step(tree, node, rng.choice("abc"), stop=stop)
-            node.score = rng.choice([None, rng.random()])
-        tree.rounds += 1
-    assert len(tree.finished()) == n
+def test_a_round_always_extends_n_minus_the_finished():
+    for seed in range(20):
+        rng = random.Random(seed)
+        width = rng.choice([1, 2, 3, 4])
+        n = width * rng.randint(1, 5)
+        strategy, tree = beam(n=n, width=width, max_rounds=50), new_tree()
+        while not tree.done:
+            finished = len(tree.finished())
+            judged = set()
+            for action in actions_of(strategy, tree):
+                if isinstance(action, Finish):
+                    tree.done = True
+                    assert action.reason is None
+                    continue
+                assert action.node not in judged
+                judged.add(action.node)
+                if isinstance(action, Complete):
+                    tree.finish(action.node)
+                elif isinstance(action, Prune):
+                    tree.prune(action.node)
+                else:
+                    if action.node is not tree.root:
+                        tree.keep(action.node)
+                    tree.expand(action.node, action.children)
+            assert not tree.candidates()
+            finished = len(tree.finished())
+            assert len(tree.open_nodes()) == (0 if tree.done else n - finished)
+            for node in tree.open_nodes():
+                stop = StopReason.EOS if rng.random() < 0.3 else StopReason.DELIMITER
+                add_step(tree, node, rng.choice("abc"), stop=stop)
+                node.score = rng.choice([None, rng.random()])
+            tree.rounds += 1
+        assert len(tree.finished()) == n
 
 
 @pytest.mark.parametrize(

@@ -103,22 +103,22 @@ def test_without_scores_it_is_best_of_n():
     assert actions_of(strategy, tree) == [*map(Complete, nodes), Finish(None)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whole_searches(seed):
-    n, warmup = [(4, 1), (16, 5), (6, 6), (1, 1)][seed % 4]
-    strategy = deepconf(n=n, warmup=warmup, keep=[0.1, 0.5, 0.9, 1.0][seed // 4 % 4])
-    tree, reason = play(strategy, seed)
-    assert len(tree.root.children) == n
-    assert not tree.open_nodes()
-    assert not tree.candidates()
-    fewer = n - len(tree.finished())
-    assert fewer < n
-    assert (reason is None) == (fewer == 0)
-    assert reason is None or reason.startswith(f"{fewer} of {n} paths fell below")
-    bar = strategy._bar(tree)
-    for node in tree.nodes():
-        if node.parent and not node.children and node.score is not None:
-            assert (node.state is NodeState.PRUNED) == (node.score < bar - 1e-6)
+def test_whole_searches():
+    for seed in range(20):
+        n, warmup = [(4, 1), (16, 5), (6, 6), (1, 1)][seed % 4]
+        strategy = deepconf(n=n, warmup=warmup, keep=[0.1, 0.5, 0.9, 1.0][seed // 4 % 4])
+        tree, reason = play(strategy, seed)
+        assert len(tree.root.children) == n
+        assert not tree.open_nodes()
+        assert not tree.candidates()
+        fewer = n - len(tree.finished())
+        assert fewer < n
+        assert (reason is None) == (fewer == 0)
+        assert reason is None or reason.startswith(f"{fewer} of {n} paths fell below")
+        bar = strategy._bar(tree)
+        for node in tree.nodes():
+            if node.parent and not node.children and node.score is not None:
+                assert (node.state is NodeState.PRUNED) == (node.score < bar - 1e-6)
 
 
 @pytest.mark.parametrize(("n", "warmup"), [(1, 1), (3, 1), (16, 4), (64, 16), (256, 16)])

@@ -166,25 +166,25 @@ class Oracle:
         return self.pick(best)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_same_leaves_as_the_oracle_picks(seed):
-    rng = random.Random(seed)
-    exploration, max_rounds = rng.choice([0.0, 0.1, 0.7, 3.0]), rng.choice([4, 40])
-    strategy = mcts(n=8, width=2, nodes=60, exploration=exploration, max_rounds=max_rounds)
-    tree, rounds = new_tree(), 0
-    while not tree.done:
-        actions = actions_of(strategy, tree)
-        oracle = Oracle(tree, exploration, max_rounds)
-        if tree.rounds and (leaves := extended(actions)):
-            assert leaves == oracle.leaves(4)[: len(leaves)]
-            rounds += 1
-        obey(tree, actions)
-        for node in tree.open_nodes():
-            ends = [0] if rng.random() < 0.15 else ()
-            score = rng.choice([None, round(rng.random(), 3), round(rng.random(), 3)])
-            write(tree, [node], [score], [round(-rng.random(), 3)], ends)
-        tree.rounds += 1
-    assert rounds
+def test_the_same_leaves_as_the_oracle_picks():
+    for seed in range(40):
+        rng = random.Random(seed)
+        exploration, max_rounds = rng.choice([0.0, 0.1, 0.7, 3.0]), rng.choice([4, 40])
+        strategy = mcts(n=8, width=2, nodes=60, exploration=exploration, max_rounds=max_rounds)
+        tree, rounds = new_tree(), 0
+        while not tree.done:
+            actions = actions_of(strategy, tree)
+            oracle = Oracle(tree, exploration, max_rounds)
+            if tree.rounds and (leaves := extended(actions)):
+                assert leaves == oracle.leaves(4)[: len(leaves)]
+                rounds += 1
+            obey(tree, actions)
+            for node in tree.open_nodes():
+                ends = [0] if rng.random() < 0.15 else ()
+                score = rng.choice([None, round(rng.random(), 3), round(rng.random(), 3)])
+                write(tree, [node], [score], [round(-rng.random(), 3)], ends)
+            tree.rounds += 1
+        assert rounds
 
 
 # --- exploration -----------------------------------------------------------------------------
@@ -246,24 +246,24 @@ def test_ties_go_to_the_lower_lineage():
 # --- the end ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("nodes", [8, 9, 21, 64])
-def test_the_nodes_are_never_exceeded_and_all_of_them_are_used(seed, nodes):
+def test_the_nodes_are_never_exceeded_and_all_of_them_are_used(nodes):
     def check(tree):
         assert sum(node.parent is not None for node in tree.nodes()) <= nodes
         assert len(tree.open_nodes()) <= 8
 
-    tree, reason = play(mcts(n=8, width=3, nodes=nodes), seed, ends=0.1, check=check)
-    finished = len(tree.finished())
-    assert finished + len(tree.candidates()) == 8
-    assert all(not node.ended for node in tree.candidates())
-    if finished == 8:
-        assert reason is None
-    else:
-        assert (
-            reason == f"{8 - finished} of 8 paths were unfinished when --nodes {nodes} were written"
-        )
-        assert sum(node.parent is not None for node in tree.nodes()) == nodes
+    for seed in range(12):
+        tree, reason = play(mcts(n=8, width=3, nodes=nodes), seed, ends=0.1, check=check)
+        missing = 8 - len(tree.finished())
+        assert len(tree.candidates()) == missing
+        assert all(not node.ended for node in tree.candidates())
+        if missing == 0:
+            assert reason is None
+        else:
+            assert (
+                reason == f"{missing} of 8 paths were unfinished when --nodes {nodes} were written"
+            )
+            assert sum(node.parent is not None for node in tree.nodes()) == nodes
 
 
 def test_ended_paths_are_set_aside_at_once_and_the_others_wait():
