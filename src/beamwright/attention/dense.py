@@ -140,19 +140,5 @@ class DenseAttention:
     name = "dense"
     copies_per_beam = True
     tail_tokens = 64
-
-    def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
-    ) -> DenseDecode:
-        """A view for one token per row; `hold` decides where its packed copies reside."""
-        return DenseDecode(store, paths, tail, hold)
-
-    def prefill_view(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
-        hold: Hold = ResidentLayers,
-    ) -> DensePrefill:
-        """A view for `lengths[i]` new tokens after path i."""
-        return DensePrefill(store, paths, lengths, hold)
+    decode_view = DenseDecode
+    prefill_view = DensePrefill

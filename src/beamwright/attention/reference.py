@@ -102,15 +102,5 @@ class ReferenceAttention:
     name = "reference"
     copies_per_beam = False
     tail_tokens = 64
-
-    def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: Tail
-    ) -> ReferenceDecode:
-        """A view for one token per row."""
-        return ReferenceDecode(store, paths, tail)
-
-    def prefill_view(
-        self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
-    ) -> ReferencePrefill:
-        """A view for `lengths[i]` new tokens after path i."""
-        return ReferencePrefill(store, paths, lengths)
+    decode_view = ReferenceDecode
+    prefill_view = ReferencePrefill

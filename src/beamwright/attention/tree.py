@@ -188,19 +188,5 @@ class TreeAttention:
     name = "tree"
     copies_per_beam = False
     tail_tokens = 256
-
-    def decode_view(
-        self, store: SegmentStore, paths: Sequence[Path], tail: Tail, hold: Hold = ResidentLayers
-    ) -> TreeDecode:
-        """A view for one token per row; `hold` decides where its packed copies reside."""
-        return TreeDecode(store, paths, tail, hold)
-
-    def prefill_view(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
-        hold: Hold = ResidentLayers,
-    ) -> TreePrefill:
-        """A view for `lengths[i]` new tokens after path i."""
-        return TreePrefill(store, paths, lengths, hold)
+    decode_view = TreeDecode
+    prefill_view = TreePrefill

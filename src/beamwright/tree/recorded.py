@@ -39,7 +39,7 @@ class RecordedNode:
 
 @dataclass(frozen=True, config=_WHOLE)
 class RecordedTree:
-    """The search. `nodes` stand in lineage order; the root is the prompt.
+    """The search. `nodes` are in lineage order; the root is the prompt.
 
     prompt_tokens: tokens of the prompt. rounds: how many rounds the search took.
     """
