@@ -26,11 +26,11 @@ from beamwright.simulator import (
     RooflineCosts,
     Simulation,
     SimulationResult,
-    StepTree,
     SyntheticSearch,
     grow,
     simulate,
 )
+from beamwright.tree import RecordedTree
 from benchmarks.common import finish, say, table
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
@@ -73,7 +73,7 @@ LINKED = [Search(256, 2, 32, 1920), Search(512, 2, 32, 1920)]
 
 
 @lru_cache(maxsize=2)
-def tree_of(search: Search) -> StepTree:
+def tree_of(search: Search) -> RecordedTree:
     return grow(
         SyntheticSearch(search.n, search.width, PROMPT_TOKENS, search.generate, search.step)
     )
