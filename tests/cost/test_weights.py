@@ -1,7 +1,7 @@
 import pytest
 
 from beamwright.cost import ModelCosts, Roofline, Storage, storage_of, weight_bytes
-from beamwright.cost.weights import conversion_bytes, matrix_bytes, product_scratch_bytes
+from beamwright.cost.model import conversion_bytes, matrix_bytes, product_scratch_bytes
 from beamwright.models.named_shapes import NAMED_SHAPES
 
 

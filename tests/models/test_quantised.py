@@ -10,7 +10,7 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.config import ModelSettings
 from beamwright.cost import Storage, weight_bytes
-from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
+from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
 from beamwright.errors import InputError
 from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
 from beamwright.models import weights as weights_module

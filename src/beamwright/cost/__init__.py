@@ -10,6 +10,7 @@ from beamwright.cost.analytic import (
 from beamwright.cost.clairvoyant import (
     Life,
     TrafficBound,
+    dm_lower_bound_bytes,
     known_future_loads,
     traffic_bound,
 )
@@ -22,13 +23,17 @@ from beamwright.cost.compare import (
 )
 from beamwright.cost.estimate import Estimate
 from beamwright.cost.growth import TreeStep, Workload, peak_union_tokens, tree_steps
-from beamwright.cost.model import Hardware, ModelCosts
+from beamwright.cost.model import (
+    Hardware,
+    ModelCosts,
+    Shape,
+    Storage,
+    storage_of,
+    weight_bytes,
+)
 from beamwright.cost.roofline import Layout, Roofline
 from beamwright.cost.sampling import Spread
 from beamwright.cost.scoring import Scorer
-from beamwright.cost.shape import Shape
-from beamwright.cost.transfers import dm_lower_bound_bytes
-from beamwright.cost.weights import Storage, storage_of, weight_bytes
 
 __all__ = [
     "Estimate",

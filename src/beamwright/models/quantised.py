@@ -3,7 +3,7 @@
 int8 is torchao's tensor: symmetric, one scale per row. int4 has a scale and a zero point per group
 of 64 columns, as torchao's CUDA kernel wants them: where that kernel runs (bfloat16, compute
 capability 8) the projection is torchao's tiled tensor; elsewhere `Int4Linear` keeps two weights per
-byte and turns them back, block by block, in plain torch. The sizes are counted in `cost.weights`.
+byte and turns them back, block by block, in plain torch. The sizes are counted in `cost.model`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from beamwright.cost.weights import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
+from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.models.decoder import Layer, Linear
 from beamwright.models.onednn import invariant_linear

@@ -23,8 +23,8 @@ Moments = list[dict[Segment, int]]
 
 
 class ScriptedRows:
-    """See `decode.Rows`. tail_tokens: see `protocols.AttentionBackend`. moments: collects what is
-    in use whenever something is stored."""
+    """`Rows` that follow a script. tail_tokens: see `protocols.AttentionBackend`.
+    moments: collects what is in use whenever something is stored."""
 
     held_bytes = 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage, weight_bytes
-from beamwright.cost.weights import product_scratch_bytes
+from beamwright.cost.model import product_scratch_bytes
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
 from beamwright.models import ModelShape, TreeModel
 from beamwright.models.device_memory import address_space_left
