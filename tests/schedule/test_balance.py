@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.schedule.balance import balanced_sizes, packed_sizes
+from beamwright.schedule.algorithm_one import balanced_sizes, packed_sizes
 
 
 @pytest.mark.parametrize(

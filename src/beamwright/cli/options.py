@@ -16,12 +16,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import typer
 from pydantic.fields import FieldInfo
+from rich.console import Console
+from rich.table import Table
 
 from beamwright.cli.guard import guard
-from beamwright.cli.strategies import print_strategies
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.registry import TableRow, declared_names, declared_rows, declared_under, flag_of
+from beamwright.search import STRATEGIES
 
 _PANELS = {
     "model": "Models",
@@ -164,7 +166,7 @@ def with_settings(
                 given = {name: value for name, value in options.items() if value is not None}
                 settings = Settings.build(path, **given)
                 if settings.search.search == "list":
-                    print_strategies()
+                    _print_strategies()
                     return
                 command(Invocation(settings, given, as_json), **values)
 
@@ -323,3 +325,13 @@ def _unescape(text: str) -> str:
     r"""`\n`, `\t` and `\\` as a shell user writes them."""
     meanings = {"n": "\n", "t": "\t", "\\": "\\"}
     return re.sub(r"\\([nt\\])", lambda match: meanings[match[1]], text)
+
+
+def _print_strategies() -> None:
+    """`--search list`: every strategy in a line, with its options."""
+    table = Table("--search", "what it does", "options", "answer", box=None, header_style="bold")
+    for name, row in STRATEGIES.items():
+        shared = ["n", "width"] if row.reads_width else ["n"]
+        options = map(flag_of, (*shared, *row.options))
+        table.add_row(name, row.meaning, " ".join(options), row.choose)
+    Console().print(table)

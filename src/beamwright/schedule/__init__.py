@@ -9,8 +9,7 @@ from __future__ import annotations
 from beamwright.config import ScheduleSettings
 from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
 from beamwright.schedule.eviction import eviction_order
-from beamwright.schedule.in_gpu import InGpuSchedule
-from beamwright.schedule.layerwise import LayerwiseSchedule
+from beamwright.schedule.in_gpu import InGpuSchedule, LayerwiseSchedule
 from beamwright.schedule.locality import LocalitySchedule
 from beamwright.schedule.traffic import loaded_bytes
 

@@ -1,6 +1,7 @@
 """BeamSet by Algorithm 1 of the LBS paper: greedy groups of beams that share long prefixes.
 
-Knows the forest and counts. Group sizes come from `balance` (section 4.2) or from the capacity.
+Knows the forest and counts. Group sizes come from counts alone (section 4.2), or from the
+capacity.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from beamwright.schedule.balance import balanced_sizes, packed_sizes
 from beamwright.schedule.forest import Forest, Overlap
 
 
@@ -72,3 +72,21 @@ def _best(ranked: list[tuple[int, int]], overlap: Overlap, unused: dict[int, Non
             return beam
         heappop(ranked)
     return next(iter(unused))
+
+
+def balanced_sizes(num_beams: int, capacity_beams: int) -> list[int]:
+    """Fewest groups, sizes as even as possible, smaller ones first.
+
+    The first groups leave the headroom into which the next group is fetched.
+    """
+    if num_beams == 0:
+        return []
+    num_groups = -(-num_beams // capacity_beams)
+    size, num_larger = divmod(num_beams, num_groups)
+    return [size] * (num_groups - num_larger) + [size + 1] * num_larger
+
+
+def packed_sizes(num_beams: int, capacity_beams: int) -> list[int]:
+    """Fewest groups, every one but the last full."""
+    full, rest = divmod(num_beams, capacity_beams)
+    return [capacity_beams] * full + ([rest] if rest else [])

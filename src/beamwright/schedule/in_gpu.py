@@ -1,4 +1,4 @@
-"""In-GPU: all KV is resident, so all beams form one group, or groups of a largest batch."""
+"""All beams in one group, or groups of a largest batch: all KV resident, or its layers streamed."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ class InGpuSchedule(Schedule):
 
     def plan(self, view: ScheduleView) -> Plan:
         return batches(view, self.settings.max_batch)
+
+
+@schedule("layerwise", meaning="layers streamed for every token", streams_layers=True)
+class LayerwiseSchedule(InGpuSchedule):
+    """The baseline's groups; what is streamed is the attention backend's affair."""
