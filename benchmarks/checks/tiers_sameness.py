@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from beamwright import Solution, Solver
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.evaluate import Problem, load_problems
 from beamwright.solver.own import IGNORED
+from benchmarks.checks.covering import Row, covering_array
 from benchmarks.common import finish, say, table
-
-Row = Mapping[str, Any]
 
 FACTORS: dict[str, list[Any]] = {
     "schedule": ["locality", "layerwise"],
@@ -43,21 +41,6 @@ FOUR: list[Row] = [
     {**PLAIN, "schedule": "layerwise", "budget": "half", "attention": "tree", "evict": "host"},
 ]
 COLUMNS = [*FACTORS, "equal", "trees", "raised", "h2d_mib", "d2h_mib", "seconds"]
-
-
-def pairs(row: Row) -> set[Any]:
-    return set(combinations(sorted(row.items()), 2))
-
-
-def covering_array(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
-    """Rows in which every pair of values of two factors occurs; greedy, deterministic."""
-    rows: list[Row] = [dict(zip(factors, v, strict=True)) for v in product(*factors.values())]
-    missing = set().union(*map(pairs, rows))
-    chosen: list[Row] = []
-    while missing:
-        chosen.append(max(rows, key=lambda row: len(missing & pairs(row))))
-        missing -= pairs(chosen[-1])
-    return chosen
 
 
 class Compared:

@@ -7,6 +7,18 @@ from beamwright.protocols import KVDemand
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.traffic import loaded_bytes
 
+# num_beams, capacity, balance, wanted: of the paper and the slides
+GROUP_SIZES = [
+    (16, 7, True, [5, 5, 6]),
+    (16, 7, False, [7, 7, 2]),
+    (14, 6, True, [4, 5, 5]),
+    (14, 6, False, [6, 6, 2]),
+]
+
+
+def sizes(groups):
+    return [len(group) for group in groups]
+
 
 def demand_of(paths, *, growth=1, capacity=10**9, resident=(), copies=False, previous=None):
     """A demand from paths given as strings of one-letter steps; every segment has 10 bytes."""

@@ -2,24 +2,12 @@ import pytest
 
 from beamwright.schedule.algorithm_one import beam_sets, capacity_beams
 from beamwright.schedule.forest import Forest
-from schedule.forests import allowed, demand_of, paths_of, random_demand
+from schedule.forests import GROUP_SIZES, allowed, demand_of, paths_of, random_demand, sizes
 
 FIGURE_8 = ["pa1", "pa1", "pa2", "pb3", "pb3", "pb4"]  # six beams, two early branches
 
 
-def sizes(groups):
-    return [len(group) for group in groups]
-
-
-@pytest.mark.parametrize(
-    ("num_beams", "capacity", "balance", "wanted"),
-    [
-        (16, 7, True, [5, 5, 6]),
-        (16, 7, False, [7, 7, 2]),
-        (14, 6, True, [4, 5, 5]),
-        (14, 6, False, [6, 6, 2]),
-    ],
-)
+@pytest.mark.parametrize(("num_beams", "capacity", "balance", "wanted"), GROUP_SIZES)
 def test_group_sizes_of_the_paper_and_the_slides(num_beams, capacity, balance, wanted):
     demand = demand_of(["pa"] * num_beams, growth=5, capacity=capacity * 25 + 3, copies=True)
     forest = Forest(demand)

@@ -8,12 +8,14 @@ from beamwright.schedule.rotation import estimated_loads, inner_orders, shared_c
 from beamwright.schedule.sweep import Sweep
 from beamwright.schedule.traffic import loaded_bytes
 from schedule.forests import (
+    GROUP_SIZES,
     allowed,
     contiguous,
     demand_of,
     least_loaded,
     random_demand,
     set_partitions,
+    sizes,
     slow_need,
 )
 
@@ -22,19 +24,7 @@ def plan(demand, **options):
     return [list(group) for group in plan_ranges(demand, Forest(demand), **options)]
 
 
-def sizes(groups):
-    return [len(group) for group in groups]
-
-
-@pytest.mark.parametrize(
-    ("num_beams", "capacity", "balance", "wanted"),
-    [
-        (16, 7, True, [5, 5, 6]),
-        (16, 7, False, [7, 7, 2]),
-        (14, 6, True, [4, 5, 5]),
-        (14, 6, False, [6, 6, 2]),
-    ],
-)
+@pytest.mark.parametrize(("num_beams", "capacity", "balance", "wanted"), GROUP_SIZES)
 @pytest.mark.parametrize("copies", [False, True])
 def test_group_sizes_of_the_paper_and_the_slides(num_beams, capacity, balance, wanted, copies):
     paths = [chr(ord("a") + beam) for beam in range(num_beams)]

@@ -2,7 +2,7 @@
 
 import re
 from functools import cache, partial
-from itertools import combinations, product
+from itertools import combinations
 
 import pytest
 from transformers import LlamaConfig
@@ -19,6 +19,7 @@ from beamwright.models.named_shapes import shape_from_text
 from beamwright.schedule import SCHEDULES
 from beamwright.solver import tiers
 from beamwright.solver.memory import ModelBytes
+from benchmarks.checks.covering import covering_array, pairs
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
 
@@ -47,21 +48,6 @@ SCORED = {
     "max_tokens": 70,
     "host_memory": "8MiB",
 }
-
-
-def pairs(row):
-    return set(combinations(sorted(row.items()), 2))
-
-
-def covering_array(factors):
-    """Rows in which every pair of values of two factors occurs; greedy, deterministic."""
-    rows = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
-    missing = set().union(*map(pairs, rows))
-    chosen = []
-    while missing:
-        chosen.append(max(rows, key=lambda row: len(missing & pairs(row))))
-        missing -= pairs(chosen[-1])
-    return chosen
 
 
 ARRAY = covering_array(FACTORS)

@@ -211,11 +211,9 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 def _byte_level_table() -> dict[str, int]:
     """GPT-2's printable alphabet: which character stands for which byte."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in plain}
-    shifted = (byte for byte in range(256) if byte not in set(plain))
-    table.update({chr(256 + i): byte for i, byte in enumerate(shifted)})
-    return table
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: PLC0415 (slow import)
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _piece_bytes(piece: str) -> bytes:
