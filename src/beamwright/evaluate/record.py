@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache
-from typing import Any, get_type_hints
+from dataclasses import asdict, field, fields
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from beamwright.errors import InputError
 from beamwright.evaluate.equivalence import AnswerChecker
@@ -18,11 +18,13 @@ from beamwright.search.choose import CHOICES, choose
 
 COMPLETE_STOP = "eos"  # the only stop reason of a path that ended by itself
 _KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
-_MOST_FIGURE = 2.0**63  # tokens, bytes, seconds
+_BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
+_Count = Annotated[int, _BOUNDS]
+_Figure = Annotated[float, _BOUNDS]
 _NEEDED = frozenset({"unique_id", "index", "problem", "gold", "level"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class Record:
     """What is kept of one problem; enough to compute every metric again.
 
@@ -34,10 +36,10 @@ class Record:
     """
 
     unique_id: str
-    index: int
+    index: Annotated[int, Field(ge=0)]
     problem: str
     gold: str | None
-    level: str | int | None
+    level: str | int | bool | None
     answer: str | None = None
     correct: bool | None = None
     score: float | None = None
@@ -50,11 +52,11 @@ class Record:
     candidates: Sequence[Mapping[str, Any]] = ()
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     num_correct: int | None = None
-    tokens: Mapping[str, int | None] = field(default_factory=dict)
-    kv: Mapping[str, int | None] = field(default_factory=dict)
-    time: Mapping[str, float | None] = field(default_factory=dict)
-    mean_path_tokens: float | None = None
-    goodput_tok_s: float | None = None
+    tokens: Mapping[str, _Count | None] = field(default_factory=dict)
+    kv: Mapping[str, _Count | None] = field(default_factory=dict)
+    time: Mapping[str, _Figure | None] = field(default_factory=dict)
+    mean_path_tokens: _Figure | None = None
+    goodput_tok_s: _Figure | None = None
     tree_hash: str | None = None
     exact: bool | None = None
 
@@ -78,41 +80,22 @@ class Record:
         if not isinstance(content, dict) or not _NEEDED <= set(content) <= known:
             raise InputError("not a result of this version")
         try:
-            _types().model_validate(content)
+            record = cls(**content)
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
             raise InputError(f"{place:.80}: {first['msg']}") from error
-        record = cls(**content)
         _check_values(record)
         return record
 
 
-@cache
-def _types() -> type[BaseModel]:
-    """The fields of a record, as what checks their types."""
-    hints = get_type_hints(Record)
-    hints["level"] |= bool  # JSON's true, which Python takes for a whole number
-    types: dict[str, Any] = {
-        name: (hint, ... if name in _NEEDED else None) for name, hint in hints.items()
-    }
-    return create_model("Types", __config__=ConfigDict(strict=True), **types)
-
-
 def _check_values(record: Record) -> None:
     """Raises InputError for what has the right type, and cannot be of a problem."""
-    if record.index < 0:
-        raise InputError(f"index: {record.index} is no place in a problem set")
     if not 0 <= (record.num_correct or 0) <= len(record.candidates):
         raise InputError(f"num_correct: there are {len(record.candidates)} candidates")
     for how, chosen in record.choices.items():
         if not isinstance(chosen.get("correct"), bool | None) or "correct" not in chosen:
             raise InputError(f"choices.{how:.80}.correct: neither a verdict nor null")
-    figures = {"mean_path_tokens": record.mean_path_tokens, "goodput_tok_s": record.goodput_tok_s}
-    for group in (record.tokens, record.kv, record.time, figures):
-        for name, value in group.items():
-            if value is not None and not abs(value) < _MOST_FIGURE:
-                raise InputError(f"{name:.80}: not a figure that was measured")
 
 
 def make_record(problem: Problem, solution: Mapping[str, Any], checker: AnswerChecker) -> Record:
