@@ -45,6 +45,7 @@ LEVELS = (
     ("solver",),
     ("report",),
     ("evaluate",),
+    ("checks",),
     ("serve", "cli"),
     ("bundled", "__main__", "__init__"),
 )

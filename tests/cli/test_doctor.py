@@ -28,7 +28,7 @@ def inspected(monkeypatch):
 
     parity = {"prefill": 1e-6, "chunked": 2e-6, "decode": 3e-6}
     monkeypatch.setattr("beamwright.models.inspect_model", inspect_model)
-    monkeypatch.setattr("beamwright.models.parity.check_parity", lambda settings: parity)
+    monkeypatch.setattr("beamwright.checks.parity.check_parity", lambda settings: parity)
     return seen
 
 
@@ -58,7 +58,7 @@ def test_an_unsupported_model(cli, monkeypatch):
 
 def test_the_machine(cli, monkeypatch):
     machine = {"torch": "2.13", "threads": 2, "cuda": None, "exact": True, "selftest": {"a": True}}
-    monkeypatch.setattr("beamwright.cli.checks.inspect_machine", lambda: machine)
+    monkeypatch.setattr("beamwright.checks.machine.inspect_machine", lambda: machine)
     report = cli("doctor", "--json").json
     assert report.pop("python")
     assert report == machine
@@ -79,8 +79,8 @@ def test_an_exact_backend_is_named_where_the_default_is_not(cli, monkeypatch, tr
 def test_a_probe_measures_shows_and_keeps_the_profile(cli, monkeypatch, tmp_path):
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
     small = ProbeSizes(gemm_size=64, read_bytes=2**20, copy_bytes=2**20, num_small_ops=9, repeats=1)
-    monkeypatch.setattr("beamwright.cli.checks.measure_profile", lambda: measure_profile(small))
-    monkeypatch.setattr("beamwright.cli.checks.inspect_machine", lambda: {"torch": "2.13"})
+    monkeypatch.setattr("beamwright.checks.machine.measure_profile", lambda: measure_profile(small))
+    monkeypatch.setattr("beamwright.checks.machine.inspect_machine", lambda: {"torch": "2.13"})
     report = cli("doctor", "--probe", "--json").json
     assert HardwareProfile(**report["profile"]) == find_profile("measured")
     assert report["profile_file"] == str(default_cache_file())

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from beamwright.checks.weights import compare_logits, measure_drift
 from beamwright.config import ModelSettings
-from beamwright.models.drift import compare_logits, measure_drift
 
 SAMPLES = [("Ann has 12 apples.", "She eats 3.\n\nThe answer is 9."), ("1+1?", "2")]
 

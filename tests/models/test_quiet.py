@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
+from beamwright.checks.parity import check_parity
 from beamwright.config import ModelSettings
-from beamwright.models.parity import check_parity
 from beamwright.models.quiet import no_progress_bar, quiet_import
 
 

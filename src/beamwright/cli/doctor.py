@@ -55,11 +55,11 @@ def doctor(
     if "model" not in invocation.given:
         _reject_without_model(invocation, parity)
         with quiet_stdout():
-            from beamwright.cli import checks
+            from beamwright.checks import machine
 
-            report = {"python": platform.python_version(), **checks.inspect_machine()}
+            report = {"python": platform.python_version(), **machine.inspect_machine()}
             if probe:
-                report |= checks.probe_machine()
+                report |= machine.probe_machine()
         _show(report, invocation.as_json)
         return
     if probe:
@@ -67,16 +67,16 @@ def doctor(
     settings = invocation.settings.model
     try:
         with quiet_stdout():
+            from beamwright.checks.parity import check_parity
             from beamwright.models import inspect_model
-            from beamwright.models.parity import check_parity
 
             report = inspect_model(settings)
             if parity:
                 report["max_abs_logit_diff"] = check_parity(settings)
             if settings.weights != "auto" or settings.verifier_weights != "auto":
-                from beamwright.cli import checks
+                from beamwright.checks.weights import check_weights
 
-                report |= checks.check_weights(settings, problems)
+                report |= check_weights(settings, problems)
     except UnsupportedModelError as error:
         _show({"supported": False, "reason": str(error)}, invocation.as_json)
         raise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from beamwright.cli.machine import Machine
@@ -57,7 +56,9 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading them would.
     """
+    from beamwright.models.load import find_shape
     from beamwright.solver.memory import ModelBytes
+    from beamwright.verify.make import find_verifier_shape
 
     model = settings.model
     element_bytes = _ELEMENT_BYTES.get(model.dtype, machine.profile.element_bytes)
@@ -76,59 +77,14 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     return Models(generator, verifier, in_precision(machine.profile, element_bytes))
 
 
-def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
-    """The shape that `--verifier` means, as `find_shape`; None where it has no weights.
-
-    Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
-    """
-    from beamwright.verify.make import known_verifiers, named_checkpoint
-
-    name = settings.scorer
-    place = named_checkpoint(name)
-    if place is None:
-        return None
-    model = settings.model_copy(update={"model": place})
-    return find_shape(model, "verifier", name, known_verifiers(name))
-
-
-def find_shape(
-    settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
-) -> ModelShape:
-    """The shape that `--model` means; the name of a known model will do. Reads no weights.
-
-    role: "generator" or "verifier", the bundled folder that `bundled` stands for.
-    written, known: of the option, for an error's words (`resolve_folder`).
-
-    Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading the model would.
-    """
-    from beamwright.models.load import read_shape, resolve_folder
-    from beamwright.models.named_shapes import (
-        NAMED_SHAPES,
-        named_shape,
-        shape_from_text,
-    )
-
-    spec = settings.model
-    shape = None if Path(spec).is_dir() else named_shape(spec)
-    if shape is None and spec.startswith("random:"):
-        shape = shape_from_text(spec.removeprefix("random:"))
-    if shape is None:
-        shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
-        hint = "; ".join(filter(None, (known, shapes)))
-        return read_shape(resolve_folder(spec, role, written, hint), settings.context)
-    if settings.context is None:
-        return shape
-    return replace(shape, context=min(shape.context, settings.context))
-
-
 def check_verifier_options(given: dict[str, object], model: ModelSettings) -> None:
     """Weights of a verifier that is not there say nothing.
 
     Raises:
         InputError: if they are given.
     """
+    from beamwright.verify.make import find_verifier_shape
+
     if "verifier_weights" in given and find_verifier_shape(model) is None:
         raise InputError("--verifier-weights needs --verifier with a model of its own")
 

@@ -14,7 +14,7 @@ from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.hf_config import check_counts, shape_from_config, supported
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.onednn import pack_weights
 from beamwright.models.pretrained import read_config, read_object
 from beamwright.models.quantised import storage_for
@@ -153,6 +153,27 @@ def read_shape(folder: Path, max_context: int | None) -> ModelShape:
         raise UnsupportedModelError(
             f"model {folder}: config.json holds what no model can be made of ({line})"
         ) from error
+
+
+def find_shape(
+    settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
+) -> ModelShape:
+    """The shape that `--model` means; the name of a known model will do. Reads no weights.
+
+    role, written, known: as in `resolve_folder`.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the model would.
+    """
+    spec = settings.model
+    shape = None if Path(spec).is_dir() else named_shape(spec)
+    if shape is None and spec.startswith("random:"):
+        shape = shape_from_text(spec.removeprefix("random:"))
+    if shape is not None:
+        return _capped(shape, settings.context)
+    shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
+    hint = "; ".join(filter(None, (known, shapes)))
+    return read_shape(resolve_folder(spec, role, written, hint), settings.context)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:

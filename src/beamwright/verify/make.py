@@ -8,8 +8,8 @@ from pathlib import Path
 from beamwright.config import ModelSettings
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel, TreeModel, load_model
-from beamwright.models.load import resolve_folder
+from beamwright.models import LoadedModel, ModelShape, TreeModel, load_model
+from beamwright.models.load import find_shape, resolve_folder
 from beamwright.protocols import Verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.detect import family_spec, load_spec
@@ -136,3 +136,17 @@ def named_checkpoint(verifier: str) -> str | None:
     if kind in (_LIKELIHOOD, _JUDGE) and colon:
         return rest
     return rest.partition(":")[2] if kind == _FAMILY and colon else verifier
+
+
+def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
+    """The shape that `--verifier` means, as `find_shape`; None where it has no weights.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
+    """
+    name = settings.scorer
+    place = named_checkpoint(name)
+    if place is None:
+        return None
+    model = settings.model_copy(update={"model": place})
+    return find_shape(model, "verifier", name, known_verifiers(name))

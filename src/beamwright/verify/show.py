@@ -8,9 +8,8 @@ from beamwright.attention import make_attention
 from beamwright.config import ModelSettings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import TextCodec, TreeModel
-from beamwright.tree import Node
+from beamwright.tree import Node, SearchTree, StopReason
 from beamwright.verify.aggregate import aggregate
-from beamwright.verify.drift import chain_of_steps
 from beamwright.verify.encode import PathEncoder, Traced, common_prefix
 from beamwright.verify.heads import token_id
 from beamwright.verify.make import find_format, resolve_verifier
@@ -160,3 +159,19 @@ def _parts(nodes: list[Node], traced: list[Traced]) -> list[str]:
             if text[:end] == path.text[:end]:
                 parts[begin:end] = ["mark"] * (end - begin)
     return parts
+
+
+def chain_of_steps(number: int, problem: str, solution: str) -> list[Node]:
+    """The solution's steps, one below the other. Their own token ids do not matter here."""
+    tree = SearchTree(number, (0,), problem)
+    parts = solution.split("\n\n")
+    steps = [f"{part}\n\n" for part in parts[:-1]] + parts[-1:]
+    node, found = tree.root, []
+    for step in steps:
+        (child,) = tree.expand(node, 1)
+        stop = StopReason.EOS if step is steps[-1] else StopReason.DELIMITER
+        tree.commit(child, (0,), (0.0,), stop, node.text + step)
+        tree.keep(child)
+        found.append(child)
+        node = child
+    return found

@@ -8,10 +8,8 @@ from beamwright.attention import make_attention
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart
-from beamwright.models.load import LoadedModel, load_model
-from beamwright.models.prefill import PrefillRequest
+from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
 from beamwright.models.pretrained import read_reference
-from beamwright.models.tree_model import TreeModel
 
 _TOKENS = 48
 _CHUNK = 7

@@ -1,0 +1,1 @@
+"""Checks of this machine and of checkpoints: exactness, parity, what quantised weights change."""
