@@ -1,6 +1,6 @@
 """How each row of a batch draws its tokens: rows of one batch may differ in everything.
 
-What a step reads stands in tensors that are never moved, so that a captured step can be replayed.
+What a step reads is in tensors that are never moved, so that a captured step can be replayed.
 """
 
 from __future__ import annotations

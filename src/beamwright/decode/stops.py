@@ -92,7 +92,7 @@ _MOST_DELIMITERS = 32
 class StopWords:
     """What ends a step wherever it began: EOS ids and delimiters, each row's own.
 
-    The tables of all delimiters stand one behind the other, so that a row's delimiter is nothing
+    The tables of all delimiters lie one behind the other, so that a row's delimiter is nothing
     but the state that it begins with. State 0 stays itself: it is that of rows without one.
 
     token_bytes: of every id; None without a tokenizer, where no delimiter is found.
