@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from beamwright.checks.weights import compare_logits, measure_drift
+from beamwright.checks.drift import compare_logits, measure_drift
 from beamwright.config import ModelSettings
 
 SAMPLES = [("Ann has 12 apples.", "She eats 3.\n\nThe answer is 9."), ("1+1?", "2")]

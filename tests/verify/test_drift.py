@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.checks.weights import measure_score_drift
+from beamwright.checks.drift import measure_score_drift
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 

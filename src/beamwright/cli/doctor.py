@@ -74,7 +74,7 @@ def doctor(
             if parity:
                 report["max_abs_logit_diff"] = check_parity(settings)
             if settings.weights != "auto" or settings.verifier_weights != "auto":
-                from beamwright.checks.weights import check_weights
+                from beamwright.checks.drift import check_weights
 
                 report |= check_weights(settings, problems)
     except UnsupportedModelError as error:

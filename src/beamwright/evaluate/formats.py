@@ -29,7 +29,7 @@ _HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """The named fields of one row. where: its file and line or row (from 1), for messages."""
 
     where: str
@@ -37,14 +37,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Rows:
+class DataRows:
     """Rows in file order; fingerprint: SHA-256 of everything they were read from."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DataRow, ...]
     fingerprint: str
 
 
-def read_path(source: str) -> Rows:
+def read_path(source: str) -> DataRows:
     """The rows of a file, of every data file below a folder, or of `FOLDER@SPLIT`.
 
     A folder's files come in the order of their paths; hidden ones are left out. A file whose
@@ -60,16 +60,16 @@ def read_path(source: str) -> Rows:
     if not os.path.isdir(folder):
         return read_content(_read_bytes(Path(source)), source)
     digest = hashlib.sha256()
-    found: list[Row] = []
+    found: list[DataRow] = []
     for file in _data_files(Path(folder), split, source):
         rows = read_content(_read_bytes(file), str(file))
         name = file.relative_to(folder).as_posix()
         digest.update(f"{name}\0{rows.fingerprint}\n".encode(errors="surrogateescape"))
         found += rows.rows
-    return Rows(tuple(found), digest.hexdigest())
+    return DataRows(tuple(found), digest.hexdigest())
 
 
-def read_content(content: bytes, name: str) -> Rows:
+def read_content(content: bytes, name: str) -> DataRows:
     """The rows of one file's content. name: for messages, and its ending tells the format.
 
     Raises:
@@ -77,10 +77,10 @@ def read_content(content: bytes, name: str) -> Rows:
         UnavailableError: for parquet without pyarrow.
     """
     parse = _PARSERS.get(Path(name).suffix.lower(), _parse_jsonl)
-    return Rows(tuple(parse(content, name)), hashlib.sha256(content).hexdigest())
+    return DataRows(tuple(parse(content, name)), hashlib.sha256(content).hexdigest())
 
 
-def read_hub(source: str) -> Rows:
+def read_hub(source: str) -> DataRows:
     """The rows of `hf:ORG/NAME`, `hf:ORG/NAME/CONFIG` or either with `@SPLIT`.
 
     Without a split: `test` if there is one, else the only one.
@@ -116,9 +116,11 @@ def read_hub(source: str) -> Rows:
             f"{source}: the hub cannot be reached ({_first_line(error)}); "
             "a local file or folder works without it"
         ) from error
-    rows = tuple(Row(f"{source}, row {number}", row) for number, row in enumerate(fields, start=1))
+    rows = tuple(
+        DataRow(f"{source}, row {number}", row) for number, row in enumerate(fields, start=1)
+    )
     content = json.dumps(fields, sort_keys=True, default=str)
-    return Rows(rows, hashlib.sha256(content.encode()).hexdigest())
+    return DataRows(rows, hashlib.sha256(content.encode()).hexdigest())
 
 
 @contextmanager
@@ -172,14 +174,14 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({reason})") from error
 
 
-def _parse_jsonl(content: bytes, name: str) -> Iterator[Row]:
+def _parse_jsonl(content: bytes, name: str) -> Iterator[DataRow]:
     for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), start=1):
         if line.strip():
             where = f"{name}, line {number}"
             yield _row(_load_json(_decode(line, where), where), where)
 
 
-def _parse_json(content: bytes, name: str) -> Iterator[Row]:
+def _parse_json(content: bytes, name: str) -> Iterator[DataRow]:
     """A list of rows, `{"data": [...]}`, a single row, or JSONL under the name of JSON."""
     try:
         document = json.loads(content)
@@ -200,7 +202,7 @@ def _parse_json(content: bytes, name: str) -> Iterator[Row]:
         yield _row(fields, f"{name}, row {number}")
 
 
-def _parse_csv(content: bytes, name: str) -> Iterator[Row]:
+def _parse_csv(content: bytes, name: str) -> Iterator[DataRow]:
     lines = io.StringIO(_decode(content, name).removeprefix("\ufeff"), newline="")
     reader = csv.reader(lines, strict=True)
     header: list[str] | None = None
@@ -219,10 +221,10 @@ def _parse_csv(content: bytes, name: str) -> Iterator[Row]:
         elif len(cells) != len(header):
             raise InputError(f"{where}: {len(cells)} cells, the header names {len(header)}")
         else:
-            yield Row(where, dict(zip(header, cells, strict=True)))
+            yield DataRow(where, dict(zip(header, cells, strict=True)))
 
 
-def _parse_parquet(content: bytes, name: str) -> Iterator[Row]:
+def _parse_parquet(content: bytes, name: str) -> Iterator[DataRow]:
     try:
         pyarrow = import_module("pyarrow")
         parquet = import_module("pyarrow.parquet")
@@ -233,10 +235,10 @@ def _parse_parquet(content: bytes, name: str) -> Iterator[Row]:
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{name}: not parquet ({_first_line(error)})") from error
     for number, fields in enumerate(table.to_pylist(), start=1):
-        yield Row(f"{name}, row {number}", fields)
+        yield DataRow(f"{name}, row {number}", fields)
 
 
-_PARSERS: dict[str, Callable[[bytes, str], Iterator[Row]]] = {
+_PARSERS: dict[str, Callable[[bytes, str], Iterator[DataRow]]] = {
     ".jsonl": _parse_jsonl,
     ".ndjson": _parse_jsonl,
     ".json": _parse_json,
@@ -262,7 +264,7 @@ def _load_json(text: str, where: str) -> Any:
         raise InputError(f"{where}: not JSON ({reason})") from error
 
 
-def _row(fields: Any, where: str) -> Row:
+def _row(fields: Any, where: str) -> DataRow:
     if not isinstance(fields, dict):
         raise InputError(f"{where}: not a JSON object")
-    return Row(where, fields)
+    return DataRow(where, fields)

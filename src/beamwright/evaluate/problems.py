@@ -20,7 +20,7 @@ from beamwright.evaluate.fields import (
     read_problem,
     unread_fields,
 )
-from beamwright.evaluate.formats import Rows, read_content, read_hub, read_path
+from beamwright.evaluate.formats import DataRows, read_content, read_hub, read_path
 
 __all__ = ["BUNDLED", "Problem", "ProblemSet", "load_problems"]
 
@@ -84,7 +84,7 @@ def bundled_samples(count: int) -> list[tuple[str, str]]:
     return [(row.fields["problem"], row.fields["solution"]) for row in rows[:count]]
 
 
-def _read(source: str) -> Rows:
+def _read(source: str) -> DataRows:
     if source.startswith("hf:"):
         return read_hub(source)
     if not source.startswith("bundled:"):
@@ -100,7 +100,7 @@ def _read(source: str) -> Rows:
         raise InputError(f"{source}: missing from this installation") from error
 
 
-def _check_answers(rows: Rows, problems: list[Problem], names: FieldNames) -> None:
+def _check_answers(rows: DataRows, problems: list[Problem], names: FieldNames) -> None:
     """A hole among the answers is a damaged file: an accuracy would silently leave it out.
 
     Where no problem has one, a field that nothing reads is likely to be it.

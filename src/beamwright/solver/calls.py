@@ -11,7 +11,7 @@ from typing import Any
 
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
 
-Problem = str | tuple[str | int, str]
+GivenProblem = str | tuple[str | int, str]
 """A problem's text, or its id and its text."""
 
 OF_ONE_SEARCH = (CapacityError, DeviceMemoryError, NotFiniteError)
@@ -55,7 +55,7 @@ def as_path(value: str | os.PathLike[str], name: str) -> Path:
     return Path(value)
 
 
-def with_ids(problems: Iterable[Problem]) -> list[tuple[str | int, str]]:
+def with_ids(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str]]:
     """(id, text) pairs; the id of a plain text is its place, from 0.
 
     Raises:

@@ -183,7 +183,7 @@ class Solver:
     @overload
     def solve_many(
         self,
-        problems: Iterable[calls.Problem],
+        problems: Iterable[calls.GivenProblem],
         *,
         in_flight: None = None,
         on_round: RoundCallback | None = None,
@@ -192,7 +192,7 @@ class Solver:
     @overload
     def solve_many(
         self,
-        problems: Iterable[calls.Problem],
+        problems: Iterable[calls.GivenProblem],
         *,
         in_flight: int,
         on_round: RoundCallback | None = None,
@@ -200,7 +200,7 @@ class Solver:
 
     def solve_many(
         self,
-        problems: Iterable[calls.Problem],
+        problems: Iterable[calls.GivenProblem],
         *,
         in_flight: int | None = None,
         on_round: RoundCallback | None = None,
