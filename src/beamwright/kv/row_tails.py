@@ -56,11 +56,11 @@ class RowTails:
         self._scratch, self._device, self._stays = scratch, device, stays
         self._counted = 0
         self._flat = torch.empty(0, dtype=layout.dtype, device=device)
-        self._index = torch.zeros(2, 0, dtype=torch.long, device=device)
+        self._places = torch.zeros(0, dtype=torch.long, device=device)
+        self._first_slots = self._places  # of every row, K or V and head, at the row's token 0
         self._counts = torch.ones(0, dtype=torch.int32, device=device)
         self._masks = torch.empty(0, 0, dtype=layout.dtype, device=device)
         self._mask: torch.Tensor | None = None
-        self._same: int | None = None  # the place of all rows, where the host knows it to be one
         self.storage = self._view(0, 0)
 
     @property
@@ -80,7 +80,15 @@ class RowTails:
 
     @property
     def places(self) -> torch.Tensor:
-        return self._index[1, : self.num_rows]
+        return self._places[: self.num_rows]
+
+    @property
+    def _slots(self) -> torch.Tensor:
+        """Where in a layer the current token is written [rows * 2 * kv_heads].
+
+        They stand behind the places, so that one addition moves all of them on.
+        """
+        return self._places[self.num_rows : self._num_places(self.num_rows)]
 
     @property
     def counts(self) -> torch.Tensor:
@@ -96,10 +104,7 @@ class RowTails:
                 size = (self.num_tokens, self.num_tokens)
                 hidden = torch.full(size, -torch.inf, device=self._device).triu(1)
                 self._masks = hidden.to(self.layout.dtype)
-            if self._same is not None:
-                self._mask = self._masks[self._same].view(1, 1, 1, -1)
-            else:
-                self._mask = self._masks[self.places][:, None, None]
+            self._mask = self._masks[self.places][:, None, None]
         return self._mask
 
     # --- rows --------------------------------------------------------------------------------
@@ -143,31 +148,30 @@ class RowTails:
         """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
         known = [length for length in lengths if length is not None]
         self._grow(max(known) + max_tokens)
-        same = not self._stays and min(known) == max(known)
-        self._same = known[0] if same else None
-        spare = known[0] if same else 0
+        spare = known[0] if min(known) == max(known) else 0
         places = [spare if length is None else length for length in lengths]
-        self._index[1, : self.num_rows] = torch.tensor(places, device=self._device)
+        self.places.copy_(torch.tensor(places))
+        torch.add(
+            self._first_slots,
+            self.places.view(-1, 1, 1),
+            out=self._slots.view_as(self._first_slots),
+        )
         if self._stays:
-            self._counts[: self.num_rows] = self._index[1, : self.num_rows] + 1
+            self.counts.copy_(self.places + 1)
         self._mask = None
 
     def advance(self) -> None:
         """The current token is complete, on the device."""
-        self.places.add_(1)
+        self._places[: self._num_places(self.num_rows)].add_(1)
         if self._stays:
             self.counts.add_(1)
-        if self._same is not None:
-            self._same += 1
         self._mask = None
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
-        if self._same is not None:
-            self.storage[layer, :, :, :, self._same] = key_value.transpose(0, 1)
-            return
-        rows = self._index[0, : self.num_rows]
-        self.storage[layer][:, rows, :, self.places] = key_value
+        head_dim = self.layout.head_dim
+        # One index into rows of numbers: twice as fast as rows and places, which torch interleaves.
+        self.storage[layer].view(-1, head_dim)[self._slots] = key_value.reshape(-1, head_dim)
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [rows, kv_heads, tokens, head_dim]; `counts` of them are a row's."""
@@ -197,12 +201,18 @@ class RowTails:
             self._flat = self._flat.new_zeros(needed)
             self.num_moves += 1
             self._count()
-        if num_rows > self._index.shape[1]:
-            self._index = torch.arange(num_rows, device=self._device).repeat(2, 1)
+        if self._num_places(num_rows) > len(self._places):
+            self._places = self._places.new_zeros(self._num_places(num_rows))
             self._counts = torch.ones(num_rows, dtype=torch.int32, device=self._device)
             self.num_moves += 1
         self.storage = self._view(num_rows, num_tokens)
+        heads = torch.arange(2 * num_rows * self.layout.num_kv_heads, device=self._device)
+        by_half = (heads * num_tokens).view(2, num_rows, -1)
+        self._first_slots = by_half.transpose(0, 1).contiguous()
         self._mask = None
+
+    def _num_places(self, num_rows: int) -> int:
+        return num_rows * (1 + 2 * self.layout.num_kv_heads)
 
     def _view(self, num_rows: int, num_tokens: int) -> torch.Tensor:
         shape = self._shape(num_rows, num_tokens)
