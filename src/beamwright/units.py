@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -17,12 +18,12 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}IB"] = 1024**_power
     _UNITS[f"{_letter}B"] = 1000**_power
 
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
+_QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
 def _size_hint(text: str) -> str:
     """`7G` is 7 GiB to some programs and 7 GB to others; it is not guessed."""
-    match = _SIZE.match(text)
+    match = _QUANTITY.match(text)
     if match is not None and match[2].upper() in ("K", "M", "G", "T"):
         letter = match[2].upper()
         return f"write {match[1]}{letter}iB (powers of 1024) or {match[1]}{letter}B (of 1000)"
@@ -38,7 +39,7 @@ def parse_size(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         num_bytes = text
     else:
-        match = _SIZE.match(str(text))
+        match = _QUANTITY.match(str(text))
         if match is None or match[2].upper() not in _UNITS:
             raise InputError(f"{text!r} is not a size: {_size_hint(str(text))}")
         num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
@@ -47,17 +48,20 @@ def parse_size(text: str | int) -> int:
     return num_bytes
 
 
-def _size_or_none(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return parse_size(value)
-    except InputError as error:
-        raise ValueError(str(error)) from error
+def _parse_rate(text: str | int) -> int:
+    return parse_size(text.removesuffix("/s") if isinstance(text, str) else text)
 
 
-def _rate_or_none(value: Any) -> Any:
-    return _size_or_none(value.removesuffix("/s") if isinstance(value, str) else value)
+def _or_none(parse: Callable[[Any], Any]) -> BeforeValidator:
+    """None stays; what `parse` refuses is a setting's error."""
+
+    def validate(value: Any) -> Any:
+        try:
+            return None if value is None else parse(value)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(validate)
 
 
 def _numbers_or_none(value: Any) -> Any:
@@ -70,7 +74,6 @@ def _names_or_none(value: Any) -> Any:
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
 def parse_duration(text: str | float) -> float:
@@ -82,22 +85,13 @@ def parse_duration(text: str | float) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         seconds = float(text)
     else:
-        match = _DURATION.match(str(text))
+        match = _QUANTITY.match(str(text))
         if match is None or match[2].lower() not in _SECONDS:
             raise InputError(f"{text!r} is not a duration: write 30s, 2m or 1h")
         seconds = float(match[1]) * _SECONDS[match[2].lower()]
     if not 0 < seconds < float("inf"):
         raise InputError(f"a duration must be positive, not {text!r}")
     return seconds
-
-
-def _duration_or_none(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return parse_duration(value)
-    except InputError as error:
-        raise ValueError(str(error)) from error
 
 
 def _path_as_text(value: Any) -> Any:
@@ -111,8 +105,8 @@ Names = Annotated[tuple[str, ...] | None, BeforeValidator(_names_or_none)]
 """`first,second`, or names one by one."""
 StepLimit = Annotated[int, Field(ge=1)]
 StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
-Size = Annotated[int | None, BeforeValidator(_size_or_none)]
-Rate = Annotated[int | None, BeforeValidator(_rate_or_none)]
+Size = Annotated[int | None, _or_none(parse_size)]
+Rate = Annotated[int | None, _or_none(_parse_rate)]
 """Bytes per second, such as `16GB/s`."""
-Duration = Annotated[float | None, BeforeValidator(_duration_or_none)]
+Duration = Annotated[float | None, _or_none(parse_duration)]
 """Seconds, such as `30s`, `2m` or `1h`."""

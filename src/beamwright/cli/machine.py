@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from rich.console import Console, Group
-from rich.table import Table
 
 from beamwright.cli.options import option
-from beamwright.cli.output import add_row, format_bytes, print_json
+from beamwright.cli.output import add_row, figures_table, format_bytes, print_json
 from beamwright.hardware import (
     CARDS,
     DEFAULT_PROFILE,
@@ -112,11 +111,8 @@ def profiles_report() -> dict[str, Any]:
 
 def profiles_table() -> Group:
     """All profiles, for reading."""
-    table = Table(box=None, pad_edge=False, title=f"Profiles ({_SHEET}, but for the CPU)")
-    table.title_justify = "left"
-    table.add_column("--gpu", no_wrap=True)
-    for column in ("memory", "GB/s", "16-bit", "float32", "PCIe", "usable", "source"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("memory", "GB/s", "16-bit", "float32", "PCIe", "usable", "source")
+    table = figures_table("--gpu", columns, f"Profiles ({_SHEET}, but for the CPU)")
     sources = list(dict.fromkeys(map(_cited, NAMED_PROFILES)))
     for name, profile in NAMED_PROFILES.items():
         add_row(table, *_cells(name, profile), str(sources.index(_cited(name)) + 1))

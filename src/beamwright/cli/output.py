@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
@@ -17,6 +17,7 @@ from beamwright.errors import format_bytes
 
 __all__ = [
     "add_row",
+    "figures_table",
     "format_bytes",
     "one_line",
     "plain",
@@ -66,6 +67,16 @@ def plain(text: str) -> Text:
 def add_row(table: Table, *cells: str) -> None:
     """A row of `plain` cells: what a file or a model has named is text and nothing else."""
     table.add_row(*map(plain, cells))
+
+
+def figures_table(first: str, figures: Sequence[str], title: str = "") -> Table:
+    """A table of names on the left and figures on the right, without a frame."""
+    table = Table(title=plain(title) if title else None, title_justify="left", box=None)
+    table.pad_edge = False
+    table.add_column(first, no_wrap=True)
+    for column in figures:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
 
 
 def short_number(number: float) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from beamwright.cli.machine import Machine
-from beamwright.cli.output import add_row, format_bytes, plain, short_number
+from beamwright.cli.output import add_row, figures_table, format_bytes, plain, short_number
 from beamwright.units import GIB
 
 _MEANINGS = (
@@ -99,10 +99,7 @@ def _schedules(report: Mapping[str, Any]) -> Table:
         f"{report['n']} beams, width {report['width']}, {report['prompt']} + {report['generate']} "
         f"tokens in steps of {report['step_tokens']} on {report['gpu']}"
     )
-    table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
-    table.add_column("seconds", no_wrap=True)
-    for column in ("total", "decode", "verify", "stall", "loaded"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = figures_table("seconds", ("total", "decode", "verify", "stall", "loaded"), title)
     table.add_column("limited by", no_wrap=True)
     for each in report["schedules"].values():
         add_row(table, f"{each['schedule']}, {each['attention']}", *_cells(each))

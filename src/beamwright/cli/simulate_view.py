@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 
 from beamwright.cli.machine import Machine
-from beamwright.cli.output import add_row, format_bytes, plain, short_number
+from beamwright.cli.output import add_row, figures_table, format_bytes, plain, short_number
 from beamwright.units import GIB
 
 
@@ -48,11 +48,8 @@ def _table(report: Mapping[str, Any]) -> Table:
         f"{models} on {report['gpu']} (simulated), {budget}\n"
         f"{report['n']} beams, {what}, {report['prompt']} + {report['generate']} tokens"
     )
-    table = Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
-    table.add_column("seconds", no_wrap=True)
     columns = ("total", "verify", "stall", "in", "groups", "over dense", "over tree")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+    table = figures_table("seconds", columns, title)
     for name, each in report["schedules"].items():
         add_row(table, name.replace("/", ", "), *_cells(each))
     for name, each in (report["ablation"] or {}).items():
@@ -61,10 +58,8 @@ def _table(report: Mapping[str, Any]) -> Table:
 
 
 def _engines_table(engines: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("seconds", no_wrap=True)
-    for column in ("by row", "once", "stall", "in", "again", "over dense", "over tree"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("by row", "once", "stall", "in", "again", "over dense", "over tree")
+    table = figures_table("seconds", columns)
     for name, each in engines.items():
         add_row(table, name, *_engine_cells(each))
     return table
