@@ -9,7 +9,6 @@ from beamwright.cost.analytic import (
 )
 from beamwright.cost.clairvoyant import (
     Life,
-    TrafficBound,
     dm_lower_bound_bytes,
     known_future_loads,
     traffic_bound,
@@ -22,11 +21,9 @@ from beamwright.cost.compare import (
     resident_need,
 )
 from beamwright.cost.estimate import Estimate
-from beamwright.cost.growth import TreeStep, Workload, peak_union_tokens, tree_steps
+from beamwright.cost.growth import Workload, peak_union_tokens, tree_steps
 from beamwright.cost.model import (
-    Hardware,
     ModelCosts,
-    Shape,
     Storage,
     storage_of,
     weight_bytes,
@@ -37,7 +34,6 @@ from beamwright.cost.scoring import Scorer
 
 __all__ = [
     "Estimate",
-    "Hardware",
     "Layout",
     "LbsCase",
     "Life",
@@ -45,11 +41,8 @@ __all__ = [
     "ResidentNeed",
     "Roofline",
     "Scorer",
-    "Shape",
     "Spread",
     "Storage",
-    "TrafficBound",
-    "TreeStep",
     "Workload",
     "choose_schedule",
     "dm_lower_bound_bytes",

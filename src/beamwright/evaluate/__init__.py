@@ -3,7 +3,7 @@
 Solving is injected (`SolveMany`); everything that is reported comes from the solutions' JSON.
 """
 
-from beamwright.evaluate.equivalence import AnswerChecker, Verdict
+from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet, load_problems
 from beamwright.evaluate.record import Record
@@ -17,7 +17,6 @@ __all__ = [
     "RunOptions",
     "SolveMany",
     "Solved",
-    "Verdict",
     "load_problems",
     "run",
     "summarise",

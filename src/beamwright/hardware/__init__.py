@@ -1,7 +1,7 @@
 """What machines can do: named profiles, and the machine at hand by measuring it."""
 
 from beamwright.hardware.cache import default_cache_file, read_profile, write_profile
-from beamwright.hardware.cards import CARDS, Card, card_of_device
+from beamwright.hardware.cards import CARDS, card_of_device
 from beamwright.hardware.named import (
     DEFAULT_PROFILE,
     MEASURED,
@@ -18,7 +18,6 @@ __all__ = [
     "DEFAULT_PROFILE",
     "MEASURED",
     "NAMED_PROFILES",
-    "Card",
     "HardwareProfile",
     "ProbeSizes",
     "card_of_device",

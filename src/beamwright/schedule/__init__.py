@@ -11,7 +11,6 @@ from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedu
 from beamwright.schedule.eviction import eviction_order
 from beamwright.schedule.in_gpu import InGpuSchedule, LayerwiseSchedule
 from beamwright.schedule.locality import LocalitySchedule
-from beamwright.schedule.traffic import loaded_bytes
 
 
 def make_schedule(settings: ScheduleSettings) -> Schedule:
@@ -38,9 +37,7 @@ __all__ = [
     "LayerwiseSchedule",
     "LocalitySchedule",
     "Schedule",
-    "ScheduleRow",
     "eviction_order",
-    "loaded_bytes",
     "make_schedule",
     "schedule",
     "schedule_row",

@@ -5,17 +5,15 @@ fits them to a machine instead).
 """
 
 from beamwright.simulator.clock import VirtualClock
-from beamwright.simulator.costs import DeviceCosts, RooflineCosts
+from beamwright.simulator.costs import RooflineCosts
 from beamwright.simulator.engines import (
     ENGINES,
     FAIR,
     EngineCase,
-    EngineResult,
-    EngineRules,
     simulate_engine,
 )
 from beamwright.simulator.link import VirtualLink
-from beamwright.simulator.replay import ReplayStrategy, Script
+from beamwright.simulator.replay import Script
 from beamwright.simulator.run import (
     Simulation,
     SimulationResult,
@@ -29,12 +27,8 @@ from beamwright.simulator.verifier import VerifierCase
 __all__ = [
     "ENGINES",
     "FAIR",
-    "DeviceCosts",
     "EngineCase",
-    "EngineResult",
-    "EngineRules",
     "Moments",
-    "ReplayStrategy",
     "RooflineCosts",
     "Script",
     "Simulation",

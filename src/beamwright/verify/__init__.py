@@ -3,7 +3,7 @@
 `resolve_verifier` reads what `--verifier` names; a family is a row in `families/`.
 """
 
-from beamwright.verify.aggregate import AGGREGATES, aggregate
+from beamwright.verify.aggregate import aggregate
 from beamwright.verify.confidence import (
     DeepConfVerifier,
     EntropyVerifier,
@@ -13,19 +13,15 @@ from beamwright.verify.confidence import (
 )
 from beamwright.verify.detect import families, family_spec, load_spec
 from beamwright.verify.function import CallableVerifier, ObjectVerifier, ScoreFunction
-from beamwright.verify.judge import JudgeVerifier
-from beamwright.verify.judge_prompt import JudgeSpec, load_judge
+from beamwright.verify.judge_prompt import load_judge
 from beamwright.verify.make import VerifierSource, declared_verifier, resolve_verifier
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import VerifierSpec
 
 __all__ = [
-    "AGGREGATES",
     "CallableVerifier",
     "DeepConfVerifier",
     "EntropyVerifier",
-    "JudgeSpec",
-    "JudgeVerifier",
     "LogprobVerifier",
     "MinLogprobVerifier",
     "NoVerifier",
