@@ -128,6 +128,21 @@ _WORDS: dict[str, tuple[str | None, str]] = {
 }
 
 
+def option(flag: str, help_text: str, metavar: str | None = None, **more: Any) -> Any:
+    """An option that a command has beside the settings. more: as `typer.Option` takes it."""
+    return typer.Option(flag, help=help_text, metavar=metavar, **more)
+
+
+_RECIPE = option("--recipe", "YAML file of settings.", "FILE")
+_PLUGIN = option(
+    "--plugin",
+    "Python file that declares a strategy, schedule, verifier or stop; it is run.",
+    "FILE.py",
+)
+JSON = option("--json", "Print exactly one JSON object on standard output.")
+DEBUG = option("--debug", "Show the traceback of an error.")
+
+
 @dataclass(frozen=True)
 class Invocation:
     """What every command is called with.
@@ -138,11 +153,6 @@ class Invocation:
     settings: Settings
     given: dict[str, Any]
     as_json: bool
-
-
-def option(flag: str, help_text: str, metavar: str | None = None, **more: Any) -> Any:
-    """An option that a command has beside the settings. more: as `typer.Option` takes it."""
-    return typer.Option(flag, help=help_text, metavar=metavar, **more)
 
 
 def with_settings(
@@ -259,19 +269,11 @@ def _declared_help(rows: Sequence[TableRow], name: str) -> str:
 
 
 def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
-    file = typer.Option("--recipe", metavar="FILE", help="YAML file of settings.")
-    as_json = typer.Option("--json", help="Print exactly one JSON object on standard output.")
-    plugin = typer.Option(
-        "--plugin",
-        metavar="FILE.py",
-        help="Python file that declares a strategy, schedule, verifier or stop; it is run.",
-    )
-    debug = typer.Option("--debug", help="Show the traceback of an error.")
     return [
-        *([_parameter("recipe", Path | None, file)] if recipe else []),
-        _parameter("plugin", list[Path] | None, plugin),
-        _parameter("as_json", bool, as_json, default=False),
-        _parameter("debug", bool, debug, default=False),
+        *([_parameter("recipe", Path | None, _RECIPE)] if recipe else []),
+        _parameter("plugin", list[Path] | None, _PLUGIN),
+        _parameter("as_json", bool, JSON, default=False),
+        _parameter("debug", bool, DEBUG, default=False),
     ]
 
 

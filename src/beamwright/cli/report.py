@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 
 from beamwright.cli.guard import complain, guard
-from beamwright.cli.options import option
+from beamwright.cli.options import DEBUG, JSON, option
 from beamwright.cli.output import one_line, print_json
 from beamwright.cli.views import tree_page
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate import summarise
 from beamwright.evaluate.results import FinishedRun, find_runs
+from beamwright.files import check_writable
 from beamwright.report.eval_page import write_eval_page
 from beamwright.report.eval_png import write_pngs
 from beamwright.report.eval_runs import EvaluatedRun, TreeLink
@@ -28,8 +29,6 @@ _OutOption = Annotated[
 ]
 _TitleOption = Annotated[str, option("--title", "Title of the page.", "TEXT")]
 _PngOption = Annotated[bool, option("--png/--no-png", "Also write a PNG per chart.")]
-_JsonOption = Annotated[bool, option("--json", "Print exactly one JSON object on standard output.")]
-_DebugOption = Annotated[bool, option("--debug", "Show the traceback of an error.")]
 
 
 def report(
@@ -37,8 +36,8 @@ def report(
     out: _OutOption = None,
     title: _TitleOption = "Evaluation",
     png: _PngOption = True,
-    as_json: _JsonOption = False,
-    debug: _DebugOption = False,
+    as_json: Annotated[bool, JSON] = False,
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Make one page of evaluations: accuracy against n, tokens, seconds and KV."""
     with guard(debug):
@@ -46,8 +45,7 @@ def report(
             if not folder.is_dir():
                 raise InputError(f"{folder}: no such folder")
         page = folders[0] / "report.html" if out is None else out
-        if page.is_dir() or not page.absolute().parent.is_dir():
-            raise InputError(f"{page}: cannot be written there")
+        check_writable(page)
         runs = [run for folder in folders for run in _runs_in(folder, page)]
         charts = write_eval_page(runs, page, title)
         pngs: list[Path] = []
