@@ -123,9 +123,8 @@ class Movement:
         first, end = segment.host_length // size, self.device.blocks_for(until)
         if end > len(segment.host_blocks):
             segment.host_blocks += self.host.ledger.allocate(end - len(segment.host_blocks))
-        pieces = self.pieces(
-            Direction.D2H, segment.copies[0][first:end], segment.host_blocks[first:end]
-        )
+        blocks = segment.copies[0][first:end], segment.host_blocks[first:end]
+        pieces = self.pieces(Direction.D2H, *blocks)
         segment.transfers = [t for t in segment.transfers if not t.finished]
         segment.transfers.append(self.host.link.submit(Direction.D2H, "store", pieces))
         segment.host_length = until

@@ -80,9 +80,8 @@ class PackedLayers:
         """A layer that is on the device: where it just landed, or as its segments hold it."""
         landed = self._landing.pop(number, None)
         if landed is None:
-            held = [
-                self._store.device_layer(part.segment, part.visible, number) for part in self.parts
-            ]
+            stored = self._store.device_layer
+            held = [stored(part.segment, part.visible, number) for part in self.parts]
             flat = torch.cat(held) if held else self._zeros((0, *self._token))
         else:
             flat = landed[:, self._entry, :, self._at] if self._strided else landed
@@ -97,13 +96,11 @@ class PackedLayers:
         for entry in self._used:
             at = self._starts[entry]
             for part in self._entries[entry].parts:
-                landed, on_device = (
-                    flat[at : at + part.visible],
-                    self._store.device_layers(part.segment),
-                )
-                if on_device > number:
+                landed = flat[at : at + part.visible]
+                num_layers = self._store.device_layers(part.segment)
+                if num_layers > number:
                     landed.copy_(self._store.device_layer(part.segment, part.visible, number))
-                elif on_device == number and part.visible == part.segment.length:
+                elif num_layers == number and part.visible == part.segment.length:
                     self._store.add_layer(part.segment, landed)
                 at += part.visible
 
@@ -179,9 +176,7 @@ class PackedLayers:
 
     def drop_layers(self, resident: int) -> None:
         """Layers from `resident` on have been written back: the device forgets them."""
-        self._on_device = {
-            layer: held for layer, held in self._on_device.items() if layer < resident
-        }
+        self._on_device = {n: held for n, held in self._on_device.items() if n < resident}
 
     def _pieces(self, destination: torch.Tensor, source: torch.Tensor) -> list[Piece]:
         return [

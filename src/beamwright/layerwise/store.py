@@ -25,7 +25,7 @@ from beamwright.kv import (
     Transfer,
 )
 from beamwright.layerwise.offload import Offload
-from beamwright.layerwise.tail import LayeredTail, LayeredTokens
+from beamwright.layerwise.tail import LayeredTail, LayeredTokens, stack_layers
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,8 @@ class LayeredStore(SegmentStore):
         values = fresh.on_host[fresh.num_before - before :]
         self._put_on_host(segment, segment.length - before, resident, values)
         if segment.length and held < resident:  # older tokens are not on the device in these
-            self._put_on_host(
-                segment, segment.length, held, self._write_back(fresh.on_device[:, held:])
-            )
+            older = self._write_back(fresh.on_device[:, held:])
+            self._put_on_host(segment, segment.length, held, older)
 
     def _put_on_host(self, segment: Segment, start: int, layer: int, values: torch.Tensor) -> None:
         """Tokens from `start` on [tokens, layers, ...] in the layers from `layer` on."""
@@ -161,9 +160,8 @@ class LayeredStore(SegmentStore):
         """Device tokens [tokens, layers, ...] on the host."""
         values = values.contiguous()
         host = self.host_memory(values.shape)
-        self.link.wait(
-            [self.link.submit(Direction.D2H, "store", [Piece(host, values, values.nbytes)])]
-        )
+        pieces = [Piece(host, values, values.nbytes)]
+        self.link.wait([self.link.submit(Direction.D2H, "store", pieces)])
         return host
 
     def _write_on_device(self, segment: Segment, fresh: LayeredTokens) -> None:
@@ -288,5 +286,5 @@ def _landed(values: torch.Tensor, landing: Mapping[int, Landing], tokens: slice)
     """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers reside."""
     resident = min(landing, default=values.shape[1])
     on_host = [landing[layer].tokens[tokens] for layer in sorted(landing)]
-    none = torch.zeros((len(values), 0, *values.shape[2:]), dtype=values.dtype)
-    return LayeredTokens(values[:, :resident], torch.stack(on_host, dim=1) if on_host else none, 0)
+    stacked = stack_layers(on_host, (len(values), 0, *values.shape[2:]), values.dtype)
+    return LayeredTokens(values[:, :resident], stacked, 0)

@@ -38,6 +38,13 @@ class LayeredTokens:
         return self.on_device.shape[0]
 
 
+def stack_layers(
+    layers: list[torch.Tensor], size: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """[tokens, layers, ...] of layers [tokens, ...]; zeros of this size where there are none."""
+    return torch.stack(layers, dim=1) if layers else torch.zeros(size, dtype=dtype)
+
+
 class LayeredTail(TailBuffer):
     """A `TailBuffer`. A token of a streamed layer is written into the layer's stream buffer.
 
@@ -162,9 +169,7 @@ class LayeredTail(TailBuffer):
         """Layers from `resident` on have been written back: the device forgets them."""
         if resident < self.resident:
             self.resident = resident
-            self._on_device = {
-                layer: held for layer, held in self._on_device.items() if layer < resident
-            }
+            self._on_device = {n: held for n, held in self._on_device.items() if n < resident}
             self._measure()
 
     def settle(self) -> None:
@@ -186,12 +191,10 @@ class LayeredTail(TailBuffer):
             return
         self.settle()
         self.held_tokens = min(2 * self.held_tokens, self.capacity)
-        self._on_device = {
-            n: self._moved(old, self._fresh(old.device)) for n, old in self._on_device.items()
-        }
-        self._on_host = {
-            n: self._moved(old, self._fresh_on_host()) for n, old in self._on_host.items()
-        }
+        for layer, old in self._on_device.items():
+            self._on_device[layer] = self._moved(old, self._fresh(old.device))
+        for layer, old in self._on_host.items():
+            self._on_host[layer] = self._moved(old, self._fresh_on_host())
         self._measure()
 
     def take(  # type: ignore[override]  # its own store knows what it gets
@@ -199,20 +202,15 @@ class LayeredTail(TailBuffer):
     ) -> LayeredTokens:
         """A row's tokens [first, end), by the side on which their layers reside."""
         self.settle()
-        layers = self.layout.num_layers
         before = first if self.left else 0
-        on_device = [self.device_layer(layer)[first:end, row] for layer in range(self.resident)]
-        on_host = [
-            self.host_layer(layer)[first - before : end, row]
-            for layer in range(self.resident, layers)
-        ]
+        kept, streamed = range(self.resident), range(self.resident, self.layout.num_layers)
+        on_device = [self.device_layer(layer)[first:end, row] for layer in kept]
+        on_host = [self.host_layer(layer)[first - before : end, row] for layer in streamed]
         size = (2, self.layout.num_kv_heads, self.layout.head_dim)
-        none = torch.zeros((0, *size), dtype=self.layout.dtype)
+        dtype = self.layout.dtype
         return LayeredTokens(
-            torch.stack(on_device, dim=1) if on_device else none.new_zeros((end - first, 0, *size)),
-            torch.stack(on_host, dim=1)
-            if on_host
-            else none.new_zeros((end - first + before, 0, *size)),
+            stack_layers(on_device, (end - first, 0, *size), dtype),
+            stack_layers(on_host, (end - first + before, 0, *size), dtype),
             before,
         )
 
