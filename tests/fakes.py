@@ -153,6 +153,9 @@ class ScriptedExecutor:
     def release(self, nodes):
         self.released.extend(nodes)
 
+    def close(self):
+        pass
+
     def _step(self, node):
         text = f"{node.text}[{node.lineage[-1]}]"
         return StepDecoded(node, (node.depth, 9), (-0.1, -0.2), self.script(node)[0], text)

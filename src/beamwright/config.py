@@ -148,6 +148,7 @@ class ScheduleSettings(OpenSection):
     link_bandwidth: Rate = None
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
     batching: Literal["auto", "continuous", "grouped"] = "auto"
+    executor: Literal["auto", "plain", "overlapped"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
 
 

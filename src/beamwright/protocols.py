@@ -100,7 +100,14 @@ class Executor(Protocol):
         ...
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own."""
+        """Free every KV segment that these nodes own, as soon as nobody reads it."""
+        ...
+
+    def close(self) -> None:
+        """Stop what runs beside the caller; returns when all that was released is free.
+
+        What waits for a score is forgotten. It can be used again.
+        """
         ...
 
 
@@ -252,6 +259,17 @@ class ReadsTokenStats(Protocol):
     """
 
     token_stats: frozenset[str]
+
+
+@runtime_checkable
+class ScoresBeside(Protocol):
+    """A verifier that may be called on a thread of its own while steps are decoded.
+
+    beside_decoding: it reads nothing but the nodes that it is given, with those above them, and
+    what it keeps itself.
+    """
+
+    beside_decoding: bool
 
 
 # --- attention -------------------------------------------------------------------------------

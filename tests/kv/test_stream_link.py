@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from beamwright.errors import LinkError
-from beamwright.kv import Direction, Piece, StreamLink, TransferState
+from beamwright.kv import Direction, Piece, StreamLink, TransferState, Wire
 from streams import Copied, EagerStreams
 
 
@@ -82,6 +82,24 @@ def test_an_emulated_link_is_not_done_before_its_time():
     assert not transfers[1].finished
     link.wait(transfers)
     assert time.perf_counter() - start >= 0.16
+
+
+def test_links_over_one_wire_share_its_bandwidth_and_its_counters():
+    wire = Wire(emulated_bandwidth=1_000_000)
+    links = [StreamLink(EagerStreams(), wire=wire) for _ in range(2)]
+    transfers = [
+        link.submit(Direction.D2H, "store", [piece(np.zeros(10_000), np.ones(10_000))])
+        for link in links
+    ]
+    first, second = (transfer.moved for transfer in transfers)
+    assert second.begins_s == first.ends_s
+    assert second.ends_s - second.begins_s == pytest.approx(0.08)
+    assert links[0].bytes_moved is links[1].bytes_moved
+    assert wire.bytes_moved == {Direction.D2H: 160_000}
+    links[1].cancel([transfers[1]])
+    assert wire.bytes_moved == {Direction.D2H: 80_000}
+    again = links[0].submit(Direction.D2H, "store", [piece(np.zeros(1), np.ones(1))])
+    assert again.moved.begins_s < second.ends_s, "nobody needs that time any more"
 
 
 def test_the_timeline_hears_of_each_transfer_once():

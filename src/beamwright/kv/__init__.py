@@ -22,6 +22,7 @@ from beamwright.kv.store import SegmentStore
 from beamwright.kv.stream_link import StreamLink
 from beamwright.kv.streams import CudaStreams
 from beamwright.kv.tail import TailBuffer
+from beamwright.kv.wire import Wire
 from beamwright.protocols import Direction
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "TailBuffer",
     "Transfer",
     "TransferState",
+    "Wire",
     "copies_needed",
     "truncate_path",
     "visible_path",

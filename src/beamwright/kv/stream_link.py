@@ -10,7 +10,6 @@ whoever needs its result waits for it on the host (`wait`) or holds compute back
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from beamwright.errors import LinkError
 from beamwright.kv.link import Piece, SpanSink, Transfer, TransferState
 from beamwright.kv.streams import Copied, HeldBack, Streams, merged
+from beamwright.kv.wire import Wire
 from beamwright.protocols import Direction
 
 
@@ -87,6 +87,9 @@ class Arrival:
 class StreamLink:
     """A `Link` over `Streams`. Bytes are counted when submitted, less what is cancelled in time.
 
+    One thread at a time may call it. Two that compute at once have a link each, over one `wire`,
+    and `bytes_moved` is of both.
+
     held_back_s: seconds in which compute waited for what `order` made it wait for, as far as
         the device has reported.
     """
@@ -96,15 +99,17 @@ class StreamLink:
         streams: Streams,
         emulated_bandwidth: int | None = None,
         timeline: SpanSink | None = None,
+        *,
+        wire: Wire | None = None,
     ) -> None:
         self.strided = streams.strided
-        self.emulated_bandwidth = emulated_bandwidth
-        self.bytes_moved: Counter[Direction] = Counter()
+        self.wire = wire or Wire(emulated_bandwidth)
+        self.emulated_bandwidth = self.wire.emulated_bandwidth
+        self.bytes_moved = self.wire.bytes_moved
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
         self.held_back_s = 0.0
         self.timeline = timeline
         self._streams = streams
-        self._free_at_s = dict.fromkeys(Direction, 0.0)
         self._underway: list[tuple[Transfer, Arrival, float]] = []
         self._held: list[HeldBack] = []
         self._reported_s = 0.0
@@ -210,12 +215,9 @@ class StreamLink:
         now = time.perf_counter()
         for transfer, arrival in batch:
             direction, arrival.marker = transfer.direction, marker
-            if self.emulated_bandwidth is not None:
-                arrival.begins_s = max(now, self._free_at_s[direction])
-                arrival.ends_s = arrival.begins_s + transfer.num_bytes / self.emulated_bandwidth
-                self._free_at_s[direction] = arrival.ends_s
+            taken = self.wire.take(direction, transfer.num_bytes, now)
+            arrival.begins_s, arrival.ends_s = taken
             transfer.state = TransferState.RUNNING
-            self.bytes_moved[direction] += transfer.num_bytes
             self._underway.append((transfer, arrival, now))
 
     def _check(self, transfers: Iterable[Transfer]) -> None:
@@ -226,9 +228,8 @@ class StreamLink:
 
     def _recall(self, transfer: Transfer, arrival: Arrival) -> None:
         arrival.recall(transfer.num_bytes)
-        self.bytes_moved[transfer.direction] -= arrival.unmoved
         left = arrival.ends_s - max(time.perf_counter(), arrival.begins_s)
-        self._free_at_s[transfer.direction] -= max(0.0, left)
+        self.wire.give_back(transfer.direction, arrival.unmoved, max(0.0, left))
 
     def _note_finished(self) -> None:
         """Take down what has ended since the last look."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+BOTH = "both"
+
 
 class Accounting:
     """Phase seconds ("decode", "verify", "schedule") and groups of one run.
 
+    Phases of one thread do not nest. Instants in which two threads are in a phase count as "both".
     Tokens are counted on the nodes that they were spent on (`Node.usage`).
     clock: seconds from any fixed origin.
     """
@@ -19,25 +23,48 @@ class Accounting:
         self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
         self.num_groups = 0
+        self._lock = threading.Lock()
+        self._phases: list[str] = []
+        self._counted_s = 0.0
 
     def since(self, seconds: Mapping[str, float], num_groups: int) -> Accounting:
         """What has been added to these."""
         added = Accounting(self._clock)
-        for name, total in self.seconds.items():
-            added.seconds[name] = total - seconds.get(name, 0.0)
+        with self._lock:
+            self._count()
+            for name, total in self.seconds.items():
+                added.seconds[name] = total - seconds.get(name, 0.0)
         added.num_groups = self.num_groups - num_groups
         return added
 
-    def stalled(self, phase: str, seconds: float) -> None:
-        """So much of a phase was a wait for transfers: it counts as "stall" instead."""
-        self.seconds[phase] -= seconds
-        self.seconds["stall"] += seconds
-
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase. Phases do not nest, so that every instant is counted once."""
-        start = self._clock()
+    def phase(self, name: str, stalled_s: Callable[[], float] | None = None) -> Iterator[None]:
+        """Time a phase.
+
+        stalled_s: seconds of waiting for transfers so far. What the phase adds to them counts as
+        "stall" instead, but for what another phase has hidden.
+        """
+        stalled = 0.0 if stalled_s is None else stalled_s()
+        with self._lock:
+            self._count()
+            self._phases.append(name)
+            before = self.seconds[name]
         try:
             yield
         finally:
-            self.seconds[name] += self._clock() - start
+            with self._lock:
+                self._count()
+                self._phases.remove(name)
+                if stalled_s is not None:
+                    alone = self.seconds[name] - before
+                    stalled = min(stalled_s() - stalled, alone)
+                    self.seconds[name] -= stalled
+                    self.seconds["stall"] += stalled
+
+    def _count(self) -> None:
+        """Give the time since the last look to those who ran."""
+        now = self._clock()
+        if self._phases:
+            name = self._phases[0] if len(self._phases) == 1 else BOTH
+            self.seconds[name] += now - self._counted_s
+        self._counted_s = now

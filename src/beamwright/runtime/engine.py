@@ -76,9 +76,12 @@ class Engine:
             self._close(run)
 
     def abort(self) -> None:
-        """Give all trees up."""
-        for run in list(self._live.values()):
-            self._close(run)
+        """Give all trees up; nothing runs any more when it returns."""
+        try:
+            for run in list(self._live.values()):
+                self._close(run)
+        finally:
+            self._executor.close()
 
     def step(self) -> list[TreeRun]:
         """One bounded piece of work; returns the trees that have ended with it."""

@@ -140,6 +140,9 @@ class _Chance:
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is held."""
 
+    def close(self) -> None:
+        """Nothing runs beside the caller."""
+
     def wait(self) -> list[Event]:
         decoded, self._nodes = [self._decode(node) for node in self._nodes], []
         scored, self._unscored = [StepScored(n, self._score(n)) for n in self._unscored], []

@@ -87,12 +87,12 @@ def assemble(
         backends = [_plain_attention(loaded, model)]
         generator = _streamed(loaded, plan, tier, backends[0])
     else:
-        host = None if tier is None else tier.options(tier.generator_bytes)
+        host = None if tier is None else tier.of_generator()
         kv_bytes = plan.generator_kv_bytes
         generator = TreeModel(loaded.decoder, backend, kv_bytes, host=host, log=timeline)
     tree_models, verifier = [generator], source.without_model
     if source.model is not None:
-        host = None if tier is None else tier.options(tier.verifier_bytes)
+        host = None if tier is None else tier.of_verifier()
         scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, host=host)
         tree_models.append(scorer)
         backends.append(backend)

@@ -188,7 +188,7 @@ def _candidate(node: Node) -> Candidate:
 def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
     usage: Counter[str] = Counter()
     for node in tree.nodes():
-        usage.update(node.usage)
+        usage.update(dict(node.usage))  # a lane may be writing to it still
     return TokenCounts(
         generated=sum(len(node.token_ids) for node in decoded),
         kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),
@@ -212,7 +212,7 @@ def _time(facts: RunFacts, generated: int) -> TimeStats:
         total_s=total_s,
         decode_s=phases.get("decode", 0.0),
         verify_s=phases.get("verify", 0.0),
-        both_s=0.0,
+        both_s=phases.get("both", 0.0),
         schedule_s=phases.get("schedule", 0.0),
         stall_s=phases.get("stall", 0.0),
         other_s=max(0.0, total_s - sum(phases.values())),

@@ -141,6 +141,10 @@ class SolverOptions(TypedDict, total=False):
     """Beams join as soon as there is room (continuous), or group by group behind barriers (grouped,
     the LBS paper); auto: barriers where the tree outgrows the device.
     """
+    executor: Literal["auto", "plain", "overlapped"]
+    """Score and decode in turns (plain), or at the same time where several problems are in flight
+    (overlapped); auto: what was measured to be faster.
+    """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
 

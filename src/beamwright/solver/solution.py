@@ -85,7 +85,7 @@ class KVStats:
 
 @dataclass(frozen=True)
 class TimeStats:
-    """Seconds; every instant counted once. both_s: decode and verify at the same time."""
+    """Seconds; every instant counted once. both_s: the verifier beside decoding or planning."""
 
     total_s: float
     decode_s: float

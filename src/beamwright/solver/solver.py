@@ -25,7 +25,8 @@ from beamwright.errors import (
 )
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
-from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
+from beamwright.runtime import Accounting, Engine, TreeRun
+from beamwright.runtime.choice import Run, make_executor
 from beamwright.runtime.limits import StopRule, check_stops, num_generated
 from beamwright.runtime.obeyed import policy_name
 from beamwright.runtime.prompts import Prompts, with_system_prompt
@@ -44,7 +45,7 @@ from beamwright.solver.memory import advise
 from beamwright.solver.options import SolverOptions, with_options
 from beamwright.solver.own import settle
 from beamwright.solver.solution import Solution
-from beamwright.solver.tiers import Traffic, stalled_s
+from beamwright.solver.tiers import Traffic
 from beamwright.tree import SearchTree
 from beamwright.verify import aggregate
 
@@ -118,7 +119,7 @@ class Solver:
 
     def _stop_copiers(self) -> None:
         if self._tier is not None:
-            self._tier.link.close()
+            self._tier.close()
 
     def __enter__(self) -> Solver:
         return self
@@ -331,9 +332,15 @@ class Solver:
         accounting = accounting or Accounting()
         for model in self._tree_models:
             model.store.reset_peaks()
-        stall = partial(stalled_s, self._tree_models)
-        executor = PlainExecutor(
-            self._batch, self.verifier, accounting, stall, self.timeline, self.progress
+        executor = make_executor(
+            self.settings.schedule,
+            Run(in_flight, self.exact, self.threads),
+            self._batch,
+            self.verifier,
+            accounting,
+            self._tree_models,
+            self.timeline,
+            self.progress,
         )
         engine = Engine(executor, self.schedule, accounting)
         waiting, marks = deque(runs), dict[TreeRun, Mark]()

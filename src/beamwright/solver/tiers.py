@@ -14,7 +14,7 @@ from beamwright.config import Settings
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
-from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink
+from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink, Wire
 from beamwright.models import HostOptions, TreeModel
 from beamwright.models.device_memory import address_space_left
 from beamwright.runtime.timeline import Timeline
@@ -49,9 +49,13 @@ def host_kv_bytes(settings: Settings) -> int:
 
 @dataclass(frozen=True)
 class HostShares:
-    """One link for both models, and each model's share of the host's memory."""
+    """A link for each model, over one wire, and each model's share of the host's memory.
+
+    Counters of either link are of both.
+    """
 
     link: Link
+    verifier_link: Link
     generator_bytes: int
     verifier_bytes: int
     recompute: bool
@@ -62,23 +66,35 @@ class HostShares:
         """The tier that the settings ask for; shared like the device budget."""
         total = host_kv_bytes(settings)
         generator = total * plan.generator_kv_bytes // max(1, plan.kv_bytes)
+        wire = Wire(settings.schedule.link_bandwidth)
         return cls(
-            link=_link(settings, timeline),
+            link=_link(settings, timeline, wire),
+            verifier_link=_link(settings, timeline, wire),
             generator_bytes=generator,
             verifier_bytes=total - generator,
             recompute=settings.schedule.evict == "recompute",
             share_loads=settings.schedule.inter_beam,
         )
 
-    def options(self, budget_bytes: int) -> HostOptions:
-        """What a model needs to know of it."""
-        return HostOptions(budget_bytes, self.link, self.recompute, self.share_loads)
+    def of_generator(self) -> HostOptions:
+        """What the generator needs to know of it."""
+        return HostOptions(self.generator_bytes, self.link, self.recompute, self.share_loads)
+
+    def of_verifier(self) -> HostOptions:
+        """What the verifier needs to know of it."""
+        link = self.verifier_link
+        return HostOptions(self.verifier_bytes, link, self.recompute, self.share_loads)
+
+    def close(self) -> None:
+        """Stop copier threads; they start again with use."""
+        self.link.close()
+        self.verifier_link.close()
 
 
-def _link(settings: Settings, timeline: Timeline) -> Link:
-    device, bandwidth = torch.device(settings.model.device), settings.schedule.link_bandwidth
+def _link(settings: Settings, timeline: Timeline, wire: Wire) -> Link:
+    device = torch.device(settings.model.device)
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
-    return StreamLink(streams, bandwidth, timeline)
+    return StreamLink(streams, timeline=timeline, wire=wire)
 
 
 @dataclass(frozen=True)
@@ -96,13 +112,8 @@ class Traffic:
         return cls(
             h2d_bytes=moved.get(Direction.H2D, 0),
             d2h_bytes=moved.get(Direction.D2H, 0),
-            stall_s=stalled_s(models),
+            stall_s=sum(model.store.stall_s for model in models),
         )
-
-
-def stalled_s(models: list[TreeModel]) -> float:
-    """Seconds in which compute waited for the link, since the models were made."""
-    return sum(model.store.stall_s for model in models)
 
 
 _STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap

@@ -26,6 +26,7 @@ class CallableVerifier:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         self.default_aggregate = aggregate
+        self.beside_decoding = _may_run_beside(function)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score for every step that has text.
@@ -69,6 +70,7 @@ class ObjectVerifier:
         self.default_aggregate: str = getattr(function, "default_aggregate", "last")
         self.probabilities = bool(getattr(function, "probabilities", False))
         self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
+        self.beside_decoding = _may_run_beside(function)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """What the user's object answers.
@@ -86,3 +88,8 @@ class ObjectVerifier:
         release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
         if release is not None:
             release(nodes)
+
+
+def _may_run_beside(function: Any) -> bool:
+    """A user's code runs on the caller's thread unless it says that it need not."""
+    return bool(getattr(function, "beside_decoding", False))

@@ -60,6 +60,7 @@ class JudgeVerifier:
     """
 
     probabilities = True
+    beside_decoding = True
 
     def __init__(
         self, spec: JudgeSpec, model: LoadedModel, tree_model: TreeModel, name: str = "judge"

@@ -23,6 +23,8 @@ from beamwright.verify.spec import VerifierSpec
 class PrmVerifier:
     """Scores steps by a declared format (`VerifierSpec`)."""
 
+    beside_decoding = True
+
     def __init__(self, spec: VerifierSpec, model: LoadedModel, tree_model: TreeModel) -> None:
         if model.codec is None:
             raise ValueError("a verifier needs a tokenizer")

@@ -1,0 +1,78 @@
+"""Which executor a run has: what the settings name, or what was measured to be faster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from beamwright.config import ScheduleSettings
+from beamwright.models import TreeModel
+from beamwright.progress import Progress
+from beamwright.protocols import Executor, ScoresBeside, Verifier
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.executor import PlainExecutor, StepWriter
+from beamwright.runtime.lane_compute import lane_compute
+from beamwright.runtime.lanes import OverlappedExecutor
+from beamwright.runtime.threads import Threads
+from beamwright.runtime.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the choice depends on: trees in flight, whether results depend on a batch, threads."""
+
+    in_flight: int
+    exact: bool
+    threads: Threads
+
+
+def make_executor(
+    settings: ScheduleSettings,
+    run: Run,
+    writer: StepWriter,
+    verifier: Verifier,
+    accounting: Accounting,
+    models: Sequence[TreeModel],
+    timeline: Timeline,
+    progress: Progress,
+) -> Executor:
+    """The executor for a run. models: the generator first, then the verifier's if it has one."""
+    if not overlaps(settings, run, verifier, models):
+        stalled = partial(_stalled_s, models)
+        return PlainExecutor(writer, verifier, accounting, stalled, timeline, progress)
+    return OverlappedExecutor(
+        writer,
+        verifier,
+        accounting,
+        partial(_stalled_s, models[:1]),
+        timeline,
+        progress,
+        compute=lane_compute(models[-1].decoder.device),
+        scoring_stalled_s=partial(_stalled_s, models[1:]),
+    )
+
+
+def overlaps(
+    settings: ScheduleSettings, run: Run, verifier: Verifier, models: Sequence[TreeModel]
+) -> bool:
+    """True if the verifier has a lane of its own.
+
+    A verifier that does not say that it may never has one.
+    """
+    may = isinstance(verifier, ScoresBeside) and verifier.beside_decoding
+    if settings.executor != "auto":
+        return may and settings.executor == "overlapped"
+    return False
+
+
+def _stalled_s(models: Sequence[TreeModel]) -> float:
+    return sum(model.store.stall_s for model in models)
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,215 @@
+"""OverlappedExecutor: the verifier runs on a lane of its own while the loop's thread decodes.
+
+A lane is one thread, and on a card one stream: it alone calls the verifier, whose model, KV and
+link nobody else touches. The loop's thread owns the trees and the generator. They share nodes that
+are decoded, which the loop leaves alone until their scores are in: a tree is either being decoded
+or being scored. When scores arrive depends on the clock, what they are does not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from beamwright.progress import Progress
+from beamwright.protocols import Event, Verifier
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.executor import PlainExecutor, StepWriter, without
+from beamwright.runtime.scoring import Scoring
+from beamwright.runtime.timeline import Timeline
+from beamwright.tree import Node
+
+LaneCompute = Callable[[], AbstractContextManager[object]]
+"""Called on the loop's thread when a lane starts; what it gives is entered on the lane's thread:
+where and how the lane computes. It is left when all that the lane has queued is done."""
+
+
+class OverlappedExecutor(PlainExecutor):
+    """An `Executor` that decodes while the verifier scores.
+
+    It waits for scores only where there is nothing to decode.
+
+    compute: see `LaneCompute`. scoring_stalled_s: seconds that the verifier has waited for its link
+    so far; `stalled_s` are the generator's.
+    """
+
+    def __init__(
+        self,
+        writer: StepWriter,
+        verifier: Verifier,
+        accounting: Accounting,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+        timeline: Timeline | None = None,
+        progress: Progress | None = None,
+        *,
+        compute: LaneCompute = nullcontext,
+        scoring_stalled_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        super().__init__(writer, verifier, accounting, stalled_s, timeline, progress)
+        scoring = Scoring(verifier, accounting, scoring_stalled_s, timeline)
+        self._lane = Lane(scoring, compute)
+
+    def verify(self, nodes: Sequence[Node]) -> None:
+        if nodes:
+            self._lane.put(tuple(nodes))
+
+    def wait(self) -> list[Event]:
+        """Scores come first: a round waits for them."""
+        events = self._lane.take()
+        if events is not None:
+            return events
+        if self._writer.busy:
+            return self._iterate()
+        if self._lane.busy:
+            self._progress.doing("scoring steps")
+        return self._lane.take(wait=True) or []
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free the generator's KV of these nodes at once, the verifier's when the lane gets to it.
+
+        That is before it scores anything more.
+        """
+        self._writer.release(nodes)
+        self._lane.release(nodes)
+
+    def close(self) -> None:
+        """Forget what waits for a score; returns when the lane has ended."""
+        self._lane.close()
+
+
+class Lane:
+    """A thread that scores batches in their order; it starts with the first one.
+
+    Between two batches it frees what is to be freed. Errors are raised where results are taken.
+    """
+
+    def __init__(self, scoring: Scoring, compute: LaneCompute = nullcontext) -> None:
+        self._scoring, self._compute = scoring, compute
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        # All below are read and written with `_changed` held.
+        self._unscored: deque[tuple[Node, ...]] = deque()
+        self._unneeded: list[Node] = []
+        self._results: deque[list[Event] | BaseException] = deque()
+        self._failure: BaseException | None = None
+        self._started = self._scores = self._closing = False
+
+    @property
+    def busy(self) -> bool:
+        """True while a batch waits or is scored."""
+        return bool(self._unscored) or self._scores
+
+    def put(self, nodes: tuple[Node, ...]) -> None:
+        """Score these steps of one tree, after those that wait."""
+        if self._thread is None:
+            self._start()
+        with self._changed:
+            self._unscored.append(nodes)
+            self._changed.notify_all()
+
+    def take(self, *, wait: bool = False) -> list[Event] | None:
+        """What came of a batch; None if none is finished. wait: until one is, if any is to come."""
+        with self._changed:
+            while wait and self.busy and not self._results and self._failure is None:
+                self._changed.wait()
+            self._raise_failure()
+            result = self._results.popleft() if self._results else None
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free what the verifier keeps on these nodes before anything more is scored.
+
+        A batch that is being scored is finished first; one that waits and is gone never begins.
+        """
+        if self._thread is None:
+            self._scoring.release(nodes)
+            return
+        with self._changed:
+            self._unscored = without(self._unscored, nodes)
+            self._unneeded += nodes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Forget what waits, finish what runs, free what is to be freed; the thread ends."""
+        if self._thread is None:
+            return
+        with self._changed:
+            self._closing = True
+            self._unscored.clear()
+            self._changed.notify_all()
+        self._thread.join()
+        self._thread = None
+        self._started = self._closing = False
+        self._results.clear()
+        unneeded, self._unneeded = self._unneeded, []
+        if unneeded:  # the lane could not start
+            self._scoring.release(unneeded)
+        self._raise_failure()
+
+    def _start(self) -> None:
+        """Returns when the lane computes as it will: it may take over how this thread does."""
+        work = threading.Thread(
+            target=self._work, args=(self._compute(),), name="verifier", daemon=True
+        )
+        work.start()
+        self._thread = work
+        with self._changed:
+            while not self._started and self._failure is None:
+                self._changed.wait()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    # --- on the lane's thread ----------------------------------------------------------------
+
+    def _work(self, compute: AbstractContextManager[object]) -> None:
+        try:
+            with compute:
+                self._tell(started=True)
+                while self._turn():
+                    pass
+        except BaseException as error:  # whatever it is, the loop's thread must hear of it
+            self._tell(failure=error)
+
+    def _turn(self) -> bool:
+        """One piece of work; False if the lane is closed and there is none."""
+        with self._changed:
+            while not (self._unneeded or self._unscored or self._closing):
+                self._changed.wait()
+            unneeded, self._unneeded = self._unneeded, []
+            batch = self._unscored.popleft() if self._unscored and not unneeded else None
+            self._scores = batch is not None
+        if unneeded:
+            self._free(unneeded)
+        elif batch is not None:
+            self._score(batch)
+        return bool(unneeded or batch)
+
+    def _free(self, nodes: Sequence[Node]) -> None:
+        try:
+            self._scoring.release(nodes)
+        except BaseException as error:
+            self._tell(failure=error)
+
+    def _score(self, nodes: Sequence[Node]) -> None:
+        result: list[Event] | BaseException
+        try:
+            result = self._scoring.score(nodes)
+        except BaseException as error:
+            result = error
+        with self._changed:
+            self._results.append(result)
+            self._scores = False
+            self._changed.notify_all()
+
+    def _tell(self, *, started: bool = False, failure: BaseException | None = None) -> None:
+        with self._changed:
+            self._started = self._started or started
+            self._failure = self._failure or failure
+            self._changed.notify_all()

@@ -1,0 +1,67 @@
+"""Scoring: a batch of steps through the verifier, and what comes of it as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from beamwright.errors import BeamwrightError, DeviceMemoryError, LinkError
+from beamwright.models.device_memory import is_out_of_memory
+from beamwright.protocols import Event, StepFailed, Verifier
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.scores import scored
+from beamwright.runtime.timeline import NullTimeline, Timeline
+from beamwright.tree import Node
+
+_LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
+
+
+class Scoring:
+    """A verifier with its clocks. One thread at a time may call it.
+
+    stalled_s: seconds that the verifier has waited for the link so far.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        accounting: Accounting,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._verifier, self._accounting, self._stalled_s = verifier, accounting, stalled_s
+        self._timeline = timeline or NullTimeline()
+
+    def score(self, nodes: Sequence[Node]) -> list[Event]:
+        """An event per step, or the failure of their tree.
+
+        Raises:
+            LinkError: if the link has failed.
+        """
+        try:
+            with (
+                no_more_memory("verify"),
+                self._accounting.phase("verify", self._stalled_s),
+                self._timeline.span("verify", "verify", steps=len(nodes)),
+            ):
+                scores = self._verifier.score(nodes)
+            return [*scored(self._verifier, nodes, scores)]
+        except LinkError:
+            raise
+        except BeamwrightError as error:
+            return [StepFailed(nodes[0], error)]
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free what the verifier keeps on these nodes."""
+        self._verifier.release(nodes)
+
+
+@contextmanager
+def no_more_memory(phase: str) -> Iterator[None]:
+    """Memory that is refused is an error with a line of advice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(f"a round cannot be finished ({phase})", _LESS) from error

@@ -1,0 +1,163 @@
+"""Whole searches with the verifier on a lane of its own: the trees of the plain executor."""
+
+import threading
+
+import pytest
+
+from beamwright.errors import InputError, Interrupted, LinkError
+from beamwright.kv import StreamLink
+from beamwright.solver import tiers
+from beamwright.verify import PrmVerifier
+from engines import assert_nothing_allocated, exact_dtype, tiny_solver
+from streams import LateStreams
+
+PROBLEMS = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(12)]
+SMALL = {"n": 8, "width": 4, "max_rounds": 6}
+
+
+@pytest.fixture(scope="module")
+def make_pair(generator_folder, verifier_folder):
+    """Makes a solver whose steps are scored by a model."""
+    return lambda **options: tiny_solver(
+        generator_folder, verifier=str(verifier_folder), dtype=exact_dtype(), **SMALL | options
+    )
+
+
+def trees(solver, in_flight=5):
+    """Hash and scores of every problem's tree."""
+    found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
+    assert_nothing_allocated(solver)
+    assert not [each for each in threading.enumerate() if each.name == "verifier"]
+    return {
+        name: (each.tree_hash, [node.score for node in each.tree.nodes()])
+        for name, each in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def in_gpu(make_pair):
+    """What the plain executor finds where all KV fits, and the KV of five searches at a time."""
+    solver = make_pair(executor="plain")
+    found = trees(solver)
+    return found, sum(model.store.device_peak_bytes for model in solver._tree_models)
+
+
+@pytest.fixture
+def expected(in_gpu):
+    return in_gpu[0]
+
+
+@pytest.fixture
+def quarter(in_gpu):
+    return {"kv_memory": in_gpu[1] // 4, "schedule": "locality", "host_memory": "16MiB"}
+
+
+def test_trees_are_those_of_the_plain_executor(make_pair, expected):
+    assert len({tree_hash for tree_hash, _ in expected.values()}) == len(PROBLEMS)
+    solver = make_pair(executor="overlapped")
+    for in_flight in (5, 12, 1):
+        assert trees(solver, in_flight) == expected
+
+
+def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
+    with make_pair(**quarter) as solver:
+        assert trees(solver) == expected
+    with make_pair(**quarter, executor="overlapped") as solver:
+        assert trees(solver) == expected
+        moved = solver._tier.link.bytes_moved
+        assert min(moved.values()) > 0
+        assert solver._tier.verifier_link.bytes_moved is moved
+
+
+@pytest.mark.parametrize(("schedule", "share"), [("locality", 0.25), ("layerwise", 1.0)])
+def test_over_streams_that_copy_as_late_as_they_may(
+    make_pair, in_gpu, quarter, monkeypatch, schedule, share
+):
+    """Each lane waits for its own transfers: a copy that nobody waits for is never made."""
+    expected, peak = in_gpu
+    where = quarter | {"schedule": schedule, "kv_memory": int(share * peak)}
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    assert trees(make_pair(**where, executor="overlapped")) == expected
+
+
+def test_careless_streams_are_found_out(make_pair, expected, quarter, monkeypatch):
+    monkeypatch.setattr(StreamLink, "wait", lambda self, transfers: 0.0)
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams(careless=True)))
+    assert trees(make_pair(**quarter, executor="overlapped")) != expected
+
+
+def test_every_instant_is_counted_once(make_pair):
+    solver = make_pair(executor="overlapped")
+    for _, solution in solver.solve_many(PROBLEMS, in_flight=6):
+        time = solution.time
+        parts = time.decode_s + time.verify_s + time.both_s + time.schedule_s + time.stall_s
+        assert parts + time.other_s == pytest.approx(time.total_s)
+        assert min(vars(time).values()) >= 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LinkError, InputError])
+def test_what_goes_wrong_on_the_lane(make_pair, expected, monkeypatch, error):
+    """An error of the verifier's ends one tree, all others all; nothing is left either way."""
+    real, calls = PrmVerifier.score, []
+
+    def score(self, nodes):
+        calls.append(nodes)
+        if len(calls) == 7:
+            raise error("no score")
+        return real(self, nodes)
+
+    solver = make_pair(executor="overlapped")
+    with monkeypatch.context() as patch:
+        patch.setattr(PrmVerifier, "score", score)
+        if error is InputError:
+            found = dict(solver.solve_many(PROBLEMS, in_flight=5))
+            (broken,) = [name for name, each in found.items() if isinstance(each, InputError)]
+            for name in expected.keys() - {broken}:
+                assert found[name].tree_hash == expected[name][0]
+        else:
+            with pytest.raises(Interrupted if error is KeyboardInterrupt else LinkError):
+                dict(solver.solve_many(PROBLEMS, in_flight=5))
+    assert_nothing_allocated(solver)
+    assert trees(solver) == expected
+
+
+def test_a_caller_that_goes_away_leaves_no_thread(make_pair):
+    solver = make_pair(executor="overlapped")
+    found = solver.solve_many(PROBLEMS, in_flight=5)
+    next(found)
+    found.close()
+    assert_nothing_allocated(solver)
+    assert not [each for each in threading.enumerate() if each.name == "verifier"]
+
+
+def test_a_deadline_ends_searches_whose_steps_are_being_scored(make_pair):
+    solver = make_pair(executor="overlapped", deadline=0.001)
+    found = dict(solver.solve_many(PROBLEMS, in_flight=5))
+    assert len(found) == len(PROBLEMS)
+    assert_nothing_allocated(solver)
+
+
+# --- who has a lane --------------------------------------------------------------------------
+
+
+class Own:
+    """A user's verifier; remembers the threads that it ran on."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def score(self, nodes):
+        self.threads.add(threading.current_thread().name)
+        return [0.5 for _ in nodes]
+
+
+class OwnBeside(Own):
+    beside_decoding = True
+
+
+@pytest.mark.parametrize(("kind", "thread"), [(Own, "MainThread"), (OwnBeside, "verifier")])
+def test_a_users_verifier_has_a_lane_only_if_it_says_so(make_solver, kind, thread):
+    verifier = kind()
+    solver = make_solver(verifier=verifier, executor="overlapped", **SMALL)
+    list(solver.solve_many(PROBLEMS[:4], in_flight=4))
+    assert verifier.threads == {thread}
