@@ -1,11 +1,15 @@
 """Whole searches with the verifier on a lane of its own: the trees of the plain executor."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from beamwright.errors import InputError, Interrupted, LinkError
 from beamwright.kv import StreamLink
+from beamwright.runtime import choice
+from beamwright.runtime.choice import Run, overlaps
+from beamwright.runtime.threads import Threads
 from beamwright.solver import tiers
 from beamwright.verify import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
@@ -60,7 +64,7 @@ def test_trees_are_those_of_the_plain_executor(make_pair, expected):
 
 
 def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
-    with make_pair(**quarter) as solver:
+    with make_pair(**quarter, executor="plain") as solver:
         assert trees(solver) == expected
     with make_pair(**quarter, executor="overlapped") as solver:
         assert trees(solver) == expected
@@ -161,3 +165,31 @@ def test_a_users_verifier_has_a_lane_only_if_it_says_so(make_solver, kind, threa
     solver = make_solver(verifier=verifier, executor="overlapped", **SMALL)
     list(solver.solve_many(PROBLEMS[:4], in_flight=4))
     assert verifier.threads == {thread}
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(choice, "num_cores", lambda: 2)
+
+
+def chosen(solver, **changes):
+    """Does this solver overlap, were it run so?"""
+    run = replace(Run(4, exact=True, threads=Threads(1, "")), **changes)
+    return overlaps(solver.settings.schedule, run, solver.verifier, solver._tree_models)
+
+
+def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, two_cores):
+    solver = make_pair(executor="auto")
+    assert chosen(solver)
+    assert not chosen(solver, in_flight=1)
+    assert not chosen(solver, exact=False)
+    assert not chosen(solver, threads=Threads(2, ""))
+    assert not chosen(make_solver(verifier="logprob", executor="auto"))
+    assert not chosen(make_solver(verifier=OwnBeside(), executor="auto"))
+    solver.generator.store.outgrown = True
+    assert not chosen(solver)
+
+
+def test_what_the_settings_name_is_what_runs(make_pair, two_cores):
+    assert not chosen(make_pair(executor="plain"))
+    assert chosen(make_pair(executor="overlapped"), in_flight=1, threads=Threads(2, ""))

@@ -57,21 +57,31 @@ def make_executor(
 def overlaps(
     settings: ScheduleSettings, run: Run, verifier: Verifier, models: Sequence[TreeModel]
 ) -> bool:
-    """True if the verifier has a lane of its own.
+    """True if the verifier has a lane of its own; never one that does not say that it may.
 
-    A verifier that does not say that it may never has one.
+    "auto": where that was measured to be faster (docs/experiments.md), and changes nothing else: a
+    model on a CPU with a core for each of the lane's threads, several trees in flight, no KV that
+    has had to leave the device so far, and results that do not depend on a batch.
     """
-    may = isinstance(verifier, ScoresBeside) and verifier.beside_decoding
+    if not (isinstance(verifier, ScoresBeside) and verifier.beside_decoding):
+        return False
     if settings.executor != "auto":
-        return may and settings.executor == "overlapped"
-    return False
+        return settings.executor == "overlapped"
+    return (
+        run.in_flight > 1
+        and run.exact
+        and len(models) > 1
+        and not any(model.store.outgrown for model in models)
+        and models[-1].decoder.device.type == "cpu"
+        and num_cores() >= 2 * run.threads.count
+    )
 
 
 def _stalled_s(models: Sequence[TreeModel]) -> float:
     return sum(model.store.stall_s for model in models)
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
