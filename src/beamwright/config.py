@@ -179,6 +179,28 @@ class Settings(Section):
             for name in keys:
                 if owners.get(name) != section:
                     raise InputError(source + _unknown(name, owners, section))
+        return cls._with(sections, options, source)
+
+    def changed(self, **options: Any) -> Settings:
+        """The same settings but for these flat options; `None` means "not given".
+
+        Another strategy does not inherit the options of the present one. Raises InputError as
+        `build`.
+        """
+        sections = {
+            name: getattr(self, name).model_dump(exclude_unset=True)
+            for name in type(self).model_fields
+        }
+        if options.get("search") not in (None, self.search.search):
+            for name in self.search.model_extra or ():
+                del sections["search"][name]
+        return self._with(sections, options)
+
+    @classmethod
+    def _with(
+        cls, sections: dict[str, dict[str, Any]], options: dict[str, Any], source: str = ""
+    ) -> Settings:
+        owners = option_owners()
         for name, value in options.items():
             if name not in owners:
                 raise InputError(_unknown(name, owners))

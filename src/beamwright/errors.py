@@ -44,6 +44,13 @@ class Interrupted(KeyboardInterrupt):
     partial: Any = None
 
 
+class Cancelled(BeamwrightError):
+    """Whoever submitted the problem has cancelled it; `partial` has the best until then."""
+
+    def __init__(self) -> None:
+        super().__init__("the search was cancelled")
+
+
 class InputError(BeamwrightError):
     """A bad option, file, recipe or problem. Shown as one line; exit code 2, HTTP 4xx."""
 

@@ -8,6 +8,7 @@ from beamwright.config import SamplingSettings, StepSettings
 from beamwright.decode import Decoding
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
+from beamwright.solver.flights import Listed
 from engines import PROBLEM, assert_nothing_allocated, tiny_solver
 from tape import FixedAttention, put_on_tape
 
@@ -40,17 +41,15 @@ def facts(tree):
 
 def together(solver, requests):
     """The trees of these requests, all in flight at a time."""
-    runs = {}
-    for name, options in requests.items():
-        tree = solver._prompts.tree(name, PROBLEM)
-        solver._batch.decode_as(tree.root, decoding(options))
-        runs[name] = solver._begin(tree)
-    with solver._calls.turn():
-        for run, _ in solver._run(runs.values(), len(runs), None):
-            assert run.error is None
+    flights = {
+        solver._flight(PROBLEM, name, solver._requested({**LIMITS, **options})): name
+        for name, options in requests.items()
+    }
+    ended = solver._serve(Listed(flights), len(flights))
+    trees = {flights[flight]: solution.tree for flight, solution in ended}
     assert_nothing_allocated(solver)
     assert not solver._batch._lengths.decodings._own, "what was released is forgotten"
-    return {name: facts(run.tree) for name, run in runs.items()}
+    return {name: facts(trees[name]) for name in requests}
 
 
 @pytest.fixture(scope="module")

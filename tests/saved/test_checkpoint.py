@@ -120,7 +120,7 @@ def test_a_writer_saves_what_its_run_has_reached(tmp_path):
     accounting = Accounting()
     accounting.num_groups = 2
     run = new_run(small_tree(), round_tokens=[8])
-    CheckpointWriter(tmp_path / "a.json", {"seed": 3}, accounting)(run, 9.0)
+    CheckpointWriter(tmp_path / "a.json", {"seed": 3}, lambda: accounting)(run, 9.0)
     found = read_checkpoint(tmp_path / "a.json")
     assert (found.settings, found.elapsed_s, found.num_groups) == ({"seed": 3}, 9.0, 2)
     assert found.round_tokens == (8,)

@@ -7,12 +7,12 @@ from types import NoneType, UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
 from beamwright import Solver, config
-from beamwright.config import Settings
+from beamwright.config import MemorySettings, ModelSettings, ScheduleSettings, Settings
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.runtime.limits import StopFunction
 from beamwright.solver import options as solver_options
-from beamwright.solver.options import SolverOptions
+from beamwright.solver.options import RequestOptions, SolverOptions
 from beamwright.verify import ScoreFunction
 
 SECTIONS = [info.annotation for info in Settings.model_fields.values()]
@@ -64,14 +64,27 @@ def test_the_options_are_those_of_the_settings_and_of_the_strategies():
 
 
 def test_every_option_is_explained():
-    (table,) = [
+    tables = [
         each
         for each in ast.parse(Path(solver_options.__file__).read_text()).body
         if isinstance(each, ast.ClassDef)
     ]
-    for option, words in zip(table.body[1::2], table.body[2::2], strict=True):
-        assert isinstance(option, ast.AnnAssign), ast.dump(option)
-        assert isinstance(words.value.value, str), option.target.id
+    assert len(tables) == 2
+    for table in tables:
+        for option, words in zip(table.body[1::2], table.body[2::2], strict=True):
+            assert isinstance(option, ast.AnnAssign), ast.dump(option)
+            assert isinstance(words.value.value, str), option.target.id
+
+
+def test_what_a_request_may_have_of_its_own_is_not_of_models_memory_or_schedule():
+    own = get_type_hints(RequestOptions)
+    shared = {
+        name
+        for section in (ModelSettings, MemorySettings, ScheduleSettings)
+        for name in section.model_fields
+    }
+    assert not shared & set(own)
+    assert shared | set(own) == set(get_type_hints(SolverOptions))
 
 
 def test_the_signature_shows_every_option_with_its_default():

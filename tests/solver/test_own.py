@@ -14,7 +14,7 @@ from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
 from beamwright.schedule import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
-from beamwright.solver.own import settle
+from beamwright.solver.own import Request, given
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
@@ -217,9 +217,10 @@ def test_an_option_that_does_nothing_is_an_error(generator_folder, options, word
 
 def test_what_a_schedule_takes_no_notice_of_may_be_left_open():
     for options in ({"schedule": "in-gpu", "host_memory": None}, {"schedule": "layerwise"}):
-        settings, _, _ = settle(None, dict(options))
+        settings = Request.of(*given(None, dict(options))).settings
         assert settings.schedule.schedule == options["schedule"]
-    settle(None, {"schedule": "layerwise", "host_memory": "1MiB", "prefetch": False})
+    options = {"schedule": "layerwise", "host_memory": "1MiB", "prefetch": False}
+    assert Request.of(*given(None, options)).settings.schedule.prefetch is False
 
 
 def test_a_schedule_of_ones_own_makes_the_groups(generator_folder):

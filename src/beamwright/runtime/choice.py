@@ -21,9 +21,10 @@ from beamwright.runtime.timeline import Timeline
 
 @dataclass(frozen=True)
 class Run:
-    """What the choice depends on: trees in flight, whether results depend on a batch, threads."""
+    """What the choice depends on: trees in flight (None for as many as there is work for), whether
+    results depend on a batch, threads."""
 
-    in_flight: int
+    in_flight: int | None
     exact: bool
     threads: Threads
 
@@ -68,7 +69,7 @@ def overlaps(
     if settings.executor != "auto":
         return settings.executor == "overlapped"
     return (
-        run.in_flight > 1
+        run.in_flight != 1
         and run.exact
         and len(models) > 1
         and not any(model.store.outgrown for model in models)

@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -101,20 +101,24 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class CheckpointWriter:
-    """Saves one search to one file: the `save` of a `TreeRun`."""
+    """Saves one search to one file: the `save` of a `TreeRun`.
+
+    spent: what has been measured of the search so far.
+    """
 
     file: Path
     settings: Mapping[str, Any]
-    accounting: Accounting
+    spent: Callable[[], Accounting]
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
         """Raises InputError if the file cannot be written."""
+        spent = self.spent()
         saved = Checkpoint(
             settings=self.settings,
             tree=run.tree,
             elapsed_s=elapsed_s,
-            phases_s=self.accounting.seconds,
-            num_groups=self.accounting.num_groups,
+            phases_s=spent.seconds,
+            num_groups=spent.num_groups,
             round_tokens=run.round_tokens,
             finished_s=run.finished_s,
         )

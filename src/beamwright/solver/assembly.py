@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from beamwright.attention import check_deterministic, make_attention
-from beamwright.config import ModelSettings, Settings
+from beamwright.config import ModelSettings, ScheduleSettings, Settings
+from beamwright.decode import RunningBatch
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
@@ -21,6 +22,7 @@ from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
+from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
@@ -45,6 +47,28 @@ class Parts:
     generator: TreeModel
     verifier: Verifier
     tree_models: list[TreeModel]
+
+
+@dataclass(frozen=True)
+class Machinery:
+    """What all problems of a solver share, loaded or allocated once.
+
+    schedule: the user's own, or that of the parts. exact: results do not depend on the batch.
+    """
+
+    settings: ScheduleSettings
+    parts: Parts
+    batch: RunningBatch
+    schedule: SchedulePolicy
+    threads: Threads
+    exact: bool
+    timeline: Timeline
+    progress: Progress
+
+    def stop_copiers(self) -> None:
+        """Stop the link's threads; they start again when they are needed."""
+        if self.parts.tier is not None:
+            self.parts.tier.close()
 
 
 def assemble(

@@ -9,13 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
+from beamwright.errors import InputError
 
 GivenProblem = str | tuple[str | int, str]
 """A problem's text, or its id and its text."""
-
-OF_ONE_SEARCH = (CapacityError, DeviceMemoryError, NotFiniteError)
-"""Errors that stop the trees in flight, of which others may do well alone."""
 
 
 class OneAtATime:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from beamwright.config import Settings
-from beamwright.models import TreeModel
-from beamwright.runtime.accounting import Accounting
-
-
-@dataclass(frozen=True)
-class Mark:
-    """All counters when a tree was admitted.
-
-    tokens: that had been drawn for all trees.
-    """
-
-    time_s: float
-    h2d_bytes: int
-    d2h_bytes: int
-    seconds: Mapping[str, float]
-    num_groups: int
-    tokens: int
+from beamwright.runtime import Accounting, TreeRun
+from beamwright.runtime.limits import num_generated
+from beamwright.runtime.obeyed import policy_name
+from beamwright.solver.assembly import Machinery
+from beamwright.solver.tiers import Traffic
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is common to the trees that were in flight together."""
+    """What is measured while a tree is in flight; bytes are of all that ran beside it."""
 
     settings: Settings
     accounting: Accounting
@@ -47,25 +35,71 @@ class RunFacts:
     scratch_peak_bytes: int = 0
     recomputed_tokens: int = 0
 
-    @classmethod
-    def of(
-        cls,
-        models: Sequence[TreeModel],
-        *,
-        has_host: bool,
-        **common: Any,
-    ) -> RunFacts:
-        """What the models (the generator first) say of a run.
 
-        has_host: is there a host tier? common: the other fields.
-        """
-        generator = models[0]
-        return cls(
+@dataclass(frozen=True)
+class Mark:
+    """All counters when a tree was admitted. tokens: drawn for all trees."""
+
+    time_s: float
+    traffic: Traffic
+    seconds: Mapping[str, float]
+    num_groups: int
+    tokens: int
+
+
+class Meter:
+    """Measures what happens while a tree is in flight, as the difference of two counts."""
+
+    def __init__(self, machinery: Machinery, accounting: Accounting) -> None:
+        self._machinery, self._accounting = machinery, accounting
+
+    def mark(self) -> Mark:
+        """Where all counters are."""
+        accounting, counts = self._accounting, self._machinery.batch.counts
+        return Mark(
+            time.perf_counter(),
+            self._traffic(),
+            dict(accounting.seconds),
+            accounting.num_groups,
+            counts.row_tokens,
+        )
+
+    def spent(self, since: Mark, before: Accounting | None = None) -> Accounting:
+        """Phases and groups since then, and `before`."""
+        found = self._accounting.since(since.seconds, since.num_groups)
+        if before is not None:
+            for name, seconds in before.seconds.items():
+                found.seconds[name] += seconds
+            found.num_groups += before.num_groups
+        return found
+
+    def facts(
+        self, run: TreeRun, settings: Settings, since: Mark, before: Accounting | None
+    ) -> RunFacts:
+        """What was measured since a tree was admitted. before: by earlier processes."""
+        machinery, after = self._machinery, self._traffic()
+        parts, models = machinery.parts, machinery.parts.tree_models
+        drawn = machinery.batch.counts.row_tokens - since.tokens
+        has_host = parts.tier is not None
+        return RunFacts(
+            settings=settings,
+            accounting=self.spent(since, before),
+            total_s=time.perf_counter() - since.time_s + run.elapsed_s,
+            total_generated=max(num_generated(run.tree), drawn),
+            device_budget_bytes=parts.plan.kv_bytes,
             device_peak_bytes=sum(model.store.device_peak_bytes for model in models),
+            generator_budget_bytes=parts.plan.generator_kv_bytes,
+            kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
+            exact=machinery.exact,
+            schedule=policy_name(machinery.schedule),
+            attention=parts.generator.backend.name,
             host_peak_bytes=sum(m.store.host_peak_bytes for m in models) if has_host else None,
+            h2d_bytes=after.h2d_bytes - since.traffic.h2d_bytes,
+            d2h_bytes=after.d2h_bytes - since.traffic.d2h_bytes,
             scratch_peak_bytes=sum(model.store.scratch.peak_bytes for model in models),
             recomputed_tokens=sum(model.store.counts.recomputed_tokens for model in models),
-            kv_bytes_per_token=generator.store.pool.layout.bytes_per_token,
-            attention=generator.backend.name,
-            **common,
         )
+
+    def _traffic(self) -> Traffic:
+        parts = self._machinery.parts
+        return Traffic.now(parts.tier, parts.tree_models)

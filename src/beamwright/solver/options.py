@@ -18,35 +18,8 @@ from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
 
 
-class SolverOptions(TypedDict, total=False):
-    """What `Solver` takes by name; what is left out, or None, has the default of the settings."""
-
-    # model: Which models run, where and in what precision.
-
-    model: str | PathLike[str]
-    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."""
-    verifier: str | PathLike[str] | ScoreFunction | Verifier | None
-    """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default: bundled
-    beside --model bundled, else none).
-    """
-    system_prompt: str | None
-    """System message of the chat template."""
-    chat_template: str | PathLike[str] | None
-    """Jinja chat template, or a file that holds one."""
-    device: str
-    """Where the models run: cpu, cuda, cuda:1."""
-    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
-    """Precision of weights, activations and KV."""
-    attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
-    """How decoding attends to shared prefixes; tree and dense run kernels on a GPU."""
-    context: int | None
-    """Cap on the model's context."""
-    weights: Literal["auto", "int8", "int4"]
-    """Keep the generator's weights so; auto is their dtype."""
-    verifier_weights: Literal["auto", "int8", "int4"]
-    """The same for the verifier's."""
-    deterministic: bool
-    """Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."""
+class RequestOptions(TypedDict, total=False):
+    """What every problem may have of its own; what is left out, or None, is the solver's."""
 
     # sampling: How one token is drawn from the logits.
 
@@ -108,6 +81,62 @@ class SolverOptions(TypedDict, total=False):
     stop: str | StopFunction | Sequence[str | StopFunction] | None
     """Stop where these say so: names of declared stops, functions of a tree."""
 
+    # search: Options of one strategy.
+
+    warmup: int | None
+    """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
+    keep: float | None
+    """deepconf: Share of the warm-up at or above the bar."""
+    branching: Literal["softmax", "linear"] | None
+    """dynamic: Children by softmax of the score, or in linear proportion."""
+    score_temperature: float | None
+    """dynamic, particles: Temperature of the softmax over scores."""
+    lookahead: int | None
+    """lookahead: Steps of a rollout."""
+    exploration: float | None
+    """mcts: Weight of the exploration bonus; 0 follows scores."""
+    nodes: int | None
+    """mcts: Most steps that are written (default: 16 n)."""
+    ess: float | None
+    """particles: Resample at or below this effective share."""
+    revisions: int | None
+    """revise: Critiques and new answers per path."""
+    critique_prompt: str | None
+    """revise: What asks for a critique."""
+    revision_prompt: str | None
+    """revise: What asks for a new answer."""
+
+
+class SolverOptions(RequestOptions, total=False):
+    """What `Solver` takes by name; what is left out, or None, has the default of the settings."""
+
+    # model: Which models run, where and in what precision.
+
+    model: str | PathLike[str]
+    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."""
+    verifier: str | PathLike[str] | ScoreFunction | Verifier | None
+    """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default: bundled
+    beside --model bundled, else none).
+    """
+    system_prompt: str | None
+    """System message of the chat template."""
+    chat_template: str | PathLike[str] | None
+    """Jinja chat template, or a file that holds one."""
+    device: str
+    """Where the models run: cpu, cuda, cuda:1."""
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
+    """Precision of weights, activations and KV."""
+    attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
+    """How decoding attends to shared prefixes; tree and dense run kernels on a GPU."""
+    context: int | None
+    """Cap on the model's context."""
+    weights: Literal["auto", "int8", "int4"]
+    """Keep the generator's weights so; auto is their dtype."""
+    verifier_weights: Literal["auto", "int8", "int4"]
+    """The same for the verifier's."""
+    deterministic: bool
+    """Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."""
+
     # memory: One memory number, and its parts where a user wants to name them.
 
     memory: int | str | None
@@ -147,31 +176,6 @@ class SolverOptions(TypedDict, total=False):
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
-
-    # search: Options of one strategy.
-
-    warmup: int | None
-    """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
-    keep: float | None
-    """deepconf: Share of the warm-up at or above the bar."""
-    branching: Literal["softmax", "linear"] | None
-    """dynamic: Children by softmax of the score, or in linear proportion."""
-    score_temperature: float | None
-    """dynamic, particles: Temperature of the softmax over scores."""
-    lookahead: int | None
-    """lookahead: Steps of a rollout."""
-    exploration: float | None
-    """mcts: Weight of the exploration bonus; 0 follows scores."""
-    nodes: int | None
-    """mcts: Most steps that are written (default: 16 n)."""
-    ess: float | None
-    """particles: Resample at or below this effective share."""
-    revisions: int | None
-    """revise: Critiques and new answers per path."""
-    critique_prompt: str | None
-    """revise: What asks for a critique."""
-    revision_prompt: str | None
-    """revise: What asks for a new answer."""
 
 
 def with_options(call: Callable[..., Any]) -> inspect.Signature:

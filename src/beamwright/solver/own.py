@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beamwright.config import SearchSettings, Section, Settings
+from beamwright.config import SearchSettings, Section, Settings, option_owners
 from beamwright.declare import STOPS, VERIFIERS, make_stops
+from beamwright.decode import Decoding
 from beamwright.errors import InputError
 from beamwright.identity import identity_of
 from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.registry import Table, TableRow
-from beamwright.runtime.limits import StopFunction
+from beamwright.runtime.limits import StopFunction, StopRule, check_stops
 from beamwright.saved.checkpoint import OWN
 from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
-from beamwright.verify import CallableVerifier, ObjectVerifier, declared_verifier
+from beamwright.verify import CallableVerifier, ObjectVerifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 
 _GROUPING = ("planner", "balance")  # read by the locality schedule alone
@@ -35,19 +36,16 @@ IGNORED = {
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
 
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
+_SHARED = ("model", "memory", "schedule")  # sections: loaded, or allocated, once
 
 
 @dataclass(frozen=True)
 class OwnParts:
-    """The user's own parts; None, or no stops, where settings say what to use.
-
-    scorer: the verifier, or the declared one that the settings name. stops: those, too.
-    """
+    """The user's own parts; None, or no stops, where settings say what to use."""
 
     strategy: Strategy | None = None
     schedule: SchedulePolicy | None = None
     verifier: Verifier | None = None
-    scorer: Verifier | None = None
     stops: tuple[StopFunction, ...] = ()
 
     def identities(self) -> dict[str, str]:
@@ -60,17 +58,15 @@ class OwnParts:
         }
         return {option: f"{OWN}{identity_of(part)}" for option, part in owners.items()}
 
-    def strategy_for(self, search: SearchSettings) -> Strategy | None:
-        """The strategy, given what every strategy is given."""
+    def strategy_for(self, search: SearchSettings) -> Strategy:
+        """The user's strategy, given what every strategy is given, or that of the settings."""
         if isinstance(self.strategy, SearchPolicy):
             return type(self.strategy)(**{**dict(self.strategy), "search": search})
-        return self.strategy
+        return self.strategy or make_strategy(search)
 
 
-def settle(
-    settings: Settings | None, options: dict[str, Any]
-) -> tuple[Settings, Strategy, OwnParts]:
-    """What a solver was called with, as whole settings, its strategy, and the user's own parts.
+def given(settings: Settings | None, options: dict[str, Any]) -> tuple[Settings, OwnParts]:
+    """What a solver was called with, as settings, and the user's own parts.
 
     options: flat options of the settings, `strategy`, `stop` and `plugins`.
 
@@ -85,21 +81,70 @@ def settle(
     load_all(options.pop("plugins", ()))
     own = take_own(options)
     if settings is None:
-        settings = Settings.build(**options)
-    elif options.get("stop"):
-        named = (*(settings.stop.stop or ()), *options["stop"])
-        stopped = settings.stop.model_copy(update={"stop": named})
-        settings = settings.model_copy(update={"stop": stopped})
-    found = with_defaults(
-        settings,
-        own_scores=own.verifier is not None or own.strategy is not None,
-        own_strategy=own.strategy is not None,
-    )
-    _check_meant(found, own)
-    scorer = declared_verifier(found.model)
-    stops = (*make_stops(found.stop), *own.stops)
-    own = replace(own, scorer=own.verifier or scorer, stops=stops)
-    return found, own.strategy_for(found.search) or make_strategy(found.search), own
+        return Settings.build(**options), own
+    if options.get("stop"):
+        return settings.changed(stop=(*(settings.stop.stop or ()), *options["stop"])), own
+    return settings, own
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one problem is asked with: whole settings, the strategy, what may stop it, own parts."""
+
+    settings: Settings
+    strategy: Strategy
+    stops: tuple[StopFunction, ...]
+    own: OwnParts
+
+    @classmethod
+    def of(cls, settings: Settings, own: OwnParts) -> Request:
+        """Settings as given, with nothing left open.
+
+        Raises:
+            InputError: if they do not go together.
+        """
+        found = with_defaults(
+            settings,
+            own_scores=own.verifier is not None or own.strategy is not None,
+            own_strategy=own.strategy is not None,
+        )
+        _check_meant(found, own)
+        check_stops(found.stop, found.search)
+        stops = (*make_stops(found.stop), *own.stops)
+        return cls(found, own.strategy_for(found.search), stops, own)
+
+    @property
+    def decoding(self) -> Decoding:
+        """How its tokens are drawn and where its steps end."""
+        return Decoding(self.settings.sampling, self.settings.step, self.settings.search.seed)
+
+    def identities(self) -> dict[str, str]:
+        """Who decides in the place of settings, for checkpoints."""
+        return self.own.identities()
+
+    def rule(self) -> StopRule:
+        """What may stop the search early."""
+        return StopRule(self.settings.stop, self.settings.search, self.stops)
+
+
+def changed(settings: Settings, own: OwnParts, options: dict[str, Any]) -> Request:
+    """What one problem is asked with where it has options of its own.
+
+    settings, own: of the solver, as given, its models named.
+
+    Raises:
+        InputError: for an option that all problems of a solver share, or that is bad.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in options:
+        if option_owners().get(name) in _SHARED:
+            raise InputError(f"{name}: is the same for all problems of a Solver; make another one")
+    mine = take_own(options)
+    if options.get("search") is not None or mine.strategy is not None:
+        own = replace(own, strategy=mine.strategy)
+    if options.get("stop") is not None or mine.stops:
+        own = replace(own, stops=mine.stops)
+    return Request.of(settings.changed(**options), own)
 
 
 def _check_meant(settings: Settings, own: OwnParts) -> None:

@@ -1,0 +1,243 @@
+"""Flights: the problems that a solver works on at a time, each from its request to its outcome."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from beamwright.errors import (
+    BeamwrightError,
+    Cancelled,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    Interrupted,
+    LinkError,
+)
+from beamwright.protocols import RoundCallback
+from beamwright.runtime import Accounting, Engine, TreeRun
+from beamwright.runtime.choice import Run, make_executor
+from beamwright.runtime.tree_run import RenderTurn
+from beamwright.saved.checkpoint import CheckpointWriter
+from beamwright.search import round_rng
+from beamwright.solver.assembly import Machinery
+from beamwright.solver.describe import describe, with_partial
+from beamwright.solver.facts import Mark, Meter, RunFacts
+from beamwright.solver.memory import advise
+from beamwright.solver.own import Request
+from beamwright.solver.solution import Solution
+from beamwright.tree import SearchTree
+from beamwright.verify import aggregate
+
+BEAMS_IN_FLIGHT = 64
+"""Candidates of all problems together that keep a device busy; more wait."""
+
+Outcome = Solution | BeamwrightError
+
+
+@dataclass(eq=False)
+class Flight:
+    """One problem on its way.
+
+    plant: makes its tree; once more where it did not fit beside others.
+    save: of a tree's `TreeRun`, from what is measured of it. resume: makes a run go on where an
+    earlier process was, and says what that has measured.
+    cancelled: whoever asked has lost interest; set by any thread.
+    company: others have been in flight beside it.
+    """
+
+    plant: Callable[[], SearchTree]
+    request: Request
+    on_round: RoundCallback | None = None
+    save: Callable[[Callable[[], Accounting]], CheckpointWriter] | None = None
+    resume: Callable[[TreeRun], Accounting] | None = None
+    cancelled: bool = False
+    company: bool = False
+
+
+class Arrivals(Protocol):
+    """Where flights come from."""
+
+    def next(self, *, idle: bool) -> Flight | None:
+        """The next one; None if there is none now.
+
+        idle: nothing is in flight, so None ends the run.
+        """
+        ...
+
+
+class Listed:
+    """Flights that are known beforehand, or come one by one from an iterator."""
+
+    def __init__(self, flights: Iterable[Flight]) -> None:
+        self._flights = iter(flights)
+
+    def next(self, *, idle: bool) -> Flight | None:
+        """The next one, whether or not others are in flight."""
+        del idle
+        return next(self._flights, None)
+
+
+@dataclass(eq=False)
+class _Airborne:
+    """A flight whose tree has been admitted. before: measured of it by earlier processes."""
+
+    flight: Flight
+    mark: Mark
+    before: Accounting | None
+
+
+class Flights:
+    """Runs problems to their outcomes. A problem's own error is its outcome; the others go on.
+
+    One that did not fit beside others is tried once more, alone.
+
+    turn: renders what is asked again. in_flight: problems at a time; None for as many as have
+    `BEAMS_IN_FLIGHT` candidates together.
+    """
+
+    def __init__(
+        self, machinery: Machinery, turn: RenderTurn, in_flight: int | None = None
+    ) -> None:
+        self._machinery, self._turn, self._in_flight = machinery, turn, in_flight
+        parts, accounting = machinery.parts, Accounting()
+        for model in parts.tree_models:
+            model.store.reset_peaks()
+        executor = make_executor(
+            machinery.settings,
+            Run(in_flight, machinery.exact, machinery.threads),
+            machinery.batch,
+            parts.verifier,
+            accounting,
+            parts.tree_models,
+            machinery.timeline,
+            machinery.progress,
+        )
+        self._engine = Engine(executor, machinery.schedule, accounting)
+        self._meter = Meter(machinery, accounting)
+        self._live: dict[TreeRun, _Airborne] = {}
+        self._alone: deque[Flight] = deque()
+        self._ended: deque[tuple[Flight, Outcome]] = deque()
+
+    def run(self, arrivals: Arrivals) -> Iterator[tuple[Flight, Outcome]]:
+        """Yield each flight with its outcome as it ends.
+
+        Raises:
+            LinkError, Interrupted: with what was finished of a tree that was alone in flight.
+        """
+        try:
+            while True:
+                with self._machinery.threads.in_use():
+                    self._admit(arrivals)
+                    self._cancel()
+                    if self._live and not self._ended:
+                        self._note(self._engine.step())
+                if not self._live and not self._ended:
+                    return
+                while self._ended:
+                    yield self._ended.popleft()
+        except (BeamwrightError, KeyboardInterrupt) as error:
+            found = [(run, self._facts(run)) for run in self._live]
+            self._engine.abort()
+            stopped = self._stopped(error, found)
+            if stopped is error:
+                raise
+            raise stopped from error
+        finally:
+            self._engine.abort()
+            if self._live:
+                self._machinery.batch.abort()
+
+    # --- who comes ---------------------------------------------------------------------------
+
+    def _admit(self, arrivals: Arrivals) -> None:
+        """Take in whoever there is a place for. Who has to be alone waits until all have gone."""
+        while not self._ended:
+            if self._alone:
+                flight = None if self._live else self._alone.popleft()
+            elif self._is_full():
+                flight = None
+            else:
+                flight = arrivals.next(idle=not self._live)
+            if flight is None:
+                return
+            self._begin(flight)
+
+    def _is_full(self) -> bool:
+        if self._in_flight is not None:
+            return len(self._live) >= self._in_flight
+        sizes = [each.flight.request.settings.search.n for each in self._live.values()]
+        return sum(sizes) >= BEAMS_IN_FLIGHT
+
+    def _begin(self, flight: Flight) -> None:
+        machinery = self._machinery
+        if flight.cancelled:
+            self._ended.append((flight, Cancelled()))
+            return
+        try:
+            tree = flight.plant()
+            machinery.batch.decode_as(tree.root, flight.request.decoding)
+        except InputError as error:
+            self._ended.append((flight, error))
+            return
+        search = flight.request.settings.search
+        how = search.aggregate or machinery.parts.verifier.default_aggregate
+        run = TreeRun(
+            tree,
+            flight.request.strategy,
+            partial(aggregate, how=how),
+            partial(round_rng, search),
+            self._turn,
+            on_round=flight.on_round,
+            rule=flight.request.rule(),
+        )
+        before = None if flight.resume is None else flight.resume(run)
+        self._live[run] = _Airborne(flight, self._meter.mark(), before)
+        if flight.save is not None:
+            run.save = flight.save(partial(self._meter.spent, self._live[run].mark, before))
+        if len(self._live) > 1:
+            for each in self._live.values():
+                each.flight.company = True
+        self._note(self._engine.admit(run))
+
+    # --- how they end ------------------------------------------------------------------------
+
+    def _cancel(self) -> None:
+        for run in [run for run, each in self._live.items() if each.flight.cancelled]:
+            self._engine.cancel(run)
+            run.error = Cancelled()
+            self._note([run])
+
+    def _note(self, ended: Sequence[TreeRun]) -> None:
+        """These trees have ended: say how, or try again alone."""
+        for run in ended:
+            facts, flight = self._facts(run), self._live.pop(run).flight
+            too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
+            if too_large and flight.company:
+                flight.company = False
+                self._alone.append(flight)
+                continue
+            outcome: Outcome = run.error or describe(run, facts)
+            if run.error is not None:
+                self._stopped(run.error, [(run, facts)])
+            self._ended.append((flight, outcome))
+
+    def _facts(self, run: TreeRun) -> RunFacts:
+        each = self._live[run]
+        settings = each.flight.request.settings
+        return self._meter.facts(run, settings, each.mark, each.before)
+
+    def _stopped(
+        self, error: BeamwrightError | KeyboardInterrupt, found: Sequence[tuple[TreeRun, RunFacts]]
+    ) -> BeamwrightError | Interrupted:
+        """What is raised for an error that ended these trees."""
+        machinery, parts = self._machinery, self._machinery.parts
+        if found:
+            runs, settings = [run for run, _ in found], found[0][1].settings
+            advise(error, machinery.schedule.name, settings, parts.plan, parts.tree_models, runs)
+        if isinstance(error, LinkError):
+            machinery.stop_copiers()  # one that died starts afresh with the next problem
+        return with_partial(error, found)

@@ -1,0 +1,156 @@
+"""Handles: problems that are submitted, and solved in a thread of their own while others ask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from beamwright.errors import Cancelled, InputError
+from beamwright.protocols import RoundReport
+from beamwright.solver.flights import Arrivals, Flight, Outcome
+from beamwright.solver.solution import Solution
+
+
+class Handle:
+    """A problem that was submitted. It is solved whether or not anybody waits for it.
+
+    `await handle` waits for its result in an event loop.
+    """
+
+    def __init__(self, problem_id: str | int, flight: Flight, service: Service) -> None:
+        self.problem_id = problem_id
+        self._flight, self._service = flight, service
+        self._future: Future[Solution] = Future()
+        self._future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
+        self._rounds: SimpleQueue[RoundReport | None] = SimpleQueue()
+        self._on_round = flight.on_round
+        flight.on_round = self._hear
+
+    def done(self) -> bool:
+        """True if it is solved, cannot be solved, or is cancelled."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> Solution:
+        """Wait for the solution, at most so many seconds.
+
+        Raises:
+            BeamwrightError: why there is none, `Cancelled` if that was it; what was finished is in
+            its `partial`.
+            TimeoutError: if it takes longer; the search goes on.
+            InputError: in a callback of the same solver: it would wait for ever.
+        """
+        self._service.check_outside()
+        return self._future.result(timeout)
+
+    def cancel(self) -> None:
+        """Give it up: its KV is freed before the next iteration."""
+        self._flight.cancelled = True
+        self._service.withdraw(self._flight)
+
+    def rounds(self) -> Iterator[RoundReport]:
+        """Every round as it is decided, from the first; ends with the search.
+
+        A report's tree is alive and grows on. One reader per handle.
+        """
+        self._service.check_outside()
+        while (report := self._rounds.get()) is not None:
+            yield report
+
+    def __await__(self) -> Generator[Any, None, Solution]:
+        """What `result` returns or raises."""
+        return asyncio.wrap_future(self._future).__await__()
+
+    def _hear(self, report: RoundReport) -> None:
+        self._rounds.put(report)
+        try:
+            if self._on_round is not None:
+                self._on_round(report)
+        except Exception as error:  # what a caller's function raises ends its own search alone
+            self._flight.cancelled = True
+            self.settle(error)
+
+    def settle(self, outcome: Solution | BaseException) -> None:
+        """It has ended so; what comes later does not count."""
+        if self._future.done():
+            return
+        if isinstance(outcome, Solution):
+            self._future.set_result(outcome)
+        else:
+            self._future.set_exception(outcome)
+        self._rounds.put(None)
+
+
+class Service:
+    """Solves what is submitted, in a thread that lives while there is something to solve.
+
+    serve: runs flights to their outcomes, when the solver is free.
+    """
+
+    def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Flight, Outcome]]]) -> None:
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._waiting: deque[Flight] = deque()
+        self._handles: dict[Flight, Handle] = {}
+        self._thread: threading.Thread | None = None
+
+    def submit(self, problem_id: str | int, flight: Flight) -> Handle:
+        """Have it solved beside the others."""
+        handle = Handle(problem_id, flight, self)
+        with self._lock:
+            self._handles[flight] = handle
+            self._waiting.append(flight)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="solver", daemon=True)
+                self._thread.start()
+        return handle
+
+    def withdraw(self, flight: Flight) -> None:
+        """Whoever still waits for a place does not get one."""
+        with self._lock:
+            if flight not in self._waiting:
+                return
+            self._waiting.remove(flight)
+            handle = self._handles.pop(flight)
+        handle.settle(Cancelled())
+
+    def next(self, *, idle: bool) -> Flight | None:
+        """See `Arrivals`; with nobody left the thread ends, and whoever comes starts another."""
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            if idle:
+                self._thread = None
+            return None
+
+    def check_outside(self) -> None:
+        """Raises InputError in the thread that solves."""
+        if threading.current_thread() is self._thread:
+            raise InputError("a callback of a search cannot wait for one of the same Solver")
+
+    def close(self) -> None:
+        """Cancel everything, and wait until the thread has ended."""
+        with self._lock:
+            handles, thread = list(self._handles.values()), self._thread
+        for handle in handles:
+            handle.cancel()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            for flight, outcome in self._serve(self):
+                with self._lock:
+                    handle = self._handles.pop(flight)
+                handle.settle(outcome)
+        except BaseException as error:  # a broken link, or a bug: nobody waits in vain
+            with self._lock:
+                handles, self._thread = list(self._handles.values()), None
+                self._handles.clear()
+                self._waiting.clear()
+            for handle in handles:
+                handle.settle(error)

@@ -1,0 +1,186 @@
+"""Problems that are submitted: results, cancelling, rounds, event loops."""
+
+import asyncio
+import threading
+
+import pytest
+
+from beamwright.errors import Cancelled, InputError
+from engines import PROBLEM, assert_nothing_allocated, check_conservation
+
+SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
+LONG_S = 120.0
+
+
+@pytest.fixture
+def solver(make_solver):
+    made = make_solver(**SMALL)
+    yield made
+    made.close()
+    assert_nothing_allocated(made)
+
+
+@pytest.fixture
+def gate(solver):
+    """The first problem's search waits after its first round until the gate opens."""
+    opened, reached = threading.Event(), threading.Event()
+
+    def hold(report):
+        reached.set()
+        assert opened.wait(LONG_S)
+
+    held = solver.submit(PROBLEM, problem_id="held", n=64, width=64, on_round=hold)
+    assert reached.wait(LONG_S)
+    yield opened
+    opened.set()
+    held.cancel()
+
+
+def test_what_is_submitted_together_has_the_trees_of_problems_alone(solver):
+    handles = [solver.submit(PROBLEM, problem_id=i, seed=i % 3) for i in range(12)]
+    found = [handle.result(LONG_S) for handle in handles]
+    assert all(handle.done() for handle in handles)
+    alone = [solver.solve(PROBLEM, problem_id=i, seed=i % 3) for i in range(12)]
+    assert [each.tree_hash for each in found] == [each.tree_hash for each in alone]
+    check_conservation(solver, [each.tree for each in found])
+
+
+def test_any_thread_may_submit(solver):
+    found = {}
+
+    def ask(number):
+        found[number] = solver.submit(PROBLEM, problem_id=number).result(LONG_S).tree_hash
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {i: solver.solve(PROBLEM, problem_id=i).tree_hash for i in range(6)}
+
+
+def test_one_that_is_cancelled_stops_and_the_others_do_not_notice(solver, gate):
+    others = [solver.submit(PROBLEM, problem_id=i) for i in range(3)]
+    cancelled = solver.submit(PROBLEM, problem_id="late")
+    cancelled.cancel()
+    assert cancelled.done(), "it waited for a place and is not begun"
+    gate.set()
+    with pytest.raises(Cancelled):
+        cancelled.result(LONG_S)
+    found = [each.result(LONG_S).tree_hash for each in others]
+    assert found == [solver.solve(PROBLEM, problem_id=i).tree_hash for i in range(3)]
+
+
+def test_cancelling_in_the_middle_frees_its_kv_and_keeps_what_it_has(solver):
+    seen, submitted = [], threading.Event()
+
+    def cancel(report):
+        seen.append(report)
+        assert submitted.wait(LONG_S)
+        handle.cancel()
+
+    handle = solver.submit(PROBLEM, on_round=cancel)
+    submitted.set()
+    with pytest.raises(Cancelled) as caught:
+        handle.result(LONG_S)
+    assert len(seen) == 1
+    assert caught.value.partial is None or caught.value.partial.rounds == 1
+    solver.close()
+    assert_nothing_allocated(solver)
+    assert solver.solve(PROBLEM).rounds == 3
+
+
+def test_rounds_come_as_they_are_decided_and_end_with_the_search(solver):
+    handle = solver.submit(PROBLEM)
+    assert [report.round for report in handle.rounds()] == [1, 2, 3]
+    assert handle.result(LONG_S).rounds == 3
+
+
+def test_what_a_callback_raises_ends_its_own_search(solver):
+    def fail(report):
+        raise ValueError("not mine")
+
+    bad, good = solver.submit(PROBLEM, on_round=fail), solver.submit(PROBLEM, problem_id=1)
+    with pytest.raises(ValueError, match="not mine"):
+        bad.result(LONG_S)
+    assert good.result(LONG_S).tree_hash == solver.solve(PROBLEM, problem_id=1).tree_hash
+
+
+def test_what_is_wrong_with_a_problem_is_its_own_result(solver):
+    empty, good = solver.submit("  "), solver.submit(PROBLEM)
+    with pytest.raises(InputError, match="empty"):
+        empty.result(LONG_S)
+    assert good.result(LONG_S).rounds == 3
+
+
+def test_a_callback_cannot_wait_for_its_own_solver(solver):
+    said, submitted = [], threading.Event()
+
+    def wait(report):
+        assert submitted.wait(LONG_S)
+        with pytest.raises(InputError, match="callback"):
+            other.result(LONG_S)
+        with pytest.raises(InputError, match="in the middle of a search"):
+            solver.solve(PROBLEM)
+        said.append(report.round)
+
+    handle = solver.submit(PROBLEM, on_round=wait)
+    other = solver.submit(PROBLEM, problem_id=1)
+    submitted.set()
+    assert handle.result(LONG_S).rounds == 3
+    assert said == [1, 2, 3]
+
+
+def test_waiting_may_end_before_the_search_does(solver, gate):
+    handle = solver.submit(PROBLEM, problem_id=1)
+    with pytest.raises(TimeoutError):
+        handle.result(0.0)
+    gate.set()
+    assert handle.result(LONG_S).rounds == 3
+
+
+def test_solve_waits_until_what_was_submitted_is_done(solver):
+    handle = solver.submit(PROBLEM, problem_id=1)
+    assert solver.solve(PROBLEM).rounds == 3
+    assert handle.result(LONG_S).rounds == 3
+
+
+def test_closing_cancels_what_is_submitted_and_ends_the_thread(make_solver):
+    solver = make_solver(**SMALL)
+    handles = [solver.submit(PROBLEM, problem_id=i) for i in range(40)]
+    solver.close()
+    assert all(handle.done() for handle in handles)
+    assert not [each for each in threading.enumerate() if each.name == "solver"]
+    assert_nothing_allocated(solver)
+    assert solver.submit(PROBLEM).result(LONG_S).rounds == 3
+
+
+# --- event loops -----------------------------------------------------------------------------
+
+
+def test_a_handle_can_be_awaited(solver):
+    async def ask():
+        return await asyncio.gather(*(solver.submit(PROBLEM, problem_id=i) for i in range(4)))
+
+    found = asyncio.run(ask())
+    assert [each.problem_id for each in found] == [0, 1, 2, 3]
+
+
+def test_asolve_many_yields_solutions_as_they_finish(solver):
+    async def ask():
+        problems = [("bad", " "), *((i, PROBLEM) for i in range(5))]
+        return {key: found async for key, found in solver.asolve_many(problems, in_flight=2)}
+
+    found = asyncio.run(ask())
+    assert isinstance(found.pop("bad"), InputError)
+    alone = {i: solver.solve(PROBLEM, problem_id=i).tree_hash for i in range(5)}
+    assert {i: each.tree_hash for i, each in found.items()} == alone
+
+
+def test_an_iterator_that_is_closed_cancels_what_is_left(solver):
+    async def ask():
+        async for _ in solver.asolve_many([PROBLEM] * 30, in_flight=8):
+            break
+
+    asyncio.run(ask())
+    assert solver.solve(PROBLEM).rounds == 3

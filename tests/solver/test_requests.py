@@ -1,0 +1,104 @@
+"""What one problem may have of its own, and what is measured of it."""
+
+from typing import ClassVar
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.search.beam import BeamSearch
+from engines import PROBLEM, assert_nothing_allocated, tiny_solver
+
+SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
+OWN = [
+    {"n": 2, "width": 1},
+    {"search": "best-of-n", "n": 3, "seed": 5},
+    {"temperature": 0.0, "max_tokens": 12},
+    {"search": "dvts", "aggregate": "min", "step_tokens": 5},
+    {"token_budget": 30, "choose": "majority"},
+]
+
+
+@pytest.mark.parametrize("options", OWN, ids=str)
+def test_a_problem_has_the_tree_of_a_solver_with_its_options(
+    make_solver, generator_folder, options
+):
+    with make_solver(**SMALL) as solver:
+        found = solver.solve(PROBLEM, **options)
+        assert_nothing_allocated(solver)
+    with tiny_solver(generator_folder, **{**SMALL, **options}) as other:
+        alone = other.solve(PROBLEM)
+    assert found.tree_hash == alone.tree_hash
+    assert found.answer == alone.answer
+    assert found.settings.search == alone.settings.search
+    assert found.settings.sampling == alone.settings.sampling
+
+
+def test_the_next_problem_has_the_solvers_own_options_again(make_solver):
+    solver = make_solver(**SMALL)
+    before = solver.solve(PROBLEM).tree_hash
+    assert solver.solve(PROBLEM, seed=9, n=2, width=2).tree_hash != before
+    assert solver.solve(PROBLEM).tree_hash == before
+
+
+def test_a_strategy_and_a_stop_of_ones_own(make_solver):
+    solver = make_solver(**SMALL, search="best-of-n")
+    beam = solver.solve(PROBLEM, strategy=BeamSearch, stop=lambda tree: "enough")
+    assert "enough" in beam.reason_fewer
+    assert solver.solve(PROBLEM, search="beam").rounds > beam.rounds
+
+
+def test_another_strategy_does_not_inherit_options_of_the_solvers(make_solver):
+    solver = make_solver(**SMALL, search="lookahead", lookahead=1)
+    assert "lookahead" not in solver.solve(PROBLEM, search="beam").settings.search.model_extra
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_memory": "1MiB"}, "kv_memory: is the same for all problems"),
+        ({"model": "bundled"}, "model: is the same for all problems"),
+        ({"schedule": "in-gpu"}, "schedule: is the same for all problems"),
+        ({"wdith": 3}, "did you mean"),
+        ({"n": 0}, "n"),
+        ({"search": "no such"}, "no such"),
+        ({"stop_votes": True, "choose": "best"}, "--stop-votes"),
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_one_line_and_costs_nothing(make_solver, options, words):
+    solver = make_solver(**SMALL)
+    for call in (solver.solve, solver.submit, lambda p, **own: solver.solve_many([p], **own)):
+        with pytest.raises(InputError, match=words):
+            call(PROBLEM, **options)
+    assert solver.solve(PROBLEM).rounds == 3
+    assert_nothing_allocated(solver)
+
+
+def test_a_search_that_reads_what_is_not_kept_says_so(make_solver):
+    class Curious(BeamSearch):
+        token_stats: ClassVar = frozenset({"entropy"})
+
+    with pytest.raises(InputError, match="reads entropy of every token"):
+        make_solver(**SMALL).solve(PROBLEM, strategy=Curious)
+
+
+def test_a_resumed_search_needs_the_options_that_it_was_begun_with(make_solver, tmp_path):
+    solver, file = make_solver(**SMALL), tmp_path / "saved.json"
+    whole = solver.solve(PROBLEM, seed=3)
+    solver.solve(PROBLEM, seed=3, checkpoint=file, max_rounds=3)
+    with pytest.raises(InputError, match="--seed 3"):
+        solver.resume(file)
+    assert solver.resume(file, seed=3).tree_hash == whole.tree_hash
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_what_is_measured_of_a_problem_is_its_own(make_solver, in_flight):
+    solver = make_solver(**SMALL)
+    found = dict(solver.solve_many([PROBLEM] * 5, in_flight=in_flight))
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    for each in found.values():
+        parts = (each.time.decode_s, each.time.verify_s, each.time.schedule_s, each.time.stall_s)
+        assert sum(parts) <= each.time.total_s * 1.0001
+    if in_flight == 1:
+        alone = {i: solver.solve(PROBLEM, problem_id=i).kv.groups for i in range(5)}
+        assert {i: each.kv.groups for i, each in found.items()} == alone
