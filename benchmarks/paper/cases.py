@@ -58,7 +58,7 @@ def _locality(label: str, **options: Any) -> Variant:
 
 
 # Algorithm 1, and nothing on the device is kept from one group or step to the next.
-_PUBLISHED = {"planner": "greedy", "reuse": False, "batching": "grouped"}
+_PUBLISHED = {"planner": "greedy", "reuse": False, "batching": "grouped", "write_back": "eager"}
 _BARE = {"inter_beam": False, "balance": False, "prefetch": False}
 VARIANTS = MappingProxyType(
     {

@@ -47,7 +47,13 @@ _OURS: Mapping[str, tuple[Layout, Mapping[str, Any]]] = {
     "layer-wise, shared": (Layout.TREE, {"schedule": "layerwise"}),
     "LBS as published": (
         Layout.DENSE,
-        {"schedule": "locality", "planner": "greedy", "reuse": False, "batching": "grouped"},
+        {
+            "schedule": "locality",
+            "planner": "greedy",
+            "reuse": False,
+            "batching": "grouped",
+            "write_back": "eager",
+        },
     ),
     "locality, shared": (Layout.TREE, {"schedule": "locality"}),
     "locality, continuous": (Layout.TREE, {"schedule": "locality", "batching": "continuous"}),

@@ -149,6 +149,7 @@ class ScheduleSettings(OpenSection):
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
     batching: Literal["auto", "continuous", "grouped"] = "auto"
     executor: Literal["auto", "plain", "overlapped"] = "auto"
+    write_back: Literal["auto", "eager", "lazy"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
 
 

@@ -222,11 +222,14 @@ class Plan:
     """The order in which beams join the running batch, in groups.
 
     groups: with `--batching grouped` the next one begins when the one before it has ended.
-    write_back: copy new KV to the host while it is decoded, because the tree outgrows the device.
+    write_back: KV has to go to the host, because the tree outgrows the device.
+    eager: it goes while it is decoded; otherwise shortly before its room is needed, so that most
+        of what is pruned never goes.
     """
 
     groups: tuple[tuple[Node, ...], ...]
     write_back: bool = False
+    eager: bool = False
 
 
 class SchedulePolicy(Protocol):

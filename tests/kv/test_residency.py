@@ -166,6 +166,32 @@ def test_prefetch_takes_no_room_that_a_later_group_needs(tiers, layout):
     check_leased(store, expected)
 
 
+def test_write_ahead_stores_what_the_next_group_will_displace(tiers, layout):
+    store = tiers(device=6)
+    expected = several(store, layout, 3)  # two blocks each: all fit
+    _, second, third = expected
+    fresh = store.create("fresh")
+    store.expect([[third]])
+    store.write_ahead({third: 1}, [8], {second})
+    assert [s.stored for s in expected] == [True, False, False], "the second one is growing"
+    store.write_ahead({third: 1}, [8], ())
+    assert [s.stored for s in expected] == [True, False, False], "room enough is stored"
+    before = moved(store)
+    store.reserve({fresh: 8})
+    assert [s.resident for s in expected] == [False, True, True]
+    assert moved(store) == before
+    check_leased(store, expected)
+
+
+def test_write_ahead_leaves_a_full_host_to_whoever_needs_the_room(tiers, layout):
+    store = tiers(device=6, host=1)
+    expected = several(store, layout, 3)
+    store.write_ahead({}, [8], ())
+    assert not any(segment.stored for segment in expected)
+    store.check()
+    check_leased(store, expected)
+
+
 def test_a_prefetched_segment_is_loaded_once(tiers, layout):
     store = tiers(device=4, bandwidth=400_000)
     expected = several(store, layout, 3)

@@ -20,11 +20,20 @@ def test_never_used_counts_as_oldest_and_strangers_are_left_out():
     assert eviction_order([], {"z": 1}, {"z": 9}) == []
 
 
+def test_of_the_unused_what_is_stored_goes_first():
+    last_use = {"old": 1, "stored": 4, "fresh": 5, "next": 2}
+    order = eviction_order([*last_use], {"next": 1}, last_use, {"stored", "next"})
+    assert order == ["stored", "old", "fresh", "next"]
+
+
 def test_against_one_sort_by_the_whole_rule():
     rng = random.Random(0)
     for _ in range(200):
         keys = rng.sample(range(30), rng.randint(1, 20))
         next_use = {key: rng.randint(1, 4) for key in range(30) if rng.random() < 0.5}
         last_use = {key: rng.randint(0, 5) for key in range(30)}
+        stored = {key for key in range(30) if rng.random() < 0.5}
         slow = sorted(keys, key=lambda k: (k in next_use, -next_use.get(k, 0), last_use[k]))
         assert eviction_order(keys, next_use, last_use) == slow
+        slow.sort(key=lambda k: (k in next_use, k not in next_use and k not in stored))
+        assert eviction_order(keys, next_use, last_use, stored) == slow

@@ -89,6 +89,18 @@ def test_write_back_begins_when_the_next_round_is_not_expected_to_fit(beams):
         assert (len(groups), write_back) == (1, outgrows)
 
 
+@pytest.mark.parametrize(
+    ("how", "capacity", "eager"),
+    [("auto", 35, False), ("auto", 34, True), ("lazy", 20, False), ("eager", 69, True)],
+)
+def test_new_kv_is_written_back_early_where_most_of_it_has_to_go(beams, how, capacity, eager):
+    """The beams need 70."""
+    policy = make_schedule(ScheduleSettings(write_back=how))
+    assert policy.plan(ScheduleView(beams, demand(capacity=capacity))).eager is eager
+    copies = demand(capacity=capacity, copies=True)
+    assert policy.plan(ScheduleView(beams, copies)).eager is (how != "lazy")
+
+
 def test_a_beam_over_capacity_still_has_a_group(beams):
     for planner in ("ranges", "greedy"):
         groups, write_back = run(beams, demand(capacity=20), planner=planner)

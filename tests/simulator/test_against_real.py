@@ -99,6 +99,8 @@ def test_equal_bytes_under_every_budget(tmp_path, attention, blocks):
         {"reuse": False},
         {"evict": "recompute"},
         {"max_batch": 3},
+        {"write_back": "lazy"},
+        {"write_back": "eager"},
         {"search": "best-of-n"},
     ],
     ids=lambda options: next(iter(options)),

@@ -22,6 +22,13 @@ from simulated import CARD, MODEL
 BLOCK = 16
 BLOCK_BYTES = BLOCK * MODEL.kv_bytes_per_token
 NUM_TREES = 200
+OPTIONS = (
+    {"write_back": "eager"},
+    {"write_back": "lazy"},
+    {"batching": "continuous"},
+    {"max_batch": 1},
+    {"prefetch": False},
+)
 
 
 class Best:
@@ -165,7 +172,7 @@ def test_bound_below_brute_force_below_every_schedule():
         stores = best.stores(blind=False), best.stores(blind=True)
         assert bound.stores <= stores[0] <= stores[1]
         assert bound.blind_stores <= stores[1]
-        for options in ({}, {"batching": "continuous"}, {"max_batch": 1}, {"prefetch": False}):
+        for options in OPTIONS:
             moments = []
             found = simulated(tree, capacity, moments, **options)
             if found is not None:

@@ -102,6 +102,14 @@ def test_layer_wise_hides_the_smaller_of_link_and_compute():
     assert max(link_s, real.decode_s) < real.time_s < link_s + real.decode_s
 
 
+def test_written_back_lazily_little_goes_that_is_pruned():
+    eager, lazy = (simulate(case(budget=3 * GIB // 4, write_back=how)) for how in ("eager", "lazy"))
+    assert lazy.d2h_bytes < 0.6 * eager.d2h_bytes
+    assert lazy.d2h_bytes >= lazy.blind_store_bound_bytes
+    assert lazy.decode_s == eager.decode_s
+    assert simulate(case(budget=3 * GIB // 4)) == lazy
+
+
 def test_recomputing_moves_nothing():
     simulated = simulate(case(budget=GIB // 2, evict="recompute"))
     assert simulated.h2d_bytes == simulated.d2h_bytes == 0

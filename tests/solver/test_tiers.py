@@ -36,6 +36,7 @@ FACTORS = {
     "attention": ["tree", "dense"],
     "evict": ["host", "recompute"],
     "batching": ["continuous", "grouped"],
+    "write_back": ["eager", "lazy"],
     "max_batch": [None, 1, 8],
 }
 SHARES = {"all": 1.0, "half": 0.5, "quarter": 0.25, "minimum": 0.0}

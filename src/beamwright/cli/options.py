@@ -126,6 +126,12 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "Score and decode in turns (plain), or at the same time where several problems are in "
         "flight (overlapped); auto: what was measured to be faster.",
     ),
+    "write_back": (
+        None,
+        "Send new KV to the host as soon as it is whole (eager), or shortly before its room is "
+        "needed, what is stored already leaving first (lazy: most of what is pruned never goes); "
+        "auto: eager where a step needs more than twice the device, or a copy per beam.",
+    ),
     "graphs": (
         None,
         "Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off).",

@@ -39,7 +39,7 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "link_bandwidth",
-    "max_batch", "batching",
+    "max_batch", "batching", "write_back",
 )  # fmt: skip
 
 
@@ -206,7 +206,8 @@ def _report(
             f"{generator.shape.context} tokens"
         )
     plan = split_memory(settings, models).plan
-    filled = {name: getattr(settings.schedule, name) for name in ("max_batch", "batching")}
+    names = ("max_batch", "batching", "write_back")
+    filled = {name: getattr(settings.schedule, name) for name in names}
 
     def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
         return {
@@ -238,6 +239,7 @@ def _report(
         **case.facts,
         "link_bandwidth": settings.schedule.link_bandwidth,
         "batching": settings.schedule.batching,
+        "write_back": settings.schedule.write_back,
         "max_batch": settings.schedule.max_batch,
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "kv_budget_bytes": plan.generator_kv_bytes,

@@ -63,7 +63,7 @@ class RunningBatch:
         self.running: list[Row] = []
         self.counts = BatchCounts()
         self._waiting: deque[tuple[Node, int]] = deque()
-        self._write_back = self._full = self._barriers = False
+        self._eager = self._full = self._barriers = False
         self._num_groups = 0
         self._group: int | None = None
         self._many_groups = False
@@ -117,7 +117,7 @@ class RunningBatch:
             self._num_groups += 1
             self._waiting += [(node, self._num_groups) for node in group if node not in running]
         self._many_groups = len(plan.groups) > 1
-        self._write_back, self._full = plan.write_back, False
+        self._eager, self._full = plan.write_back and plan.eager, False
         grouped = self.batching.grouped
         self._barriers = plan.write_back if grouped is None else grouped
 
@@ -208,7 +208,7 @@ class RunningBatch:
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
         for row in kept:
             residency.trim(row.segment)
-        if self._write_back:
+        if self._eager:
             residency.write_back((row.segment for row in self.running), sealed=False)
             residency.write_back(row.segment for row in kept)
         for row in done:
@@ -322,7 +322,7 @@ class RunningBatch:
         held = residency.acquire(self._copies(map(parts_read, rows)))
         try:
             grown = self._chains.complete(self._to_complete(rows), held)
-            if self._write_back:
+            if self._eager:
                 residency.write_back(grown)
                 residency.write_back(residency.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
@@ -360,18 +360,23 @@ class RunningBatch:
         if not self._residency.evicts:
             return
         coming = self._coming()
-        self._residency.expect(coming)
-        if self.batching.prefetch and coming:
-            self._residency.prefetch(coming[0])
+        needs = [self._copies(map(_parts, nodes)) for nodes in coming]
+        self._residency.expect(needs)
+        if not coming:
+            return
+        if self.batching.prefetch:
+            self._residency.prefetch(needs[0])
+        growth = [self._lengths.expected(node) for node in coming[0]]
+        self._residency.write_ahead(needs[0], growth, {row.segment for row in self.running})
 
-    def _coming(self) -> list[dict[Segment, int]]:
-        """What later groups read; without barriers, as many rows at a time as run now."""
+    def _coming(self) -> list[list[Node]]:
+        """Later groups; without barriers, as many rows at a time as run now."""
         groups: dict[int, list[Node]] = {}
         size = max(1, len(self.running))
         for place, (node, group) in enumerate(self._waiting):
             number = group if self._barriers else place // size
             groups.setdefault(number, []).append(node)
-        return [self._copies(map(_parts, nodes)) for nodes in groups.values()]
+        return list(groups.values())
 
     # --- who leaves --------------------------------------------------------------------------
 

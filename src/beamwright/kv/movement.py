@@ -148,9 +148,14 @@ class Movement:
 
     def _victims(self) -> list[Segment]:
         """Segments with an unpinned copy, the one to go first in front."""
-        found = [s for s in self._segments if len(s.copies) > s.pins and s.length]
+        return self._in_order(s for s in self._segments if len(s.copies) > s.pins and s.length)
+
+    def _in_order(self, segments: Iterable[Segment]) -> list[Segment]:
+        """These segments, the one to be evicted first in front."""
+        found = list(segments)
         last_use = {segment: segment.last_use for segment in found}
-        return eviction_order(found, self._next_use, last_use)
+        stored = frozenset(segment for segment in found if segment.stored)
+        return eviction_order(found, self._next_use, last_use, stored)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
         """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""

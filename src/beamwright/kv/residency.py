@@ -6,9 +6,10 @@ move is `movement`'s business; `store.SegmentStore` adds the tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 
+from beamwright.errors import CapacityError
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Transfer
@@ -151,7 +152,7 @@ class Residency(Movement):
         """
         if self.host is None or self.host.recompute:
             return
-        missing = [s for s in needs if not s.resident and s.host_length == s.length]
+        missing = [s for s in needs if not s.resident and s.stored]
         count = sum(self.device.blocks_for(segment.length) for segment in missing)
         if count > self.device.num_free:
             spare = [s for s in self._victims() if s not in self._next_use]
@@ -162,6 +163,27 @@ class Residency(Movement):
                 if blocks > self.device.num_free:
                     return
                 self._load(segment, self.device.allocate(blocks), "prefetch")
+
+    def write_ahead(
+        self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
+    ) -> None:
+        """Start storing what would have to go for these segments and steps of so many tokens.
+
+        When their turn comes, evicting it costs nothing. growing: segments that are not complete.
+        """
+        if self.host is None or self.host.recompute:
+            return
+        missing = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
+        short = missing + sum(map(self.device.blocks_for, growth)) - self.device.num_free
+        leaving: list[Segment] = []
+        held = (s for s in self._segments if s.copies and s.length)
+        for segment in self._in_order(s for s in held if s not in needs and s not in growing):
+            if short <= 0:
+                break
+            short -= sum(map(len, segment.copies))
+            leaving.append(segment)
+        with suppress(CapacityError):  # it is found out, and said, when the room is needed
+            self.write_back(leaving)
 
     def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
         """Say which segments the later groups of this round need, in order."""
@@ -213,7 +235,7 @@ class Residency(Movement):
 
     def dirty(self) -> list[Segment]:
         """Resident segments that are not wholly on the host, in the order of eviction."""
-        return [s for s in self._victims() if s.host_length < s.length]
+        return [s for s in self._victims() if not s.stored]
 
     # --- loading -----------------------------------------------------------------------------
 
@@ -222,7 +244,7 @@ class Residency(Movement):
         for segment in needs:
             segment.last_use = self._tick
         self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
-        lost = {s: None for s in needs if not s.resident and s.host_length < s.length}
+        lost = {s: None for s in needs if not s.resident and not s.stored}
         waiting: list[Transfer] = []
         with self.host.link.together() if self.host is not None else nullcontext():
             for segment, copies in needs.items():

@@ -48,6 +48,11 @@ class Segment:
         """True if the device holds it, or will once its transfers have finished."""
         return bool(self.copies) or self.length == 0
 
+    @property
+    def stored(self) -> bool:
+        """True if the host holds all of it, or will once its transfers have finished."""
+        return self.host_length == self.length
+
 
 @dataclass(frozen=True)
 class PathPart:

@@ -6,6 +6,7 @@ A policy that would hang the loop, or be half obeyed, ends the search with an er
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from beamwright.errors import BeamwrightError, PolicyError
@@ -77,7 +78,7 @@ def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
         seen.add(beam)
     if not groups and view.beams:
         raise PolicyError(f"{name}: an empty plan, while {len(view.beams)} beams wait")
-    return Plan(groups, plan.write_back)
+    return replace(plan, groups=groups)
 
 
 def policy_name(policy: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from math import inf
 from typing import TypeVar
 
@@ -10,24 +10,28 @@ K = TypeVar("K", bound=Hashable)
 
 
 def eviction_order(
-    candidates: Iterable[K], next_use: Mapping[K, int], last_use: Mapping[K, int]
+    candidates: Iterable[K],
+    next_use: Mapping[K, int],
+    last_use: Mapping[K, int],
+    stored: Collection[K] = (),
 ) -> list[K]:
     """Candidates, the first to be evicted first.
 
-    First those that the rest of the round does not use, least recently used first: the next round
-    runs in the opposite order, so what was used last is wanted first. Then the others, farthest
-    use first. Ties go to the least recently used, then to the order given.
+    First those that the rest of the round does not use: what the host holds already, then what
+    would have to be stored, much of which is about to be pruned; least recently used first, as the
+    next round runs in the opposite order, so what was used last is wanted first. Then the others,
+    farthest use first. Ties go to the least recently used, then to the order given.
 
     next_use: groups until the next use (1: the next group); absent if there is none.
     last_use: a tick that grows; absent if never used, which counts as before all ticks.
+    stored: what the host holds.
     """
     keys = list(candidates)
     if last_use:
         keys.sort(key=lambda key: last_use.get(key, -inf))
-    if not next_use:
-        return keys
-    wanted = [key for key in keys if key in next_use]
-    if not wanted:
-        return keys
+    wanted = [key for key in keys if key in next_use] if next_use else []
     wanted.sort(key=next_use.__getitem__, reverse=True)
-    return [key for key in keys if key not in next_use] + wanted
+    unused = [key for key in keys if key not in next_use] if wanted else keys
+    if stored:
+        unused.sort(key=lambda key: key not in stored)
+    return unused + wanted

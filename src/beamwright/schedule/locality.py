@@ -14,13 +14,15 @@ from beamwright.schedule.forest import Forest
 from beamwright.schedule.in_gpu import batches
 from beamwright.schedule.ranges import plan_ranges
 
+_EAGER_ABOVE = 2.0  # times what the device holds
+
 
 @schedule("auto", meaning="the faster of locality and layerwise, by the cost model")
 @schedule("locality", meaning="group by group, each to the end of its step")
 class LocalitySchedule(Schedule):
     """Groups that fit the device, beams in depth-first order inside each.
 
-    Of the settings it reads planner, balance, inter_beam and max_batch.
+    Of the settings it reads planner, balance, inter_beam, max_batch and write_back.
     """
 
     def plan(self, view: ScheduleView) -> Plan:
@@ -29,10 +31,21 @@ class LocalitySchedule(Schedule):
             return batches(view, self.settings.max_batch)
         forest = Forest(demand)
         groups = self._groups(view, demand, forest)
+        need_bytes = forest.need(0, len(forest))
         return Plan(
             tuple(tuple(view.beams[beam] for beam in group) for group in groups),
-            write_back=outgrows(demand, forest.need(0, len(forest))),
+            write_back=outgrows(demand, need_bytes),
+            eager=self._eager(need_bytes, demand),
         )
+
+    def _eager(self, need_bytes: int, demand: KVDemand) -> bool:
+        """Most KV leaves the device anyway where little fits; writing it early costs no stall.
+
+        A copy per beam is the LBS paper's layout, and writing back at once its way.
+        """
+        tight = need_bytes > _EAGER_ABOVE * demand.capacity_bytes
+        auto = tight or demand.copy_per_beam
+        return {"eager": True, "lazy": False, "auto": auto}[self.settings.write_back]
 
     def _groups(
         self, view: ScheduleView, demand: KVDemand, forest: Forest

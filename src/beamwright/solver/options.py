@@ -167,6 +167,7 @@ class SolverOptions(RequestOptions, total=False):
     max_batch: int | None
     """Most beams decoded together."""
     batching: Literal["auto", "continuous", "grouped"]
+    write_back: Literal["auto", "eager", "lazy"]
     """Beams join as soon as there is room (continuous), or group by group behind barriers (grouped,
     the LBS paper); auto: barriers where the tree outgrows the device.
     """
