@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beamwright.kv import RowTails, ScratchMeter
-from beamwright.kv.row_tails import padded_tokens
+from beamwright.kv.padding import padded_tail
 
 CAPACITY = 80
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_a_row_may_be_full_when_another_begins(layout):
     plain.arrange([], [CAPACITY - 1, 0, 40])
     plain.decode(1)
     assert [len(row) for row in plain.rows] == [CAPACITY, 1, 41]
-    assert plain.tails.num_tokens == padded_tokens(CAPACITY, layout.head_dim)
+    assert plain.tails.num_tokens == padded_tail(CAPACITY, layout.head_dim)
     plain.check_taken()
 
 
@@ -154,18 +154,6 @@ def test_a_tail_that_grows_over_old_memory_holds_zeros_there(layout):
 
 
 # --- memory ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("head_dim", [1, 5, 8, 16, 25, 26, 64, 128])
-def test_lengths_are_few_and_hold_all_tokens(head_dim):
-    for count in range(1, 300):
-        padded = padded_tokens(count, head_dim)
-        assert padded in (16, 32, *range(64, 449, 64))
-        assert padded_tokens(padded, head_dim) == padded >= count
-        assert padded * head_dim > 400, "torch has a routine of its own for less"
-        # No more than needed.
-        assert padded < count + 64 or (padded - 64) * head_dim <= 400
-        assert head_dim < 26 or padded < 2 * count + 16
 
 
 def test_its_addresses_change_only_when_it_grows(layout):

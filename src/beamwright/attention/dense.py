@@ -13,7 +13,7 @@ from beamwright.attention.layers import Entry, Hold, ResidentLayers, Tail, tail_
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import attend_few, attend_part
 from beamwright.kv import Path, RowTails, SegmentStore
-from beamwright.kv.row_tails import padded_tokens
+from beamwright.kv.padding import padded_path
 
 
 class PathCopies:
@@ -29,7 +29,7 @@ class PathCopies:
         layout = store.pool.layout
         entries = [Entry(tuple(path), (row,), room) for row, path in enumerate(paths)]
         lengths = [entry.num_tokens for entry in entries]
-        tokens = padded_tokens(max(lengths) + room, layout.head_dim)
+        tokens = padded_path(max(lengths) + room, layout.head_dim)
         self.lengths = torch.tensor(lengths, device=store.compute_device)
         self.layers = hold(store, entries, tokens)
         self._num_tokens, self._dtype = tokens, layout.dtype

@@ -17,22 +17,8 @@ from math import prod
 import torch
 
 from beamwright.kv.budget import ScratchMeter
+from beamwright.kv.padding import padded_tail
 from beamwright.kv.pool import KVLayout
-
-_LEAST_PRODUCT = 400  # below it torch multiplies in a loop of its own, which rounds differently
-
-
-def padded_tokens(count: int, head_dim: int) -> int:
-    """16, 32, 64, then multiples of 64: with zeros behind them, sums of vectors stay the same.
-
-    Partial sums go to four accumulators in turn, and a rest of fewer than four vectors to the
-    first; so a length must hold a multiple of four vectors, or be so short that all is rest. Heads
-    of few dimensions get more, so that their products are large enough for a library.
-    """
-    least: int = next(
-        size for size in (16, 32, *range(64, 449, 64)) if size * head_dim > _LEAST_PRODUCT
-    )
-    return max(least, 16 if count <= 16 else 32 if count <= 32 else -(-count // 64) * 64)
 
 
 class RowTails:
@@ -190,7 +176,7 @@ class RowTails:
             self.storage[..., held:, :] = 0  # of other rows, as above
 
     def _padded(self, count: int) -> int:
-        return padded_tokens(count, self.layout.head_dim)
+        return padded_tail(count, self.layout.head_dim)
 
     def _resize(self, num_rows: int, num_tokens: int) -> None:
         needed = prod(self._shape(num_rows, num_tokens))
