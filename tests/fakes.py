@@ -118,6 +118,7 @@ class ScriptedExecutor:
     queue: list = field(default_factory=list)
     unscored: list = field(default_factory=list)
     running: tuple = ()
+    patience_s: float | None = None
 
     @property
     def busy(self):

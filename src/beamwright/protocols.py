@@ -64,7 +64,14 @@ Event = StepDecoded | StepScored | StepFailed
 
 
 class Executor(Protocol):
-    """Mechanism: does bounded work and reports what happened."""
+    """Mechanism: does bounded work and reports what happened.
+
+    patience_s: seconds that a tree whose deadline has passed still waits for scores, where they
+    may never come; None where they surely will.
+    """
+
+    @property
+    def patience_s(self) -> float | None: ...
 
     def submit(self, plan: Plan) -> None:
         """Decode what the plan says instead of what waited; steps under way go on."""
@@ -77,7 +84,8 @@ class Executor(Protocol):
     def wait(self) -> list[Event]:
         """Do one bounded piece of work: an iteration of the running batch, or a batch of scores.
 
-        Returns no event where no step has ended, and where there was nothing to do.
+        Returns no event where no step has ended, where there was nothing to do, and where scores
+        have not come for `patience_s`.
         """
         ...
 

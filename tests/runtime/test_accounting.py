@@ -1,3 +1,5 @@
+import threading
+
 from beamwright.runtime import Accounting
 
 
@@ -36,3 +38,17 @@ def test_a_wait_for_the_link_is_no_stall_where_the_other_phase_goes_on():
     with accounting.phase("decode", lambda: waited[0]):
         clock.now, waited[0] = 13.0, 11.0
     assert accounting.seconds == {"decode": 1.0, "stall": 3.0, "both": 9.0, "verify": 0.0}
+
+
+def test_what_a_thread_does_that_was_left_does_not_count():
+    clock = Clock()
+    accounting = Accounting(clock)
+    verify = accounting.phase("verify", lambda: clock.now)
+    verify.__enter__()
+    clock.now = 2.0
+    accounting.leave(threading.get_ident())
+    with accounting.phase("verify"):
+        clock.now = 5.0
+        verify.__exit__(None, None, None)
+        clock.now = 7.0
+    assert accounting.seconds == {"verify": 7.0}

@@ -15,79 +15,14 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.progress import Progress
-from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed, StepScored
+from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
 from beamwright.runtime import Accounting, PlainExecutor
 from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.search import make_strategy
-from beamwright.tree import StopReason, tree_hash
+from beamwright.tree import tree_hash
 from fakes import new_tree
+from lane_parts import Scorer, Writer, by_lineage, lanes, open_scorer, search
 from played import Loop, new_run
-
-
-class Writer:
-    """Decodes up to `most` nodes per iteration, by a script: node -> (stop, score)."""
-
-    num_groups, running_nodes = 0, frozenset()
-
-    def __init__(self, script=None, most=2):
-        self.script, self.most = script or (lambda node: (StopReason.EOS, 0.5)), most
-        self.queue, self.released, self.calls = [], [], []
-
-    @property
-    def busy(self):
-        return bool(self.queue)
-
-    def view(self, beams):
-        return ScheduleView(beams)
-
-    def submit(self, plan):
-        self.queue = [node for group in plan.groups for node in group]
-
-    def iterate(self):
-        self.calls.append("iterate")
-        done, self.queue = self.queue[: self.most], self.queue[self.most :]
-        return [
-            StepDecoded(node, (node.depth, 9), (-0.1, -0.2), self.script(node)[0], f"{node.text}.")
-            for node in done
-        ]
-
-    def cancel(self, nodes):
-        self.queue = [node for node in self.queue if node not in nodes]
-
-    def release(self, nodes):
-        self.released.extend(nodes)
-
-
-class Scorer:
-    """Scores by a script once the gate is open; remembers which thread did what."""
-
-    default_aggregate, probabilities, beside_decoding = "last", False, True
-
-    def __init__(self, script=None):
-        self.script = script or (lambda node: (StopReason.EOS, float(node.lineage[-1])))
-        self.entered, self.gate = threading.Semaphore(0), threading.Semaphore(0)
-        self.scored, self.released, self.threads = [], [], set()
-        self.now, self.error = (), None
-
-    def score(self, nodes):
-        self.threads.add(threading.current_thread())
-        self.now = tuple(nodes)
-        self.entered.release()
-        self.gate.acquire()
-        self.scored.append(tuple(nodes))
-        self.now = ()
-        if self.error is not None:
-            raise self.error
-        return [self.script(node)[1] for node in nodes]
-
-    def release(self, nodes):
-        assert not {n.root for n in self.now} & {n.root for n in nodes}, "freed while it is read"
-        self.threads.add(threading.current_thread())
-        self.released.extend(nodes)
-
-
-def lanes():
-    return [thread for thread in threading.enumerate() if thread.name == "verifier"]
 
 
 @pytest.fixture
@@ -286,12 +221,6 @@ def test_a_lane_that_cannot_start_says_so_and_loses_nothing(overlapped):
 # --- whole searches by a script --------------------------------------------------------------
 
 
-def by_lineage(node):
-    """Ends and scores that follow from a node's place alone."""
-    rng = random.Random(repr(node.lineage))
-    return (StopReason.EOS if rng.random() < 0.3 else StopReason.DELIMITER), rng.random()
-
-
 class Chance(Progress):
     """Opens the lane's gate whenever a coin says so, and when the loop waits for nothing else."""
 
@@ -313,26 +242,6 @@ def breaks(node):
     if node.problem_id == 5 and node.depth > 1:
         raise InputError("no score")
     return by_lineage(node)
-
-
-def search(executor, cancels=(), num_trees=9):
-    """Grow trees, three at most in flight; those that are cancelled go after so many steps."""
-    runs = [new_run(new_tree(i)) for i in range(num_trees)]
-    loop = Loop(executor, make_strategy(SearchSettings(n=6, width=3, max_rounds=8)))
-    loop.prepare(runs)
-    waiting, number = list(runs), 0
-    try:
-        while waiting or loop.engine.num_live:
-            while waiting and loop.engine.num_live < 3:
-                loop.engine.admit(waiting.pop(0))
-            loop.engine.step()
-            number += 1
-            for run in runs:
-                if (run.tree.root.problem_id, number) in cancels:
-                    loop.engine.cancel(run)
-    finally:
-        loop.engine.abort()
-    return runs
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -360,12 +269,6 @@ def test_a_lane_that_ends_at_any_time_changes_no_tree(seed):
         assert every <= set(writer.released)
     assert len(scorer.released) == len(set(scorer.released)), "freed once"
     assert set(scorer.released) == set(writer.released)
-
-
-def open_scorer(script):
-    scorer = Scorer(script)
-    scorer.gate.release(10_000)
-    return scorer
 
 
 def test_an_error_in_the_loop_leaves_nothing_running():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.errors import InputError, Interrupted, LinkError
+from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv import StreamLink
 from beamwright.runtime import choice
 from beamwright.runtime.choice import Run, overlaps
@@ -165,6 +165,72 @@ def test_a_users_verifier_has_a_lane_only_if_it_says_so(make_solver, kind, threa
     solver = make_solver(verifier=verifier, executor="overlapped", **SMALL)
     list(solver.solve_many(PROBLEMS[:4], in_flight=4))
     assert verifier.threads == {thread}
+
+
+class Hangs(OwnBeside):
+    """Does not come back from a problem's first step before it is late."""
+
+    def __init__(self, problem_id):
+        super().__init__()
+        self.problem_id, self.stuck, self.late = problem_id, threading.Event(), threading.Event()
+
+    def score(self, nodes):
+        if nodes[0].problem_id == self.problem_id:
+            self.stuck.set()
+            assert self.late.wait(600)
+        return [0.1 * node.lineage[-1] for node in nodes]
+
+
+@pytest.fixture
+def stuck(make_solver, monkeypatch):
+    """A solver whose verifier never comes back from problem 3."""
+    monkeypatch.setattr(choice, "PATIENCE_S", 0.0)
+    solver = make_solver(verifier=Hangs(3), executor="overlapped", dtype="float64", **SMALL)
+    hangs = solver.verifier.function
+    yield solver, hangs
+    hangs.late.set()
+    for thread in threading.enumerate():
+        if thread.name == "verifier":
+            thread.join()
+    assert_nothing_allocated(solver)
+
+
+def without_it(make_solver):
+    solver = make_solver(verifier=Hangs(None), dtype="float64", **SMALL)
+    return {name: each.tree_hash for name, each in solver.solve_many(PROBLEMS, in_flight=5)}
+
+
+def test_a_verifier_that_hangs_costs_its_own_problem_its_scores(make_solver, stuck):
+    solver, _ = stuck
+    handles = {
+        name: solver.submit(text, problem_id=name, deadline=0.5 if name == 3 else None)
+        for name, text in PROBLEMS
+    }
+    found = {name: handle.result(600) for name, handle in handles.items()}
+    cut = found.pop(3)
+    assert "--deadline" in cut.reason_fewer
+    assert {each.score for each in cut.candidates} == {None}
+    expected = without_it(make_solver)
+    assert {name: each.tree_hash for name, each in found.items()} | {3: expected[3]} == expected
+
+
+def test_one_that_hangs_can_be_cancelled(make_solver, stuck):
+    solver, hangs = stuck
+    handles = {name: solver.submit(text, problem_id=name) for name, text in PROBLEMS}
+    assert hangs.stuck.wait(600)
+    handles.pop(3).cancel()
+    found = {name: handle.result(600).tree_hash for name, handle in handles.items()}
+    expected = without_it(make_solver)
+    assert found | {3: expected[3]} == expected
+
+
+def test_a_solver_closes_while_its_verifier_hangs(stuck):
+    solver, hangs = stuck
+    handle = solver.submit(PROBLEMS[3][1], problem_id=3)
+    assert hangs.stuck.wait(600)
+    solver.close()
+    with pytest.raises(Cancelled):
+        handle.result(0.0)
 
 
 @pytest.fixture

@@ -7,8 +7,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 BOTH = "both"
+
+
+@dataclass(frozen=True, eq=False)
+class _Phase:
+    name: str
+    thread: int
 
 
 class Accounting:
@@ -24,7 +31,7 @@ class Accounting:
         self.seconds: dict[str, float] = defaultdict(float)
         self.num_groups = 0
         self._lock = threading.Lock()
-        self._phases: list[str] = []
+        self._phases: list[_Phase] = []
         self._counted_s = 0.0
 
     def since(self, seconds: Mapping[str, float], num_groups: int) -> Accounting:
@@ -45,26 +52,34 @@ class Accounting:
         "stall" instead, but for what another phase has hidden.
         """
         stalled = 0.0 if stalled_s is None else stalled_s()
+        phase = _Phase(name, threading.get_ident())
         with self._lock:
             self._count()
-            self._phases.append(name)
+            self._phases.append(phase)
             before = self.seconds[name]
         try:
             yield
         finally:
             with self._lock:
                 self._count()
-                self._phases.remove(name)
-                if stalled_s is not None:
+                counts = phase in self._phases
+                self._phases = [each for each in self._phases if each is not phase]
+                if counts and stalled_s is not None:
                     alone = self.seconds[name] - before
                     stalled = min(stalled_s() - stalled, alone)
                     self.seconds[name] -= stalled
                     self.seconds["stall"] += stalled
 
+    def leave(self, thread: int | None) -> None:
+        """End the phase of a thread that may never come back; what follows of it does not count."""
+        with self._lock:
+            self._count()
+            self._phases = [each for each in self._phases if each.thread != thread]
+
     def _count(self) -> None:
         """Give the time since the last look to those who ran."""
         now = self._clock()
         if self._phases:
-            name = self._phases[0] if len(self._phases) == 1 else BOTH
+            name = self._phases[0].name if len(self._phases) == 1 else BOTH
             self.seconds[name] += now - self._counted_s
         self._counted_s = now

@@ -18,6 +18,9 @@ from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 
+PATIENCE_S = 1.0
+"""Seconds that nobody needs a user's verifier any more before its thread is left to itself."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -52,6 +55,7 @@ def make_executor(
         progress,
         compute=lane_compute(models[-1].decoder.device),
         scoring_stalled_s=partial(_stalled_s, models[1:]),
+        patience_s=PATIENCE_S if len(models) == 1 else None,
     )
 
 

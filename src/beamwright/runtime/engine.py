@@ -161,13 +161,20 @@ class Engine:
             run.on_round(run.report(candidates, total_s))
 
     def _cut_overdue(self) -> None:
-        """Trees whose deadline has passed end their round with what is decoded."""
-        now = self._clock()
-        for run in self._live.values():
+        """Trees whose deadline has passed end their round with what is decoded.
+
+        Where scores may never come, they go without those that are not in after a while.
+        """
+        now, patience_s = self._clock(), self._executor.patience_s
+        for run in list(self._live.values()):
             if run.overdue(now):
                 run.cut = True
                 self._executor.cancel(tuple(run.open))
                 run.open.clear()
+            elif run.unscored and patience_s is not None and run.out_of_time(now - patience_s):
+                run.cut = True
+                run.unscored.clear()
+                self._end_round(run)
 
     @contextmanager
     def _fails_alone(self, run: TreeRun) -> Iterator[None]:

@@ -39,6 +39,8 @@ class PlainExecutor:
     stalled_s: seconds that models have waited for the link so far.
     """
 
+    patience_s: float | None = None
+
     def __init__(
         self,
         writer: StepWriter,

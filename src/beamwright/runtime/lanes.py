@@ -9,6 +9,7 @@ or being scored. When scores arrive depends on the clock, what they are does not
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,7 +33,7 @@ class OverlappedExecutor(PlainExecutor):
     It waits for scores only where there is nothing to decode.
 
     compute: see `LaneCompute`. scoring_stalled_s: seconds that the verifier has waited for its link
-    so far; `stalled_s` are the generator's.
+    so far; `stalled_s` are the generator's. patience_s: see `Lane`.
     """
 
     def __init__(
@@ -46,10 +47,11 @@ class OverlappedExecutor(PlainExecutor):
         *,
         compute: LaneCompute = nullcontext,
         scoring_stalled_s: Callable[[], float] = lambda: 0.0,
+        patience_s: float | None = None,
     ) -> None:
         super().__init__(writer, verifier, accounting, stalled_s, timeline, progress)
         scoring = Scoring(verifier, accounting, scoring_stalled_s, timeline)
-        self._lane = Lane(scoring, compute)
+        self._lane, self.patience_s = Lane(scoring, compute, patience_s), patience_s
 
     def verify(self, nodes: Sequence[Node]) -> None:
         if nodes:
@@ -83,10 +85,19 @@ class Lane:
     """A thread that scores batches in their order; it starts with the first one.
 
     Between two batches it frees what is to be freed. Errors are raised where results are taken.
+
+    patience_s: a call of the verifier whose scores nobody needs any more may take so much longer.
+    Then its thread is left to itself, and another takes over: a user's function cannot be stopped,
+    and may never return. None for models, which do, and whose memory two threads cannot share.
     """
 
-    def __init__(self, scoring: Scoring, compute: LaneCompute = nullcontext) -> None:
-        self._scoring, self._compute = scoring, compute
+    def __init__(
+        self,
+        scoring: Scoring,
+        compute: LaneCompute = nullcontext,
+        patience_s: float | None = None,
+    ) -> None:
+        self._scoring, self._compute, self._patience_s = scoring, compute, patience_s
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below are read and written with `_changed` held.
@@ -94,12 +105,14 @@ class Lane:
         self._unneeded: list[Node] = []
         self._results: deque[list[Event] | BaseException] = deque()
         self._failure: BaseException | None = None
-        self._started = self._scores = self._closing = False
+        self._started = self._closing = False
+        self._now: tuple[Node, ...] | None = None  # is being scored
+        self._unneeded_since_s: float | None = None  # that batch
 
     @property
     def busy(self) -> bool:
-        """True while a batch waits or is scored."""
-        return bool(self._unscored) or self._scores
+        """True while a batch waits, or one is scored that is not given up."""
+        return bool(self._unscored) or (self._now is not None and self._unneeded_since_s is None)
 
     def put(self, nodes: tuple[Node, ...]) -> None:
         """Score these steps of one tree, after those that wait."""
@@ -110,10 +123,14 @@ class Lane:
             self._changed.notify_all()
 
     def take(self, *, wait: bool = False) -> list[Event] | None:
-        """What came of a batch; None if none is finished. wait: until one is, if any is to come."""
+        """What came of a batch; None if none is finished.
+
+        wait: until one is, if any is to come, and at most `patience_s`.
+        """
         with self._changed:
-            while wait and self.busy and not self._results and self._failure is None:
-                self._changed.wait()
+            if wait:
+                self._changed.wait_for(self._has_news, self._patience_s)
+            self._replace_stuck()
             self._raise_failure()
             result = self._results.popleft() if self._results else None
         if isinstance(result, BaseException):
@@ -131,22 +148,29 @@ class Lane:
         with self._changed:
             self._unscored = without(self._unscored, nodes)
             self._unneeded += nodes
+            now = self._now
+            if now and self._patience_s is not None and not without([now], nodes):
+                self._unneeded_since_s = self._unneeded_since_s or time.monotonic()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Forget what waits, finish what runs, free what is to be freed; the thread ends."""
+        """Forget what waits, finish what runs, free what is to be freed; the thread ends.
+
+        A call that does not end in `patience_s` is left to itself.
+        """
         if self._thread is None:
             return
         with self._changed:
             self._closing = True
             self._unscored.clear()
             self._changed.notify_all()
-        self._thread.join()
-        self._thread = None
-        self._started = self._closing = False
-        self._results.clear()
-        unneeded, self._unneeded = self._unneeded, []
-        if unneeded:  # the lane could not start
+        self._thread.join(self._patience_s)
+        with self._changed:
+            self._leave()
+            self._closing = False
+            self._results.clear()
+            unneeded, self._unneeded = self._unneeded, []
+        if unneeded:  # the lane could not start, or is stuck
             self._scoring.release(unneeded)
         self._raise_failure()
 
@@ -155,11 +179,29 @@ class Lane:
         work = threading.Thread(
             target=self._work, args=(self._compute(),), name="verifier", daemon=True
         )
+        self._thread, self._started = work, False
         work.start()
-        self._thread = work
         with self._changed:
             while not self._started and self._failure is None:
                 self._changed.wait()
+
+    def _has_news(self) -> bool:
+        return bool(self._results) or self._failure is not None or not self.busy
+
+    def _replace_stuck(self) -> None:
+        """If the time of a call that nobody needs is over, go on in another thread."""
+        since_s, patience_s = self._unneeded_since_s, self._patience_s
+        if since_s is None or patience_s is None or time.monotonic() < since_s + patience_s:
+            return
+        self._leave()
+        self._start()
+
+    def _leave(self) -> None:
+        """Whatever the thread does from now on is its own affair."""
+        if self._thread is not None and self._now is not None:
+            self._scoring.leave(self._thread.ident)
+        self._thread = self._now = self._unneeded_since_s = None
+        self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -178,13 +220,15 @@ class Lane:
             self._tell(failure=error)
 
     def _turn(self) -> bool:
-        """One piece of work; False if the lane is closed and there is none."""
+        """One piece of work; False if the lane is closed and there is none, or it is left."""
         with self._changed:
-            while not (self._unneeded or self._unscored or self._closing):
+            while self._is_own() and not (self._unneeded or self._unscored or self._closing):
                 self._changed.wait()
+            if not self._is_own():
+                return False
             unneeded, self._unneeded = self._unneeded, []
             batch = self._unscored.popleft() if self._unscored and not unneeded else None
-            self._scores = batch is not None
+            self._now = batch
         if unneeded:
             self._free(unneeded)
         elif batch is not None:
@@ -204,12 +248,18 @@ class Lane:
         except BaseException as error:
             result = error
         with self._changed:
-            self._results.append(result)
-            self._scores = False
-            self._changed.notify_all()
+            if self._is_own():
+                self._results.append(result)
+                self._now = self._unneeded_since_s = None
+                self._changed.notify_all()
 
     def _tell(self, *, started: bool = False, failure: BaseException | None = None) -> None:
         with self._changed:
-            self._started = self._started or started
-            self._failure = self._failure or failure
-            self._changed.notify_all()
+            if self._is_own():
+                self._started = self._started or started
+                self._failure = self._failure or failure
+                self._changed.notify_all()
+
+    def _is_own(self) -> bool:
+        """True on the lane's thread; one that was left is the lane's no more."""
+        return threading.current_thread() is self._thread

@@ -69,11 +69,6 @@ class StopRule:
         self._row = strategy_row(search)
 
     @property
-    def watches_clock(self) -> bool:
-        """True if the time has to be looked at within a round, too."""
-        return self._settings.deadline is not None
-
-    @property
     def paths_stand_alone(self) -> bool:
         """True if the strategy judges every path for itself, in half a round as in a whole one."""
         return not self._row.competes

@@ -51,6 +51,10 @@ class Scoring:
         except BeamwrightError as error:
             return [StepFailed(nodes[0], error)]
 
+    def leave(self, thread: int | None) -> None:
+        """Stop the clocks of a thread that may never come back from `score`."""
+        self._accounting.leave(thread)
+
     def release(self, nodes: Sequence[Node]) -> None:
         """Free what the verifier keeps on these nodes."""
         self._verifier.release(nodes)

@@ -42,7 +42,7 @@ class TreeRun:
     rule: what may stop the search early.
     save: called when a round is scored and nothing is decided about it yet.
     restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
-    cut: True if the deadline has passed in the middle of a round.
+    cut: True if the deadline has ended a round before all of it was decoded and scored.
     served: tokens that were decoded for it, from where the others were when it came.
     error: why the tree could not be finished.
     """
@@ -90,18 +90,20 @@ class TreeRun:
         return tuple(n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers)
 
     def overdue(self, now: float) -> bool:
-        """True if the deadline has passed and there is something to return.
+        """True if the deadline has passed in decoding and there is something to return.
 
         A tree without any candidate goes on.
         """
         return (
             not self.cut
-            and self.rule is not None
-            and self.rule.watches_clock
-            and self.rule.out_of_time(self.own_s(now))
             and bool(self.open)
+            and self.out_of_time(now)
             and bool(self.tree.candidates() or self.tree.finished())
         )
+
+    def out_of_time(self, now: float) -> bool:
+        """True if the deadline has passed."""
+        return self.rule is not None and self.rule.out_of_time(self.own_s(now))
 
     def save_round(self, now: float) -> None:
         """Half a round depends on when the deadline struck, and is no place to resume from."""

@@ -120,6 +120,7 @@ class _Chance:
         self._nodes: list[Node] = []
         self._unscored: list[Node] = []
         self.running: frozenset[Node] = frozenset()
+        self.patience_s: float | None = None
 
     @property
     def busy(self) -> bool:
