@@ -42,14 +42,13 @@ Outcome = Solution | BeamwrightError
 class Flight:
     """One problem on its way.
 
-    plant: makes its tree; once more where it did not fit beside others.
+    make_tree: called once more where the tree did not fit beside others.
     save: of a tree's `TreeRun`, from what is measured of it. resume: makes a run go on where an
     earlier process was, and says what that has measured.
-    cancelled: whoever asked has lost interest; set by any thread.
-    company: others have been in flight beside it.
+    cancelled: is to be given up; set by any thread. company: others were in flight beside it.
     """
 
-    plant: Callable[[], SearchTree]
+    make_tree: Callable[[], SearchTree]
     request: Request
     on_round: RoundCallback | None = None
     save: Callable[[Callable[[], Accounting]], CheckpointWriter] | None = None
@@ -82,8 +81,8 @@ class Listed:
 
 
 @dataclass(eq=False)
-class _Airborne:
-    """A flight whose tree has been admitted. before: measured of it by earlier processes."""
+class _Admitted:
+    """A flight whose tree is in the engine. before: measured of it by earlier processes."""
 
     flight: Flight
     mark: Mark
@@ -118,7 +117,7 @@ class Flights:
         )
         self._engine = Engine(executor, machinery.schedule, accounting)
         self._meter = Meter(machinery, accounting)
-        self._live: dict[TreeRun, _Airborne] = {}
+        self._live: dict[TreeRun, _Admitted] = {}
         self._alone: deque[Flight] = deque()
         self._ended: deque[tuple[Flight, Outcome]] = deque()
 
@@ -178,7 +177,7 @@ class Flights:
             self._ended.append((flight, Cancelled()))
             return
         try:
-            tree = flight.plant()
+            tree = flight.make_tree()
             machinery.batch.decode_as(tree.root, flight.request.decoding)
         except InputError as error:
             self._ended.append((flight, error))
@@ -195,7 +194,7 @@ class Flights:
             rule=flight.request.rule(),
         )
         before = None if flight.resume is None else flight.resume(run)
-        self._live[run] = _Airborne(flight, self._meter.mark(), before)
+        self._live[run] = _Admitted(flight, self._meter.mark(), before)
         if flight.save is not None:
             run.save = flight.save(partial(self._meter.spent, self._live[run].mark, before))
         if len(self._live) > 1:

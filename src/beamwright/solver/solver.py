@@ -230,8 +230,8 @@ class Solver:
             ProblemTooLongError: if the prompt fills the context.
         """
         calls.check_callback(on_round)
-        plant = partial(self._prompts.synthetic, num_prompt_tokens)
-        flight = Flight(plant, self._request, on_round, self._saving(checkpoint, self._request))
+        make_tree = partial(self._prompts.synthetic, num_prompt_tokens)
+        flight = Flight(make_tree, self._request, on_round, self._saving(checkpoint, self._request))
         with self._calls.turn():
             return self._fly(flight)
 
@@ -326,7 +326,8 @@ class Solver:
                         raise error
                     yield handle.problem_id, error or future.result()
         finally:
-            for handle in going.values():
+            for future, handle in going.items():
+                future.cancel()
                 handle.cancel()
 
     # --- inside ------------------------------------------------------------------------------
@@ -360,8 +361,8 @@ class Solver:
     ) -> Flight:
         calls.check_problem(problem, problem_id)
         calls.check_callback(on_round)
-        plant = partial(self._prompts.tree, problem_id, problem)
-        return Flight(plant, request, on_round, self._saving(checkpoint, request))
+        make_tree = partial(self._prompts.tree, problem_id, problem)
+        return Flight(make_tree, request, on_round, self._saving(checkpoint, request))
 
     def _saving(
         self, checkpoint: str | os.PathLike[str] | None, request: Request
