@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from beamwright.cost import dm_lower_bound_bytes
-from beamwright.errors import BeamwrightError, Interrupted
+from beamwright.errors import BeamwrightError, Cancelled, Interrupted
 from beamwright.runtime.limits import cut_short
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.search.answers import extract_answer
@@ -74,7 +74,9 @@ def with_partial(
     """The error to raise for one that stopped a search, with what was finished before it."""
     stopped = error if isinstance(error, BeamwrightError) else Interrupted()
     if len(found) == 1:
-        describe = describe_best if isinstance(stopped, Interrupted) else describe_finished
+        describe = (
+            describe_best if isinstance(stopped, Interrupted | Cancelled) else describe_finished
+        )
         stopped.partial = describe(*found[0], str(error) or "interrupted")
     return stopped
 
