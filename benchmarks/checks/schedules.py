@@ -73,7 +73,7 @@ class Compared:
         self, row: Row, options: Mapping[str, Any], problems: Sequence[Problem]
     ) -> tuple[Outcomes, int | None, int]:
         """Outcomes, the budget, and how many problems needed more: a search that does not fit is
-        tried again with a twentieth of the peak of one more, until it does.
+        tried again with what it says that it needs, until it does.
         """
         in_flight = row["in_flight"]
         if row["budget"] == "in-gpu":
@@ -86,10 +86,11 @@ class Compared:
         while left:
             tight = {**options, "schedule": "locality", "kv_memory": budget}
             now = self._together(tight, left, in_flight)
-            left = [each for each in left if isinstance(now[each.unique_id], CapacityError)]
-            raised += len(left) if budget == first else 0
             found |= now
-            budget += step
+            wants = {k: each for k, each in now.items() if isinstance(each, CapacityError)}
+            left = [each for each in left if each.unique_id in wants]
+            raised += len(left) if budget == first else 0
+            budget = max([budget + step, *(each.minimum_bytes or 0 for each in wants.values())])
         return found, first, raised
 
     def _peak(self, in_flight: int) -> int:

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from beamwright.errors import InputError
+from beamwright.errors import CapacityError, InputError
 from beamwright.search.beam import BeamSearch
 from engines import PROBLEM, assert_nothing_allocated, tiny_solver
 
@@ -102,3 +102,14 @@ def test_what_is_measured_of_a_problem_is_its_own(make_solver, in_flight):
     if in_flight == 1:
         alone = {i: solver.solve(PROBLEM, problem_id=i).kv.groups for i in range(5)}
         assert {i: each.kv.groups for i, each in found.items()} == alone
+
+
+@pytest.mark.parametrize("in_flight", [None, 2])
+def test_problems_that_fit_neither_together_nor_alone_all_come_out(make_solver, in_flight):
+    """The last one in flight may be the first to be tried again alone."""
+    peak = make_solver(schedule="in-gpu").solve(PROBLEM).kv.device_peak_bytes
+    solver = make_solver(schedule="in-gpu", kv_memory=peak // 2)
+    found = solver.solve_many([PROBLEM, PROBLEM], in_flight=in_flight)
+    errors = found if in_flight is None else [each for _, each in found]
+    assert [type(each) for each in errors] == [CapacityError] * 2
+    assert_nothing_allocated(solver)

@@ -134,7 +134,7 @@ class Flights:
                     self._cancel()
                     if self._live and not self._ended:
                         self._note(self._engine.step())
-                if not self._live and not self._ended:
+                if not (self._live or self._ended or self._alone):
                     return
                 while self._ended:
                     yield self._ended.popleft()
