@@ -53,7 +53,7 @@ def test_a_row_is_admitted_without_a_new_capture(make_solver, on_tape, admission
     assert facts(grow(solver)[1]) == facts(expected)
     assert len(ragged(admissions)) > 4
     shapes = set(replay.keys)
-    assert {shape[2] for (shape, _) in shapes} == {8}, "seven rows are padded to eight"
+    assert {num_rows for ((num_rows, _), _) in shapes} == {8}, "seven rows are padded to eight"
     moves = solver._batch._rows._session.num_moves
     assert replay.num_recorded <= len(shapes) + moves
     # What is there has room by now: another search records nothing at all.
@@ -71,7 +71,7 @@ def test_static_buffers_keep_their_addresses(make_solver, on_tape, monkeypatch):
     rows, seen = solver._batch._rows, []
 
     def addresses():
-        buffers, tail = rows._step_buffers(rows.num_rows), rows._session._tails
+        buffers, tail = rows._step_buffers(rows.num_rows), rows._session._tail
         state = [buffers.tokens, buffers.positions, buffers.keys, buffers.index, buffers.drawn]
         state += [buffers.stops.state, buffers.stops.left, buffers.stops.eos, buffers.codes]
         state += [rows._words._hit, rows._words._next_state, *buffers.sampling.tensors]

@@ -216,10 +216,10 @@ def test_buffers_stay_where_they_are_until_they_grow(make_solver):
         n: {k: v.data_ptr() for k, v in held.items() if isinstance(v, torch.Tensor)}
         for n, held in places.items()
     }
-    tail = rows._session._tails._flat.data_ptr()
+    tail = rows._session._tail._flat.data_ptr()
     grow(solver)
     assert rows._session.num_moves == moves
-    assert rows._session._tails._flat.data_ptr() == tail
+    assert rows._session._tail._flat.data_ptr() == tail
     for num_rows, held in before.items():
         assert held == {k: getattr(rows._buffers[num_rows], k).data_ptr() for k in held}
     assert solver.generator.store.scratch.used_bytes > 0

@@ -13,6 +13,44 @@ KEEP, FLUSH = {2: [8, 0, 1, 3, 4, 6], 5: [0, 2, 5]}, (4,)
 LARGE = 1 << 40
 
 
+class PlainTail:
+    """The oracle of a `LayeredTail`: each layer is a list of tokens [rows, 2, kv_heads, dim]."""
+
+    mask = None
+    num_tokens = 0  # no view opens over tokens that have been decoded
+
+    def __init__(self, capacity, layout, device):
+        self.capacity, self._device = capacity, device
+        self.length, self._layers = 0, [[] for _ in range(layout.num_layers)]
+
+    @property
+    def places(self):
+        return torch.full((self.num_rows,), self.length, device=self._device)
+
+    def arrange(self, kept, num_rows):
+        self.num_rows = num_rows
+        self._layers = [[token[kept] for token in held] for held in self._layers]
+
+    def begin(self, lengths, max_tokens):
+        (self.length,) = set(lengths)
+
+    def write(self, layer, key_value):
+        self._layers[layer][self.length :] = [key_value]
+
+    def read(self, layer):
+        return torch.stack(self._layers[layer], dim=3).transpose(0, 1).unbind()
+
+    def advance(self):
+        self.length += 1
+
+    def take(self, row, first, end):
+        held = [torch.stack([token[row] for token in layer]) for layer in self._layers]
+        return torch.stack(held, dim=1)[first:end]
+
+    def close(self):
+        self._layers = []
+
+
 class Drive:
     """Decodes rows of a forest like a session does, and works out Eq. 1-2 for every token."""
 
@@ -22,7 +60,11 @@ class Drive:
         self.token_bytes = self.layout.bytes_per_token // self.layout.num_layers
         self.own = [self.store.create() for _ in rows]
         self.budget_bytes, self.real = budget_bytes, real
-        self.tail = self.store.make_tail(len(rows), attention.tail_tokens)
+        if self.store.streams_layers:
+            self.tail = self.store.make_tail(attention.tail_tokens)
+        else:
+            self.tail = PlainTail(attention.tail_tokens, self.layout, forest.device)
+        self.tail.arrange([], len(rows))
         self.contexts, self.resident, self.held = [], [], []
         self.open()
 
@@ -35,18 +77,22 @@ class Drive:
         if self.real is not None:
             self.view.count_rows(self.real)
 
+    def begin(self, length):
+        """Every row has so many tokens in its tail, and gets one more."""
+        self.tail.begin([length] * len(self.rows), 1)
+
     def flush(self):
         taken = [self.tail.take(row, 0, self.tail.length) for row in range(len(self.rows))]
         self.store.append(self.own, taken)
-        self.tail.clear()
         self.view.close()
         self.open()
+        self.begin(0)
 
     def keep(self, kept):
         self.rows, self.own, self.paths = (
             [each[i] for i in kept] for each in (self.rows, self.own, self.paths)
         )
-        self.tail.keep_rows(torch.tensor(kept))
+        self.tail.arrange(kept, len(kept))
         self.view.keep_rows(torch.tensor(kept))
 
     def token(self, number):
@@ -64,13 +110,13 @@ class Drive:
             self.layout.num_layers if fits else max(0, self.budget_bytes // whole - 2)
         )
         self.held.append(held)
-        self.tail.make_room()
+        self.begin(self.tail.length)
         layers = []
         for layer in range(self.layout.num_layers):
             query, key_value = self.forest._token(0, number, layer)
             context = self.view.attend(layer, query[self.rows], key_value[self.rows])
             layers.append(context[: self.real].clone())
-        self.tail.length += 1
+        self.tail.advance()
         self.contexts.append(layers)
 
     def run(self, num_tokens=TOKENS, keep=None, flush=()):

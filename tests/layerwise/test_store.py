@@ -129,8 +129,9 @@ def test_a_cleared_segment_begins_anew(store, layout):
 
 
 def test_a_tail_keeps_real_rows_and_says_what_resides_where(store, layout):
-    tail = store.make_tail(8, 64)
+    tail = store.make_tail(64)
     assert isinstance(tail, LayeredTail)
+    tail.arrange([], 8)
     tail.count_rows(3)
     values = tokens(layout, 4 * 20).view(20, 4, *tokens(layout, 1).shape[1:])
     tail.resident = 1
@@ -138,9 +139,9 @@ def test_a_tail_keeps_real_rows_and_says_what_resides_where(store, layout):
         tail.make_room()
         tail.device_layer(0)[step] = values[step, :3, 0]
         tail.host_layer(1)[step] = values[step, :3, 1]
-        tail.length += 1
-    assert (tail.num_rows, tail.full, store.scratch.used_bytes > 0) == (8, False, True)
-    tail.keep_rows(torch.tensor([2, 0, 5]))
+        tail.advance()
+    assert (tail.num_rows, tail.length, store.scratch.used_bytes > 0) == (8, 20, True)
+    tail.arrange([2, 0, 5], 3)
     tail.count_rows(2)
     for row, was in enumerate([2, 0]):
         taken = tail.take(row, 16, 20)
@@ -149,7 +150,7 @@ def test_a_tail_keeps_real_rows_and_says_what_resides_where(store, layout):
         assert torch.equal(taken.on_host[:, 0], values[16:, was, 1])
     tail.left = True
     assert tail.take(0, 16, 20).on_host.shape[0] == 20
-    tail.clear()
+    tail.begin([0, 0, None], 1)
     assert (tail.length, tail.left) == (0, False)
     tail.close()
     assert store.scratch.used_bytes == 0

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.attention.layers import Entry, Hold, ResidentLayers, Tail, tail_places
+from beamwright.attention.layers import Entry, Hold, ResidentLayers
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import attend_few, attend_part
-from beamwright.kv import Path, RowTails, SegmentStore
+from beamwright.kv import Path, SegmentStore, Tail
 from beamwright.kv.padding import padded_path
 
 
@@ -60,27 +60,14 @@ class DenseDecode:
         self._copies = PathCopies(store, paths, tail.capacity, hold)
         self._mask = self._copies.causal_mask(tail.capacity)
         self._rows: torch.Tensor | None = None
-        if isinstance(tail, RowTails) and tail.num_tokens:
-            self._restore(tail, store.pool.layout.num_layers)
-
-    def _restore(self, tail: RowTails, num_layers: int) -> None:
-        """Rows that have decoded before keep their tails, which follow their copies.
-
-        What is there beyond a row's own tokens is masked.
-        """
-        for layer in range(num_layers):
-            data = self._copies.layers.layer(layer)
-            for both, held in zip(data, tail.read(layer), strict=True):
-                for row, length in enumerate(self._copies.lengths.tolist()):
-                    own = held[row, :, : min(tail.num_tokens, tail.capacity)]
-                    both[row, :, length : length + own.shape[1]] = own
+        self._copies.layers.restore(tail)
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         self._tail.write(layer, key_value)
         data, rows = self._copies.layers.layer(layer), self._rows
         if rows is None:
             rows = torch.arange(query.shape[0], device=query.device)
-        step = tail_places(self._tail, query.shape[0], query.device)
+        step = self._tail.places
         data[:, rows, :, self._copies.lengths[rows] + step] = key_value
         mask = self._mask[rows, step]
         both = data if self._rows is None else data[:, rows]

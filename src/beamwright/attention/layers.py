@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from beamwright.kv import Path, RowTails, Segment, SegmentStore
+from beamwright.kv import Path, Segment, SegmentStore, Tail
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class LayerSource(Protocol):
         """[K or V, entry, kv_head, token, head_dim], to be read and written; it may wait."""
         ...
 
+    def restore(self, tail: Tail) -> None:
+        """Rows that have decoded before, one per entry, keep their tails, which follow the parts.
+
+        What is there beyond a row's own tokens is masked.
+        """
+        ...
+
 
 def pack(store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> torch.Tensor:
     """The parts of every entry, one after the other, with zeros up to `num_tokens` behind them.
@@ -68,33 +75,18 @@ class ResidentLayers:
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._data = pack(store, entries, num_tokens)
+        self._lengths = [entry.num_tokens for entry in entries]
 
     def layer(self, number: int) -> torch.Tensor:
         return self._data[number]
 
+    def restore(self, tail: Tail) -> None:
+        for number, data in enumerate(self._data if tail.num_tokens else ()):
+            for both, held in zip(data, tail.read(number), strict=True):
+                for row, length in enumerate(self._lengths):
+                    own = held[row, :, : tail.capacity]
+                    both[row, :, length : length + own.shape[1]] = own
+
 
 Hold = Callable[[SegmentStore, Sequence[Entry], int], LayerSource]
 """Packs entries of so many tokens each, see `pack`; decides where the layers reside."""
-
-
-class Tail(Protocol):
-    """What a decode view uses of `kv.RowTails`, or of a tail whose rows are equally long."""
-
-    capacity: int
-
-    def write(self, layer: int, key_value: torch.Tensor) -> None: ...
-
-    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
-def tail_mask(tail: Tail) -> torch.Tensor | None:
-    """Additive [rows, 1, 1, tokens] over what `read` returns; None where all of it is seen."""
-    return tail.mask if isinstance(tail, RowTails) else None
-
-
-def tail_places(tail: Tail, num_rows: int, device: torch.device) -> torch.Tensor:
-    """[rows] how many tokens of each row's tail precede the current one."""
-    if isinstance(tail, RowTails):
-        return tail.places
-    length: int = tail.length  # type: ignore[attr-defined]
-    return torch.full((num_rows,), length, device=device)

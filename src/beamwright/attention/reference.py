@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.attention.layers import Tail, tail_places
-from beamwright.kv import Path, SegmentStore
+from beamwright.kv import Path, SegmentStore, Tail
 
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +47,7 @@ class ReferenceDecode:
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         self._tail.write(layer, key_value)
         tail_keys, tail_values = self._tail.read(layer)
-        counts = (tail_places(self._tail, len(self._paths), query.device) + 1).tolist()
+        counts = (self._tail.places + 1).tolist()
         out = torch.zeros_like(query)
         for row, path in enumerate(self._paths):
             if not self._live[row]:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from beamwright.attention.layers import Hold, ResidentLayers, Tail, tail_mask
+from beamwright.attention.layers import Hold, ResidentLayers
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import Partial, attend_few, attend_part, merge_parts
 from beamwright.attention.shared import SharedSegments
-from beamwright.kv import Path, SegmentStore
+from beamwright.kv import Path, SegmentStore, Tail
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Partial]
 
@@ -93,7 +93,7 @@ class TreeDecode:
         partials = self._runner.attend(layer, query)
         keys, values = self._tail.read(layer)
         grouped = query.view(rows, self._kv_heads, -1, head_dim)
-        context, lse = attend_few(grouped, keys, values, tail_mask(self._tail))
+        context, lse = attend_few(grouped, keys, values, self._tail.mask)
         group = heads // self._kv_heads
         partials.append((context.view(rows, group, self._kv_heads, head_dim), lse))
         merged = merge_parts(*_pick(partials, self._merge))

@@ -21,7 +21,7 @@ from beamwright.kv.segments import (
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.stream_link import StreamLink
 from beamwright.kv.streams import CudaStreams
-from beamwright.kv.tail import TailBuffer
+from beamwright.kv.tail import Tail
 from beamwright.kv.wire import Wire
 from beamwright.protocols import Direction
 
@@ -46,7 +46,7 @@ __all__ = [
     "SegmentStore",
     "Source",
     "StreamLink",
-    "TailBuffer",
+    "Tail",
     "Transfer",
     "TransferState",
     "Wire",

@@ -11,8 +11,9 @@ from beamwright.kv.link import Piece
 from beamwright.kv.movement import HostTier, ResidenceLog
 from beamwright.kv.pool import BlockPool
 from beamwright.kv.residency import Residency
+from beamwright.kv.row_tails import RowTails
 from beamwright.kv.segments import Segment
-from beamwright.kv.tail import TailBuffer
+from beamwright.kv.tail import Tail
 from beamwright.protocols import Direction
 
 
@@ -65,10 +66,10 @@ class SegmentStore(Residency):
         if self.host is not None:
             self.host.ledger.budget.reset_peak()
 
-    def make_tail(self, num_rows: int, capacity: int) -> TailBuffer:
-        """The tail of a decode session over these segments."""
-        device = str(self.compute_device)
-        return TailBuffer(self.pool.layout, num_rows, capacity, self.scratch, device)
+    def make_tail(self, capacity: int, *, stays: bool = False) -> Tail:
+        """The tail of a decode session over these segments. stays: see `RowTails`."""
+        layout, device = self.pool.layout, self.compute_device
+        return RowTails(layout, capacity, self.scratch, device, stays=stays)
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
         """Write tokens at the end of each segment, in all its copies.

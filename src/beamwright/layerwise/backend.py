@@ -45,6 +45,7 @@ class LayerwiseDecode:
         """
         streams, placement = self._streams, self._streams.placement
         if layer == 0:
+            self._tail.make_room()
             streams.begin(placement.num_real * streams.token_bytes, streams.num_layers)
             self._offload.tokens += 1
             self._offload.streamed_layers += streams.num_layers - placement.resident

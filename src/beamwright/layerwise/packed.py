@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 
 from beamwright.attention.layers import Entry
-from beamwright.kv import Path, PathPart, Piece
+from beamwright.kv import Path, PathPart, Piece, Tail
 from beamwright.layerwise.placement import NUM_BUFFERS, Placement, neighbours
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.tail import LayeredTail
@@ -75,6 +75,9 @@ class PackedLayers:
                 self._working = self._zeros(self._padded)
             held = self._spread(self._working, held)
         return self._add_own(held, number)
+
+    def restore(self, tail: Tail) -> None:
+        """Every layer that it gives out has the tail's tokens."""
 
     def _resident(self, number: int) -> torch.Tensor:
         """A layer that is on the device: where it just landed, or as its segments hold it."""

@@ -61,11 +61,10 @@ class LayeredStore(SegmentStore):
         """Where attention's working copies reside."""
         return self._device
 
-    def make_tail(self, num_rows: int, capacity: int) -> LayeredTail:
-        """The tail of a decode session over these segments."""
-        return LayeredTail(
-            self.pool.layout, num_rows, capacity, self.scratch, self._device, self.link
-        )
+    def make_tail(self, capacity: int, *, stays: bool = False) -> LayeredTail:
+        """The tail of a decode session over these segments; its memory never outlives the rows."""
+        del stays
+        return LayeredTail(self.pool.layout, capacity, self.scratch, self._device, self.link)
 
     # --- counts ------------------------------------------------------------------------------
 

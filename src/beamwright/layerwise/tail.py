@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from beamwright.kv import KVLayout, Link, Piece, ScratchMeter, TailBuffer, Transfer
-from beamwright.kv.tail import FIRST_TOKENS
+from beamwright.kv import KVLayout, Link, Piece, ScratchMeter, Transfer
 from beamwright.layerwise.placement import NUM_BUFFERS, Placement
+
+FIRST_TOKENS = 16
 
 Send = Callable[[Sequence[Piece]], Transfer]
 """Stores pieces on the host while the layer computes."""
@@ -45,45 +46,64 @@ def stack_layers(
     return torch.stack(layers, dim=1) if layers else torch.zeros(size, dtype=dtype)
 
 
-class LayeredTail(TailBuffer):
-    """A `TailBuffer`. A token of a streamed layer is written into the layer's stream buffer.
+class LayeredTail:
+    """A `Tail` whose rows are equally long, so that all of what is read is seen.
 
-    resident: layers [0, resident) reside on the device. left: layers have been written back since
-    the tail was empty. num_real: rows that have KV of their own.
+    A token of a streamed layer is written into the layer's stream buffer. Memory grows by doubling,
+    up to a constant of the attention backend, so that the order of partial sums does not depend on
+    the memory budget.
+
+    length: tokens that every row holds. resident: layers [0, resident) reside on the device.
+    left: layers have been written back since the tail was empty. num_real: rows that have KV of
+    their own.
     """
+
+    mask = None
+    num_moves = 0  # no step is captured
 
     def __init__(
         self,
         layout: KVLayout,
-        num_rows: int,
         capacity: int,
         scratch: ScratchMeter,
         device: torch.device,
         link: Link,
     ) -> None:
-        self.num_real = self._num_rows = num_rows
-        self.resident, self.left = layout.num_layers, False
-        self._compute_device, self._link = device, link
+        self.layout, self.capacity = layout, capacity
+        self._scratch, self._device, self._link = scratch, device, link
         self._token_bytes = layout.bytes_per_token // layout.num_layers
+        self._counted = 0
+        self.close()
+
+    def close(self) -> None:
+        """No rows are left, and no memory."""
+        self.num_rows = self.num_real = self.length = 0
+        self.resident, self.left = self.layout.num_layers, False
+        self.num_tokens = min(FIRST_TOKENS, self.capacity)
+        self._placement = Placement(self.resident, [], 0)
+        self._send: Send | None = None
         self._writing_back: list[Transfer] = []
         self._on_device: dict[int, torch.Tensor] = {}
         self._on_host: dict[int, torch.Tensor] = {}
         self._buffers: list[torch.Tensor] = []
         self._host_from: list[int] = []  # per token, the first layer from which the host has it
-        self._placement = Placement(layout.num_layers, [], 0)
-        self._send: Send | None = None
-        self.held_tokens = min(FIRST_TOKENS, capacity)
-        super().__init__(layout, num_rows, capacity, scratch, "cpu")
+        self._measure()
+
+    release = close
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the present batch, padding included."""
-        return self._num_rows
+    def num_bytes(self) -> int:
+        """Bytes of its resident layers."""
+        return sum(held.nbytes for held in self._on_device.values())
+
+    @property
+    def places(self) -> torch.Tensor:
+        return torch.full((self.num_rows,), self.length, device=self._device)
 
     @property
     def layer_bytes(self) -> int:
         """Bytes of one layer, room for further tokens included."""
-        return self.held_tokens * self.num_rows * self._token_bytes
+        return self.num_tokens * self.num_rows * self._token_bytes
 
     # --- a view reads and writes -------------------------------------------------------------
 
@@ -93,8 +113,8 @@ class LayeredTail(TailBuffer):
 
     def open_buffers(self) -> None:
         """Two stream buffers of the tail's present size."""
-        if not self._buffers or self._buffers[0].shape[:2] != (self.held_tokens, self.num_real):
-            self._buffers = [self._fresh(self._compute_device) for _ in range(NUM_BUFFERS)]
+        if not self._buffers or self._buffers[0].shape[:2] != (self.num_tokens, self.num_real):
+            self._buffers = [self._fresh(self._device) for _ in range(NUM_BUFFERS)]
 
     def write(self, layer: int, key_value: torch.Tensor) -> None:
         """In a streamed layer the token is written back over the link."""
@@ -128,7 +148,7 @@ class LayeredTail(TailBuffer):
     def device_layer(self, layer: int) -> torch.Tensor:
         """Device tokens [place, row, 2, kv_head, head_dim] of a resident layer."""
         if layer not in self._on_device:
-            self._on_device[layer] = self._fresh(self._compute_device)
+            self._on_device[layer] = self._fresh(self._device)
             self._measure()
         return self._on_device[layer]
 
@@ -186,20 +206,48 @@ class LayeredTail(TailBuffer):
 
     # --- what a session does with it ---------------------------------------------------------
 
+    def arrange(self, kept: Sequence[int], num_rows: int) -> None:
+        """Go on with these rows in this order, and with free ones behind them."""
+        self.num_rows = num_rows
+        rows = torch.tensor([*kept, *[0] * (num_rows - len(kept))], dtype=torch.long)
+        self._pick(rows.clamp(max=self.num_real - 1))
+
+    def count_rows(self, num_real: int) -> None:
+        """From here on only the first `num_real` rows have KV of their own."""
+        if num_real != self.num_real:
+            self._pick(torch.arange(num_real))
+
+    def restore(self, row: int, held: torch.Tensor) -> None:
+        """Rows are parked only where KV can be evicted, and here it cannot."""
+        raise AssertionError("a layered tail has no parked rows")
+
+    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+        """All rows hold what the tail holds, or nothing any more; see `make_room` for the rest."""
+        del max_tokens
+        known = {length for length in lengths if length is not None}
+        if known not in ({0}, {self.length}):
+            raise AssertionError("rows whose layers are streamed begin together")
+        if self.length not in known:
+            self.settle()
+            self.length, self.left, self._host_from = 0, False, []
+
     def make_room(self) -> None:
-        if self.length < self.held_tokens:
+        """Make sure that the current token has a place."""
+        if self.length < self.num_tokens:
             return
         self.settle()
-        self.held_tokens = min(2 * self.held_tokens, self.capacity)
+        self.num_tokens = min(2 * self.num_tokens, self.capacity)
         for layer, old in self._on_device.items():
             self._on_device[layer] = self._moved(old, self._fresh(old.device))
         for layer, old in self._on_host.items():
             self._on_host[layer] = self._moved(old, self._fresh_on_host())
         self._measure()
 
-    def take(  # type: ignore[override]  # its own store knows what it gets
-        self, row: int, first: int, end: int
-    ) -> LayeredTokens:
+    def advance(self) -> None:
+        """The current token is complete."""
+        self.length += 1
+
+    def take(self, row: int, first: int, end: int) -> LayeredTokens:
         """A row's tokens [first, end), by the side on which their layers reside."""
         self.settle()
         before = first if self.left else 0
@@ -213,28 +261,6 @@ class LayeredTail(TailBuffer):
             stack_layers(on_host, (end - first + before, 0, *size), dtype),
             before,
         )
-
-    def restore(self, rows: list[torch.Tensor]) -> None:
-        """Rows are parked only where KV can be evicted, and here it cannot."""
-        raise AssertionError("a layered tail has no parked rows")
-
-    def count_rows(self, num_real: int) -> None:
-        """From here on only the first `num_real` rows have KV of their own."""
-        if num_real != self.num_real:
-            self._pick(torch.arange(num_real))
-
-    def keep_rows(self, rows: torch.Tensor) -> None:
-        """Drop all rows but these, in this order."""
-        self._num_rows = len(rows)
-        self._pick(rows.cpu().clamp(max=self.num_real - 1))
-
-    def clear(self) -> None:
-        self.settle()
-        self.length, self.left, self._host_from = 0, False, []
-
-    def close(self) -> None:
-        self._on_device, self._on_host = {}, {}
-        super().close()
 
     def _pick(self, rows: torch.Tensor) -> None:
         self.settle()
@@ -258,19 +284,13 @@ class LayeredTail(TailBuffer):
         Zeros: masked positions must never hold NaN bits.
         """
         layout = self.layout
-        size = (self.held_tokens, self.num_real, 2, layout.num_kv_heads, layout.head_dim)
-        pinned = device.type == "cpu" and self._compute_device.type == "cuda"
+        size = (self.num_tokens, self.num_real, 2, layout.num_kv_heads, layout.head_dim)
+        pinned = device.type == "cpu" and self._device.type == "cuda"
         return torch.zeros(size, dtype=layout.dtype, device=device, pin_memory=pinned)
 
     def _fresh_on_host(self) -> torch.Tensor:
         return self._fresh(torch.device("cpu"))
 
-    def _allocate(self, num_rows: int, num_tokens: int) -> torch.Tensor:
-        """Layers get their memory one by one, on the side where they reside."""
-        del num_rows, num_tokens
-        return torch.empty(0, dtype=self.layout.dtype)
-
     def _measure(self) -> None:
-        num_bytes = sum(held.nbytes for held in self._on_device.values())
-        self._scratch.add(num_bytes - self._counted)
-        self._counted = num_bytes
+        self._scratch.add(self.num_bytes - self._counted)
+        self._counted = self.num_bytes

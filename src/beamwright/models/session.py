@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from beamwright.kv import Path, RowTails, Segment, SegmentStore, TailBuffer, visible_path
+from beamwright.kv import Path, Segment, SegmentStore, visible_path
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.protocols import AttentionBackend, DecodeView
 
@@ -70,12 +70,7 @@ class DecodeSession:
         stays: bool = False,
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
-        self._tail: RowTails | TailBuffer | None = None
-        self._tails: RowTails | None = None
-        if not store.streams_layers:
-            layout, scratch = store.pool.layout, store.scratch
-            tokens = backend.tail_tokens
-            self._tails = RowTails(layout, tokens, scratch, decoder.device, stays=stays)
+        self._tail = store.make_tail(backend.tail_tokens, stays=stays)
         fixed = backend if isinstance(backend, FixedBackend) else None
         self._workspace = fixed.workspace(store) if fixed is not None else None
         self._stays = stays
@@ -88,20 +83,20 @@ class DecodeSession:
         return len(self._rows)
 
     @property
-    def tail_shape(self) -> tuple[int, ...]:
-        """What the kernels' strides depend on: [layer, K or V, row, kv_head, token, head_dim]."""
-        return tuple(self._tail.storage.shape) if self._tail is not None else ()
+    def tail_shape(self) -> tuple[int, int]:
+        """Rows and tokens that the tail has places for: the kernels' strides depend on them."""
+        return self._tail.num_rows, self._tail.num_tokens
 
     @property
     def num_moves(self) -> int:
         """How often anything was allocated anew: a step captured before must not be replayed."""
-        tails = self._tails.num_moves if self._tails is not None else 0
-        return tails + (self._workspace.num_moves if self._workspace is not None else 0)
+        workspace = self._workspace.num_moves if self._workspace is not None else 0
+        return self._tail.num_moves + workspace
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the tail's memory."""
-        return self._tails.num_bytes if self._tails is not None else 0
+        return self._tail.num_bytes
 
     # --- rows --------------------------------------------------------------------------------
 
@@ -115,20 +110,13 @@ class DecodeSession:
         fresh = [self._own(path, s) for path, s in zip(paths, segments, strict=True)]
         rows = [*(self._rows[row] for row in kept), *fresh]
         num_rows = padded_rows(len(rows))
-        if self._tail is None:
-            self._tail = self._tails or self._store.make_tail(num_rows, self._backend.tail_tokens)
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
-        if isinstance(self._tail, RowTails):
-            self._tail.arrange(kept, num_rows)
-            for row, own in enumerate(fresh, start=len(kept)):
-                held = self._store.gather(own.segment, own.num_tokens) if own.held else None
-                if held is not None:
-                    self._tail.restore(row, held[:, :, own.flushed :])
-        elif self._rows:
-            if fresh:
-                raise AssertionError("rows whose layers are streamed begin together")
-            self._tail.keep_rows(torch.tensor(index))
+        self._tail.arrange(kept, num_rows)
+        for row, own in enumerate(fresh, start=len(kept)):
+            if own.held:
+                held = self._store.gather(own.segment, own.num_tokens)
+                self._tail.restore(row, held[:, :, own.flushed :])
         compacts = self._view is not None and not fresh and len(index) == num_rows
         self._rows = [*rows, *([None] * (num_rows - len(rows)))]
         if compacts:
@@ -147,17 +135,15 @@ class DecodeSession:
     def close(self) -> None:
         """No rows are left; segments stay with their owners."""
         self._close_view()
-        if self._tail is not None:
-            self._tail.close()
+        self._tail.close()
         if self._workspace is not None and not self._stays:
             self._workspace.release()
-        self._tail, self._rows = None, []
+        self._rows = []
 
     def release(self) -> None:
         """Give all memory back until rows join again."""
         self.close()
-        if self._tails is not None:
-            self._tails.release()
+        self._tail.release()
         if self._workspace is not None:
             self._workspace.release()
 
@@ -182,22 +168,16 @@ class DecodeSession:
             self.store({row: own.num_tokens for row, own in enumerate(self._rows) if own in full})
             for own in full:
                 own.flushed, own.held = own.num_tokens, 0
-            if isinstance(self._tail, TailBuffer):
-                self._tail.clear()
             self._open_view()
         lengths = [own.held if own is not None else None for own in self._rows]
-        if isinstance(self._tail, RowTails):
-            self._tail.begin(lengths, max_tokens)
+        self._tail.begin(lengths, max_tokens)
         if self._workspace is not None:
             self._view.prepare(self._decoder.shape.heads)
 
     def compute(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """What `forward` returns, and nothing else: the host does not count the token."""
-        if isinstance(self._tail, TailBuffer):
-            self._tail.make_room()
         hidden = self._decoder.hidden(token_ids, positions, self._view)
-        if isinstance(self._tail, RowTails):
-            self._tail.advance()
+        self._tail.advance()
         return hidden
 
     def advance(self) -> None:
@@ -205,8 +185,6 @@ class DecodeSession:
         for own in self._rows:
             if own is not None:
                 own.held += 1
-        if isinstance(self._tail, TailBuffer):
-            self._tail.length += 1
 
     def store(self, num_tokens: Mapping[int, int]) -> None:
         """Append to the segments of these rows what is missing of so many of their tokens.
@@ -219,7 +197,6 @@ class DecodeSession:
         missing = [(own, n) for own, n in found if n > own.segment.length]
         if not missing:
             return
-        assert self._tail is not None
         taken = [
             self._tail.take(rows[id(own)], own.segment.length - own.flushed, n - own.flushed)
             for own, n in missing
