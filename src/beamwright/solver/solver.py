@@ -375,8 +375,7 @@ class Solver:
 
     def _fly(self, flight: Flight) -> Solution:
         """Solve one problem alone; raises its error."""
-        flights = Flights(self._machinery, self._prompts.turn, 1)
-        ((_, outcome),) = flights.run(Listed([flight]))
+        ((_, outcome),) = self._flights(1).run(Listed([flight]))
         if isinstance(outcome, BeamwrightError):
             raise outcome
         return outcome
@@ -385,4 +384,9 @@ class Solver:
         self, arrivals: Arrivals, in_flight: int | None = None
     ) -> Iterator[tuple[Flight, Outcome]]:
         with self._calls.turn():
-            yield from Flights(self._machinery, self._prompts.turn, in_flight).run(arrivals)
+            yield from self._flights(in_flight).run(arrivals)
+
+    def _flights(self, in_flight: int | None) -> Flights:
+        # Whoever has set another schedule since means it.
+        machinery = replace(self._machinery, schedule=self.schedule)
+        return Flights(machinery, self._prompts.turn, in_flight)
