@@ -167,9 +167,12 @@ class SolverOptions(RequestOptions, total=False):
     max_batch: int | None
     """Most beams decoded together."""
     batching: Literal["auto", "continuous", "grouped"]
-    write_back: Literal["auto", "eager", "lazy"]
     """Beams join as soon as there is room (continuous), or group by group behind barriers (grouped,
     the LBS paper); auto: barriers where the tree outgrows the device.
+    """
+    write_back: Literal["auto", "eager", "lazy"]
+    """Store KV on the host as soon as it is complete (eager), or what has to leave next, a group
+    ahead (lazy); auto: lazy until a step needs more than twice the device.
     """
     executor: Literal["auto", "plain", "overlapped"]
     """Score and decode in turns (plain), or at the same time where several problems are in flight
