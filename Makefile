@@ -33,7 +33,7 @@ test: $(BIN)/.installed-dev ## install what tests need and run everything
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
 SAMENESS := tests/runtime/test_sameness.py tests/runtime/test_quantised.py \
-	tests/models/test_packed.py tests/test_bundled_trees.py
+	tests/models/test_onednn.py tests/test_bundled_trees.py
 
 test-cpus: $(BIN)/.installed-dev ## sameness on another CPU: this one, limited to older instructions
 	$(AVX2) $(BIN)/python -m pytest -n 2 $(SAMENESS)
