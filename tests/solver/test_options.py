@@ -24,7 +24,6 @@ WIDER = {
     config.Duration: float | str | None,
     config.StepLimits: Sequence[int] | str | None,
     config.Names: Sequence[str | StopFunction] | str | None,
-    config.Names: Sequence[str | StopFunction] | str | None,
     config.Text: str | PathLike[str],
     config.TextOrNone: str | PathLike[str] | None,
 }
@@ -45,7 +44,6 @@ def settings_types():
             found[name] = parts(WIDER.get(hints[name], hints[name]))
     found["verifier"] |= {ScoreFunction, Verifier}  # objects of the user's own
     found["schedule"] |= {SchedulePolicy}
-    found["stop"] |= {StopFunction}
     found["stop"] |= {StopFunction}
     return found
 

@@ -53,13 +53,12 @@ class Parts:
 class Machinery:
     """What all problems of a solver share, loaded or allocated once.
 
-    schedule: the user's own, or that of the parts. exact: results do not depend on the batch.
+    exact: results do not depend on the batch.
     """
 
     settings: ScheduleSettings
     parts: Parts
     batch: RunningBatch
-    schedule: SchedulePolicy
     threads: Threads
     exact: bool
     timeline: Timeline

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from beamwright.config import Settings
+from beamwright.protocols import SchedulePolicy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import num_generated
 from beamwright.runtime.obeyed import policy_name
@@ -50,8 +51,10 @@ class Mark:
 class Meter:
     """Measures what happens while a tree is in flight, as the difference of two counts."""
 
-    def __init__(self, machinery: Machinery, accounting: Accounting) -> None:
-        self._machinery, self._accounting = machinery, accounting
+    def __init__(
+        self, machinery: Machinery, schedule: SchedulePolicy, accounting: Accounting
+    ) -> None:
+        self._machinery, self._schedule, self._accounting = machinery, schedule, accounting
 
     def mark(self) -> Mark:
         """Where all counters are."""
@@ -91,7 +94,7 @@ class Meter:
             generator_budget_bytes=parts.plan.generator_kv_bytes,
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
             exact=machinery.exact,
-            schedule=policy_name(machinery.schedule),
+            schedule=policy_name(self._schedule),
             attention=parts.generator.backend.name,
             host_peak_bytes=sum(m.store.host_peak_bytes for m in models) if has_host else None,
             h2d_bytes=after.h2d_bytes - since.traffic.h2d_bytes,
@@ -101,5 +104,4 @@ class Meter:
         )
 
     def _traffic(self) -> Traffic:
-        parts = self._machinery.parts
-        return Traffic.now(parts.tier, parts.tree_models)
+        return Traffic.now(self._machinery.parts.tier)

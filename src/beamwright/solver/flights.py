@@ -17,7 +17,7 @@ from beamwright.errors import (
     Interrupted,
     LinkError,
 )
-from beamwright.protocols import RoundCallback
+from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.runtime import Accounting, Engine, TreeRun
 from beamwright.runtime.choice import Run, make_executor
 from beamwright.runtime.tree_run import RenderTurn
@@ -99,9 +99,14 @@ class Flights:
     """
 
     def __init__(
-        self, machinery: Machinery, turn: RenderTurn, in_flight: int | None = None
+        self,
+        machinery: Machinery,
+        schedule: SchedulePolicy,
+        turn: RenderTurn,
+        in_flight: int | None = None,
     ) -> None:
-        self._machinery, self._turn, self._in_flight = machinery, turn, in_flight
+        self._machinery, self._schedule = machinery, schedule
+        self._turn, self._in_flight = turn, in_flight
         parts, accounting = machinery.parts, Accounting()
         for model in parts.tree_models:
             model.store.reset_peaks()
@@ -115,8 +120,8 @@ class Flights:
             machinery.timeline,
             machinery.progress,
         )
-        self._engine = Engine(executor, machinery.schedule, accounting)
-        self._meter = Meter(machinery, accounting)
+        self._engine = Engine(executor, schedule, accounting)
+        self._meter = Meter(machinery, schedule, accounting)
         self._live: dict[TreeRun, _Admitted] = {}
         self._alone: deque[Flight] = deque()
         self._ended: deque[tuple[Flight, Outcome]] = deque()
@@ -236,7 +241,7 @@ class Flights:
         machinery, parts = self._machinery, self._machinery.parts
         if found:
             runs, settings = [run for run, _ in found], found[0][1].settings
-            advise(error, machinery.schedule.name, settings, parts.plan, parts.tree_models, runs)
+            advise(error, self._schedule.name, settings, parts.plan, parts.tree_models, runs)
         if isinstance(error, LinkError):
             machinery.stop_copiers()  # one that died starts afresh with the next problem
         return with_partial(error, found)

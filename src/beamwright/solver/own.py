@@ -118,10 +118,6 @@ class Request:
         """How its tokens are drawn and where its steps end."""
         return Decoding(self.settings.sampling, self.settings.step, self.settings.search.seed)
 
-    def identities(self) -> dict[str, str]:
-        """Who decides in the place of settings, for checkpoints."""
-        return self.own.identities()
-
     def rule(self) -> StopRule:
         """What may stop the search early."""
         return StopRule(self.settings.stop, self.settings.search, self.stops)

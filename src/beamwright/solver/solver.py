@@ -106,7 +106,6 @@ class Solver:
             self.settings.schedule,
             parts,
             self._batch,
-            self.schedule,
             self.threads,
             self.exact,
             self.timeline,
@@ -203,7 +202,9 @@ class Solver:
         file = calls.as_path(file, "file")
         request = self._requested({"strategy": strategy, **options})
         saved = read_checkpoint(file)
-        saved.check_settings(file, self._decisive(request.settings, owners=request.identities()))
+        saved.check_settings(
+            file, self._decisive(request.settings, owners=request.own.identities())
+        )
 
         def begin(run: TreeRun) -> Accounting:
             run.restore = partial(restore_kv, self.generator, self.verifier)
@@ -370,7 +371,7 @@ class Solver:
         if checkpoint is None:
             return None
         file = calls.as_path(checkpoint, "checkpoint")
-        decisive = self._decisive(request.settings, owners=request.identities())
+        decisive = self._decisive(request.settings, owners=request.own.identities())
         return partial(CheckpointWriter, file, decisive)
 
     def _fly(self, flight: Flight) -> Solution:
@@ -387,6 +388,5 @@ class Solver:
             yield from self._flights(in_flight).run(arrivals)
 
     def _flights(self, in_flight: int | None) -> Flights:
-        # Whoever has set another schedule since means it.
-        machinery = replace(self._machinery, schedule=self.schedule)
-        return Flights(machinery, self._prompts.turn, in_flight)
+        # The schedule as it is now: whoever has set another one since means it.
+        return Flights(self._machinery, self.schedule, self._prompts.turn, in_flight)

@@ -15,7 +15,7 @@ from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink, Wire
-from beamwright.models import HostOptions, TreeModel
+from beamwright.models import HostOptions
 from beamwright.models.device_memory import address_space_left
 from beamwright.runtime.timeline import Timeline
 from beamwright.solver.memory import MemoryPlan, ModelBytes
@@ -99,20 +99,18 @@ def _link(settings: Settings, timeline: Timeline, wire: Wire) -> Link:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Counters of link and stores at one moment; the difference of two is what a run moved."""
+    """Counters of the link at one moment; the difference of two is what a run moved."""
 
     h2d_bytes: int
     d2h_bytes: int
-    stall_s: float
 
     @classmethod
-    def now(cls, tier: HostShares | None, models: list[TreeModel]) -> Traffic:
+    def now(cls, tier: HostShares | None) -> Traffic:
         """The counters now."""
         moved: Mapping[Direction, int] = tier.link.bytes_moved if tier is not None else {}
         return cls(
             h2d_bytes=moved.get(Direction.H2D, 0),
             d2h_bytes=moved.get(Direction.D2H, 0),
-            stall_s=sum(model.store.stall_s for model in models),
         )
 
 
