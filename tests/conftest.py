@@ -15,9 +15,20 @@ from transformers import LlamaConfig
 
 import engines
 import fakes
+from asked_once import AskedOnce
+from beamwright.runtime.selftest import batches_are_exact
 from beamwright.tree import StopReason
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def self_test_is_asked_once():
+    """See `AskedOnce`. Tests of the self-test call it themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        asked = AskedOnce(batches_are_exact)
+        patch.setattr("beamwright.solver.solver.batches_are_exact", asked)
+        yield
 
 
 @pytest.fixture(scope="session")
