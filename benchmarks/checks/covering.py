@@ -16,9 +16,11 @@ def pairs(row: Row) -> set[Any]:
 def covering_array(factors: Mapping[str, Sequence[Any]]) -> list[Row]:
     """Rows in which every pair of values of two factors occurs; greedy, deterministic."""
     rows: list[Row] = [dict(zip(factors, v, strict=True)) for v in product(*factors.values())]
-    missing = set().union(*map(pairs, rows))
+    met = [pairs(row) for row in rows]
+    missing = set().union(*met)
     chosen: list[Row] = []
     while missing:
-        chosen.append(max(rows, key=lambda row: len(missing & pairs(row))))
-        missing -= pairs(chosen[-1])
+        best = max(range(len(rows)), key=lambda at: len(missing & met[at]))
+        chosen.append(rows[best])
+        missing -= met[best]
     return chosen
