@@ -27,8 +27,9 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 demo: $(BIN)/.installed ## solve one word problem with the bundled models and watch the tree grow
 	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 0
 
+# worksteal: a worker has whole modules, with their fixtures, until another has nothing left to do.
 test: $(BIN)/.installed-dev ## install what tests need and run everything
-	$(BIN)/python -m pytest -n auto --maxprocesses 8
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
