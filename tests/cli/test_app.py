@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import beamwright
+from beamwright.cli.app import _make_app
 from beamwright.errors import CapacityError
 
 
@@ -14,6 +16,15 @@ def test_help(cli, words):
     outcome = cli(*words)
     assert outcome.code == 0
     assert "Usage: beamwright" in outcome.out
+
+
+def test_of_the_commands_only_the_one_that_is_named_is_built():
+    every = set(get_command(_make_app()).commands)
+    assert every >= {"solve", "eval", "report"}
+    assert {name: set(get_command(_make_app(name)).commands) for name in every} == {
+        name: {name} for name in every
+    }
+    assert set(get_command(_make_app("--help")).commands) == every
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -20,9 +21,24 @@ from beamwright.errors import BeamwrightError
 from beamwright.plugins import load_all
 
 _USAGE_ERROR = 2
+_COMMANDS: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {
+        "solve": solve,
+        "eval": evaluate,
+        "report": report,
+        "plan": plan,
+        "simulate": simulate,
+        "doctor": doctor,
+    }
+)
 
 
-def _make_app() -> typer.Typer:
+def _make_app(only: str | None = None) -> typer.Typer:
+    """All commands, or the one of that name if there is one: the others' options take a while.
+
+    Raises:
+        InputError: if an option of a plugin's has a name that any of the commands takes.
+    """
     for command in (solve, evaluate, plan, simulate, doctor):
         command.declare_options()  # type: ignore[attr-defined]
     app = typer.Typer(
@@ -32,12 +48,9 @@ def _make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_about)
-    app.command("solve")(solve)
-    app.command("eval")(evaluate)
-    app.command("report")(report)
-    app.command("plan")(plan)
-    app.command("simulate")(simulate)
-    app.command("doctor")(doctor)
+    for name, command in _COMMANDS.items():
+        if only == name or only not in _COMMANDS:
+            app.command(name)(command)
     return app
 
 
@@ -62,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in load_all(_named_plugins(words)):
             complain(line)
-        result = _make_app()(words, prog_name="beamwright", standalone_mode=False)
+        result = _make_app(words[0])(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED

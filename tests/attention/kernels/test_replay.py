@@ -16,7 +16,7 @@ SMALL = {
     "verifier": "none",
     "n": 4,
     "width": 2,
-    "max_rounds": 4,
+    "max_rounds": 3,
     "step_tokens": 4,
     "ignore_eos": True,
     "kv_memory": "64KiB",
