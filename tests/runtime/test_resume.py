@@ -78,7 +78,8 @@ def test_resuming_after_any_round_grows_the_same_tree(with_prm, tmp_path, change
     solver = with_prm(**changes)
     expected, tree, files = saved_rounds(solver, tmp_path)
     assert len(files) == expected.rounds >= 3
-    for file in files:
+    # The last is of a search that is over; of the others, the first has most before it.
+    for file in (files[0], files[len(files) // 2], files[-1]):
         solution, again = resume(solver, file)
         assert solution.tree_hash == expected.tree_hash
         assert facts(again) == facts(tree)
