@@ -13,6 +13,7 @@ from engines import exact_dtype, grow
 from fakes import Grouping
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
+NUM_SOLVED = 16
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,13 @@ def problems():
 @pytest.fixture(scope="module")
 def beam():
     return Solver(n=16, width=4, kv_memory="64MiB")
+
+
+@pytest.fixture(scope="module")
+def solved(beam, problems):
+    """What beam search makes of the first problems, all of them together."""
+    asked = [(i, problem["problem"]) for i, problem in enumerate(problems[:NUM_SOLVED])]
+    return beam.solve_many(asked)
 
 
 def test_the_weights_are_half_precision_and_small():
@@ -71,27 +79,26 @@ def test_paths_end_by_themselves_with_an_answer(beam, problems):
     assert all(0 <= node.step_score <= 1 for node in tree.nodes() if node.parent)
 
 
-def test_kv_on_the_tree_spares_the_verifier_most_of_its_tokens(beam, problems):
+def test_kv_on_the_tree_spares_the_verifier_most_of_its_tokens(solved):
     """Against re-encoding every path of every round, at n = 16 (at least 4 times fewer)."""
     spent = whole = 0
-    for i, problem in enumerate(problems[:6]):
-        solution, tree = grow(beam, problem["problem"], problem_id=i)
+    for solution in solved:
         spent += solution.tokens.verifier_prefilled
-        states = [node for node in tree.nodes() if node.parent]
+        states = [node for node in solution.tree.nodes() if node.parent]
         whole += sum(n.usage["verifier_prefilled"] + n.usage["verifier_reused"] for n in states)
     assert whole >= 4 * spent
 
 
-def test_searching_solves_more_than_one_sample(beam, problems):
-    asked = [(i, problem["problem"]) for i, problem in enumerate(problems[:16])]
-    right = [problem["answer"] for problem in problems[:16]]
+def test_searching_solves_more_than_one_sample(solved, problems):
+    right = [problem["answer"] for problem in problems[:NUM_SOLVED]]
 
-    def num_correct(solver):
-        answers = [solution.answer for solution in solver.solve_many(asked)]
-        return sum(answer == truth for answer, truth in zip(answers, right, strict=True))
+    def num_correct(solutions):
+        pairs = zip(solutions, right, strict=True)
+        return sum(solution.answer == truth for solution, truth in pairs)
 
     one = Solver(search="best-of-n", n=1, kv_memory="64MiB")
-    assert num_correct(beam) > num_correct(one)
+    asked = [(i, problem["problem"]) for i, problem in enumerate(problems[:NUM_SOLVED])]
+    assert num_correct(solved) > num_correct(one.solve_many(asked))
 
 
 def test_the_demo_is_a_problem_that_needs_the_search():

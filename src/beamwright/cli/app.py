@@ -37,10 +37,8 @@ def _make_app(only: str | None = None) -> typer.Typer:
     """All commands, or the one of that name if there is one: the others' options take a while.
 
     Raises:
-        InputError: if an option of a plugin's has a name that any of the commands takes.
+        InputError: if an option of a plugin's has a name that a command built here takes.
     """
-    for command in (solve, evaluate, plan, simulate, doctor):
-        command.declare_options()  # type: ignore[attr-defined]
     app = typer.Typer(
         name="beamwright",
         add_completion=False,
@@ -50,6 +48,7 @@ def _make_app(only: str | None = None) -> typer.Typer:
     app.callback()(_about)
     for name, command in _COMMANDS.items():
         if only == name or only not in _COMMANDS:
+            getattr(command, "declare_options", lambda: None)()  # `report` has no settings
             app.command(name)(command)
     return app
 
