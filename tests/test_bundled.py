@@ -61,10 +61,9 @@ def test_a_search_does_not_depend_on_grouping(problems):
 
 
 def test_float64_trees_do_not_depend_on_the_backend(problems):
+    options = {"n": 8, "width": 4, "dtype": "float64", "kv_memory": "64MiB"}
     hashes = {
-        grow(Solver(attention=name, dtype="float64", kv_memory="64MiB"), problems[1]["problem"])[
-            0
-        ].tree_hash
+        grow(Solver(attention=name, **options), problems[1]["problem"])[0].tree_hash
         for name in ("reference", "dense", "tree")
     }
     assert len(hashes) == 1

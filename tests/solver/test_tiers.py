@@ -24,6 +24,7 @@ from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
 
 LAYERS = 8  # so that layer-wise's two stream buffers are a quarter of the layers
+FEW_LAYERS = 2  # elsewhere a block moves with all its layers, and two show if they are mixed up
 FACTORS = {
     "schedule": sorted(
         {name for name, row in SCHEDULES.items() if not row.resident} - {"auto"}, reverse=True
@@ -55,29 +56,44 @@ ARRAY = covering_array(FACTORS)
 
 
 @pytest.fixture(scope="module")
-def deep_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deep")
-    fakes.write_tokenizer(folder)
-    shape = {**fakes.SMALL, "num_hidden_layers": LAYERS, "eos_token_id": [2, 30]}
-    config = LlamaConfig(**shape, num_key_value_heads=2)
-    fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
-    return folder
+def folder_of(tmp_path_factory):
+    """A checkpoint's folder by its number of layers."""
+
+    @cache
+    def of(layers):
+        folder = tmp_path_factory.mktemp("layers")
+        fakes.write_tokenizer(folder)
+        shape = {**fakes.SMALL, "num_hidden_layers": layers, "eos_token_id": [2, 30]}
+        config = LlamaConfig(**shape, num_key_value_heads=2)
+        fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
+        return folder
+
+    return of
 
 
 @pytest.fixture(scope="module")
-def solver_of(deep_folder):
-    """Solvers of one small search: steps of up to three blocks, most of them shorter."""
+def solver_of(folder_of):
+    """Solvers of one small search: steps of up to three blocks, most of them shorter.
+
+    like: the schedule that it is compared with, whose model it has.
+    """
     options = {"n": 12, "width": 3, "max_rounds": 3, "max_step_tokens": 40, "max_tokens": 70}
-    return partial(engines.tiny_solver, deep_folder, host_memory="8MiB", **options)
+
+    def make(schedule, like=None, **changes):
+        folder = folder_of(LAYERS if (like or schedule) == "layerwise" else FEW_LAYERS)
+        named = {**options, "host_memory": "8MiB", "schedule": schedule, **changes}
+        return engines.tiny_solver(folder, **named)
+
+    return make
 
 
 @pytest.fixture(scope="module")
 def in_gpu(solver_of):
-    """Tree hash, peak bytes and least locality budget without tiers, per attention and dtype."""
+    """Tree hash, peak bytes and least locality budget without tiers, of a schedule's model."""
 
     @cache
-    def of(attention, dtype):
-        solver = solver_of(attention=attention, dtype=dtype, schedule="in-gpu")
+    def of(attention, dtype, like="locality"):
+        solver = solver_of("in-gpu", like, attention=attention, dtype=dtype)
         solution, tree = grow(solver)
         ledger = solver.generator.store.device
         limit = solver.settings.step.max_step_tokens
@@ -134,7 +150,7 @@ def test_the_array_covers_every_pair():
 @pytest.mark.parametrize("row", ARRAY, ids=lambda row: "-".join(map(str, row.values())))
 def test_the_tree_is_the_same_in_every_configuration(solver_of, in_gpu, layerwise_peak, row):
     dtype = "float64" if row["evict"] == "recompute" else exact_dtype(row["attention"])
-    expected, peak, least = in_gpu(row["attention"], dtype)
+    expected, peak, least = in_gpu(row["attention"], dtype, row["schedule"])
     if row["schedule"] == "layerwise":
         peak = layerwise_peak(row["attention"], dtype)
         least = -(-peak * 2 // LAYERS)
@@ -197,7 +213,7 @@ def test_a_tree_that_fits_never_touches_the_link(solver_of, in_gpu, schedule, at
         solution, _ = grow(solver)
         assert (solution.kv.h2d_bytes, solution.kv.d2h_bytes) == (0, 0)
         assert dict(solver._tier.link.bytes_moved) == {}
-    assert solution.tree_hash == in_gpu(attention, "float32")[0]
+    assert solution.tree_hash == in_gpu(attention, "float32", schedule)[0]
 
 
 @pytest.mark.parametrize("attention", ["tree", "dense"])
@@ -325,7 +341,7 @@ def test_layerwise_over_streams_grows_the_same_tree(
         assert isinstance(solver.generator.store, LayeredStore)
         streamed, _ = grow(solver)
         assert solver.generator.store.scratch.used_bytes == 0
-    assert streamed.tree_hash == copied.tree_hash == in_gpu(attention, "float32")[0]
+    assert streamed.tree_hash == copied.tree_hash == in_gpu(attention, "float32", "layerwise")[0]
     assert (copied.kv.h2d_bytes > 0) is (share < 1.0)
     assert copied.kv.h2d_bytes == streamed.kv.h2d_bytes
     assert copied.kv.d2h_bytes == streamed.kv.d2h_bytes
