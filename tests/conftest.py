@@ -41,6 +41,11 @@ def self_test_is_asked_once():
         yield
 
 
+def pytest_addoption(parser):
+    help_text = "random schedules of the running batch (tests/decode/test_running.py)"
+    parser.addoption("--schedules", type=int, default=240, help=help_text)
+
+
 @pytest.fixture(scope="session")
 def generator_folder(tmp_path_factory):
     """A random Llama with an ASCII tokenizer; several ids end a path, so that paths do end."""

@@ -153,7 +153,7 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
     monkeypatch.setattr("beamwright.kv.host_streams.np.copyto", copyto)
     assert solver.solve(PROBLEM).tree_hash == expected
     num_copies = count[0]
-    assert num_copies > 20
+    assert num_copies > 10
     failed = 0
     for call in (1, 2, num_copies // 3, num_copies // 2, 2 * num_copies // 3):
         count[0], fails_at[0] = 0, call
@@ -188,7 +188,7 @@ def test_after_a_dead_copier_the_next_problem_works_without_being_told(make_solv
 
 
 def test_a_full_host_tier_is_named_and_nothing_is_left(make_solver):
-    with make_solver(**{**TIGHT, "host_memory": 3 * 4096}) as solver:
+    with make_solver(**{**TIGHT, "host_memory": 4096}) as solver:
         for _ in range(2):
             with pytest.raises(CapacityError, match=r"host KV budget exhausted.*--host-memory"):
                 solver.solve(PROBLEM)

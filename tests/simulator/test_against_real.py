@@ -148,7 +148,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("attention", "blocks"), [("tree", 8), ("dense", 12)])
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 8), ("dense", 10)])
 def test_equal_bytes_with_steps_that_end_anywhere(folder, tmp_path, attention, blocks):
     solver = engines.tiny_solver(
         folder,

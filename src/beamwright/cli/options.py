@@ -119,7 +119,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "batching": (
         None,
         "Beams join as soon as there is room (continuous), or group by group behind barriers "
-        "(grouped, the LBS paper); auto: barriers where the tree outgrows the device.",
+        "(grouped, the LBS paper); auto: barriers where the tree outgrows the device and "
+        "steps have a fixed length.",
     ),
     "executor": (
         None,

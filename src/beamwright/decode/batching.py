@@ -12,8 +12,9 @@ class Batching:
     """How the running batch is filled.
 
     slots: most rows at a time; None for as many as fit.
-    grouped: groups of a plan are barriers; None for where the tree outgrows the device, since rows
-    that come one by one reload what a group shares.
+    grouped: groups of a plan are barriers; None for where the tree outgrows the device and steps
+    have a fixed length: rows that come one by one reload what a group shares, and where all rows of
+    a group end together, nobody waits for the slowest.
     reuse: what one group leaves on the device is there for the next.
     prefetch: what waits is fetched while others are decoded.
     """

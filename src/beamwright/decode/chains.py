@@ -24,14 +24,16 @@ Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 class GeneratorState:
     """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
 
-    The last token of a step is forwarded when the node is extended, so `hidden` is None until
-    then and the segment is one token short of the node.
+    hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
+    turn until the first row behind it is admitted.
     row: the step so far, of a node that is being decoded or was preempted.
+    extended: a row behind it has been admitted.
     """
 
     segment: Segment
     hidden: Any = None
     row: Row | None = None
+    extended: bool = False
 
 
 class Chains:
@@ -41,7 +43,7 @@ class Chains:
         self._residency, self._prefill, self._progress = residency, prefill, progress
 
     def complete(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
-        """Forward what the beams' paths still owe: prompts and turns, and a step's last token.
+        """Forward what the beams' paths still owe: prompts and turns.
 
         A reply's last step was cleared when it ended; behind a turn it is computed again.
         Returns the segments that have grown; those that were empty join the lease.
@@ -51,9 +53,6 @@ class Chains:
         """
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
         grown: list[Segment] = []
-        for node in parents:
-            if not is_complete(node):  # once, in however many batches its children are decoded
-                node.usage["generator_reused"] += node.end
         for level in _owing(parents):
             requests = [self._owed(node) for node in level]
             num_tokens = sum(len(request.token_ids) for request in requests)
@@ -63,6 +62,11 @@ class Chains:
             for node, hidden in zip(level, self._prefill(requests), strict=True):
                 node.handles[OWNER].hidden = hidden
             grown += [request.segment for request in requests]
+        for node in parents:
+            state: GeneratorState = node.handles[OWNER]
+            if not state.extended:  # once, in however many batches its children are decoded
+                node.usage["generator_reused"] += node.end
+                state.extended = True
         return grown
 
     def _owed(self, node: Node) -> PrefillRequest:

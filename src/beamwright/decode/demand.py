@@ -61,7 +61,7 @@ class _Numbering:
         """The number of the deepest segment that a beam reads."""
         above: int | None = None
         for node in beam.path():
-            # A parent's step is one token longer than its segment until the node is extended.
+            # A prompt or a turn has no KV until the first row behind it is admitted.
             tokens = stored_tokens if node is beam else len(node.token_ids)
             if tokens == 0:
                 continue

@@ -27,10 +27,22 @@ class StepLengths:
         """The most tokens that this node's step may have, and what stops it there."""
         return row_limit(node, self.decodings.of(node).step, self._context)
 
+    def reserved(self, node: Node, num_tokens: int) -> int:
+        """Tokens that a row with so many is given blocks for when it is admitted.
+
+        Rows whose lengths differ do not all end at once: on average they are half-way.
+        """
+        left = max(1, self.expected(node) - num_tokens)
+        return num_tokens + (left if self.exact(node) else -(-left // 2))
+
+    def exact(self, node: Node) -> bool:
+        """True if its step has a fixed length, unless its path ends before."""
+        return self.decodings.of(node).step.step_tokens is not None
+
     def expected(self, node: Node) -> int:
         """Tokens that this node's step is expected to have."""
         max_tokens = self.limit(node).tokens
-        if self.decodings.of(node).step.step_tokens is not None:
+        if self.exact(node):
             return max_tokens
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
         return min(max_tokens, int(_MARGIN * mean) + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from beamwright.decode.paths import path_to
 from beamwright.decode.request import Decoding
@@ -19,11 +19,15 @@ from beamwright.tree import Node, StopReason
 
 @dataclass(eq=False)
 class Row:
-    """A beam's step so far. The last token of `tokens` has no KV yet.
+    """A beam's step so far. The last token of `tokens` has no KV yet, until it is forwarded.
+
+    A step that is to be extended stays for one more token than it has, which forwards its last one:
+    children begin at once, and what a row computes does not depend on who goes on with it.
 
     decoding: how its tokens are drawn. limit: the most tokens that the step may have.
     group: of the plan that it came with.
     logprobs, stats: one value per token, as in `Node`.
+    hidden: final hidden state [1, embed_dim] of its last token, when that is forwarded.
     error: why it cannot go on.
     matched: bytes of the delimiter that the text ends with (`stops.StopState`).
     lease: holds what the row reads and writes on the device while it is in the running batch.
@@ -39,6 +43,7 @@ class Row:
     stats: dict[str, list[float]] = field(default_factory=dict)
     matched: int = 0
     stop: StopReason | None = None
+    hidden: Any = None
     error: NotFiniteError | None = None
     lease: Lease = field(default_factory=lambda: Lease({}))
 
@@ -50,12 +55,26 @@ class Row:
     @property
     def forwarded(self) -> int:
         """Tokens of the step that have KV."""
-        return max(0, len(self.tokens) - 1)
+        return max(0, len(self.tokens) - (self.hidden is None))
+
+    @property
+    def done(self) -> bool:
+        """True if it has nothing left to do in the running batch."""
+        if self.error is not None or self.hidden is not None:
+            return True
+        return self.stop is not None and self.stop.ends_path
 
     @property
     def tokens_left(self) -> int:
         """Tokens that the step may still get; at least one while it runs."""
         return max(1, self.limit.tokens - len(self.tokens))
+
+    @property
+    def forwards_left(self) -> int:
+        """Tokens that may still be forwarded, the last one included; at least one."""
+        if self.stop is not None:
+            return 1
+        return self.tokens_left + (not self.limit.reason.ends_path)
 
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""
@@ -73,6 +92,7 @@ class Row:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.matched = [], [], {}, 0
+        self.stop = self.hidden = None
 
     def decoded(self, text: str) -> StepDecoded:
         """The step, which is complete."""
@@ -111,7 +131,7 @@ class Rows(Protocol):
         ...
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
-        """Take rows in; those that have no token yet draw their first, and may stop at once.
+        """Take rows in; those that have no token yet draw their first, and may stop with it.
 
         Where none joins, the batch is made smaller.
         """
@@ -122,9 +142,10 @@ class Rows(Protocol):
         ...
 
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
-        """Write up to `max_tokens` tokens to every row; returns how many.
+        """Compute up to `max_tokens` tokens of every row; returns how many.
 
-        It ends one token after `enough` rows have stopped, or when all have.
+        It ends one token after `enough` rows have stopped, or when all are done. The token behind a
+        row's stop forwards its last one, unless its path has ended (`Row.hidden`).
         """
         ...
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from itertools import islice
 
 from beamwright.decode.batching import BatchCounts, Batching
-from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken, is_complete
+from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken
 from beamwright.decode.demand import DemandBuilder
 from beamwright.decode.lengths import StepLengths
 from beamwright.decode.paths import OWNER, path_to, segment_name
@@ -36,7 +36,8 @@ from beamwright.tree import Node
 
 ITERATION_TOKENS = 16
 _COMPACT_BELOW = 0.75
-_REFILL_SHARE = 4
+_LEAST_TOKENS = 2
+_REFILL_SHARE = 16
 
 
 class RunningBatch:
@@ -119,7 +120,9 @@ class RunningBatch:
         self._many_groups = len(plan.groups) > 1
         self._eager, self._full = plan.write_back and plan.eager, False
         grouped = self.batching.grouped
-        self._barriers = plan.write_back if grouped is None else grouped
+        if grouped is None:
+            grouped = plan.write_back and all(self._lengths.exact(n) for n, _ in self._waiting)
+        self._barriers = grouped
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Give these nodes' steps up, whether they run or wait, and free what they hold."""
@@ -174,8 +177,8 @@ class RunningBatch:
         if worth_compacting(len(self.running), self._rows.num_rows):
             self._rows.admit(self.running, ())
         max_tokens = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
-        max_tokens = min(max_tokens, max(row.tokens_left for row in self.running))
-        self._reserve(max_tokens)
+        max_tokens = min(max_tokens, max(row.forwards_left for row in self.running))
+        max_tokens = self._reserve(max_tokens)
         if self.running:
             self._progress.doing(
                 f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
@@ -201,9 +204,9 @@ class RunningBatch:
     def _settle(self) -> None:
         """Store what is new, and retire rows whose step is complete."""
         size, residency = self._residency.device.block_tokens, self._residency
-        done = [row for row in self.running if row.stop is not None or row.error is not None]
-        self.running = [row for row in self.running if row not in done]
-        kept = [row for row in done if row.stop is not None and not row.stop.ends_path]
+        done = [row for row in self.running if row.done]
+        self.running = [row for row in self.running if not row.done]
+        kept = [row for row in done if row.hidden is not None]
         stored = {row: row.forwarded // size * size for row in self.running}
         self._rows.store({**stored, **{row: row.forwarded for row in kept}})
         for row in kept:
@@ -219,7 +222,7 @@ class RunningBatch:
             if row not in kept:  # never extended, so nobody will read its KV
                 residency.clear(row.segment)
             row.remember_source()
-            row.node.handles[OWNER] = GeneratorState(row.segment)
+            row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden)
             self._lengths.observe(len(row.tokens))
             self._events.append(row.decoded(self._rows.text(row)))
         self._full = self._full and not done and bool(self.running)
@@ -247,7 +250,7 @@ class RunningBatch:
                 continue
             for _ in joining:
                 self._waiting.popleft()
-            if any(row.stop is not None or row.error is not None for row in joining):
+            if any(row.done for row in joining):
                 self._settle()
         self._most_together = None
         self._look_ahead()
@@ -315,13 +318,14 @@ class RunningBatch:
         return copies_needed(paths, per_beam=self._residency.copies_per_beam)
 
     def _expected_tokens(self, row: Row) -> int:
-        return max(self._lengths.expected(row.node), row.forwarded + 1)
+        """Tokens that blocks are kept for when a row is admitted."""
+        return self._lengths.reserved(row.node, row.forwarded)
 
     def _join(self, rows: list[Row]) -> None:
         residency = self._residency
         held = residency.acquire(self._copies(map(parts_read, rows)))
         try:
-            grown = self._chains.complete(self._to_complete(rows), held)
+            grown = self._chains.complete([row.node for row in rows], held)
             if self._eager:
                 residency.write_back(grown)
                 residency.write_back(residency.dirty())
@@ -343,17 +347,6 @@ class RunningBatch:
         finally:
             held.keep({})
         self.running += rows
-
-    def _to_complete(self, rows: Sequence[Row]) -> list[Node]:
-        """Nodes whose parents' last tokens are forwarded now: of all that wait, where there is room
-        for them all, since one large prefill costs less than several small ones."""
-        nodes = [row.node for row in rows]
-        if self._barriers or len(rows) == len(self._waiting):
-            return nodes
-        if all(is_complete(node.parent) for node in nodes):
-            return nodes
-        everyone = [self._row(node, group) for node, group in self._waiting]
-        return self.waiting if self._fits(everyone) else nodes
 
     def _look_ahead(self) -> None:
         """Say what waits, in its order, and start to fetch what comes next."""
@@ -380,23 +373,28 @@ class RunningBatch:
 
     # --- who leaves --------------------------------------------------------------------------
 
-    def _reserve(self, max_tokens: int) -> None:
-        """Blocks for the tokens to come, at the cost of the rows that came last."""
+    def _reserve(self, max_tokens: int) -> int:
+        """Blocks for the tokens to come: for fewer where they run short, so that rows have time to
+        end, then at the cost of the rows that came last. Returns for how many tokens."""
+        count = max_tokens
         while self.running:
             wanted = {
-                row.segment: row.forwarded + min(max_tokens, row.tokens_left)
-                for row in self.running
+                row.segment: row.forwarded + min(count, row.forwards_left) for row in self.running
             }
             try:
                 self._residency.reserve(wanted)
             except CapacityError as error:
-                last = self.running.pop()
+                if count > _LEAST_TOKENS:
+                    count = max(_LEAST_TOKENS, count // 2)
+                    continue
+                last, count = self.running.pop(), max_tokens
                 if self.running and self._residency.evicts:
                     self._preempt(last)
                 else:
                     self._fail(last.node, self._at_least(error, last))
             else:
-                return
+                break
+        return count
 
     def _preempt(self, row: Row) -> None:
         """Take a row out in the middle of its step; it goes on where it was."""

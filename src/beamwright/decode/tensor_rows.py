@@ -30,12 +30,15 @@ from beamwright.models import DecodeSession, TextCodec, TreeModel
 class StepBuffers:
     """Everything that a step of `num_rows` rows reads and writes beside KV; never moved.
 
+    hidden: final hidden states [rows, embed_dim] for their shape, type and device.
     Results are [step, row]; `index` [1] is the next step's place in them.
     """
 
     def __init__(
-        self, num_rows: int, words: StopWords, stats: Collection[str], device: torch.device
+        self, num_rows: int, words: StopWords, stats: Collection[str], hidden: torch.Tensor
     ) -> None:
+        device = hidden.device
+
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -49,6 +52,7 @@ class StepBuffers:
         size = (ITERATION_TOKENS, num_rows)
         self.drawn, self.logprobs = zeros(*size), zeros(*size, dtype=torch.float32)
         self.codes = zeros(*size, dtype=torch.uint8)
+        self.hidden = hidden.new_zeros(ITERATION_TOKENS, *hidden.shape)
         self.stats = {name: zeros(*size, dtype=torch.float32) for name in stats}
 
     def load(self, rows: Sequence[Row | None], arrangement: int) -> None:
@@ -87,6 +91,10 @@ class StepBuffers:
     def ways(self) -> tuple[Ways, bool]:
         """What a step computes at all, and a captured one always will."""
         return self.sampling.ways, self.stops.delimited
+
+    def keep_hidden(self, hidden: torch.Tensor) -> None:
+        """What the tokens of this step lead to [rows, embed_dim]."""
+        self.hidden.index_copy_(0, self.index, hidden.unsqueeze(0))
 
     def keep(self, stats: Mapping[str, torch.Tensor]) -> None:
         """Statistics of the token that is drawn next [rows]."""
@@ -208,7 +216,8 @@ class TensorRows:
     def _tokens(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Iterator[None]:
         """Launches token after token, and looks at what each drew one step late."""
         live = set(self._places().values())
-        going, behind = set(live), None
+        going = {place for row, place in self._places().items() if row.stop is None}
+        behind = None
         step = partial(self._step, buffers)
         key = (self._session.tail_shape, buffers.ways)
         version = self._session.num_moves + self._words.num_moves
@@ -221,12 +230,18 @@ class TensorRows:
                 going -= _stopped(before())
             if len(live) - len(going) >= enough:
                 return
-            if self.replay.is_plain and not going - _stopped(behind()):
+            if self.replay.is_plain and not going - self._ended(behind()):
                 return  # nobody would get anything of another token
+
+    def _ended(self, codes: Sequence[int]) -> set[int]:
+        """Places of the rows whose paths end with these codes."""
+        stopped = [(place, self._rows[place]) for place in _stopped(codes)]
+        return {n for n, row in stopped if row and stop_reason(codes[n], row.limit).ends_path}
 
     def _step(self, buffers: StepBuffers) -> None:
         """One token of every row. Tensor operations only: this is what is captured."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
+        buffers.keep_hidden(hidden)
         # Rows that have stopped stay inside the context; what they decode is dropped.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
         self._draw(buffers, self._decoder.logits(hidden))
@@ -242,7 +257,7 @@ class TensorRows:
         if not rows:
             return
         hidden = torch.cat([last_hidden(row.node.parent) for row in rows])
-        buffers = StepBuffers(len(rows), self._words, self._stats, hidden.device)
+        buffers = StepBuffers(len(rows), self._words, self._stats, hidden[:, :0])
         buffers.load(rows, self._arrangement)
         self._draw(buffers, self._decoder.logits(hidden))
         self._take(rows, buffers, 1)
@@ -252,17 +267,30 @@ class TensorRows:
         columns = [buffers.drawn, buffers.logprobs, buffers.codes, *buffers.stats.values()]
         tokens, logprobs, codes, *stats = (each[:num_done].T.tolist() for each in columns)
         states = buffers.stops.state.tolist()
+        forwarded: list[tuple[Row, int, int]] = []
         for place, row in enumerate(rows):
             if row is None:
                 continue
-            mine = [values[place] for values in stats]
-            _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
-            row.matched = states[place] - self._words.first_state(row.decoding.step)
+            before = len(row.tokens)
+            if row.stop is None:
+                mine = [values[place] for values in stats]
+                _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
+                row.matched = states[place] - self._words.first_state(row.decoding.step)
+            if row.stop is None:
+                continue
+            used = len(row.tokens) - before
+            if not row.stop.ends_path and used < num_done:
+                forwarded.append((row, used, place))
+                used += 1
+            row.node.usage["overrun"] += num_done - used
+        _keep_hidden(forwarded, buffers.hidden)
 
     def _step_buffers(self, num_rows: int) -> StepBuffers:
         known = self._buffers.get(num_rows)
         if known is None:
-            known = StepBuffers(num_rows, self._words, self._stats, self._decoder.device)
+            embedding = self._decoder.weights.embedding
+            hidden = embedding.new_empty(num_rows, embedding.shape[1])
+            known = StepBuffers(num_rows, self._words, self._stats, hidden)
             self._buffers[num_rows] = known
         return known
 
@@ -275,7 +303,7 @@ def _extend(
     names: Sequence[str],
     stats: Sequence[Sequence[float]],
 ) -> None:
-    """Add tokens to a row up to the one that ends its step; those behind it are overrun."""
+    """Add tokens to a row up to the one that ends its step."""
     for number, code in enumerate(codes):
         if not math.isfinite(logprobs[number]):
             row.error = _no_distribution(row)
@@ -286,8 +314,16 @@ def _extend(
             row.stats.setdefault(name, []).append(values[number])
         if code:
             row.stop = stop_reason(code, row.limit)
-            row.node.usage["overrun"] += len(codes) - number - 1
             return
+
+
+def _keep_hidden(forwarded: Sequence[tuple[Row, int, int]], hidden: torch.Tensor) -> None:
+    """Give these rows the states of their last tokens, each from its place [step, row]."""
+    if not forwarded:
+        return
+    rows, steps, places = zip(*forwarded, strict=True)
+    for row, state in zip(rows, hidden[list(steps), list(places)].split(1), strict=True):
+        row.hidden = state.clone()  # a row must not keep the others' alive
 
 
 def _stopped(codes: Sequence[int]) -> set[int]:

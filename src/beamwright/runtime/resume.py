@@ -46,28 +46,27 @@ def restore_kv(generator: TreeModel, verifier: Verifier, nodes: Iterable[Node]) 
 
 @torch.inference_mode()
 def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
-    """Segments of nodes of one depth, and the last hidden state of those that were extended."""
+    """Segments of nodes of one depth, and the last hidden states of those that have tokens."""
     requests: list[PrefillRequest] = []
     owners: list[Node] = []
     for node in nodes:
-        state = GeneratorState(model.store.create(segment_name(node)))
+        segment = model.store.create(segment_name(node))
+        state = GeneratorState(segment, extended=_extended(node))
         node.handles[OWNER] = state  # before anything can fail, so that it is released
         tokens = _stored(node)
         if tokens:
             requests.append(PrefillRequest(path_to(node.parent), state.segment, tokens, node.start))
             owners.append(node)
     for node, hidden in zip(owners, model.prefill(requests), strict=True):
-        if _extended(node):
-            node.handles[OWNER].hidden = hidden[-1:].clone()
+        node.handles[OWNER].hidden = hidden[-1:].clone()
     model.store.counts.recomputed_tokens += sum(len(each.token_ids) for each in requests)
 
 
 def _stored(node: Node) -> tuple[int, ...]:
-    """The tokens that have KV: the last one gets it when the step is first extended, and a turn,
-    or what a reply ended with, when the next reply begins."""
-    if _extended(node):
-        return node.token_ids
-    return () if node.ended or node.turn is not None else node.token_ids[:-1]
+    """The tokens that have KV: all, but a turn, and what a reply ended with, get it when the next
+    reply begins."""
+    waits = node.ended or node.turn is not None
+    return () if waits and not _extended(node) else node.token_ids
 
 
 def _extended(node: Node) -> bool:

@@ -94,13 +94,14 @@ class SimulatedLayerwise:
         """
         steps = [self._script.step(node) for node in beams]
         self._complete_parents(beams)
-        going = list(zip(beams, steps, strict=True))
-        drawn = 1  # the first token comes with the parents
-        while going := [(node, step) for node, step in going if step.tokens > drawn]:
-            nodes = [node for node, _ in going]
-            until = min(step.tokens for _, step in going)
-            self._decode_rows(nodes, drawn - 1, until - 1)
-            drawn = until
+        going, first = {}, 0
+        for node, step in zip(beams, steps, strict=True):
+            going[node] = step.tokens - step.stop.ends_path  # the last token of a path stays
+            self._forwarded.add(node)
+        while going := {node: tokens for node, tokens in going.items() if tokens > first}:
+            until = min(going.values())
+            self._decode_rows(list(going), first, until)
+            first = until
         return [
             StepDecoded(node, (0,) * step.tokens, (), step.stop, "")
             for node, step in zip(beams, steps, strict=True)
@@ -126,7 +127,7 @@ class SimulatedLayerwise:
         self._discard_ahead()
 
     def _complete_parents(self, beams: Sequence[Node]) -> None:
-        """Forward a root's prompt, or a step's last token."""
+        """Forward a root's prompt."""
         parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
         owing = [node for node in parents if node not in self._forwarded]
         if not owing:

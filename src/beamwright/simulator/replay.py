@@ -49,7 +49,7 @@ class Script:
         prompt = -(-self.prompt_tokens // block_tokens)
         lives = [Life(0, last[()], prompt)]
         for lineage, step in self._steps.items():
-            # Until a step is extended its last token has no KV, and an ended path is not kept.
+            # The last token's KV could wait for an extension; an ended path's is not kept.
             kept = 0 if step.stop.ends_path else -(-(step.tokens - 1) // block_tokens)
             lives.append(Life(len(lineage), last[lineage], kept))
         return lives

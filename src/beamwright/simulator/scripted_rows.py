@@ -18,6 +18,8 @@ from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.replay import Script
 from beamwright.simulator.residency import SimulatedResidency
 
+_FORWARDED = object()
+
 Moments = list[dict[Segment, int]]
 """Blocks in use at one moment after the other."""
 
@@ -58,9 +60,10 @@ class ScriptedRows:
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
-        left = sorted(self._script.step(row.node).tokens - len(row.tokens) for row in running)
+        left = {row: self._script.step(row.node).tokens - len(row.tokens) for row in running}
         # Seen a token late, except where nobody goes on.
-        count = min(max_tokens, left[enough - 1] + 1, left[-1])
+        last = max(n + (not self._script.step(row.node).stop.ends_path) for row, n in left.items())
+        count = min(max_tokens, sorted(left.values())[enough - 1] + 1, last)
         grow = len(self._batch)
         own = sum(row.forwarded + 1 for row in self._batch)
         read, seen = self._read + own, self._seen + own
@@ -90,11 +93,14 @@ class ScriptedRows:
         self.close()
 
     def _extend(self, row: Row, count: int) -> None:
-        """So many tokens, as far as the step goes."""
+        """So many tokens, as far as the step goes; one more forwards its last one."""
         step = self._script.step(row.node)
-        row.tokens += [0] * min(count, step.tokens - len(row.tokens))
+        left = step.tokens - len(row.tokens)
+        row.tokens += [0] * min(count, left)
         if len(row.tokens) == step.tokens:
             row.stop = step.stop
+            if count > left and not step.stop.ends_path:
+                row.hidden = _FORWARDED
 
     def _arrange(self, rows: Sequence[Row]) -> None:
         """The present batch, and the tokens of its paths: read, and seen."""
