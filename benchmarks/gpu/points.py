@@ -28,7 +28,7 @@ SCALED_TOKENS = 256
 CARD_12GB = 12_000_000_000
 SEVEN_B = ("opt-6.7b", "llama-2-7b", "qwen1.5-7b")
 TWELVE_GB = ("opt-2.7b", "qwen1.5-4b")
-_BLOCK = 16
+_BLOCK = 8
 _DENSE, _TREE = Layout.DENSE, Layout.TREE
 
 # Speedup over layer-wise with a copy per beam, over all n and steps (Figures 9 and 13).
@@ -188,10 +188,10 @@ def shrunk(points: Sequence[Point]) -> list[Point]:
             point,
             model=shape,
             n=4,
-            step=8,
+            step=9,
             prompt=16,
-            generate=32,
-            kv_bytes=point.kv_bytes and 104 * token_bytes,
+            generate=36,
+            kv_bytes=point.kv_bytes and 108 * token_bytes,
             memory_bytes=point.memory_bytes and 5_660_000,
         )
         for point in kept

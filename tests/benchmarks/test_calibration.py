@@ -59,17 +59,17 @@ def measured(case, costs):
 
 
 def test_work_is_counted_per_iteration():
-    """A step of 24 tokens: one comes with the parents, then 16, then the other 7."""
+    """A step of 24 tokens: the first is drawn with the parents' last, then come 16 and 8."""
     found = count_work(search(8, 40, 24))
     assert len(found) == 8
     rounds = [found[i] + found[i + 1] for i in range(0, 8, 2)]
     first, last = (dict(zip(KINDS, each, strict=True)) for each in (rounds[0], rounds[-1]))
-    assert found[1][KINDS.index("token_steps")] == 7
+    assert found[1][KINDS.index("token_steps")] == 8
     assert (first["groups"], first["group_rows"], first["group_tokens_read"]) == (1, 8, 40)
     assert (first["prefills"], first["prefill_tokens"]) == (1, 40)
-    assert (first["token_steps"], first["token_rows"]) == (23, 23 * 8)
-    assert first["token_tokens_read"] == sum(40 + 8 * (token + 1) for token in range(23))
-    assert (last["prefills"], last["prefill_tokens"]) == (1, 4)
+    assert (first["token_steps"], first["token_rows"]) == (24, 24 * 8)
+    assert first["token_tokens_read"] == sum(40 + 8 * (token + 1) for token in range(24))
+    assert (last["token_steps"], last["prefills"]) == (23, 0), "nobody goes on behind a path's end"
 
 
 def test_the_costs_of_a_machine_are_found_again():

@@ -44,10 +44,10 @@ def test_whole_blocks_are_held():
     # One survivor a step: nothing is left to chance. The last step, of 10, needs less.
     work = Workload(4, 4, 20, 50, 20)
     held = sampled_searches(work).held_tokens(work, copies=False)
-    assert held == Spread.exactly(32 + 32 + 4 * 32)
+    assert held == Spread.exactly(24 + 24 + 4 * 24)
     assert sampled_searches(work).union_tokens(work) == Spread.exactly(20 + 20 + 4 * 20)
     copies = sampled_searches(work).held_tokens(work, copies=True)
-    assert copies == Spread.exactly(4 * (32 + 2 * 32 + 16))
+    assert copies == Spread.exactly(4 * (24 + 2 * 24 + 16))
 
 
 def test_copies_of_pruned_beams_stay_while_the_node_is_read():

@@ -131,7 +131,7 @@ def test_a_parked_step_keeps_its_statistics(make_solver, monkeypatch):
     expected = kept(grow(base)[1])
     assert parked == []
     block = base.generator.store.device.bytes_per_block
-    with make_solver(**options, schedule="locality", kv_memory=15 * block) as solver:
+    with make_solver(**options, schedule="locality", kv_memory=29 * block) as solver:
         assert kept(grow(solver)[1]) == expected
     assert parked, "nothing was parked: the test does not test"
 

@@ -19,7 +19,7 @@ from beamwright.simulator import (
 )
 from simulated import CARD, MODEL
 
-BLOCK = 16
+BLOCK = 8
 BLOCK_BYTES = BLOCK * MODEL.kv_bytes_per_token
 NUM_TREES = 200
 OPTIONS = (
@@ -133,9 +133,9 @@ def small_tree(rng):
     search = SyntheticSearch(
         num_beams=rng.choice([2, 4]),
         width=2,
-        prompt_tokens=rng.randint(1, 20),
-        generate_tokens=rng.randint(20, 60),
-        step_tokens=rng.choice([12, 18, 24]),
+        prompt_tokens=rng.randint(1, 10),
+        generate_tokens=rng.randint(10, 30),
+        step_tokens=rng.choice([6, 9, 12]),
         step_sigma=rng.choice([0.0, 0.5]),
         search=rng.choice(["beam", "dvts"]),
         seed=rng.getrandbits(20),
@@ -184,7 +184,7 @@ def test_bound_below_brute_force_below_every_schedule():
 
 
 def test_simulations_say_the_bounds_in_bytes():
-    tree = grow(SyntheticSearch(8, 2, 32, 96, 24))
+    tree = grow(SyntheticSearch(8, 2, 16, 48, 12))
     found = simulated(tree, 20)
     bound = traffic_bound(Script(tree).lives(BLOCK), 20)
     assert found.load_bound_bytes == bound.loads * BLOCK_BYTES > 0

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from beamwright.errors import InputError
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 8
 """Tokens of a block of KV; a node starts a fresh one."""
 
 

@@ -26,7 +26,7 @@ class KVLayout:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    block_tokens: int = 16
+    block_tokens: int = 8
 
     @property
     def bytes_per_token(self) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from beamwright.cost import Layout, ModelCosts
-from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.cost.model import Hardware
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
@@ -33,6 +32,8 @@ from beamwright.tree import RecordedTree
 
 Rounds = list[list[Request]]
 
+_PAGE_TOKENS = 16  # of these engines' blocks
+
 
 @dataclass(frozen=True)
 class EngineRules:
@@ -49,7 +50,7 @@ class EngineRules:
 
 
 def _vllm(*, offload: bool) -> Callable[[int, Rounds], RequestEngine]:
-    return lambda tokens, rounds: VllmEngine(tokens // BLOCK_TOKENS, offload=offload)
+    return lambda tokens, rounds: VllmEngine(tokens // _PAGE_TOKENS, offload=offload)
 
 
 def _sglang(*, hicache: bool) -> Callable[[int, Rounds], RequestEngine]:
@@ -124,7 +125,7 @@ def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineRe
     rounds = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
     token_bytes = case.model.kv_bytes_per_token
     longest = max(request.final_tokens for each in rounds for request in each)
-    needed = (longest + BLOCK_TOKENS) * token_bytes
+    needed = (longest + _PAGE_TOKENS) * token_bytes
     if needed > case.kv_budget_bytes:
         free = case.kv_budget_bytes
         raise CapacityError("the longest path", needed, free, free)
@@ -202,7 +203,7 @@ class _Meter:
 
     def move(self, direction: Direction, tokens: int) -> Transfer:
         """Send KV across the link."""
-        pieces = -(-tokens // BLOCK_TOKENS)
+        pieces = -(-tokens // _PAGE_TOKENS)
         return self._link.submit_bytes(direction, "kv", tokens * self._token_bytes, pieces)
 
     def wait(self, transfer: Transfer) -> None:

@@ -126,7 +126,7 @@ def enough_kv_bytes(
     generator: ModelBytes,
     verifier: ModelBytes | None,
     prompt_tokens: int,
-    block_tokens: int = 16,
+    block_tokens: int = 8,
 ) -> int:
     """A `--kv-memory` with which no group of one beam can fail, however long its path becomes.
 

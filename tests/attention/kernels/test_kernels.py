@@ -206,7 +206,7 @@ def test_a_copy_may_go_with_the_row_that_read_it(make_small, make_batch, kernels
     forest = make_small(1, rows=3)
     store, segment = forest.store, forest.store.create()
     store.append([segment], [forest.draw(7, 20, 1, 2, 1, 16)])
-    segment.copies.append(store.pool.allocate(2))
+    segment.copies.append(store.pool.allocate(store.device.blocks_for(20)))
     store.copy_on_device(segment.copies[0], segment.copies[1])
     forest.paths = [(PathPart(segment, 20),)] * 2
     batch = make_batch(forest, kernels("triton-dense"))

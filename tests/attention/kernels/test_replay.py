@@ -52,8 +52,8 @@ def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     assert found == expected
     # A tail twice (its memory, and how many rows it counts), lists and partial results.
     assert solver._batch._rows._session.num_moves == 4, "nothing has grown"
-    # Of each round's four tokens three are drawn by steps; the first of all is recorded.
-    assert (replay.num_recorded, replay.num_played) == (1, 3 * SMALL["max_rounds"] - 1)
+    # Each round's four tokens are forwarded by steps; the first of all is recorded.
+    assert (replay.num_recorded, replay.num_played) == (1, 4 * SMALL["max_rounds"] - 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")
