@@ -9,6 +9,7 @@ from beamwright.schedule.engines import requests_by_round
 class Step:
     lineage: tuple[int, ...]
     tokens: int
+    score: float | None = None
 
 
 def one_round(num_beams, prompt=32, step=32):

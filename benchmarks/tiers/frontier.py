@@ -5,8 +5,8 @@ all fits. Beside this engine with its defaults: the same without barriers; vLLM'
 rules, with and without a host tier, reading shared KV once as it does here ("by row" is how they
 read); "Belady", SGLang's order with evictions by one who knows the tree; and the clairvoyant bound
 on bytes (`cost.clairvoyant`), which holds for who computes nothing again. No verifier, which those
-rules do not know. STEP (stop the lowest-scored path where memory ends) is missing: nothing here
-has its rule, and its tree would be another one.
+rules do not know. STEP stops its lowest-scored path where memory ends: its seconds are for the
+share of the tree that is left, and it is not among the rivals.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ GIB = 2**30
 PROMPT_TOKENS, STEP_TOKENS = 128, 32
 PERCENT = (100, 75, 50, 25, 15, 10, 5)
 SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
-OURS, CONTINUOUS, BELADY = "Beamwright", "continuous", "Belady"
+OURS, CONTINUOUS, BELADY, STEP = "Beamwright", "continuous", "Belady", "STEP"
 HEADINGS = {
     "vllm": "vLLM",
     "vllm-offload": "vLLM, offload",
     "sglang": "SGLang",
     "sglang-hicache": "SGLang, HiCache",
 }
-_ENGINES = {**{name: name for name in FAIR}, BELADY: "clairvoyant"}
+_ENGINES = {**{name: name for name in FAIR}, BELADY: "clairvoyant", STEP: "step"}
 _AMPLE_BYTES = 2**42
 _WEIGHT_BYTES = 2
 
@@ -142,8 +142,8 @@ def rows_of(search: Search, args: argparse.Namespace) -> Iterator[Row]:
         for system, rules in _ENGINES.items():
             by_row, once = _if_it_fits(partial(simulate_engine, case, rules)) or (None, None)
             found = _compared(once, facts)
-            if by_row is not None:
-                found["by_row_s"] = by_row.time_s
+            if by_row is not None and once is not None:
+                found |= {"by_row_s": by_row.time_s, "completed": once.completed}
             yield {**facts, "system": system, **found}
 
 
@@ -211,6 +211,7 @@ def _line(systems: Mapping[str, Row]) -> dict[str, Any]:
         CONTINUOUS: _cell(systems[CONTINUOUS]),
         **{heading: _cell(systems[name]) for name, heading in HEADINGS.items()},
         BELADY: _cell(systems[BELADY]),
+        STEP: _cell(systems[STEP]),
         "best rival": _best(systems, "time_s"),
         "as it reads": _best(systems, "by_row_s"),
     }
@@ -225,12 +226,13 @@ def _against(row: Row, moved: str, bound: str) -> str:
 
 
 def _cell(row: Row) -> str:
-    """Seconds; GiB in and out, of a system with a host tier; thousands of tokens recomputed."""
+    """Seconds; share of the tree, if it is not whole; GiB in and out, of a system with a host tier;
+    thousands of tokens recomputed."""
     if "time_s" not in row:
         return "no fit"
-    moved = ""
+    moved = "" if row.get("completed", 1) == 1 else f"{row['completed']:.0%} of the tree; "
     if row["h2d_bytes"] or row["d2h_bytes"]:
-        moved = f"{row['h2d_bytes'] / GIB:.1f} / {row['d2h_bytes'] / GIB:.1f}; "
+        moved += f"{row['h2d_bytes'] / GIB:.1f} / {row['d2h_bytes'] / GIB:.1f}; "
     return f"{row['time_s']:.1f} ({moved}{row['recomputed_tokens'] / 1000:.0f}k)"
 
 

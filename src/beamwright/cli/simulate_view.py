@@ -61,7 +61,9 @@ def _engines_table(engines: Mapping[str, Any]) -> Table:
     columns = ("by row", "once", "stall", "in", "again", "over dense", "over tree")
     table = figures_table("seconds", columns)
     for name, each in engines.items():
-        add_row(table, name, *_engine_cells(each))
+        share = 1 if each is None else each["once"]["completed"]
+        left = "" if share == 1 else f" ({share:.0%} of the tree)"
+        add_row(table, name + left, *_engine_cells(each))
     return table
 
 

@@ -22,6 +22,7 @@ from beamwright.schedule.engines import (
     Request,
     RequestEngine,
     SglangEngine,
+    StepEngine,
     VllmEngine,
     requests_by_round,
 )
@@ -57,6 +58,10 @@ def _sglang(*, hicache: bool) -> Callable[[int, Rounds], RequestEngine]:
     return lambda tokens, rounds: SglangEngine(tokens, hicache=hicache)
 
 
+def _step(tokens: int, rounds: Rounds) -> RequestEngine:
+    return StepEngine(tokens // _PAGE_TOKENS)
+
+
 def _clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
     return SglangEngine(tokens, hicache=True, foresight=Foresight(rounds))
 
@@ -71,6 +76,7 @@ ENGINES: Mapping[str, EngineRules] = MappingProxyType(
         "sglang-hicache": EngineRules(
             "SGLang with HiCache, write-back", _sglang(hicache=True), host_tier=True
         ),
+        "step": EngineRules("vLLM that stops its lowest-scored path where memory ends", _step),
         "clairvoyant": EngineRules(
             "the same, evicting what is needed last (Belady): a bound",
             _clairvoyant,
@@ -88,7 +94,8 @@ class EngineResult:
 
     time_s: compute_s + stall_s, stall_s being waits for the link; io_share: stall_s / time_s.
     iterations: forward passes. prefilled_tokens: forwarded as prompts; recomputed_tokens: of
-    them, those whose KV had been computed before or was computed twice.
+    them, those whose KV had been computed before or was computed twice. completed: share of the
+    tree's steps that were decoded to their end; 1 where no path is stopped.
     """
 
     time_s: float
@@ -101,6 +108,7 @@ class EngineResult:
     preemptions: int
     prefilled_tokens: int
     recomputed_tokens: int
+    completed: float
     device_peak_bytes: int
     host_peak_bytes: int
 
@@ -138,14 +146,8 @@ def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineRe
             run.round(requests)
         for meter in meters:
             meter.ran = run
-    needed_prefill = _needed_prefill(rounds)
-    return by_row.result(needed_prefill), once.result(needed_prefill)
-
-
-def _needed_prefill(rounds: Rounds) -> int:
-    """The prompt, and the last token of every step that is extended."""
-    extended = {request.path[-1] for requests in rounds[1:] for request in requests}
-    return rounds[0][0].prompt_tokens + len(extended)
+    num_steps = len(case.tree.nodes)
+    return by_row.result(num_steps), once.result(num_steps)
 
 
 class _Run:
@@ -153,15 +155,19 @@ class _Run:
 
     def __init__(self, engine: RequestEngine, meters: Sequence[_Meter]) -> None:
         self.engine = engine
-        self.iterations = self.prefilled = 0
+        self.iterations = self.completed = 0
+        self.prefilled = self.needed_prefill = 0
         self._meters = meters
         self._arriving: dict[Request, Transfer] = {}
 
     def round(self, requests: list[Request]) -> None:
-        """Send the requests; ends when all are complete."""
+        """Send the requests whose path is there; ends when all are complete, or stopped."""
+        requests = [each for each in requests if self.engine.stopped.isdisjoint(each.path)]
+        parents = {each.path[-1]: each.lengths[-1] for each in requests}
+        self.needed_prefill += sum(1 if node else tokens for node, tokens in parents.items())
         self.engine.submit(requests)
-        left = len(requests)
-        while left:
+        complete, stopped = 0, len(self.engine.stopped)
+        while complete + len(self.engine.stopped) - stopped < len(requests):
             self._receive()
             iteration = self.engine.schedule()
             for request, tokens in iteration.loads:
@@ -171,10 +177,11 @@ class _Run:
                 self._count(iteration)
                 for meter in self._meters:
                     meter.forward(iteration)
-                left -= len(self.engine.commit(iteration))
+                complete += len(self.engine.commit(iteration))
             else:
                 assert self._arriving, "an engine without work waits for something"
                 self._meters[0].wait(next(iter(self._arriving.values())))
+        self.completed += complete
 
     def _receive(self) -> None:
         """Tell the engine what has arrived."""
@@ -232,8 +239,8 @@ class _Meter:
             return self._costs.prefill(new, read, seen)
         return self._costs.tokens(new, read, seen, new, iteration.passes)
 
-    def result(self, needed_prefill: int) -> EngineResult:
-        """What was measured."""
+    def result(self, num_steps: int) -> EngineResult:
+        """What was measured; num_steps: of the whole tree."""
         time_s, moved, run = self._clock.now_s, self._link.bytes_moved, self.ran
         return EngineResult(
             time_s=time_s,
@@ -245,7 +252,8 @@ class _Meter:
             iterations=run.iterations,
             preemptions=run.engine.preemptions,
             prefilled_tokens=run.prefilled,
-            recomputed_tokens=run.prefilled - needed_prefill,
+            recomputed_tokens=run.prefilled - run.needed_prefill,
+            completed=run.completed / num_steps,
             device_peak_bytes=run.engine.peak_tokens * self._token_bytes,
             host_peak_bytes=run.engine.host_peak_tokens * self._token_bytes,
         )

@@ -15,6 +15,7 @@ from beamwright.schedule.engines.requests import (
     requests_by_round,
 )
 from beamwright.schedule.engines.sglang import SglangEngine
+from beamwright.schedule.engines.step import StepEngine
 from beamwright.schedule.engines.vllm import VllmEngine
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Request",
     "RequestEngine",
     "SglangEngine",
+    "StepEngine",
     "VllmEngine",
     "requests_by_round",
 ]

@@ -15,6 +15,7 @@ class Request:
 
     path: the nodes of the prompt, the root () first; lengths: tokens of each.
     node: whose step is decoded; step_tokens: that it will have.
+    score: of the path so far, from the verifier; None where it has none.
     drawn: tokens sampled so far; computed: tokens of prompt and step whose KV is on the device.
     """
 
@@ -22,6 +23,7 @@ class Request:
     lengths: tuple[int, ...]
     node: Lineage
     step_tokens: int
+    score: float | None = None
     drawn: int = 0
     computed: int = 0
     prompt_tokens: int = field(init=False)
@@ -80,11 +82,13 @@ class Iteration:
 class RequestEngine(Protocol):
     """Takes requests, says what runs next, and hears when it has run.
 
-    preemptions: requests that lost their place and their KV. peak_tokens, host_peak_tokens: most
-    KV on either side.
+    preemptions: requests that lost their place and their KV. stopped: nodes whose request was ended
+    for good before its step was complete, by an engine that does so. peak_tokens, host_peak_tokens:
+    most KV on either side.
     """
 
     preemptions: int
+    stopped: set[Lineage]
 
     @property
     def peak_tokens(self) -> int: ...
@@ -115,6 +119,8 @@ class PlannedStep(Protocol):
     def lineage(self) -> Lineage: ...
     @property
     def tokens(self) -> int: ...
+    @property
+    def score(self) -> float | None: ...
 
 
 def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[list[Request]]:
@@ -123,12 +129,20 @@ def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[
     search-and-learn sends them in another order; this one is what prefix caches like best.
     """
     lengths: dict[Lineage, int] = {(): prompt_tokens}
-    lengths.update((step.lineage, step.tokens) for step in steps)
+    scores: dict[Lineage, float | None] = {(): None}
+    for step in steps:
+        lengths[step.lineage], scores[step.lineage] = step.tokens, step.score
     rounds: dict[int, list[Request]] = {}
     for lineage in sorted(lengths):
         if not lineage:
             continue
         path = tuple(lineage[:depth] for depth in range(len(lineage)))
-        request = Request(path, tuple(lengths[node] for node in path), lineage, lengths[lineage])
+        request = Request(
+            path,
+            tuple(lengths[node] for node in path),
+            lineage,
+            lengths[lineage],
+            scores[path[-1]],
+        )
         rounds.setdefault(len(lineage), []).append(request)
     return [rounds[number] for number in sorted(rounds)]

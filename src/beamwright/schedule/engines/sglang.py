@@ -46,6 +46,7 @@ class SglangEngine:
         )
         self._foresight = foresight
         self.preemptions = 0
+        self.stopped: set[Lineage] = set()
         self.peak_tokens = 0
         self.running: list[Request] = []
         self.waiting: list[Request] = []

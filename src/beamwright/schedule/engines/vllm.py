@@ -30,6 +30,7 @@ class VllmEngine:
     def __init__(self, num_blocks: int, *, block_tokens: int = 16, offload: bool = False) -> None:
         self.pool = PrefixBlocks(num_blocks)
         self.preemptions = 0
+        self.stopped: set[Lineage] = set()
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._size, self._offload = block_tokens, offload
@@ -38,7 +39,7 @@ class VllmEngine:
         self._loading: dict[Request, list[int]] = {}  # keys of new blocks
         self._arriving: set[int] = set()
         self._on_host: set[int] = set()
-        self._num_unsaved = 0
+        self._num_unsaved = self._num_ousted = 0
         self._keys: dict[Lineage, tuple[int, ...]] = {}
         self._num_keys = 0
 
@@ -55,19 +56,16 @@ class VllmEngine:
 
     def schedule(self) -> Iteration:
         stored, self._num_unsaved = self._num_unsaved, 0
-        budget, preempted = _MAX_BATCHED_TOKENS, self.preemptions
+        budget, ousted = _MAX_BATCHED_TOKENS, self._num_ousted
         rows: list[tuple[Request, int]] = []
-        place = 0
-        while place < len(self.running) and budget:
-            request = self.running[place]
+        for request in tuple(self.running):
             new = min(request.num_tokens - request.computed, budget)
-            if not self._grow(request, request.computed + new):
-                break  # it has preempted itself
-            rows.append((request, new))
-            budget -= new
-            place += 1
+            if new and self._grow(request, request.computed + new):
+                rows.append((request, new))
+                budget -= new
+        rows = [row for row in rows if row[0] in self._blocks]
         loads: list[tuple[Request, int]] = []
-        if self.preemptions == preempted:
+        if self._num_ousted == ousted:
             self._admit(rows, loads, budget)
         return Iteration(
             rows=rows,
@@ -96,21 +94,26 @@ class VllmEngine:
     # --- blocks ------------------------------------------------------------------------------
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for so many tokens of a running request, others preempted for it; False if it
-        was preempted itself."""
-        blocks = self._blocks[request]
-        missing = self._count(num_tokens) - len(blocks)
-        while (found := self.pool.allocate(max(0, missing))) is None:
-            victim = self.running.pop()
-            self._preempt(victim)
-            if victim is request:
-                return False
-        blocks += found
-        return True
+        """Blocks for so many tokens of a running request, others ousted for it; False if it has
+        lost its own."""
+        while (blocks := self._blocks.get(request)) is not None:
+            missing = self._count(num_tokens) - len(blocks)
+            if (found := self.pool.allocate(max(0, missing))) is not None:
+                blocks += found
+                return True
+            self._num_ousted += 1
+            victim = self._victim()
+            self.running.remove(victim)
+            self.pool.release(self._blocks.pop(victim))
+            self._oust(victim)
+        return False
 
-    def _preempt(self, request: Request) -> None:
+    def _victim(self) -> Request:
+        return self.running[-1]
+
+    def _oust(self, request: Request) -> None:
+        """What becomes of a request that has lost its blocks."""
         self.preemptions += 1
-        self.pool.release(self._blocks.pop(request))
         request.computed = 0
         self.waiting.appendleft(request)
 
