@@ -15,6 +15,7 @@ import argparse
 from typing import Any
 
 from beamwright import Solver
+from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.solver.solution import Solution
 from benchmarks.common import finish, say
 
@@ -25,7 +26,6 @@ SHAPE = (
     "intermediate=256,vocab=512,context=4096"
 )
 TOKEN_BYTES = 2 * LAYERS * HIDDEN * 4
-BLOCK_TOKENS = 16
 
 
 def run(args: argparse.Namespace, **options: Any) -> Solution:
@@ -84,7 +84,7 @@ def beam(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Loaded bytes against the lower bound, per budget."""
     found = []
     steps = args.generate // 32
-    least = (PROMPT // BLOCK_TOKENS + steps * 2 + 1) * BLOCK_TOKENS * TOKEN_BYTES
+    least = (PROMPT // BLOCK_TOKENS + steps * 32 // BLOCK_TOKENS + 1) * BLOCK_TOKENS * TOKEN_BYTES
     for width in (2, 4):
         common = {"width": width, "step_tokens": 32, "attention": "tree"}
         whole = run(args, schedule="in-gpu", **common)

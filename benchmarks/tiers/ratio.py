@@ -15,6 +15,7 @@ from typing import Any
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
+from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
@@ -29,7 +30,7 @@ from beamwright.tree import RecordedTree
 from benchmarks.common import finish, say, table
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
-PROMPT_TOKENS, BLOCK_TOKENS = 128, 16
+PROMPT_TOKENS = 128
 SHARES = (0.5, 0.25, 0.15)
 AMPLE_BYTES = 8 * 2**30
 COLUMNS = ("search", "survival", "n", "width", "share", "raised", "groups", "ratio")

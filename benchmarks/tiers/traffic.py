@@ -19,6 +19,7 @@ from typing import Any
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, known_future_loads
+from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.simulator import (
@@ -35,7 +36,7 @@ from benchmarks.common import finish, say, table
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
 CARD = find_profile("rtx-4090")
-PROMPT_TOKENS, BLOCK_TOKENS = 128, 16
+PROMPT_TOKENS = 128
 SHARES = (0.75, 0.5, 0.25, 0.15, 0.1)
 AMPLE_BYTES = 2**36
 MIB, GIB = 2**20, 2**30
