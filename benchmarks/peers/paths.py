@@ -29,6 +29,7 @@ class PathSides:
             model=str(folder),
             verifier="none",
             search="best-of-n",
+            choose="majority",  # nothing scores the paths
             n=n,
             step_tokens=args.tokens,
             max_tokens=args.tokens,
