@@ -11,15 +11,18 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from beamwright.decode.candidates import NOISE_BITS, RowWay, draw_candidate, hash_words
 from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.models.decoder import in_tiles
 from beamwright.protocols import ReadsTokenStats
 from beamwright.tree.node import Lineage
 
 _LIKELIEST = 20
-_NOISE_BITS = 23  # u + 0.5 is then exact in float32, so noise is always finite
+_LARGE_VOCAB = 16384
 
 
 def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:
@@ -57,15 +60,24 @@ def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tens
 
     keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; spread: `spread_tokens`.
     """
+    first, second = _row_words(keys, positions)
+    return _noise(first.unsqueeze(1), second.unsqueeze(1), spread)
+
+
+def _row_words(keys: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What two rounds of a row's hash start with [rows], int32."""
     first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
-    second = _mix(keys[:, 1] + first)
+    return first, _mix(keys[:, 1] + first)
+
+
+def _noise(first: torch.Tensor, second: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     # Two multiply rounds with a key before each. Rows and tokens come in mixed already, and only
     # the high bits are used, so a third xor-shift would change nothing that can be seen. In place:
     # this is [rows, vocabulary], and runs once per token.
-    x = spread ^ first.unsqueeze(1)
-    x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second.unsqueeze(1))
+    x = spread ^ first
+    x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second)
     x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
-    uniform = _shift(x, 32 - _NOISE_BITS).float().add_(0.5).mul_(2.0**-_NOISE_BITS)
+    uniform = _shift(x, 32 - NOISE_BITS).float().add_(0.5).mul_(2.0**-NOISE_BITS)
     return uniform.log_().neg_().log_().neg_()
 
 
@@ -103,6 +115,10 @@ class Sampler:
 
     num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
     token_stats: what `stats` computes, of `TOKEN_STATS`. tile_rows: see `models.decoder.Decoder`.
+    captured: the host must read nothing on the way.
+
+    Rows of a large vocabulary are drawn one at a time on a CPU, so that one stays in the cache, and
+    only from the tokens that can win. The bits are those of all rows at once.
 
     Raises:
         KeyError: if a statistic is not in the table.
@@ -114,8 +130,11 @@ class Sampler:
         device: torch.device,
         token_stats: Collection[str] = (),
         tile_rows: int | None = None,
+        *,
+        captured: bool = False,
     ) -> None:
         self._tile_rows = tile_rows
+        self._by_row = num_tokens >= _LARGE_VOCAB and device.type == "cpu" and not captured
         self._num_tokens = num_tokens
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
@@ -131,9 +150,44 @@ class Sampler:
 
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         """
+        if self._by_row:
+            return self._sample_by_row(logits, keys, positions, how)
         work = partial(self._sample, how.ways)
         chosen, logprobs = in_tiles(self._tile_rows, work, logits, keys, positions, *how.tensors)
         return chosen, logprobs
+
+    def _sample_by_row(
+        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, how: RowSampling
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        words = torch.stack(_row_words(keys, positions), dim=1).tolist()
+        chosen = torch.empty(len(logits), dtype=torch.long)
+        logprobs = torch.empty(len(logits))
+        ways = zip(*(each.flatten().tolist() for each in how.tensors), strict=True)
+        for row, (is_greedy, *way) in enumerate(ways):
+            token = None
+            if not is_greedy:
+                own = logits[row, : self._num_tokens].float()
+                token = self._draw_candidate(own, words[row], RowWay(*way))
+            if token is not None:
+                chosen[row], logprobs[row] = token, own.log_softmax(-1)[token]
+                continue
+            one = slice(row, row + 1)
+            tensors = (each[one] for each in (logits, keys, positions, *how.tensors))
+            alone = how.ways._replace(is_greedy=is_greedy, draws=not is_greedy)
+            chosen[one], logprobs[one] = self._sample(alone, *tensors)
+        return chosen, logprobs
+
+    def _draw_candidate(
+        self, logits: torch.Tensor, words: tuple[int, int], way: RowWay
+    ) -> int | None:
+        def noise(tokens: torch.Tensor) -> torch.Tensor:
+            first, second = torch.tensor(words, dtype=torch.int32)
+            return _noise(first, second, self._spread[tokens])
+
+        def hashed() -> npt.NDArray[np.uint32]:
+            return hash_words(*words, self._spread.numpy().view(np.uint32))
+
+        return draw_candidate(logits, way, noise, hashed)
 
     def _sample(
         self,

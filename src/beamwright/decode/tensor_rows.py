@@ -119,7 +119,13 @@ class TensorRows:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
         num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
-        self._sampler = Sampler(num_tokens, device, token_stats, model.decoder.tile_rows)
+        self._sampler = Sampler(
+            num_tokens,
+            device,
+            token_stats,
+            model.decoder.tile_rows,
+            captured=replay is not None,
+        )
         eos = codec.eos_ids if codec is not None else frozenset()
         self._words = StopWords(eos, codec.token_bytes if codec is not None else None, device)
         self._stats = sorted(token_stats)

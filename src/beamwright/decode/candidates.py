@@ -1,0 +1,147 @@
+"""One row's token from a large vocabulary: noise and filters for the tokens that can win.
+
+Gumbel noise made of 23 bits is bounded both ways (`MOST_NOISE`, `LEAST_NOISE`): a token whose
+scaled logit lies further than their difference below the largest cannot be drawn, and no filter
+takes the largest away. Where that leaves too many, few of them have the noise that it takes to
+beat the best of those with the most. Token for token what `sampling` draws from the whole row.
+For CPUs: the host reads how many candidates there are. NumPy finds them faster than torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+NOISE_BITS = 23  # u + 0.5 is then exact in float32, so noise is always finite
+MOST_NOISE = -math.log(-math.log1p(-(2.0 ** -(NOISE_BITS + 1))))
+LEAST_NOISE = -math.log((NOISE_BITS + 1) * math.log(2))
+_ROUNDING = 1e-5  # of sums and quotients in float32, relative, and then some
+_FEW = 0.1  # of the tokens; beyond, whole rows are about as fast
+_TRIED_FIRST = 256  # tokens, those with the most noise
+
+Words: TypeAlias = npt.NDArray[np.uint32]
+Noise: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Of token ids [candidates], float32."""
+
+
+class RowWay(NamedTuple):
+    """How a row draws. Filters that it does not use: top_k 0, top_p infinity, min_p 0."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+def draw_candidate(
+    logits: torch.Tensor, way: RowWay, noise: Noise, hashed: Callable[[], Words]
+) -> int | None:
+    """The token drawn from logits [tokens] in float32, or None: ask the whole row.
+
+    hashed: of all tokens [tokens]; the upper `NOISE_BITS` of each make its noise.
+    """
+    scaled = logits / way.temperature
+    highest = float(scaled.amax())
+    if not math.isfinite(highest):
+        return None
+    least = _below(highest, MOST_NOISE - LEAST_NOISE)
+    if way.min_p:
+        least = max(least, _below(highest, -math.log(way.min_p)))
+    tokens = np.flatnonzero(scaled.numpy() >= np.float32(least))
+    if len(tokens) > _FEW * len(scaled) and way.top_k:
+        kth = scaled.topk(min(way.top_k, len(scaled))).values[-1].numpy()
+        tokens = np.flatnonzero(scaled.numpy() >= kth)
+    if len(tokens) > _FEW * len(scaled):
+        if way.top_k or way.top_p < math.inf or way.min_p:
+            return None
+        return _loudest(scaled, highest, noise, hashed())
+    left = _filtered(torch.from_numpy(tokens), scaled, highest, way)
+    return _best(left, scaled, noise)[0]
+
+
+def _below(highest: float, distance: float) -> float:
+    """So far below, and as much further as rounding may hide."""
+    return highest - distance - _ROUNDING * (2 * abs(highest) + distance + 1)
+
+
+def _best(tokens: torch.Tensor, scaled: torch.Tensor, noise: Noise) -> tuple[int, float]:
+    """The token that wins among these, ascending, and its noisy logit."""
+    noisy = noise(tokens).add_(scaled[tokens])
+    place = int(noisy.argmax())
+    return int(tokens[place]), float(noisy[place])
+
+
+# --- many that could win -------------------------------------------------------------------------
+
+
+def _loudest(scaled: torch.Tensor, highest: float, noise: Noise, hashed: Words) -> int | None:
+    """The token drawn, found among those with the most noise; None if that takes most of them."""
+    size = len(scaled)
+    first = 1 - min(_TRIED_FIRST / size, 1)
+    tokens = _at_least(first, hashed)
+    if not len(tokens):
+        return None
+    token, noisy = _best(tokens, scaled, noise)
+    # Whoever beats it has more noise than its lead over the largest logit.
+    lead = _below(noisy, highest + _ROUNDING * abs(highest))
+    needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
+    if 1 - needed > _FEW:
+        return None
+    return token if needed >= first else _best(_at_least(needed, hashed), scaled, noise)[0]
+
+
+def _at_least(uniform: float, hashed: Words) -> torch.Tensor:
+    """Tokens whose uniform number is at least so large, give or take a few steps of it."""
+    step = max(int(uniform * 2**NOISE_BITS) - 4, 0)
+    return torch.from_numpy(np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS))))
+
+
+def hash_words(first: int, second: int, spread: Words) -> Words:
+    """`sampling.gumbel_noise`'s hash of all tokens, for one row's two words."""
+    x = spread ^ np.uint32(first & 0xFFFFFFFF)
+    shifted = x >> 16
+    x ^= shifted
+    x *= np.uint32(-2048144789 & 0xFFFFFFFF)
+    x += np.uint32(second & 0xFFFFFFFF)
+    np.right_shift(x, 13, out=shifted)
+    x ^= shifted
+    x *= np.uint32(-1028477387 & 0xFFFFFFFF)
+    return x
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+def _filtered(
+    tokens: torch.Tensor, scaled: torch.Tensor, highest: float, way: RowWay
+) -> torch.Tensor:
+    """The tokens, ascending, that top-k, top-p and min-p leave, in that order."""
+    total = None
+    if way.top_p < math.inf:
+        total = _sum(scaled, highest, way.top_k)
+    if way.top_k and way.top_k < len(tokens):
+        values = scaled[tokens]
+        tokens = tokens[values >= values.topk(way.top_k).values[-1]]
+    if total is not None:
+        ordered, index = scaled[tokens].sort(descending=True, stable=True)
+        probs = (ordered - highest).exp_().div_(total)
+        kept = probs.cumsum(-1) - probs < way.top_p
+        tokens = tokens[torch.zeros_like(kept).scatter_(0, index, kept)]
+    if way.min_p:
+        probs = scaled[tokens].softmax(-1)
+        tokens = tokens[probs >= probs.amax() * way.min_p]
+    return tokens
+
+
+def _sum(scaled: torch.Tensor, highest: float, top_k: int) -> torch.Tensor:
+    """What the exponentials of what top-k leaves of a row add up to, the largest being 1."""
+    if top_k and top_k < len(scaled):
+        least = scaled.topk(top_k).values[-1].numpy()
+        scaled = scaled[torch.from_numpy(np.flatnonzero(scaled.numpy() >= least))]
+    total: torch.Tensor = (scaled - highest).exp_().sum()
+    return total
