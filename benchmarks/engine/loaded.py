@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,12 +37,23 @@ def busy_cores(per_core: int) -> Iterator[None]:
             each.wait()
 
 
-def solve(checkout: Path, words: list[str]) -> float:
-    """Run the search from a checkout; seconds of the search itself."""
-    # OMP_NUM_THREADS would decide what a checkout decides for itself.
+def of_checkout(
+    checkout: Path, words: Sequence[str], omp_threads: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """`beamwright` with these words from a checkout's sources: the command and its environment.
+
+    omp_threads: OMP_NUM_THREADS, which would decide what a checkout decides for itself.
+    """
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
     environment["PYTHONPATH"] = str(checkout / "src")
-    command = [sys.executable, "-m", "beamwright", "solve", *words, "--json"]
+    if omp_threads is not None:
+        environment["OMP_NUM_THREADS"] = omp_threads
+    return [sys.executable, "-m", "beamwright", *words], environment
+
+
+def solve(checkout: Path, words: list[str]) -> float:
+    """Run the search from a checkout; seconds of the search itself."""
+    command, environment = of_checkout(checkout, ["solve", *words, "--json"])
     done = subprocess.run(
         command, env=environment, cwd=checkout, check=True, capture_output=True, text=True
     )

@@ -134,8 +134,6 @@ def _activation(name: str) -> str:
 
 def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
     """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
-
     rope = dict(config.rope_parameters or {})
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_TYPES:
@@ -146,6 +144,8 @@ def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
         base = float(rope.get("rope_theta", 10_000.0))
         freq = [base ** -(2 * i / head_dim) for i in range(head_dim // 2)]
         return tuple(freq), 1.0
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)
+
     freq, scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
     return tuple(freq.double().tolist()), float(scale)
 

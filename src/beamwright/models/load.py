@@ -14,9 +14,10 @@ from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.hf_config import check_counts, shape_from_config, supported
+from beamwright.models.json_file import read_object
 from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.models.onednn import pack_weights
-from beamwright.models.pretrained import read_config, read_object
+from beamwright.models.pretrained import read_config
 from beamwright.models.quantised import storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec

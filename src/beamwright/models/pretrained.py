@@ -1,4 +1,6 @@
-"""All that `transformers` is asked for: a checkpoint folder's config, tokenizer and own model.
+"""What `transformers` is asked for: a checkpoint folder's config, tokenizer and own model.
+
+Not where the files themselves say all: importing it takes longer than a small model's search.
 
 A folder holds data. Code that it brings along (`auto_map`) is never run and never asked about;
 where `transformers` has a class of its own for the same thing, that one is used.
@@ -6,15 +8,15 @@ where `transformers` has a class of its own for the same thing, that one is used
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.files import read_regular
+from beamwright.models.json_file import line_of, read_object
+from beamwright.models.plain_config import plain_config
+from beamwright.models.plain_tokenizer import plain_tokenizer
 from beamwright.models.quiet import no_progress_bar, quiet_import
 
-_LONGEST_LINE = 200
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
     "spiece.model",
@@ -22,45 +24,54 @@ _TOKENIZER_FILES = (
 
 
 def read_config(folder: Path, supported: str) -> Any:
-    """The `transformers` config of a folder. supported: what an error, which leaves the folder's
-    name to the caller, lists.
+    """The config of a folder as `transformers` has it, which is asked where it takes more than the
+    file. supported: what an error, which leaves the folder's name to the caller, lists.
 
     Raises:
         UnsupportedModelError: if it cannot be read, or stands for code of the folder's own.
     """
+    written = read_object(folder / "config.json")
+    if (plain := plain_config(written)) is not None:
+        return plain
     from transformers import AutoConfig  # noqa: PLC0415 (slow import)
 
-    written = read_object(folder / "config.json")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # of many kinds; each is about what the file says
         if _brings_code(written, "AutoConfig"):
             raise UnsupportedModelError(f"{_wants_to_run('config.json')}; {supported}") from error
         raise UnsupportedModelError(
-            f"config cannot be read ({_line(error)}); {supported}"
+            f"config cannot be read ({line_of(error)}); {supported}"
         ) from error
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """The `transformers` tokenizer of a folder.
+def read_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
+    """The `transformers` tokenizer of a folder, or one like it where the files are all of it.
+
+    chat_template: instead of the folder's.
 
     Raises:
         InputError: if it cannot be read, or stands for code of the folder's own.
     """
-    from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
-
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise InputError(
             f"model {folder}: no tokenizer in this folder (none of {', '.join(_TOKENIZER_FILES)})"
         )
+    if (plain := plain_tokenizer(folder, chat_template)) is not None:
+        return plain
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
+
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # as above
         file = folder / "tokenizer_config.json"
         if file.is_file() and _brings_code(read_object(file), "AutoTokenizer"):
             raise InputError(f"model {folder}: {_wants_to_run(file.name)}") from error
-        line = _line(error)
+        line = line_of(error)
         raise InputError(f"model {folder}: its tokenizer cannot be read ({line})") from error
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
 
 
 def read_reference(folder: Path, dtype: Any) -> Any:
@@ -90,17 +101,6 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
     return frozenset()
 
 
-def read_object(file: Path) -> dict[str, Any]:
-    """Raises InputError if the file does not hold a JSON object."""
-    try:
-        found = json.loads(read_regular(file))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file}: cannot be read as JSON ({_line(error)})") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{file}: a JSON object is expected, not {type(found).__name__}")
-    return found
-
-
 def _brings_code(written: dict[str, Any], kind: str) -> bool:
     """True if the file names a class of the folder's own for this."""
     named = written.get("auto_map")
@@ -109,8 +109,3 @@ def _brings_code(written: dict[str, Any], kind: str) -> bool:
 
 def _wants_to_run(name: str) -> str:
     return f"this folder wants to run its own code (auto_map in {name}), which is never done"
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]

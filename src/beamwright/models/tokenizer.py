@@ -1,11 +1,11 @@
 """TextCodec: text to token ids and back, chat template, and the bytes of each token.
 
-Thin over `transformers`. Prompts are rendered once; after that everything is token ids.
+Thin over `tokenizers` and `transformers`. Prompts are rendered once; after that everything is
+token ids.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -40,9 +40,8 @@ class TextCodec:
         Raises:
             InputError: if the tokenizer or the template cannot be read.
         """
-        tokenizer = read_tokenizer(folder)
-        if chat_template is not None:
-            tokenizer.chat_template = _template_text(chat_template)
+        own = None if chat_template is None else _template_text(chat_template)
+        tokenizer = read_tokenizer(folder, own)
         check_template(tokenizer.chat_template, f"model {folder}")
         ids = {tokenizer.eos_token_id} | read_eos_ids(folder)
         return cls(tokenizer, frozenset(i for i in ids if i is not None))
@@ -204,16 +203,21 @@ def _template_text(chat_template: str) -> str:
 
 def _is_byte_level(tokenizer: Any) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    return backend is not None and '"ByteLevel"' in json.dumps(
-        json.loads(backend.to_str()).get("decoder")
-    )
+    if backend is None or backend.decoder is None:
+        return False
+    # Its JSON; that of the whole tokenizer has the vocabulary in it.
+    return b'"ByteLevel"' in backend.decoder.__getstate__()
 
 
 def _byte_level_table() -> dict[str, int]:
-    """GPT-2's printable alphabet: which character stands for which byte."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode  # noqa: PLC0415 (slow import)
+    """GPT-2's alphabet: which character stands for which byte.
 
-    return {character: byte for byte, character in bytes_to_unicode().items()}
+    A printable byte of Latin-1 is its own character; the others are numbered from 256 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in sorted(printable)}
+    return table | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _piece_bytes(piece: str) -> bytes:
