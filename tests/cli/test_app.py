@@ -27,6 +27,42 @@ def test_of_the_commands_only_the_one_that_is_named_is_built():
     assert set(get_command(_make_app("--help")).commands) == every
 
 
+def test_the_list_of_commands_says_what_the_commands_say(cli, capsys):
+    _make_app()(["--help"], prog_name="beamwright", standalone_mode=False)
+    assert capsys.readouterr().out == cli("--help").out
+
+
+HEAVY = {"torch", "transformers", "huggingface_hub", "tokenizers", "numpy", "safetensors"}
+EVALUATION = {"beamwright.evaluate", "beamwright.report"}
+SETTINGS = {"pydantic", "yaml", "beamwright.config", "beamwright.search"}
+
+
+@pytest.mark.parametrize(
+    ("words", "unwanted"),
+    [
+        ("--version", HEAVY | EVALUATION | SETTINGS | {"rich.markdown"}),
+        ("--help", HEAVY | EVALUATION | SETTINGS),
+        ("solve --help", HEAVY | EVALUATION),
+        ("solve --n 4", HEAVY | EVALUATION),
+        ("simulate --help", HEAVY | EVALUATION),
+        ("plan --gpu list", HEAVY | EVALUATION),
+        ("doctor", {"transformers", "huggingface_hub"} | EVALUATION),
+        ("report .", {"torch", "transformers"}),
+    ],
+)
+def test_a_command_imports_what_it_needs(words, unwanted):
+    code = (
+        "import sys; from beamwright.cli import main; main(sys.argv[1:]); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()], check=True, capture_output=True, text=True
+    )
+    imported = set(done.stderr.split())
+    assert "beamwright.cli" in imported
+    assert not imported & unwanted
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

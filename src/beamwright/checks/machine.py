@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 import torch
-import transformers
 
 from beamwright.attention import BACKENDS, make_attention, triton_version
 from beamwright.hardware import measure_profile, write_profile
@@ -24,7 +24,7 @@ def inspect_machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton_version(),
         "attention": make_attention("auto", device).name,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "threads": large.count,
         "threads_for_small_models": small.count,
         "threads_for_small_models_why": small.why,

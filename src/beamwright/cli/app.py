@@ -4,37 +4,73 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 import beamwright
-from beamwright.cli.doctor import doctor
-from beamwright.cli.eval import evaluate
 from beamwright.cli.guard import INTERRUPTED, complain
-from beamwright.cli.plan import plan
-from beamwright.cli.report import report
-from beamwright.cli.simulate import simulate
-from beamwright.cli.solve import solve
 from beamwright.errors import BeamwrightError
 from beamwright.plugins import load_all
 
 _USAGE_ERROR = 2
-_COMMANDS: Mapping[str, Callable[..., None]] = MappingProxyType(
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A subcommand: a function of a module of this room, imported if it is the one that runs.
+
+    summary: what the list of all commands says about it.
+    """
+
+    function: str
+    summary: str
+
+    def load(self, module: str) -> Callable[..., None]:
+        """The command with its options."""
+        command: Callable[..., None]
+        command = getattr(import_module(f"beamwright.cli.{module}"), self.function)
+        getattr(command, "declare_options", lambda: None)()  # `report` has no settings
+        return command
+
+    def listed(self) -> Callable[..., None]:
+        """What stands for it in the list."""
+
+        def never_called() -> None: ...
+
+        never_called.__doc__ = self.summary
+        return never_called
+
+
+_COMMANDS: Mapping[str, _Command] = MappingProxyType(
     {
-        "solve": solve,
-        "eval": evaluate,
-        "report": report,
-        "plan": plan,
-        "simulate": simulate,
-        "doctor": doctor,
+        "solve": _Command("solve", "Solve one problem by verifier-guided tree search."),
+        "eval": _Command("evaluate", "Solve a set of problems and report the accuracy."),
+        "report": _Command(
+            "report", "Make one page of evaluations: accuracy against n, tokens, seconds and KV."
+        ),
+        "plan": _Command(
+            "plan",
+            "Estimate memory, traffic and time of a search under each schedule. Loads no model.",
+        ),
+        "simulate": _Command(
+            "simulate",
+            "Simulate a search under several schedules, and on serving engines. Loads no model.",
+        ),
+        "doctor": _Command(
+            "doctor",
+            "Check this machine, a checkpoint given by --model, "
+            "or with --show one given by --verifier.",
+        ),
     }
 )
 
 
 def _make_app(only: str | None = None) -> typer.Typer:
-    """All commands, or the one of that name if there is one: the others' options take a while.
+    """The command of that name if there is one, for any other their list, for None all of them.
 
     Raises:
         InputError: if an option of a plugin's has a name that a command built here takes.
@@ -47,9 +83,10 @@ def _make_app(only: str | None = None) -> typer.Typer:
     )
     app.callback()(_about)
     for name, command in _COMMANDS.items():
-        if only == name or only not in _COMMANDS:
-            getattr(command, "declare_options", lambda: None)()  # `report` has no settings
-            app.command(name)(command)
+        if only is None or only == name:
+            app.command(name)(command.load(name))
+        elif only not in _COMMANDS:
+            app.command(name)(command.listed())
     return app
 
 
@@ -74,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in load_all(_named_plugins(words)):
             complain(line)
-        result = _make_app(words[0])(words, prog_name="beamwright", standalone_mode=False)
+        app = _make_app(_named_command(words))
+        result = app(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
@@ -89,6 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(f"error: {describe().replace('Value error, ', '')}")
         return _USAGE_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _named_command(words: Sequence[str]) -> str:
+    """The first word that is no option: none of those before a command takes a value."""
+    return next((word for word in words if not word.startswith("-")), "")
 
 
 def _named_plugins(words: Sequence[str]) -> list[str]:

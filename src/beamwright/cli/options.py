@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 
+import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.guard import guard
 from beamwright.config import Settings
 from beamwright.errors import InputError

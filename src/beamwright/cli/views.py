@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from beamwright.cli.picture import write_picture
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.evaluate import Problem
 from beamwright.files import check_writable
-from beamwright.report import ShownTree, write_trace, write_tree_page
-from beamwright.saved.recorded import write_recorded
 
 if TYPE_CHECKING:
+    from beamwright.evaluate import Problem
     from beamwright.runtime.timeline import Timeline
     from beamwright.solver.solution import Solution
     from beamwright.tree import SearchTree
@@ -61,12 +58,18 @@ class Views:
         if tree is None:
             return
         if self.trace is not None and self._timeline is not None:
+            from beamwright.report import write_trace
+
             write_trace(self._timeline, self.trace, _title(tree))
         if self.tree is not None:
             _write_page(self.tree, tree, solution, self._timeline)
         if self.record_tree is not None:
+            from beamwright.saved.recorded import write_recorded
+
             write_recorded(tree, self.record_tree)
         if self.picture is not None:
+            from beamwright.cli.picture import write_picture
+
             write_picture(tree, solution, self.picture)
 
 
@@ -77,6 +80,7 @@ def _title(tree: SearchTree) -> str:
 def _write_page(
     file: Path, tree: SearchTree, solution: Solution | None, timeline: Timeline | None = None
 ) -> None:
+    from beamwright.report import ShownTree, write_tree_page
     from beamwright.runtime.timeline import NullTimeline
 
     chosen = None if solution is None else tree.node(solution.lineage)

@@ -11,16 +11,18 @@ import math
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from beamwright.cost.growth import Workload, in_blocks, tree_steps
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Counts = NDArray[np.int64]
+
 _SAMPLED_BEAMS = 8192  # of all samples together: large searches differ less from each other
 _NUM_DEVIATIONS = 3
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class SampledSearches:
     def held_tokens(self, workload: Workload, *, copies: bool) -> Spread:
         """Tokens of whole blocks that a search holds at most, at the end of any of its steps."""
         beams = workload.num_beams
-        growth = beams * np.array([in_blocks(tokens) for tokens in self._lengths(workload)])
+        growth = [beams * in_blocks(tokens) for tokens in self._lengths(workload)]
         nodes = self.copied if copies else self.shared
         prompt_held = in_blocks(workload.prompt_tokens) * (beams if copies else 1)
         peaks = prompt_held + in_blocks(workload.step_tokens) * nodes + growth
@@ -71,7 +73,7 @@ class SampledSearches:
 
     def union_tokens(self, workload: Workload) -> Spread:
         """Distinct tokens that a search holds at most, where they need not be in blocks."""
-        growth = workload.num_beams * np.array(self._lengths(workload))
+        growth = [workload.num_beams * tokens for tokens in self._lengths(workload)]
         peaks = workload.prompt_tokens + workload.step_tokens * self.shared + growth
         return Spread.of(peaks.max(axis=1))
 
@@ -89,6 +91,8 @@ def sampled_searches(workload: Workload) -> SampledSearches:
 
 def expected_search(workload: Workload) -> SampledSearches:
     """The expected tree in place of sampled ones: quick, and without spread."""
+    import numpy as np  # noqa: PLC0415 (slow import)
+
     nodes = [round(step.num_nodes) for step in tree_steps(workload)]
     copies = [workload.num_beams * level for level in range(len(nodes))]
     return SampledSearches(np.array([nodes]), np.array([copies]))
@@ -96,6 +100,8 @@ def expected_search(workload: Workload) -> SampledSearches:
 
 @lru_cache(maxsize=32)
 def _play(num_beams: int, width: int, num_steps: int) -> SampledSearches:
+    import numpy as np  # noqa: PLC0415 (slow import)
+
     num_samples = max(16, min(64, _SAMPLED_BEAMS // num_beams))
     shared = np.zeros((num_samples, num_steps), dtype=np.int64)
     copied = np.zeros_like(shared)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-
 from beamwright.hardware.profile import HardwareProfile
 
 _COPY_PIECE_BYTES = 2**19  # a KV block of a large model
@@ -86,6 +84,8 @@ def _read_bandwidth(sizes: ProbeSizes) -> float:
 
 def _copy_costs(sizes: ProbeSizes) -> tuple[float, float]:
     """(bytes/s, seconds per queued copy) of a background thread that copies KV blocks."""
+    import numpy as np  # noqa: PLC0415
+
     num_pieces = max(1, sizes.copy_bytes // _COPY_PIECE_BYTES)
     source = np.ones((num_pieces, _COPY_PIECE_BYTES), dtype=np.uint8)
     target = np.zeros_like(source)

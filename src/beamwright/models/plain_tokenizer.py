@@ -131,8 +131,6 @@ class PlainTokenizer:
         tokenize: bool = False,
     ) -> str:
         """A conversation as text."""
-        if self.chat_template is None:
-            raise TemplateError("there is none")
         assert not tokenize
         text: str = self._template.render(
             messages=messages, add_generation_prompt=add_generation_prompt, **self._special
@@ -141,6 +139,8 @@ class PlainTokenizer:
 
     @cached_property
     def _template(self) -> Any:
+        if self.chat_template is None:
+            raise TemplateError("there is none")
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise
         return environment.from_string(self.chat_template)
