@@ -77,3 +77,15 @@ def test_a_tail_that_is_lost_when_others_join_is_found_out(monkeypatch):
 
     monkeypatch.setattr(RowTails, "arrange", arrange)
     assert not batches_are_exact(decoder_of(), make_attention("tree"))
+
+
+def test_models_of_one_kind_are_asked_about_once():
+    tree, dense = make_attention("tree"), make_attention("dense")
+    one, other = decoder_of(), decoder_of()
+    longer = decoder_of(context=64)
+    tiled = Decoder(one.shape, one.weights, 64)
+    plain = Decoder(one.shape, random_weights(one.shape, one.dtype, "cpu", 0))
+    assert selftest.unlike([one, other], [tree, make_attention("tree")]) == [(one, tree)]
+    given = [one, longer, tiled, one, *([plain] if one.dtype == torch.float32 else [])]
+    backends = [tree, tree, tree, dense, tree][: len(given)]
+    assert selftest.unlike(given, backends) == list(zip(given, backends, strict=True))

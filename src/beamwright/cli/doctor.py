@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
+from beamwright.cli.imports import first_import
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import add_row, print_json, quiet_stdout
 from beamwright.cli.verifier_view import print_verifier
@@ -55,7 +56,8 @@ def doctor(
     if "model" not in invocation.given:
         _reject_without_model(invocation, parity)
         with quiet_stdout():
-            from beamwright.checks import machine
+            with first_import("beamwright.checks.machine"):
+                from beamwright.checks import machine
 
             report = {"python": platform.python_version(), **machine.inspect_machine()}
             if probe:
@@ -67,8 +69,9 @@ def doctor(
     settings = invocation.settings.model
     try:
         with quiet_stdout():
-            from beamwright.checks.parity import check_parity
-            from beamwright.models import inspect_model
+            with first_import("beamwright.checks.parity"):
+                from beamwright.checks.parity import check_parity
+                from beamwright.models import inspect_model
 
             report = inspect_model(settings)
             if parity:

@@ -26,6 +26,7 @@ from rich.text import Text
 
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
+from beamwright.cli.imports import first_import
 from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import one_line, print_json, quiet_stdout
@@ -243,7 +244,8 @@ def _solving(
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
     def solver() -> Solver:
-        from beamwright.solver.solver import Solver
+        with first_import("beamwright.solver.solver"):
+            from beamwright.solver.solver import Solver
 
         return stack.enter_context(Solver(settings, progress=status))
 

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from beamwright.cli.guard import complain
+from beamwright.cli.imports import first_import
 from beamwright.cli.live import LiveTree, ProgressLines, Status
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import quiet_stdout
@@ -201,7 +202,8 @@ def _run(
         if on_round is not None:
             on_round(report)
 
-    from beamwright.solver.solver import Solver
+    with first_import("beamwright.solver.solver"):
+        from beamwright.solver.solver import Solver
 
     with Solver(invocation.settings, timeline=views.timeline(), progress=status) as solver:
         stopped: BeamwrightError | Interrupted | None = None

@@ -17,7 +17,7 @@ from beamwright.decode.sampling import Sampler
 from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart, Segment
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel
-from beamwright.models.decoder import TILE_ROWS, Decoder
+from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.onednn import pack_weights
 from beamwright.models.shape import ModelShape
@@ -30,6 +30,30 @@ _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails 
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
+
+
+def unlike(
+    decoders: Sequence[Decoder], backends: Sequence[AttentionBackend]
+) -> list[tuple[Decoder, AttentionBackend]]:
+    """The first of each kind of models, all of which one self-test answers for.
+
+    Libraries choose a product's kernel by its sizes, dtype and device, never by what is multiplied:
+    models that agree in these, in the kinds of their products and in attention run the same code.
+    """
+    found: dict[object, tuple[Decoder, AttentionBackend]] = {}
+    for decoder, backend in zip(decoders, backends, strict=True):
+        found.setdefault((*_kind(decoder), type(backend), backend.name), (decoder, backend))
+    return list(found.values())
+
+
+def _kind(decoder: Decoder) -> tuple[object, ...]:
+    weights = decoder.weights
+    parts = [*vars(weights.layers[0]).items(), *vars(weights).items()]
+    products = [
+        (name, type(each), type(each.weight)) for name, each in parts if isinstance(each, Linear)
+    ]
+    fixed = (decoder.dtype, decoder.device, decoder.tile_rows)
+    return (replace(decoder.shape, layers=1), *fixed, tuple(products))
 
 
 @torch.inference_mode()

@@ -23,7 +23,7 @@ from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import check_stops
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
-from beamwright.runtime.selftest import batches_are_exact
+from beamwright.runtime.selftest import batches_are_exact, unlike
 from beamwright.runtime.threads import threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
@@ -101,7 +101,8 @@ class Solver:
         self.threads = threads_for(max(each.shape.num_parameters for each in decoders))
         self.progress.doing("checking that results do not depend on the batch")
         with self.threads.in_use():
-            self.exact = all(map(batches_are_exact, decoders, parts.backends))
+            kinds = unlike(decoders, parts.backends)
+            self.exact = all(batches_are_exact(*each) for each in kinds)
         self._machinery = Machinery(
             self.settings.schedule,
             parts,
