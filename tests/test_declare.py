@@ -15,7 +15,7 @@ from beamwright.search import strategy
 from beamwright.search.best_of_n import BestOfN
 from beamwright.verify import resolve_verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
-from beamwright.verify.make import known_verifiers
+from beamwright.verify.find import known_verifiers
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64", "search": "beam"}

@@ -17,6 +17,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LEVELS = (
     (
         "errors",
+        "lazy",
         "files",
         "yaml_file",
         "config",

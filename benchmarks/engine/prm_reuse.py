@@ -12,7 +12,7 @@ from typing import Any
 from beamwright import Solver
 from beamwright.errors import BeamwrightError
 from beamwright.evaluate import load_problems
-from beamwright.models.load import resolve_folder
+from beamwright.models.find import resolve_folder
 from beamwright.protocols import RoundReport
 from beamwright.verify import load_spec
 from benchmarks.common import finish, say, table

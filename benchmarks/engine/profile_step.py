@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright.models.load import read_shape
+from beamwright.models.find import read_shape
 from benchmarks.common import Ceiling, decode_flops, finish, matmul_parameters, say, table
 from benchmarks.peers.models import model_folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from beamwright.models.load import resolve_folder
+from beamwright.models.find import resolve_folder
 from benchmarks.common import RESULTS, say
 
 _SIZES = {

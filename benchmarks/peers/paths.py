@@ -11,7 +11,7 @@ from typing import Any
 
 from beamwright import Solver
 from beamwright.models import ModelShape
-from beamwright.models.load import read_shape
+from beamwright.models.find import read_shape
 from beamwright.protocols import RoundReport
 from benchmarks.common import Ceiling, decode_flops, interleave, say, table
 from benchmarks.peers.adapters.vllm_worker import VllmWorker, start_worker

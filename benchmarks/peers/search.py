@@ -10,7 +10,7 @@ from typing import Any
 
 from beamwright import Solver
 from beamwright.evaluate import AnswerChecker, Problem, load_problems
-from beamwright.models.load import resolve_folder
+from beamwright.models.find import resolve_folder
 from benchmarks.common import Ceiling, Timing, interleave, say, table
 from benchmarks.peers.adapters.beam_search import beam_search
 from benchmarks.peers.adapters.prm import ReencodingPrm

@@ -19,7 +19,7 @@ from typing import Any
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
-from beamwright.models.load import read_shape
+from beamwright.models.find import read_shape
 from beamwright.schedule.engines import Request, VllmEngine, requests_by_round
 from beamwright.simulator import (
     RooflineCosts,

@@ -11,7 +11,9 @@ print(solution.answer)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from beamwright.lazy import lazy_names
 
 if TYPE_CHECKING:
     from beamwright.config import Settings
@@ -21,18 +23,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Candidate", "Settings", "Solution", "Solver", "__version__"]
 
-_MODULES = {
-    "Candidate": "beamwright.solver.solution",
-    "Settings": "beamwright.config",
-    "Solution": "beamwright.solver.solution",
-    "Solver": "beamwright.solver.solver",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use: `import beamwright` alone stays quick, without torch."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'beamwright' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
-
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(  # `import beamwright` alone stays quick
+    __name__,
+    {
+        "Candidate": "solver.solution",
+        "Settings": "config",
+        "Solution": "solver.solution",
+        "Solver": "solver.solver",
+    },
+)

@@ -14,7 +14,7 @@ import beamwright
 import fakes
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
-from beamwright.models.load import read_shape
+from beamwright.models.find import read_shape
 from beamwright.models.plain_config import plain_config
 from beamwright.models.plain_tokenizer import is_simple, plain_tokenizer
 from beamwright.models.tokenizer import _byte_level_table
@@ -36,7 +36,9 @@ def by_transformers(monkeypatch):
 
     def install():
         monkeypatch.setattr("beamwright.models.pretrained.plain_config", lambda written: None)
-        monkeypatch.setattr("beamwright.models.pretrained.plain_tokenizer", lambda *given: None)
+        monkeypatch.setattr(
+            "beamwright.models.plain_tokenizer.plain_tokenizer", lambda *given: None
+        )
 
     return install
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
 from beamwright.models import inspect_model, load_model
-from beamwright.models.load import read_shape, resolve_folder
+from beamwright.models.find import read_shape, resolve_folder
 from beamwright.models.pretrained import read_eos_ids, read_reference, read_tokenizer
 
 EVIL = "open({path!r}, 'w').close()\nclass Evil:\n    pass\n"

@@ -5,7 +5,7 @@ import torch
 
 from beamwright.config import MemorySettings, Settings
 from beamwright.errors import DeviceMemoryError, InputError, format_bytes
-from beamwright.models import decoder, device_memory
+from beamwright.models import address_space, decoder, device_memory
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.solver import tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
@@ -67,10 +67,10 @@ def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
 def test_a_limit_of_the_process_is_seen():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
-    assert device_memory.address_space_left() is None or before[0] != resource.RLIM_INFINITY
+    assert address_space.address_space_left() is None or before[0] != resource.RLIM_INFINITY
     try:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 45, before[1]))
-        left = device_memory.address_space_left()
+        left = address_space.address_space_left()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert left is not None

@@ -56,9 +56,9 @@ def read_models(settings: Settings, machine: Machine) -> Models:
     Raises:
         InputError, UnsupportedModelError, UnavailableError: as loading them would.
     """
-    from beamwright.models.load import find_shape
+    from beamwright.models.find import find_shape
     from beamwright.solver.memory import ModelBytes
-    from beamwright.verify.make import find_verifier_shape
+    from beamwright.verify.find import find_verifier_shape
 
     model = settings.model
     element_bytes = _ELEMENT_BYTES.get(model.dtype, machine.profile.element_bytes)
@@ -83,7 +83,7 @@ def check_verifier_options(given: dict[str, object], model: ModelSettings) -> No
     Raises:
         InputError: if they are given.
     """
-    from beamwright.verify.make import find_verifier_shape
+    from beamwright.verify.find import find_verifier_shape
 
     if "verifier_weights" in given and find_verifier_shape(model) is None:
         raise InputError("--verifier-weights needs --verifier with a model of its own")

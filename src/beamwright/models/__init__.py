@@ -3,12 +3,17 @@
 Knows no search strategy and no verifier format.
 """
 
-from beamwright.models.load import LoadedModel, inspect_model, load_model
-from beamwright.models.prefill import PrefillRequest
-from beamwright.models.session import DecodeSession, FixedBackend
-from beamwright.models.shape import ModelShape
-from beamwright.models.tokenizer import TextCodec
-from beamwright.models.tree_model import HostOptions, TreeModel
+from typing import TYPE_CHECKING
+
+from beamwright.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from beamwright.models.load import LoadedModel, inspect_model, load_model
+    from beamwright.models.prefill import PrefillRequest
+    from beamwright.models.session import DecodeSession, FixedBackend
+    from beamwright.models.shape import ModelShape
+    from beamwright.models.tokenizer import TextCodec
+    from beamwright.models.tree_model import HostOptions, TreeModel
 
 __all__ = [
     "DecodeSession",
@@ -22,3 +27,19 @@ __all__ = [
     "inspect_model",
     "load_model",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DecodeSession": "session",
+        "FixedBackend": "session",
+        "HostOptions": "tree_model",
+        "LoadedModel": "load",
+        "ModelShape": "shape",
+        "PrefillRequest": "prefill",
+        "TextCodec": "tokenizer",
+        "TreeModel": "tree_model",
+        "inspect_model": "load",
+        "load_model": "load",
+    },
+)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from beamwright.errors import InputError
 
 if sys.platform != "win32":
-    import resource
+    pass
 
 
 def cap_memory(name: str, limit_bytes: int | None) -> None:
@@ -53,20 +52,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(words in text for words in _REFUSED)
-
-
-def address_space_left() -> int | None:
-    """Bytes that this process may still map (`ulimit -v`); None without a limit."""
-    if sys.platform == "win32":
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        pages = 0
-    return max(0, limit - pages * resource.getpagesize())
 
 
 def free_bytes(device: torch.device) -> Callable[[], int] | None:

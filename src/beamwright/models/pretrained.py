@@ -14,7 +14,6 @@ from typing import Any
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.json_file import line_of, read_object
 from beamwright.models.plain_config import plain_config
-from beamwright.models.plain_tokenizer import plain_tokenizer
 from beamwright.models.quiet import no_progress_bar, quiet_import
 
 _TOKENIZER_FILES = (
@@ -57,6 +56,8 @@ def read_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
         raise InputError(
             f"model {folder}: no tokenizer in this folder (none of {', '.join(_TOKENIZER_FILES)})"
         )
+    from beamwright.models.plain_tokenizer import plain_tokenizer  # noqa: PLC0415 (of jinja2)
+
     if (plain := plain_tokenizer(folder, chat_template)) is not None:
         return plain
     from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)

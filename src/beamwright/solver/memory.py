@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.model import product_scratch_bytes
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
-from beamwright.models import ModelShape, TreeModel
-from beamwright.models.device_memory import address_space_left
-from beamwright.runtime import TreeRun
+from beamwright.models.address_space import address_space_left
+from beamwright.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from beamwright.models import TreeModel
+    from beamwright.runtime import TreeRun
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _PREFILL_TOKENS = 4096

@@ -16,7 +16,7 @@ from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
 from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink, Wire
 from beamwright.models import HostOptions
-from beamwright.models.device_memory import address_space_left
+from beamwright.models.address_space import address_space_left
 from beamwright.runtime.timeline import Timeline
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 

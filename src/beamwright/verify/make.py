@@ -8,20 +8,17 @@ from pathlib import Path
 from beamwright.config import ModelSettings
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel, ModelShape, TreeModel, load_model
-from beamwright.models.load import find_shape, resolve_folder
+from beamwright.models import LoadedModel, TreeModel, load_model
+from beamwright.models.find import resolve_folder
 from beamwright.protocols import Verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.detect import family_spec, load_spec
+from beamwright.verify.find import FAMILY, JUDGE, LIKELIHOOD, known_verifiers, named_checkpoint
 from beamwright.verify.function import CallableVerifier, ObjectVerifier
 from beamwright.verify.judge import JudgeVerifier
 from beamwright.verify.judge_prompt import JudgeSpec, load_judge
 from beamwright.verify.prm import PrmVerifier
 from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
-
-_LIKELIHOOD = "likelihood"
-_FAMILY = "family"
-_JUDGE = "judge"
 
 
 @dataclass(frozen=True)
@@ -101,52 +98,19 @@ def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | Non
         return None, None
     kind, colon, rest = name.partition(":")
     spec: VerifierSpec | None = None
-    if kind == _LIKELIHOOD and colon:
+    if kind == LIKELIHOOD and colon:
         spec = LIKELIHOOD_SPEC
-    elif kind == _FAMILY and colon:
+    elif kind == FAMILY and colon:
         spec = family_spec(rest.partition(":")[0])
         if not place:
             raise InputError(f"--verifier {name}: write family:NAME:PATH")
-    elif kind == _JUDGE and colon and not place:
+    elif kind == JUDGE and colon and not place:
         raise InputError(f"--verifier {name}: write judge:PATH or judge:hf:ORG/NAME")
     if place.startswith("random:"):
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
     folder = resolve_folder(place, "verifier", name, known_verifiers(name))
-    if kind == _JUDGE and colon:
+    if kind == JUDGE and colon:
         return load_judge(folder), folder
     return spec or load_spec(folder), folder
-
-
-def known_verifiers(verifier: str) -> str:
-    """What `--verifier` takes besides folders; nothing where a folder is meant for sure."""
-    if ":" in verifier or "/" in verifier:
-        return ""
-    names = [*VERIFIERS, *WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
-    names += [f"{_LIKELIHOOD}:PATH", f"{_FAMILY}:NAME:PATH", f"{_JUDGE}:PATH"]
-    return f"known: {', '.join(names)}"
-
-
-def named_checkpoint(verifier: str) -> str | None:
-    """The checkpoint that `--verifier` names, without what says how to read it; None if none."""
-    kind, colon, rest = verifier.partition(":")
-    if kind in WITHOUT_MODEL or verifier in VERIFIERS:
-        return None
-    if kind in (_LIKELIHOOD, _JUDGE) and colon:
-        return rest
-    return rest.partition(":")[2] if kind == _FAMILY and colon else verifier
-
-
-def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
-    """The shape that `--verifier` means, as `find_shape`; None where it has no weights.
-
-    Raises:
-        InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
-    """
-    name = settings.scorer
-    place = named_checkpoint(name)
-    if place is None:
-        return None
-    model = settings.model_copy(update={"model": place})
-    return find_shape(model, "verifier", name, known_verifiers(name))

@@ -1,0 +1,23 @@
+"""What this process may still map."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if sys.platform != "win32":
+    import resource
+
+
+def address_space_left() -> int | None:
+    """Bytes that this process may still map (`ulimit -v`); None without a limit."""
+    if sys.platform == "win32":
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return max(0, limit - pages * resource.getpagesize())

@@ -1,0 +1,129 @@
+"""Which checkpoint folder an option means, and its shape. Reads no weights, needs no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from beamwright.config import ModelSettings
+from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
+from beamwright.models.hf_config import check_counts, shape_from_config, supported
+from beamwright.models.json_file import read_object
+from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
+from beamwright.models.pretrained import read_config
+from beamwright.models.shape import ModelShape
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_BUNDLED = Path(__file__).parent.parent / "bundled"
+
+
+def resolve_folder(spec: str, role: str, written: str | None = None, known: str = "") -> Path:
+    """The checkpoint folder that `--model` or `--verifier` means.
+
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for;
+    `bundled:strong` is the verifier's in either, whose backbone is a generator, too.
+    written: the option's value where it says more than `spec`. known: what could be meant where
+    there is no such folder.
+
+    Raises:
+        InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
+    """
+    if spec in ("bundled", "bundled:strong"):
+        return _BUNDLED / (role if spec == "bundled" else "verifier")
+    if spec.startswith("hf:"):
+        return _download(spec.removeprefix("hf:"))
+    folder = Path(spec)
+    option = "model" if role == "generator" else role
+    if not folder.is_dir():
+        hint = _instead(spec, role) or (f"no such folder; {known}" if known else "no such folder")
+        raise InputError(f"--{option} {written or spec}: {hint}")
+    if not (folder / "config.json").is_file():
+        packed = next(folder.glob("*.gguf"), None)
+        hint = "" if packed is None else f"; {packed.name}: {_instead(str(packed), role)}"
+        raise InputError(f"{spec}: no config.json in this folder{hint}")
+    _check_files(folder)
+    return folder
+
+
+def _instead(spec: str, role: str) -> str | None:
+    """What to give instead of a place that is no folder; None where nobody can tell."""
+    place = Path(spec)
+    if place.suffix.lower() == ".gguf":
+        weights = "--weights" if role == "generator" else "--verifier-weights"
+        return (
+            "GGUF files are not read: give the folder or hf:ORG/NAME of the original checkpoint "
+            f"(safetensors), with {weights} int4 to make it as small"
+        )
+    if place.is_file():
+        return "a file; the checkpoint's folder is expected"
+    if _HUB_NAME.fullmatch(spec) and not place.parent.is_dir():
+        return f"no such folder; did you mean hf:{spec}?"
+    return None
+
+
+def _check_files(folder: Path) -> None:
+    """A pipe among a model's files would be waited for, a device be read for ever."""
+    for file in folder.iterdir():
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise InputError(f"{file}: not a regular file")
+
+
+def read_shape(folder: Path, max_context: int | None) -> ModelShape:
+    """The shape in a folder's config.json."""
+    try:
+        check_counts(read_object(folder / "config.json"))
+        config = read_config(folder, supported())
+        return shape_from_config(config, max_context)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"model {folder}: {error}") from error
+    except InputError as error:
+        raise UnsupportedModelError(f"config cannot be read: {error}; {supported()}") from error
+    except Exception as error:  # a value of a kind that no rule here foresees
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UnsupportedModelError(
+            f"model {folder}: config.json holds what no model can be made of ({line})"
+        ) from error
+
+
+def find_shape(
+    settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
+) -> ModelShape:
+    """The shape that `--model` means; the name of a known model will do. Reads no weights.
+
+    role, written, known: as in `resolve_folder`.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the model would.
+    """
+    spec = settings.model
+    shape = None if Path(spec).is_dir() else named_shape(spec)
+    if shape is None and spec.startswith("random:"):
+        shape = shape_from_text(spec.removeprefix("random:"))
+    if shape is not None:
+        return capped(shape, settings.context)
+    shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
+    hint = "; ".join(filter(None, (known, shapes)))
+    return read_shape(resolve_folder(spec, role, written, hint), settings.context)
+
+
+def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
+    """The shape with a context of so many tokens at most."""
+    if max_context is None:
+        return shape
+    return replace(shape, context=min(shape.context, max_context))
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
+
+    patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.model", "*.jinja", "*.txt"]
+    patterns += ["verifier.yaml", "judge.yaml"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds, network and not-found alike
+        line = " ".join(str(error).split())[:160]
+        raise UnavailableError(
+            f"hf:{name}: cannot be downloaded ({type(error).__name__}: {line}); "
+            "without a network, pass a local folder"
+        ) from error
