@@ -23,7 +23,7 @@ def rows():
 def test_each_line_has_every_system(rows):
     lines = frontier.lines_of(rows)
     assert len(lines) == 2 * 3
-    assert len(rows) == len(lines) * 7
+    assert len(rows) == len(lines) * 8
     assert {row["system"] for row in rows} == {
         "Beamwright", "continuous", "vllm", "vllm-offload", "sglang", "sglang-hicache", "Belady",
     }  # fmt: skip
