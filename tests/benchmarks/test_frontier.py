@@ -26,6 +26,7 @@ def test_each_line_has_every_system(rows):
     assert len(rows) == len(lines) * 8
     assert {row["system"] for row in rows} == {
         "Beamwright", "continuous", "vllm", "vllm-offload", "sglang", "sglang-hicache", "Belady",
+        "STEP",
     }  # fmt: skip
 
 
