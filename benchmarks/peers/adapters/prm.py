@@ -17,23 +17,25 @@ from beamwright.verify import load_spec
 from benchmarks.peers.adapters.transformers_loops import load_model
 
 _BATCH_TOKENS = 8192
+_EVERY_TOKEN = ("token_mlp", "every_token", "sigmoid", "prod", "prod")
+_LAST_TOKEN = ("linear", "step_end", "sigmoid", "last", "last")
 
 
 class ReencodingPrm:
     """Scores whole paths in padded batches; a path's score is its verifier's aggregate.
 
     Only for a `token_mlp` head read at every token with products all the way, where the
-    aggregate over steps is the product over tokens. num_tokens: encoded so far, padding not
-    counted.
+    aggregate over steps is the product over tokens, and for a `linear` head of which the value at
+    the path's last token counts. num_tokens: encoded so far, padding not counted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
         spec = load_spec(folder)
         kind = (spec.head.kind, spec.read, spec.activation, spec.combine, spec.aggregate)
-        if kind != ("token_mlp", "every_token", "sigmoid", "prod", "prod"):
+        if kind not in (_EVERY_TOKEN, _LAST_TOKEN):
             raise SystemExit(f"{folder}: this peer reads no {kind} verifier")
-        self._spec = spec
-        self._model = load_model(folder)
+        self._spec, self._reads_last = spec, kind == _LAST_TOKEN
+        self._model = load_model(folder, dtype)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         tensors = load_file(folder / str(spec.head.file))
         self._layers = [
@@ -65,6 +67,10 @@ class ReencodingPrm:
         # Padding comes last: under causal attention no real token sees it, so no mask.
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
         hidden = self._model.model(tokens, use_cache=False).last_hidden_state
+        if self._reads_last:
+            ends = torch.tensor([len(row) - 1 for row in ids])
+            last = hidden[torch.arange(len(ids)), ends].float()
+            return F.linear(last, *self._layers[0]).squeeze(-1).sigmoid().tolist()
         values = self._values(hidden, tokens)
         at = torch.arange(1, longest)
         lengths = torch.tensor([len(row) for row in ids]).unsqueeze(1)

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-def load_model(folder: Path) -> Any:
+def load_model(folder: Path, dtype: str = "float32") -> Any:
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
+        folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
     )
     return model.eval()
 
