@@ -8,81 +8,98 @@ which nothing that computes can be faster than, and nothing that asks transforme
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import Timing, finish, interleave, say, table
 from benchmarks.engine.loaded import of_checkout
 
 _ROOT = Path(__file__).resolve().parents[2]
-_COLUMNS = ("command", "checkout", "OMP_NUM_THREADS", "min s", "median s")
+_COLUMNS = ("command", "checkout", "OMP_NUM_THREADS", "min s", "median s", "CPU min s")
 _DEMO = ("solve", "--n", "16", "--width", "4", "--seed", "0", "--progress", "--problem-file")
-_ROUND, _END = "demo: first round", "demo: end"
+_DEMO_NAME = "demo"
 _COMMANDS = {
-    "--version": ("--version",),
-    "--help": ("--help",),
-    "solve --help": ("solve", "--help"),
-    "simulate --help": ("simulate", "--help"),
-    "plan": ("plan", "--model", "opt-1.3b", "--gpu", "rtx-4090", "--memory", "7GiB"),
+    "version": ("--version",),
+    "help": ("--help",),
+    "solve help": ("solve", "--help"),
+    "simulate help": ("simulate", "--help"),
+    "plan": ("plan", "--model", "llama-3.2-1b", "--gpu", "rtx-4090", "--memory", "7GiB"),
     "doctor": ("doctor",),
 }
 
 
-def whole(command: list[str], environment: dict[str, str], folder: Path) -> None:
-    """Run a command to its end."""
-    subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
+class Run:
+    """A command, run to its end at every call.
 
+    cpu_s: CPU seconds of each call, which other processes disturb less. firsts_s: seconds until
+    a line on standard error begins with `begins`, if that is given.
+    """
 
-def first_line(command: list[str], environment: dict[str, str], folder: Path, begins: str) -> float:
-    """Seconds until a line on standard error begins so; the command is run to its end."""
-    start, found = time.perf_counter(), None
-    with subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found is None and line.decode().startswith(begins):
-                found = time.perf_counter() - start
-    if process.returncode or found is None:
-        raise RuntimeError(f"{command}: exit code {process.returncode}, no line {begins!r}")
-    return found
-
-
-class Demo:
-    """The demo's search from a checkout: seconds to its first round, which are kept, and whole."""
-
-    def __init__(self, checkout: Path, problem: Path, omp: str | None) -> None:
-        self._run = (*of_checkout(checkout, [*_DEMO, str(problem)], omp), checkout)
-        self.firsts: list[float] = []
+    def __init__(
+        self, command: list[str], environment: dict[str, str], folder: Path, begins: str = ""
+    ) -> None:
+        self._command, self._begins = command, begins
+        self._open = partial(subprocess.Popen, command, env=environment, cwd=folder)
+        self.firsts_s: list[float] = []
+        self.cpu_s: list[float] = []
 
     def __call__(self) -> float:
-        start = time.perf_counter()
-        self.firsts.append(first_line(*self._run, "round 1 "))
-        return time.perf_counter() - start
+        """Seconds."""
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        num_firsts = len(self.firsts_s)
+        with self._open(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if len(self.firsts_s) == num_firsts and line.decode().startswith(self._begins):
+                    self.firsts_s.append(time.perf_counter() - start)
+        took = time.perf_counter() - start
+        if process.returncode or (self._begins and len(self.firsts_s) == num_firsts):
+            raise RuntimeError(f"{self._command}: exit code {process.returncode}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return took
 
 
 def measure(
     checkouts: list[Path], problem: Path, omp: str | None, rounds: int, names: list[str]
-) -> dict[tuple[str, str], Timing]:
-    """Seconds by command and checkout."""
-    found: dict[tuple[str, str], Timing] = {}
-    for name in names:
-        words = _COMMANDS[name]
-        runs = {str(c): partial(whole, *of_checkout(c, words, omp), c) for c in checkouts}
+) -> list[dict[str, Any]]:
+    """Rows of the table."""
+    rows = []
+    for name in [*names, _DEMO_NAME]:
+        words = _COMMANDS.get(name, (*_DEMO, str(problem)))
+        begins = "round 1 " if name == _DEMO_NAME else ""
+        runs = {str(c): Run(*of_checkout(c, words, omp), c, begins) for c in checkouts}
         for checkout, timing in interleave(runs, rounds).items():
-            found[name, checkout] = timing
-    demos = {str(each): Demo(each, problem, omp) for each in checkouts}
-    for checkout, timing in interleave(demos, rounds).items():
-        found[_ROUND, checkout] = Timing(tuple(demos[checkout].firsts))
-        found[_END, checkout] = timing
+            run = runs[checkout]
+            if begins:
+                first = Timing(tuple(run.firsts_s))
+                rows.append(row(f"{name}: first round", checkout, omp, first, None))
+            rows.append(row(name, checkout, omp, timing, run.cpu_s))
     environment = of_checkout(checkouts[0], [], omp)[1]
     for module in ("torch", "transformers"):
-        run = partial(whole, [sys.executable, "-c", f"import {module}"], environment, checkouts[0])
-        found[f"import {module}", ""] = interleave({module: run}, rounds)[module]
-    return found
+        run = Run([sys.executable, "-c", f"import {module}"], environment, checkouts[0])
+        timing = interleave({module: run}, rounds)[module]
+        rows.append(row(f"import {module}", "", omp, timing, run.cpu_s))
+    return rows
+
+
+def row(
+    name: str, checkout: str, omp: str | None, wall: Timing, cpu_s: list[float] | None
+) -> dict[str, Any]:
+    return {
+        "command": name,
+        "checkout": checkout,
+        "OMP_NUM_THREADS": omp or "unset",
+        "min s": f"{wall.min_s:.2f}",
+        "median s": f"{wall.median_s:.2f}",
+        "CPU min s": None if cpu_s is None else f"{min(cpu_s):.2f}",
+        "rounds s": [round(each, 3) for each in wall.rounds_s],
+    }
 
 
 def main() -> None:
@@ -98,20 +115,8 @@ def main() -> None:
     measure(checkouts, problem, None, 1, args.commands)
     rows = []
     for omp in args.omp:
-        found = measure(
-            checkouts, problem, None if omp == "unset" else omp, args.rounds, args.commands
-        )
-        for (name, checkout), timing in found.items():
-            rows.append(
-                {
-                    "command": name,
-                    "checkout": checkout,
-                    "OMP_NUM_THREADS": omp,
-                    "min s": f"{timing.min_s:.2f}",
-                    "median s": f"{timing.median_s:.2f}",
-                    "rounds s": [round(each, 3) for each in timing.rounds_s],
-                }
-            )
+        threads = None if omp == "unset" else omp
+        rows += measure(checkouts, problem, threads, args.rounds, args.commands)
     print(table(rows, _COLUMNS))
     finish("startup", {"rounds": args.rounds, "rows": rows})
 
