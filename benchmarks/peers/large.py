@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.models import ModelShape
-from beamwright.models.load import read_shape
+from beamwright.models.find import read_shape
 from benchmarks.common import (
     RESULTS,
     Ceilings,
