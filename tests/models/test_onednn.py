@@ -28,6 +28,14 @@ def test_rows_have_the_same_bits_at_any_batch():
         assert torch.equal(packed(x[:rows]), whole[:rows])
 
 
+@torch.inference_mode()
+def test_bfloat16_is_packed_with_the_same_results():
+    linear = Linear(draw(0, 384, 896).bfloat16(), draw(1, 384).bfloat16())
+    packed, x = prepack(linear), draw(2, 64, 896).bfloat16()
+    assert packed(x).dtype == torch.bfloat16
+    assert (packed(x) - linear(x)).abs().max() < 0.02 * linear(x).abs().max()
+
+
 def test_other_precisions_stay_as_they_are():
     linear = Linear(draw(0, 24, 40).double())
     assert prepack(linear) is linear

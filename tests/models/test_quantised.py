@@ -15,7 +15,15 @@ from beamwright.errors import InputError
 from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
 from beamwright.models import weights as weights_module
 from beamwright.models.decoder import Decoder, Linear
-from beamwright.models.quantised import Int4Linear, dequantised, quantise_linear, storage_for
+from beamwright.models.onednn import PackedInt8Linear, multiplies_int8, to_bytes
+from beamwright.models.quantised import (
+    Int4Linear,
+    Int8Linear,
+    dequantised,
+    packer,
+    quantise_linear,
+    storage_for,
+)
 from beamwright.runtime.selftest import batches_are_exact
 
 QUANTISED = ["int8", "int4"]
@@ -41,16 +49,30 @@ def logits(decoder, num_tokens=40):
     return decoder.logits(hidden)
 
 
+class Rounding(Linear):
+    """In floating point, what int8 products compute: rows are rounded to 8 bits as weights are."""
+
+    def __call__(self, x):
+        values, scale = to_bytes(x)
+        return super().__call__((values.float() - 128) * scale)
+
+
+def turned_back(linear, dtype):
+    plain = dequantised(linear, dtype)
+    kind = Rounding if isinstance(linear, PackedInt8Linear) else Linear
+    return kind(plain.weight, plain.bias)
+
+
 def oracle(decoder):
     """The same model, its weights turned back into floating point."""
-    layers = [
-        replace(
-            layer,
-            **{name: dequantised(getattr(layer, name), decoder.dtype) for name in PROJECTIONS},
-        )
-        for layer in decoder.weights.layers
-    ]
-    return Decoder(decoder.shape, replace(decoder.weights, layers=layers))
+
+    def back(part, names):
+        return {name: turned_back(getattr(part, name), decoder.dtype) for name in names}
+
+    weights = decoder.weights
+    layers = [replace(layer, **back(layer, PROJECTIONS)) for layer in weights.layers]
+    others = [name for name, each in vars(weights).items() if isinstance(each, PackedInt8Linear)]
+    return Decoder(decoder.shape, replace(weights, layers=layers, **back(weights, others)))
 
 
 def tensors_in(weights):
@@ -83,7 +105,11 @@ def test_logits_equal_those_of_the_weights_turned_back(write_family, family, wei
     folder, _ = write_family(family)
     decoder = load(folder, weights).decoder
     found, expected = logits(decoder), logits(oracle(decoder))
-    assert (found - expected).abs().max() <= 1e-4
+    off = (found - expected).abs().amax(-1)
+    # A last bit may tip an activation to the next of int8's steps, and all that see it.
+    rounds = isinstance(decoder.weights.layers[0].qkv, PackedInt8Linear)
+    assert (off[0] if rounds else off.max()) <= 1e-4
+    assert off.max() <= 0.1
     assert (found - logits(load(folder, "auto").decoder)).abs().max() > 1e-3  # is it quantised?
 
 
@@ -183,10 +209,40 @@ def test_they_are_exact_where_plain_weights_are(write_family, weights, attention
     assert batches_are_exact(quantised, backend) >= batches_are_exact(plain, backend)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("columns", [40, 256, 896])
+@torch.inference_mode()
+def test_int8_products_are_exact_sums(dtype, columns):
+    if not multiplies_int8():
+        pytest.skip("this CPU adds int8 products in 16 bits")
+    kind = getattr(torch, dtype)
+    original = Linear(draw(0, 72, columns).to(kind), draw(1, 72).to(kind))
+    packed = packer(Storage.INT8, kind, "cpu")(quantise_linear(original, Storage.INT8))
+    assert isinstance(packed, PackedInt8Linear)
+    x = draw(2, 33, columns).to(kind)
+    x[3] = 0
+    values, scale = to_bytes(x)
+    quantised = quantise_linear(original, Storage.INT8).weight
+    sums = (values.long() - 128) @ quantised.qdata.long().t()
+    expected = sums.float() * quantised.scale.flatten().float() * scale + original.bias
+    assert torch.equal(packed(x), expected.to(kind))
+    assert (packed.values() - quantised.qdata * quantised.scale.float()).abs().max() < 1e-6
+    largest = float(original(x).abs().max())
+    assert (packed(x) - original(x)).abs().max() < 0.03 * largest
+
+
+def test_where_int8_sums_are_not_exact_weights_are_turned_back(write_family, monkeypatch):
+    monkeypatch.setattr("beamwright.models.quantised.multiplies_int8", lambda: False)
+    folder, _ = write_family("mistral")
+    linear = load(folder, "int8").decoder.weights.layers[0].qkv
+    assert isinstance(linear, Int8Linear)
+
+
 @pytest.mark.parametrize("weights", QUANTISED)
 @torch.inference_mode()
 def test_rows_have_the_same_bits_at_any_batch(weights):
     linear = quantise_linear(Linear(draw(0, 384, 256), draw(1, 384)), Storage(weights))
+    linear = packer(Storage(weights), torch.float32, "cpu")(linear)
     x = draw(2, 256, 256)
     whole = linear(x)
     for rows in (8, 16, 24, 32, 64, 136):

@@ -129,6 +129,8 @@ class Decoder:
         self.tile_rows = tile_rows
         self._activate = _ACTIVATE[shape.activation]
         self._cos, self._sin = self._rotary_tables()
+        self.before_layer: Callable[[], None] | None = None
+        """Called as often as a layer begins: the host can look after the machine there."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,6 +159,8 @@ class Decoder:
         else:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
         for number, layer in enumerate(weights.layers):
+            if self.before_layer is not None:
+                self.before_layer()
             query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
             context: torch.Tensor = view.attend(number, query, key_value)
             (x,) = self._by_tile(partial(self._after, layer), x, context)

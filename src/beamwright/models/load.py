@@ -15,7 +15,7 @@ from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.onednn import pack_weights
-from beamwright.models.quantised import storage_for
+from beamwright.models.quantised import packer, storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
@@ -68,13 +68,15 @@ def load_model(
     if spec.startswith("random:"):
         shape = capped(shape_from_text(spec.removeprefix("random:")), settings.context)
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage)
-        return LoadedModel(Decoder(shape, pack_weights(weights), tile), None, None, storage)
+        weights = pack_weights(weights, packer(storage, dtype, device))
+        return LoadedModel(Decoder(shape, weights, tile), None, None, storage)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
     codec = TextCodec.load(folder, chat_template)  # what is wrong is said before gigabytes are read
     needs_logits = writes or role == "generator"
     weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
-    return LoadedModel(Decoder(shape, pack_weights(weights), tile), codec, folder, storage)
+    weights = pack_weights(weights, packer(storage, dtype, device))
+    return LoadedModel(Decoder(shape, weights, tile), codec, folder, storage)
 
 
 def _storage(settings: ModelSettings, dtype: torch.dtype, role: str) -> Storage:

@@ -1,6 +1,8 @@
-"""Weight-only int8 and int4: a layer's projections, quantised one layer at a time.
+"""int8 and int4 weights: a layer's projections, quantised one layer at a time.
 
-int8 is torchao's tensor: symmetric, one scale per row. int4 has a scale and a zero point per group
+int8 is torchao's tensor: symmetric, one scale per row. On a CPU that multiplies int8 exactly it
+ends as oneDNN's (`packer`), and the LM head with it: activations are then rounded to 8 bits, too.
+Elsewhere weights are turned back for each product. int4 has a scale and a zero point per group
 of 64 columns, as torchao's CUDA kernel wants them: where that kernel runs (bfloat16, compute
 capability 8) the projection is torchao's tiled tensor; elsewhere `Int4Linear` keeps two weights per
 byte and turns them back, block by block, in plain torch. The sizes are counted in `cost.model`.
@@ -18,7 +20,12 @@ import torch.nn.functional as F
 from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.models.decoder import Layer, Linear
-from beamwright.models.onednn import invariant_linear
+from beamwright.models.onednn import (
+    PackedInt8Linear,
+    invariant_linear,
+    multiplies_int8,
+    prepack,
+)
 from beamwright.models.quiet import quiet_import
 
 _LEVELS = 15  # of 4 bits, above the lowest
@@ -127,10 +134,27 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     return linear
 
 
+def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linear], Linear]:
+    """What turns a projection that was read, and quantised, into the one that multiplies here."""
+    if storage is not Storage.INT8 or torch.device(device).type != "cpu":
+        return prepack
+    if dtype == torch.float64 or not multiplies_int8():
+        return prepack
+
+    def pack(linear: Linear) -> Linear:
+        found: Any = quantise_linear(linear, storage) if type(linear) is Linear else linear
+        scale = found.weight.scale.flatten().float()
+        return PackedInt8Linear(found.weight.qdata, scale, found.bias)
+
+    return pack
+
+
 def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
     """The same projection in the model's dtype: what a quantised product has to equal."""
     if isinstance(linear, Int4Linear):
         return Linear(linear.values(slice(None)), linear.bias)
+    if isinstance(linear, PackedInt8Linear):
+        return Linear(linear.values().to(dtype), linear.bias)
     if type(linear.weight) is torch.Tensor:
         return linear
     # torchao's tiles have no way back but the product with the identity.

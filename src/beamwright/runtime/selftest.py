@@ -29,6 +29,7 @@ _STEPS, _PROMPT = 3, 13
 _DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails get longer
 LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
 _KV_TOKENS = 8192
+_THREADED_ROWS = (8, 64)
 _BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
 
 
@@ -74,9 +75,7 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
             f"a context of {decoder.shape.context} tokens is too short to search in: "
             f"--context must be at least {LEAST_CONTEXT}"
         )
-    shape = replace(decoder.shape, layers=1)
-    weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
-    first = Decoder(shape, weights, decoder.tile_rows)
+    first = _first_layer(decoder)
     splits = _splits(decoder.device, backend)
     try:
         if not _layers_are_exact(first):
@@ -95,18 +94,46 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
         return False
 
 
+def _first_layer(decoder: Decoder) -> Decoder:
+    """The model cut off behind its first layer, LM head included."""
+    shape = replace(decoder.shape, layers=1)
+    weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
+    return Decoder(shape, weights, decoder.tile_rows)
+
+
 def _layers_are_exact(decoder: Decoder) -> bool:
     """Everything but attention and the LM head, in batches of every size."""
     rows = sum(_BATCH_SIZES)
+    whole, parts = (_on_their_own(decoder, rows, sizes) for sizes in ([rows], _BATCH_SIZES))
+    return torch.equal(whole, parts)
+
+
+def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> torch.Tensor:
+    """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(decoder.shape.vocab, (rows,), generator=generator).to(decoder.device)
-    positions = (torch.arange(rows) % decoder.shape.context).to(decoder.device)
-    whole = decoder.hidden(tokens, positions, _OwnTokenOnly())
-    parts = [
-        decoder.hidden(*batch, _OwnTokenOnly())
-        for batch in zip(tokens.split(_BATCH_SIZES), positions.split(_BATCH_SIZES), strict=True)
-    ]
-    return torch.equal(whole, torch.cat(parts))
+    drawn = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
+    tokens = drawn.to(decoder.device).split(list(batches))
+    places = (torch.arange(num_rows) % decoder.shape.context).to(decoder.device)
+    both = zip(tokens, places.split(list(batches)), strict=True)
+    return torch.cat([decoder.hidden(*each, _OwnTokenOnly()) for each in both])
+
+
+@torch.inference_mode()
+def threads_agree(decoder: Decoder, backend: AttentionBackend, most: int) -> bool:
+    """True if one thread of a CPU and `most` compute the same bits, as far as the LM head."""
+    before, first = torch.get_num_threads(), _first_layer(decoder)
+    found = []
+    try:
+        for count in (1, most):
+            torch.set_num_threads(count)
+            hidden = _on_their_own(first, sum(_THREADED_ROWS), _THREADED_ROWS)
+            rows = _Rows(first, backend, _THREADED_ROWS[0])
+            found.append((hidden, rows.decode([range(rows.num_rows)])))
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.set_num_threads(before)
+    return all(map(torch.equal, *found))
 
 
 class _OwnTokenOnly:

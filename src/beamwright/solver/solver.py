@@ -17,14 +17,15 @@ from beamwright.config import Settings
 from beamwright.decode.generator import make_running_batch
 from beamwright.decode.sampling import stats_read_by
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.models.decoder import Decoder
 from beamwright.progress import Progress
-from beamwright.protocols import RoundCallback, Strategy
+from beamwright.protocols import AttentionBackend, RoundCallback, Strategy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import check_stops
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
-from beamwright.runtime.selftest import batches_are_exact, unlike
-from beamwright.runtime.threads import threads_for
+from beamwright.runtime.selftest import batches_are_exact, threads_agree, unlike
+from beamwright.runtime.threads import GiveWay, threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.schedule import schedule_row
@@ -103,6 +104,7 @@ class Solver:
         with self.threads.in_use():
             kinds = unlike(decoders, parts.backends)
             self.exact = all(batches_are_exact(*each) for each in kinds)
+            self._give_way(kinds, decoders)
         self._machinery = Machinery(
             self.settings.schedule,
             parts,
@@ -112,6 +114,17 @@ class Solver:
             self.timeline,
             self.progress,
         )
+
+    def _give_way(
+        self, kinds: Sequence[tuple[Decoder, AttentionBackend]], decoders: Sequence[Decoder]
+    ) -> None:
+        """Let large models leave cores to other processes, where that changes no bits."""
+        most = self.threads.count
+        if not self.threads.gives_way or any(d.device.type != "cpu" for d in decoders):
+            return
+        if all(threads_agree(*kind, most) for kind in kinds):
+            for decoder in decoders:
+                decoder.before_layer = GiveWay(most)
 
     __signature__ = with_options(__init__)
 
