@@ -60,13 +60,21 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     ),
     "chat_template": (None, "Jinja chat template, or a file that holds one."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
-    "dtype": (None, "Precision of weights, activations and KV."),
+    "dtype": (
+        None,
+        "Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a "
+        "checkpoint of 100 million parameters and more in it, where the CPU multiplies it exactly.",
+    ),
     "attention": (
         None,
         "How decoding attends to shared prefixes; tree and dense run kernels on a GPU.",
     ),
     "context": ("TOKENS", "Cap on the model's context."),
-    "weights": (None, "Keep the generator's weights so; auto is their dtype."),
+    "weights": (
+        None,
+        "Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, int4 "
+        "saves memory only.",
+    ),
     "verifier_weights": (None, "The same for the verifier's."),
     "deterministic": (
         None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from beamwright.errors import UnsupportedModelError
@@ -63,7 +64,13 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
     if max_context is not None:
         context = min(context, max_context)
     _check_window(config, kind, context)
-    return _check_shape(FAMILIES[kind](config, context))
+    shape = _check_shape(FAMILIES[kind](config, context))
+    return replace(shape, stored_bfloat16=str(_dtype(config)).endswith("bfloat16"))
+
+
+def _dtype(config: Any) -> Any:
+    """Of the checkpoint: newer configs say `dtype`, older ones `torch_dtype`."""
+    return getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
 
 
 def check_counts(values: Mapping[str, Any]) -> None:

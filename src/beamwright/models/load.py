@@ -15,6 +15,7 @@ from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.onednn import pack_weights
+from beamwright.models.precision import resolve_dtype, why_float32
 from beamwright.models.quantised import packer, storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
@@ -37,14 +38,6 @@ class LoadedModel:
     storage: Storage = Storage.PLAIN
 
 
-def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """`auto` is float32 on CPU and bfloat16 elsewhere."""
-    if name == "auto":
-        return torch.float32 if device == "cpu" else torch.bfloat16
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
 def load_model(
     spec: str,
     settings: ModelSettings,
@@ -61,17 +54,19 @@ def load_model(
     Raises:
         InputError, UnsupportedModelError, UnavailableError: with one line that says why.
     """
-    dtype = resolve_dtype(settings.dtype, settings.device)
     device = check_device(settings.device)
-    storage = _storage(settings, dtype, role)
     tile = TILE_ROWS if settings.deterministic else None
     if spec.startswith("random:"):
         shape = capped(shape_from_text(spec.removeprefix("random:")), settings.context)
+        dtype = resolve_dtype(settings.dtype, settings.device, shape)
+        storage = _storage(settings, dtype, role)
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage)
         weights = pack_weights(weights, packer(storage, dtype, device))
         return LoadedModel(Decoder(shape, weights, tile), None, None, storage)
     folder = resolve_folder(spec, role)
     shape = read_shape(folder, settings.context)
+    dtype = resolve_dtype(settings.dtype, settings.device, shape)
+    storage = _storage(settings, dtype, role)
     codec = TextCodec.load(folder, chat_template)  # what is wrong is said before gigabytes are read
     needs_logits = writes or role == "generator"
     weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
@@ -97,7 +92,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         folder = resolve_folder(settings.model, "generator")
         shape = read_shape(folder, settings.context)
         _check_loads(folder, shape)
-    dtype = resolve_dtype(settings.dtype, settings.device)
+    dtype = resolve_dtype(settings.dtype, settings.device, shape)
     storage = _storage(settings, dtype, "generator")
     return {
         "architecture": shape.architecture,
@@ -106,6 +101,7 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         "weight_bytes": weight_bytes(shape, dtype.itemsize, storage),
         "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize),
         "dtype": str(dtype).removeprefix("torch."),
+        "dtype_note": why_float32(shape) if settings.dtype == "auto" else None,
         "context": shape.context,
         "supported": True,
     }

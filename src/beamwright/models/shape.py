@@ -17,6 +17,7 @@ class ModelShape:
     norm: "rms" or "layer"; pre_norm: normalise before (True) or after each block's output.
     activation: "silu", "relu", "gelu" or "gelu_tanh"; gated: gate * up instead of one projection.
     learned_positions: offset of OPT's position table, or None for rotary positions.
+    stored_bfloat16: whether the checkpoint says that its weights are in bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
     """
 
@@ -46,6 +47,7 @@ class ModelShape:
     learned_positions: int | None = None
     inv_freq: tuple[float, ...] = ()
     rope_scale: float = 1.0
+    stored_bfloat16: bool = False
 
     @property
     def num_parameters(self) -> int:

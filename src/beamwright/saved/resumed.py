@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.errors import InputError
-from beamwright.models.load import resolve_dtype
+from beamwright.models.find import find_shape
+from beamwright.models.precision import resolve_dtype
 from beamwright.registry import Table
 from beamwright.saved.checkpoint import DECISIVE_SECTIONS, OWN, read_checkpoint, tree_settings
 from beamwright.search import STRATEGIES
@@ -60,7 +61,9 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
         except ValidationError as error:
             raise InputError(f"--resume {file}: holds settings that are unknown here") from error
     settings = given.model_copy(update=sections)
-    dtype = str(resolve_dtype(settings.model.dtype, settings.model.device)).removeprefix("torch.")
+    model = settings.model
+    found = resolve_dtype(model.dtype, model.device, find_shape(model))
+    dtype = str(found).removeprefix("torch.")
     wanted = tree_settings(with_defaults(settings), dtype)
     # The options given go first: an error names one of them, not what a strategy makes of it.
     first = {option: wanted[option] for option in set_here if option in wanted}

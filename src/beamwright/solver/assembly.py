@@ -88,6 +88,9 @@ def assemble(
     progress.doing(f"loading the generator {model.model}")
     with _refusals_named(f"--model {model.model}"):
         loaded = load_model(model.model, model, chat_template=model.chat_template)
+    # One precision for both models: attention is made for it.
+    name = str(loaded.decoder.dtype).removeprefix("torch.")
+    model = model.model_copy(update={"dtype": name})
     progress.doing(f"loading the verifier {model.verifier}")
     with _refusals_named(f"--verifier {model.scorer}"):
         source = resolve_verifier(model) if own is None else VerifierSource(None, None, own)
