@@ -121,11 +121,14 @@ def capturing(monkeypatch, tape):
         patch.setattr(torch, "from_numpy", forbidden)
         try:
             from beamwright.attention.kernels import launch
+            from beamwright.decode import draw_kernel
         except ImportError:
-            launch = None
-        if launch is not None:
-            for name in ("attend_parts", "merge_rows"):
-                patch.setattr(launch, name, Launched(getattr(launch, name)))
+            kernels = []
+        else:
+            kernels = [(launch, "attend_parts"), (launch, "merge_rows")]
+            kernels += [(draw_kernel, "draw_pieces"), (draw_kernel, "merge_pieces")]
+        for module, name in kernels:
+            patch.setattr(module, name, Launched(getattr(module, name)))
         yield
 
 

@@ -5,6 +5,9 @@ tails, and queries and contexts; that over the measured copy bandwidth is the fl
 floor is its FLOPs over the measured matrix-product rate, if that is longer. Each measurement is one
 replay of a CUDA graph between two events, behind a write that is larger than the L2 cache. `eager`
 is the same step launched from Python. The torch backend runs beside it, on the same tensors.
+
+Beside attention, the draw of 64 tokens from 151,936: torch's operations and one kernel, which has
+to read the logits.
 """
 
 from __future__ import annotations
@@ -14,11 +17,15 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from beamwright.attention import make_attention, triton_version, why_no_kernels
+from beamwright.config import SamplingSettings
+from beamwright.decode.row_sampling import RowSampling
+from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
 from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, RowTails, SegmentStore
 from benchmarks.common import finish, say, table
 
@@ -28,6 +35,7 @@ HEADS = {  # kv_heads, group, head_dim
     "qwen2.5-7b": (4, 7, 128),
     "qwen2.5-1.5b": (2, 6, 128),
 }
+_DRAW = (64, 151_936)  # rows, tokens
 _COPY_BYTES = 2**30
 _MATRIX = 8192
 _COLUMNS = (
@@ -201,7 +209,7 @@ class Clock:
         return 1e3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
 
 
-def graph_of(call: Callable[[], torch.Tensor]) -> Callable[[], None]:
+def graph_of(call: Callable[[], Any]) -> Callable[[], None]:
     """The call as a CUDA graph; what it does on the host happens here, once."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -259,6 +267,53 @@ def measure(bench: Bench, clock: Clock, bandwidth: float, flops: float) -> list[
     return rows
 
 
+def draws(
+    num_rows: int, vocab: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]]]:
+    """Logits, and each way to draw a token of every row: tokens and their log-probabilities."""
+    generator = torch.Generator(device).manual_seed(0)
+    logits = torch.randn(num_rows, vocab, generator=generator, device=device).to(dtype)
+    keys = stack_keys([lineage_key(0, (0, row)) for row in range(num_rows)], logits.device)
+    positions = torch.arange(num_rows, device=device)
+    how = RowSampling.of([SamplingSettings()] * num_rows, logits.device)
+    samplers = {
+        name: Sampler(vocab, logits.device, captured=True, fused=fused)
+        for name, fused in (("torch", False), ("triton", True))
+    }
+    return logits, {
+        name: partial(sampler.sample, logits, keys, positions, how)
+        for name, sampler in samplers.items()
+    }
+
+
+def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The kernel, and torch beside it. difference: the largest of log-probabilities."""
+    logits, ways = draws(*_DRAW, dtype, "cuda")
+    tokens, logprobs = ways["torch"]()
+    floor_us = 1e6 * logits.nbytes / bandwidth
+    rows = []
+    for name, draw in ways.items():
+        found = draw()
+        us, eager_us = clock.us(graph_of(draw)), clock.us(draw)
+        rows.append(
+            {
+                "model": f"vocabulary of {_DRAW[1]}",
+                "work": "draw",
+                "rows": _DRAW[0],
+                "backend": name,
+                "us": round(us, 1),
+                "eager_us": round(eager_us, 1),
+                "floor_us": round(floor_us, 1),
+                "share_of_floor": round(floor_us / us, 3),
+                "gb_s": round(logits.nbytes / us / 1e3, 1),
+                "difference": float(f"{float((found[1] - logprobs).abs().max()):.2g}"),
+                "other_tokens": int((found[0] != tokens).sum()),
+            }
+        )
+        say(f"  draw x{_DRAW[0]} {name}: {us:.1f} us")
+    return rows
+
+
 @torch.inference_mode()
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -277,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock = Clock(given.repeats)
     bandwidth, flops = ceilings(clock, dtype)
     say(f"ceilings: copy {bandwidth / 1e9:.0f} GB/s, product {flops / 1e12:.0f} TFLOP/s")
-    rows = []
+    rows = measure_draws(clock, bandwidth, dtype)
     for case in cases(given.quick):
         rows += measure(build(case, dtype, "cuda"), clock, bandwidth, flops)
         torch.cuda.empty_cache()

@@ -3,13 +3,17 @@
 from functools import partial
 
 import pytest
+import torch
 
+from beamwright.decode.sampling import Sampler
 from beamwright.decode.tensor_rows import TensorRows
 from engines import grow
 from tape import FixedAttention, HostReadError, put_on_tape
 
 # In float64 the plain loop of another backend draws the same tokens; no step leaves 16 tokens.
 SAME = {"dtype": "float64", "n": 16, "max_rounds": 3, "max_step_tokens": 12, "max_tokens": 36}
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -102,6 +106,19 @@ def test_preempted_rows_come_back_to_the_same_tape(make_solver, on_tape):
         before = replay.num_recorded
         grow(solver)
         assert replay.num_recorded == before
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}])
+def test_the_kernel_that_draws_is_part_of_the_step(make_solver, on_tape, filters):
+    pytest.importorskip("triton")
+    short = {**SAME, "n": 4, "max_rounds": 2, "max_step_tokens": 6, **filters}
+    expected = grow(make_solver(**short))[1]
+    solver = make_solver(**short, graphs="on")
+    replay, rows = on_tape(solver), solver._batch._rows
+    num_tokens = rows._sampler._num_tokens
+    rows._sampler = Sampler(num_tokens, CPU, captured=True, fused=True)
+    assert facts(grow(solver)[1]) == facts(expected)
+    assert replay.num_played > 4
 
 
 def test_a_step_that_asks_the_device_is_found_out(make_solver, on_tape, monkeypatch):

@@ -25,6 +25,11 @@ class Ways(NamedTuple):
     top_p: bool
     min_p: bool
 
+    @property
+    def filters(self) -> bool:
+        """Some row draws from fewer than all tokens."""
+        return bool(self.likeliest or self.top_p or self.min_p)
+
 
 class RowSampling:
     """Parameters of each row: `greedy` [rows], the others [rows, 1].
@@ -68,6 +73,13 @@ class RowSampling:
         self.greedy.copy_(torch.tensor(likeliest))
         self.top_k.copy_(torch.tensor([row.top_k or 0 for row in rows]).unsqueeze(1))
         self._numbers.copy_(torch.tensor(numbers, dtype=torch.float32).unsqueeze(2))
+
+    @property
+    def filters(self) -> torch.Tensor:
+        """Rows that draw from fewer than all tokens [rows]."""
+        filters = (self.top_k > 0) | (self.top_p < torch.inf) | (self.min_p > 0)
+        found: torch.Tensor = filters.squeeze(1) & ~self.greedy
+        return found
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from beamwright.attention import why_no_kernels
 from beamwright.decode.candidates import NOISE_BITS, RowWay, draw_candidate, hash_words
 from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.models.decoder import in_tiles
@@ -115,7 +116,8 @@ class Sampler:
 
     num_tokens: ids at or above it are never drawn (rows of the LM head without a token).
     token_stats: what `stats` computes, of `TOKEN_STATS`. tile_rows: see `models.decoder.Decoder`.
-    captured: the host must read nothing on the way.
+    captured: the host must read nothing on the way. fused: one kernel draws for rows without
+    filters, whoever is beside them (`draw_kernel`; see `draws_in_kernel`).
 
     Rows of a large vocabulary are drawn one at a time on a CPU, so that one stays in the cache, and
     only from the tokens that can win. The bits are those of all rows at once.
@@ -132,9 +134,12 @@ class Sampler:
         tile_rows: int | None = None,
         *,
         captured: bool = False,
+        fused: bool = False,
     ) -> None:
         self._tile_rows = tile_rows
-        self._by_row = num_tokens >= _LARGE_VOCAB and device.type == "cpu" and not captured
+        self._fused = _fused_draw() if fused else None
+        large = num_tokens >= _LARGE_VOCAB and device.type == "cpu"
+        self._by_row = large and not captured and not fused
         self._num_tokens = num_tokens
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
@@ -152,6 +157,20 @@ class Sampler:
         """
         if self._by_row:
             return self._sample_by_row(logits, keys, positions, how)
+        if self._fused is None:
+            return self._sample_all(logits, keys, positions, how)
+        own = logits[:, : self._num_tokens]
+        chosen, logprobs = self._fused(own, keys, positions, how.greedy, how.temperature)
+        if how.ways.filters:
+            # A row's bits must not follow the filters of others.
+            filtered = self._sample_all(logits, keys, positions, how)
+            chosen = torch.where(how.filters, filtered[0], chosen)
+            logprobs = torch.where(how.filters, filtered[1], logprobs)
+        return chosen, logprobs
+
+    def _sample_all(
+        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, how: RowSampling
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         work = partial(self._sample, how.ways)
         chosen, logprobs = in_tiles(self._tile_rows, work, logits, keys, positions, *how.tensors)
         return chosen, logprobs
@@ -251,6 +270,22 @@ def allow(
         floor = scaled.softmax(-1).amax(-1, keepdim=True) * min_p
         scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
     return scaled
+
+
+def draws_in_kernel(device: torch.device, attention: str) -> bool:
+    """Whether a `Sampler` beside this attention is `fused`: on CUDA, if Triton is there.
+
+    attention: a backend's name; `reference` is for those who want no kernels.
+    """
+    if device.type != "cuda" or attention == "reference":
+        return False
+    return why_no_kernels(device, torch.float32) is None
+
+
+def _fused_draw() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    from beamwright.decode.draw_kernel import draw  # noqa: PLC0415 (loads Triton)
+
+    return draw
 
 
 def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:

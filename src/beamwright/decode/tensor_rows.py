@@ -21,7 +21,7 @@ from beamwright.decode.paths import path_to
 from beamwright.decode.row import Row
 from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.decode.running import ITERATION_TOKENS
-from beamwright.decode.sampling import Sampler, stack_keys
+from beamwright.decode.sampling import Sampler, draws_in_kernel, stack_keys
 from beamwright.decode.stops import StopWords, stop_reason
 from beamwright.errors import NotFiniteError
 from beamwright.models import DecodeSession, TextCodec, TreeModel
@@ -125,6 +125,7 @@ class TensorRows:
             token_stats,
             model.decoder.tile_rows,
             captured=replay is not None,
+            fused=draws_in_kernel(device, model.backend.name),
         )
         eos = codec.eos_ids if codec is not None else frozenset()
         self._words = StopWords(eos, codec.token_bytes if codec is not None else None, device)

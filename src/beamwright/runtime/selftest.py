@@ -13,7 +13,7 @@ import torch
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
-from beamwright.decode.sampling import Sampler
+from beamwright.decode.sampling import Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart, Segment
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel
@@ -184,8 +184,8 @@ class _Rows:
         self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=decoder.device)
         keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
         self._keys = keys.to(decoder.device, torch.int32)
-        tile_rows = decoder.tile_rows
-        self._sampler = Sampler(vocab, decoder.device, tile_rows=tile_rows)
+        fused = draws_in_kernel(decoder.device, backend.name)
+        self._sampler = Sampler(vocab, decoder.device, tile_rows=decoder.tile_rows, fused=fused)
 
     def decode(self, batches: Sequence[range]) -> torch.Tensor:
         """Noisy logits [rows, steps] of these rows in their order, in one running batch.

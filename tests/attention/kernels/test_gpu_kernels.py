@@ -52,6 +52,16 @@ def test_its_steps_compute_what_the_reference_does(bench, layout, chunk):
     assert (found[0] - found[1]).abs().max() < 1e-5
 
 
+def test_both_ways_to_draw_draw_the_same(bench):
+    pytest.importorskip("triton")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    logits, ways = bench.draws(2, 3000, torch.bfloat16, device)
+    (tokens, logprobs), found = ways["torch"](), ways["triton"]()
+    assert logits.shape == (2, 3000)
+    assert torch.equal(found[0], tokens)
+    assert (found[1] - logprobs).abs().max() < 1e-5
+
+
 def test_every_case_fits_its_pool(bench):
     for case in bench.cases(quick=False):
         sizes = {name: (1, 1, 16) for name in bench.HEADS}
