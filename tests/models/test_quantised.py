@@ -13,6 +13,7 @@ from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
 from beamwright.errors import InputError
 from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
+from beamwright.models import quantised as quantised_module
 from beamwright.models import weights as weights_module
 from beamwright.models.decoder import Decoder, Linear
 from beamwright.models.onednn import PackedInt8Linear, multiplies_int8, to_bytes
@@ -229,6 +230,15 @@ def test_int8_products_are_exact_sums(dtype, columns):
     assert (packed.values() - quantised.qdata * quantised.scale.float()).abs().max() < 1e-6
     largest = float(original(x).abs().max())
     assert (packed(x) - original(x)).abs().max() < 0.03 * largest
+
+
+def test_a_head_is_quantised_in_blocks_as_it_is_in_one(monkeypatch):
+    weight = draw(0, 70, 40)
+    whole = quantise_linear(Linear(weight), Storage.INT8).weight
+    monkeypatch.setattr("beamwright.models.quantised._HEAD_BLOCK", 32)
+    found, scale = quantised_module._in_blocks(weight)
+    assert torch.equal(found, whole.qdata)
+    assert torch.equal(scale, whole.scale.flatten())
 
 
 def test_where_int8_sums_are_not_exact_weights_are_turned_back(write_family, monkeypatch):

@@ -31,6 +31,7 @@ from beamwright.models.quiet import quiet_import
 _LEVELS = 15  # of 4 bits, above the lowest
 _MIDDLE = 8
 _KERNEL_CAPABILITY = (8, 0)
+_HEAD_BLOCK = 8192  # rows
 
 LayerTransform = Callable[[Layer], Layer]
 
@@ -142,11 +143,25 @@ def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linea
         return prepack
 
     def pack(linear: Linear) -> Linear:
-        found: Any = quantise_linear(linear, storage) if type(linear) is Linear else linear
-        scale = found.weight.scale.flatten().float()
-        return PackedInt8Linear(found.weight.qdata, scale, found.bias)
+        if type(linear) is Linear:
+            weight, scale = _in_blocks(linear.weight)
+        else:
+            kept: Any = linear.weight
+            weight, scale = kept.qdata, kept.scale.flatten().float()
+        return PackedInt8Linear(weight, scale, linear.bias)
 
     return pack
+
+
+def _in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An LM head [out, in] in int8, and its scales [out]; in float32 a block of it at a time."""
+    parts: list[Any] = [
+        quantise_linear(Linear(rows), Storage.INT8).weight for rows in weight.split(_HEAD_BLOCK)
+    ]
+    return (
+        torch.cat([part.qdata for part in parts]),
+        torch.cat([part.scale.flatten().float() for part in parts]),
+    )
 
 
 def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
