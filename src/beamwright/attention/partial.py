@@ -36,7 +36,7 @@ def attend_part(
         (context [items, rows, kv_heads, head_dim], log-sum-exp [items, rows, kv_heads]), both
         contiguous.
     """
-    if query.device.type != "cpu" or query.dtype in (torch.float16, torch.bfloat16):
+    if query.device.type != "cpu" or query.dtype == torch.float16:
         return attend_part_oracle(query, key, value, mask)
     context, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, False, attn_mask=mask
