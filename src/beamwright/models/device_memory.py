@@ -5,16 +5,12 @@ A card with 141 GB behaves like one with 24 GB under the cap. Not measured on a 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from beamwright.errors import InputError
-
-if sys.platform != "win32":
-    pass
 
 
 def cap_memory(name: str, limit_bytes: int | None) -> None:

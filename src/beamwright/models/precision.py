@@ -27,15 +27,15 @@ def resolve_dtype(name: str, device: str, shape: ModelShape) -> torch.dtype:
         return dtype
     if device != "cpu":
         return torch.bfloat16
-    wanted = shape.stored_bfloat16 and shape.num_parameters >= LARGE_PARAMETERS
-    if wanted and has_bfloat16() and products_are_invariant(shape.projections, torch.bfloat16):
-        return torch.bfloat16
-    return torch.float32
+    exact = is_faster_in_bfloat16(shape) and products_are_invariant(
+        shape.projections, torch.bfloat16
+    )
+    return torch.bfloat16 if exact else torch.float32
 
 
 def why_float32(shape: ModelShape) -> str | None:
     """One line for whom bfloat16 would be faster on this CPU; None where it is used, or is not."""
-    if not shape.stored_bfloat16 or shape.num_parameters < LARGE_PARAMETERS or not has_bfloat16():
+    if not is_faster_in_bfloat16(shape):
         return None
     if products_are_invariant(shape.projections, torch.bfloat16):
         return None
@@ -43,6 +43,12 @@ def why_float32(shape: ModelShape) -> str | None:
         "--dtype bfloat16 is faster on this CPU and what the checkpoint is in, but a token's last "
         "bits depend on its batch there (exact: false)"
     )
+
+
+def is_faster_in_bfloat16(shape: ModelShape) -> bool:
+    """A large checkpoint that is in bfloat16, on a CPU that multiplies it."""
+    is_large = shape.num_parameters >= LARGE_PARAMETERS
+    return shape.stored_bfloat16 and is_large and has_bfloat16()
 
 
 @cache
