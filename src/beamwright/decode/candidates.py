@@ -121,13 +121,12 @@ def _filtered(
     tokens: torch.Tensor, scaled: torch.Tensor, highest: float, way: RowWay
 ) -> torch.Tensor:
     """The tokens, ascending, that top-k, top-p and min-p leave, in that order."""
-    total = None
-    if way.top_p < math.inf:
-        total = _sum(scaled, highest, way.top_k)
-    if way.top_k and way.top_k < len(tokens):
+    all_of_top_k = 0 < way.top_k <= len(tokens)
+    if all_of_top_k:
         values = scaled[tokens]
         tokens = tokens[values >= values.topk(way.top_k).values[-1]]
-    if total is not None:
+    if way.top_p < math.inf:
+        total = _sum(scaled[tokens] if all_of_top_k else _top(scaled, way.top_k), highest)
         ordered, index = scaled[tokens].sort(descending=True, stable=True)
         probs = (ordered - highest).exp_().div_(total)
         kept = probs.cumsum(-1) - probs < way.top_p
@@ -138,10 +137,15 @@ def _filtered(
     return tokens
 
 
-def _sum(scaled: torch.Tensor, highest: float, top_k: int) -> torch.Tensor:
-    """What the exponentials of what top-k leaves of a row add up to, the largest being 1."""
-    if top_k and top_k < len(scaled):
-        least = scaled.topk(top_k).values[-1].numpy()
-        scaled = scaled[torch.from_numpy(np.flatnonzero(scaled.numpy() >= least))]
+def _top(scaled: torch.Tensor, top_k: int) -> torch.Tensor:
+    """What top-k leaves of a whole row; all of it for 0."""
+    if not 0 < top_k < len(scaled):
+        return scaled
+    least = scaled.topk(top_k).values[-1].numpy()
+    return scaled[torch.from_numpy(np.flatnonzero(scaled.numpy() >= least))]
+
+
+def _sum(scaled: torch.Tensor, highest: float) -> torch.Tensor:
+    """What the exponentials add up to, the row's largest being 1."""
     total: torch.Tensor = (scaled - highest).exp_().sum()
     return total
