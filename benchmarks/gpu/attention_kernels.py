@@ -246,7 +246,7 @@ def measure(bench: Bench, clock: Clock, bandwidth: float, flops: float) -> list[
         call, close = bench.step(name)
         difference = float((call().float() - expected).norm() / expected.norm())
         partial = bench.store.scratch.used_bytes - before
-        us, eager_us = clock.us(graph_of(call)), clock.us(call)
+        timed = _timed(clock, call, bench.needed_bytes, floor_us)
         close()
         rows.append(
             {
@@ -254,17 +254,27 @@ def measure(bench: Bench, clock: Clock, bandwidth: float, flops: float) -> list[
                 "work": case.name,
                 "rows": case.rows,
                 "backend": name,
-                "us": round(us, 1),
-                "eager_us": round(eager_us, 1),
-                "floor_us": round(floor_us, 1),
-                "share_of_floor": round(floor_us / us, 3),
-                "gb_s": round(bench.needed_bytes / us / 1e3, 1),
+                **timed,
                 "partial_mb": round(partial / 1e6, 1),
                 "difference": float(f"{difference:.2g}"),
             }
         )
-        say(f"  {case.model} {case.name} x{case.rows} {name}: {us:.1f} us")
+        say(f"  {case.model} {case.name} x{case.rows} {name}: {timed['us']} us")
     return rows
+
+
+def _timed(
+    clock: Clock, call: Callable[[], object], num_bytes: int, floor_us: float
+) -> dict[str, float]:
+    """Microseconds captured and eager, beside the least that these bytes and products take."""
+    us, eager_us = clock.us(graph_of(call)), clock.us(call)
+    return {
+        "us": round(us, 1),
+        "eager_us": round(eager_us, 1),
+        "floor_us": round(floor_us, 1),
+        "share_of_floor": round(floor_us / us, 3),
+        "gb_s": round(num_bytes / us / 1e3, 1),
+    }
 
 
 def draws(
@@ -294,23 +304,19 @@ def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[di
     rows = []
     for name, draw in ways.items():
         found = draw()
-        us, eager_us = clock.us(graph_of(draw)), clock.us(draw)
+        timed = _timed(clock, draw, logits.nbytes, floor_us)
         rows.append(
             {
                 "model": f"vocabulary of {_DRAW[1]}",
                 "work": "draw",
                 "rows": _DRAW[0],
                 "backend": name,
-                "us": round(us, 1),
-                "eager_us": round(eager_us, 1),
-                "floor_us": round(floor_us, 1),
-                "share_of_floor": round(floor_us / us, 3),
-                "gb_s": round(logits.nbytes / us / 1e3, 1),
+                **timed,
                 "difference": float(f"{float((found[1] - logprobs).abs().max()):.2g}"),
                 "other_tokens": int((found[0] != tokens).sum()),
             }
         )
-        say(f"  draw x{_DRAW[0]} {name}: {us:.1f} us")
+        say(f"  draw x{_DRAW[0]} {name}: {timed['us']} us")
     return rows
 
 
