@@ -11,8 +11,12 @@ from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
 from beamwright.kv import Path, SegmentStore
 
+LEAST_KEYS = 32
+"""Keys of the smallest size class."""
 
-def _power_of_four(value: int, least: int) -> int:
+
+def size_class(value: int, least: int) -> int:
+    """`value` rounded up to `least` times a power of four."""
     size = least
     while size < value:
         size *= 4
@@ -34,22 +38,17 @@ class Bucket:
 
 
 class SharedSegments:
-    """The sealed segments of a batch of paths, packed once and attended once per layer.
-
-    `tokens_per_row` queries follow each row (1 in decode, the padded chunk in prefill).
-    """
+    """The sealed segments of a batch of paths, packed once and attended once per layer."""
 
     def __init__(
         self,
         store: SegmentStore,
         paths: Sequence[Path],
-        tokens_per_row: int,
         hold: Hold = ResidentLayers,
     ) -> None:
         layout = store.pool.layout
         self._device = store.compute_device
         self._num_kv_heads = layout.num_kv_heads
-        self._tokens_per_row = tokens_per_row
         items: dict[tuple[int, int], list[int]] = {}
         parts = {}
         for row, path in enumerate(paths):
@@ -59,7 +58,7 @@ class SharedSegments:
                 parts[key] = part
         classes: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for key, rows in items.items():
-            size = (_power_of_four(len(rows), 1), _power_of_four(parts[key].visible, 32))
+            size = (size_class(len(rows), 1), size_class(parts[key].visible, LEAST_KEYS))
             classes.setdefault(size, []).append(key)
         self.buckets: list[Bucket] = []
         slot_of: dict[tuple[tuple[int, int], int], int] = {}
@@ -98,16 +97,14 @@ class SharedSegments:
     def query_index(self, bucket: Bucket) -> tuple[torch.Tensor, int]:
         """Where each padded query row of a bucket comes from.
 
-        Returns an index into [row * tokens_per_row * kv_heads] query groups in the order
-        (item, kv_head, slot, token), and the number of (slot, token) pairs that are real.
+        Returns an index into [row * kv_heads] query groups in the order (item, kv_head, slot), and
+        the number of slots that are real.
         """
         heads = torch.arange(self._num_kv_heads, device=self._device)
-        steps = torch.arange(self._tokens_per_row, device=self._device)
-        flat = bucket.rows[:, :, None] * self._tokens_per_row + steps
-        flat = flat.flatten(1)
-        real = flat.shape[1]
+        rows = bucket.rows
+        real = rows.shape[1]
         padded = round_up(real, QUERY_MULTIPLE)
         if padded > real:
-            flat = torch.cat([flat, flat[:, :1].expand(-1, padded - real)], dim=1)
-        index = flat[:, None, :] * self._num_kv_heads + heads[None, :, None]
+            rows = torch.cat([rows, rows[:, :1].expand(-1, padded - real)], dim=1)
+        index = rows[:, None, :] * self._num_kv_heads + heads[None, :, None]
         return index.flatten(), real

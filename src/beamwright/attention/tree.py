@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from beamwright.attention.layers import Hold, ResidentLayers
-from beamwright.attention.packing import Packing
 from beamwright.attention.partial import Partial, attend_few, attend_part, merge_parts
 from beamwright.attention.shared import SharedSegments
+from beamwright.attention.tree_prefill import TreePrefill
 from beamwright.kv import Path, SegmentStore, Tail
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Partial]
 
 
 class _Shared:
-    """Runs the buckets: query groups in, partial results per (slot, token) out."""
+    """Runs the buckets: query groups in, partial results per slot out."""
 
     def __init__(self, shared: SharedSegments, num_kv_heads: int, attend: Attend) -> None:
         self._shared = shared
@@ -38,10 +38,10 @@ class _Shared:
         self._index = [self._shared.query_index(bucket) for bucket in self._shared.buckets]
 
     def attend(self, layer: int, query: torch.Tensor) -> list[Partial]:
-        """query [tokens, heads, head_dim], tokens = rows * tokens_per_row in row order.
+        """query [rows, heads, head_dim].
 
-        Returns per bucket (context [slot tokens, group, kv_heads, head_dim], log-sum-exp
-        [slot tokens, group, kv_heads]).
+        Returns per bucket (context [slots, group, kv_heads, head_dim], log-sum-exp
+        [slots, group, kv_heads]).
         """
         tokens, heads, head_dim = query.shape
         group = heads // self._kv_heads
@@ -82,7 +82,7 @@ class TreeDecode:
     ) -> None:
         self._tail = tail
         self._kv_heads = store.pool.layout.num_kv_heads
-        self._shared = SharedSegments(store, paths, 1, hold)
+        self._shared = SharedSegments(store, paths, hold)
         self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         index = _merge_index(self._shared.part_slots, self._shared.num_slots)
         self._merge = index.to(store.compute_device)
@@ -120,50 +120,6 @@ class TreeDecode:
 
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Only packed copies are read, so nothing depends on it."""
-
-    def close(self) -> None:
-        self._shared.close()
-
-
-class TreePrefill:
-    """An `AttentionView`: shared segments, then the new tokens causally."""
-
-    def __init__(
-        self,
-        store: SegmentStore,
-        paths: Sequence[Path],
-        lengths: Sequence[int],
-        hold: Hold = ResidentLayers,
-    ) -> None:
-        device = store.compute_device
-        self._kv_heads = store.pool.layout.num_kv_heads
-        self._packing = Packing(lengths, self._kv_heads, device)
-        padded = self._packing.num_padded
-        self._shared = SharedSegments(store, paths, padded, hold)
-        self._runner = _Shared(self._shared, self._kv_heads, attend_part)
-        by_row = _merge_index(self._shared.part_slots, self._shared.num_slots)
-        steps = torch.arange(padded)
-        # The absent part is one slot, not `padded` of them: clamp it to the first behind all.
-        index = by_row[:, None, :] * padded + steps[None, :, None]
-        absent = (self._shared.num_slots + len(lengths)) * padded
-        self._merge = index.clamp(max=absent).flatten(0, 1).to(device)
-        causal = torch.full((padded, padded), float("-inf")).triu(1)
-        self._causal = causal.to(device=device, dtype=store.pool.layout.dtype)
-
-    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        packing = self._packing
-        group = query.shape[1] // self._kv_heads
-        padded_query = packing.pad(query)
-        partials = self._runner.attend(layer, padded_query.flatten(0, 1))
-        own = packing.pad(key_value)
-        keys, values = own[:, :, 0].transpose(1, 2), own[:, :, 1].transpose(1, 2)
-        mask = self._causal.repeat_interleave(group, dim=0)[None, None]
-        context, lse = attend_part(packing.queries(query), keys, values, mask)
-        context, lse = context.unflatten(1, (-1, group)), lse.unflatten(1, (-1, group))
-        partials.append((context.flatten(0, 1), lse.flatten(0, 1)))
-        merged = merge_parts(*_pick(partials, self._merge))
-        by_row = merged.unflatten(0, (packing.num_rows, packing.num_padded)).flatten(1, 2)
-        return packing.unpack(by_row, query)
 
     def close(self) -> None:
         self._shared.close()

@@ -1,0 +1,230 @@
+"""Prefill with tree attention: each stored segment is attended once by all new tokens under it.
+
+The queries of a segment are the new tokens of its rows, packed one after the other: no row is
+padded to the longest. Segments that about as many tokens read are attended in one product; which
+ones go together is a matter of speed alone, since no token's bits depend on the others in its
+product (`partial`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers
+from beamwright.attention.partial import KEY_MULTIPLE, Partial, attend_part, round_up
+from beamwright.attention.shared import LEAST_KEYS, size_class
+from beamwright.kv import Path, PathPart, SegmentStore
+
+Table = npt.NDArray[np.int64]
+
+SPARE_TOKENS = 128
+"""Tokens of padding that a product may have: they cost about what one product more would."""
+
+
+@dataclass
+class _Item:
+    """A segment as some rows see it. rows: each with the segment's place in its path."""
+
+    part: PathPart
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+@dataclass
+class _Product:
+    """Items that one call attends.
+
+    layers: sealed keys and values; None for new tokens, which see those of their own row.
+    tokens: [item, slot], the token that asks there; padding repeats one, and is never read.
+    mask: additive, [item, 1, 1, key] of sealed keys, [1, 1, slot, key] of new ones.
+    """
+
+    layers: LayerSource | None
+    tokens: torch.Tensor
+    mask: torch.Tensor
+
+
+class TreePrefill:
+    """An `AttentionView`: shared segments, then the new tokens causally."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        paths: Sequence[Path],
+        lengths: Sequence[int],
+        hold: Hold = ResidentLayers,
+    ) -> None:
+        self._store, self._hold = store, hold
+        self._lengths, self._starts = lengths, [0, *accumulate(lengths)]
+        self._num_slots = self._counted = 0
+        # The slot of each part of a token's path, then of its row's new tokens; -1 for absent ones.
+        most = max(len(path) for path in paths) + 1
+        self._slots: Table = np.full((self._starts[-1], most), -1)
+        self._products = [self._shared(items) for items in _together(_items(paths, lengths))]
+        self._products += self._new([len(path) for path in paths])
+        heads = torch.arange(store.pool.layout.num_kv_heads, device=store.compute_device)
+        self._index = [
+            (product.tokens[:, None, :] * len(heads) + heads[None, :, None]).flatten()
+            for product in self._products
+        ]
+        self._work: _Work | None = None
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        num_tokens, heads, head_dim = query.shape
+        kv_heads = key_value.shape[2]
+        if self._work is None:
+            self._work = self._open(query, kv_heads)
+        flat = query.reshape(num_tokens * kv_heads, -1)
+        partials = []
+        for product, index, mask in zip(self._products, self._index, self._work.masks, strict=True):
+            keys, values = _keys_values(product, layer, key_value)
+            queries = flat.index_select(0, index).view(len(keys), kv_heads, -1, head_dim)
+            partials.append(attend_part(queries, keys, values, mask))
+        merged = self._work.merge(partials)
+        return merged.transpose(1, 2).reshape(num_tokens, heads, head_dim)
+
+    def close(self) -> None:
+        self._store.scratch.add(-self._counted)
+        self._counted = 0
+
+    # --- tables ------------------------------------------------------------------------------
+
+    def _shared(self, items: Sequence[_Item]) -> _Product:
+        """A product of sealed segments, packed."""
+        layout, device = self._store.pool.layout, self._store.compute_device
+        width = round_up(max(item.num_tokens for item in items), KEY_MULTIPLE)
+        num_keys = round_up(max(item.part.visible for item in items), KEY_MULTIPLE)
+        tokens: Table = np.empty((len(items), width), dtype=np.int64)
+        mask = np.full((len(items), 1, 1, num_keys), -np.inf, dtype=np.float32)
+        for number, item in enumerate(items):
+            at = 0
+            for row, place in item.rows:
+                begin, end = self._starts[row : row + 2]
+                tokens[number, at : at + end - begin] = np.arange(begin, end)
+                first = self._num_slots + number * width + at
+                self._slots[begin:end, place] = np.arange(first, first + end - begin)
+                at += end - begin
+            tokens[number, at:] = tokens[number, 0]
+            mask[number, :, :, : item.part.visible] = 0.0
+        self._num_slots += tokens.size
+        entries = [Entry((item.part,), tuple(row for row, _ in item.rows)) for item in items]
+        layers = self._hold(self._store, entries, num_keys)
+        num_bytes = layout.bytes_per_token * len(items) * num_keys
+        self._counted += num_bytes
+        self._store.scratch.add(num_bytes)
+        return _Product(
+            layers,
+            torch.from_numpy(tokens).to(device),
+            torch.from_numpy(mask).to(device, layout.dtype),
+        )
+
+    def _new(self, places: Sequence[int]) -> Iterator[_Product]:
+        """Products of rows of about the same length. places: of the new tokens, behind a path."""
+        dtype, device = self._store.pool.layout.dtype, self._store.compute_device
+        classes: dict[int, list[int]] = {}
+        for row, length in enumerate(self._lengths):
+            classes.setdefault(round_up(length, KEY_MULTIPLE), []).append(row)
+        for width, rows in classes.items():
+            tokens: Table = np.empty((len(rows), width), dtype=np.int64)
+            for number, row in enumerate(rows):
+                begin, end = self._starts[row : row + 2]
+                tokens[number, : end - begin] = np.arange(begin, end)
+                tokens[number, end - begin :] = end - 1
+                first = self._num_slots + number * width
+                self._slots[begin:end, places[row]] = np.arange(first, first + end - begin)
+            self._num_slots += tokens.size
+            causal = torch.full((1, 1, width, width), -torch.inf, dtype=dtype).triu(1)
+            yield _Product(None, torch.from_numpy(tokens).to(device), causal.to(device))
+
+    def _open(self, query: torch.Tensor, kv_heads: int) -> _Work:
+        """What all layers use. The batch's padding reads what its first token does."""
+        num_tokens, heads, head_dim = query.shape
+        padding = np.repeat(self._slots[:1], num_tokens - len(self._slots), axis=0)
+        slots = np.concatenate([self._slots, padding])
+        slots[slots < 0] = self._num_slots
+        group = heads // kv_heads
+        masks = [
+            each.mask if each.layers is not None else each.mask.repeat_interleave(group, dim=2)
+            for each in self._products
+        ]
+        context = query.new_zeros(self._num_slots + 1, group, kv_heads, head_dim)
+        return _Work(masks, torch.from_numpy(slots).to(query.device), context)
+
+
+class _Work:
+    """Tables and memory that are the same in every layer.
+
+    masks: of each product's queries. slots: [token, part], the last slot for absent parts.
+    context: partial results [slot, group, kv_head, head_dim]; the last one stays zero.
+    """
+
+    def __init__(
+        self, masks: list[torch.Tensor], slots: torch.Tensor, context: torch.Tensor
+    ) -> None:
+        self.masks = masks
+        self._shape, self._flat = slots.shape, slots.flatten()
+        self._context = context
+        self._lse: torch.Tensor | None = None
+
+    def merge(self, partials: Sequence[Partial]) -> torch.Tensor:
+        """Context [token, group, kv_head, head_dim] of the products' partial results."""
+        context, lse = self._context, self._lse
+        if lse is None:
+            lse = self._lse = partials[0][1].new_full(context.shape[:-1], -torch.inf)
+        at = 0
+        for part_context, part_lse in partials:
+            own_context = part_context.view(-1, *context.shape[1:])
+            end = at + len(own_context)
+            context[at:end], lse[at:end] = own_context, part_lse.view(-1, *lse.shape[1:])
+            at = end
+        picked = context.index_select(0, self._flat).view(*self._shape, *context.shape[1:])
+        weights = lse.index_select(0, self._flat).view(*self._shape, *lse.shape[1:])
+        weights = weights.softmax(dim=1).to(context.dtype)
+        return picked.mul_(weights.unsqueeze(-1)).sum(dim=1)
+
+
+def _keys_values(
+    product: _Product, layer: int, fresh: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values, each [item, kv_head, key, head_dim]. fresh: of the new tokens."""
+    if product.layers is not None:
+        keys, values = product.layers.layer(layer)
+        return keys, values
+    own = fresh.index_select(0, product.tokens.flatten())
+    own = own.view(*product.tokens.shape, *fresh.shape[1:])
+    return own[:, :, 0].transpose(1, 2), own[:, :, 1].transpose(1, 2)
+
+
+def _items(paths: Sequence[Path], lengths: Sequence[int]) -> list[_Item]:
+    """The segments of these paths, each as often as it is seen differently."""
+    found: dict[tuple[int, int], _Item] = {}
+    for row, path in enumerate(paths):
+        for place, part in enumerate(path):
+            item = found.setdefault((id(part.segment), part.visible), _Item(part))
+            item.rows.append((row, place))
+            item.num_tokens += lengths[row]
+    return list(found.values())
+
+
+def _together(items: Sequence[_Item]) -> list[list[_Item]]:
+    """Items of about as many keys and queries."""
+    classes: dict[int, list[_Item]] = {}
+    for item in items:
+        classes.setdefault(size_class(item.part.visible, LEAST_KEYS), []).append(item)
+    found: list[list[_Item]] = []
+    for alike in classes.values():
+        alike.sort(key=lambda item: -item.num_tokens)
+        spare = 0
+        for number, item in enumerate(alike):
+            spare += found[-1][0].num_tokens - item.num_tokens if number else 0
+            if not number or spare > SPARE_TOKENS:
+                found.append([])
+                spare = 0
+            found[-1].append(item)
+    return found
