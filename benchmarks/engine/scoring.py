@@ -65,6 +65,8 @@ def replay(digest=None):
             for path, own, ids, start in requests:
                 parts = tuple(PathPart(segment(number), seen) for number, seen in path)
                 made.append(PrefillRequest(parts, segment(own), ids, start))
+                if not bundled:  # scored at the step's end, which is all that may be computed
+                    made[-1].read = [len(ids) - 1]
             begin = time.perf_counter()
             hidden = model.prefill(made)
             took_s += time.perf_counter() - begin

@@ -143,11 +143,17 @@ class Decoder:
         return self.weights.embedding.device
 
     def hidden(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, view: AttentionView
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        view: AttentionView,
+        read: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Final-normalised hidden states [tokens, embed_dim] of packed tokens.
 
         token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
+        read: the tokens that are wanted, as many as a multiple of 8; None for all. Of the others
+            the last layer computes keys and values, and nothing behind them.
         """
         weights, shape = self.weights, self.shape
         x = F.embedding(token_ids, weights.embedding)
@@ -163,6 +169,8 @@ class Decoder:
                 self.before_layer()
             query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
             context: torch.Tensor = view.attend(number, query, key_value)
+            if read is not None and number == len(weights.layers) - 1:
+                x, context = x.index_select(0, read), context.index_select(0, read)
             (x,) = self._by_tile(partial(self._after, layer), x, context)
         return self._by_tile(self._last, x)[0]
 

@@ -22,12 +22,20 @@ class PrefillRequest:
     """Tokens to append to `segment`, which follows `path`.
 
     start: position of the first token.
+    read: which of the tokens' hidden states are wanted, in order; None for all of them.
     """
 
     path: Path
     segment: Segment
     token_ids: Sequence[int]
     start: int
+    read: Sequence[int] | None = None
+
+    def reads(self, offset: int, count: int) -> list[int]:
+        """Which of the `count` tokens from `offset` on are read, counted from there."""
+        if self.read is None:
+            return list(range(count))
+        return [token - offset for token in self.read if offset <= token < offset + count]
 
 
 # Numbers of the requests, their next tokens, and how many came before those.
@@ -69,7 +77,7 @@ def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
 def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
     """Requests that compute the KV of evicted segments again, level by level."""
     requests = [
-        PrefillRequest(source.path, segment, source.token_ids, source.start)
+        PrefillRequest(source.path, segment, source.token_ids, source.start, read=())
         for segment in lost
         if (source := segment.source) is not None
     ]

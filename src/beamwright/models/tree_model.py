@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -91,7 +92,7 @@ class TreeModel:
         """Compute and store the KV of each request's tokens.
 
         Returns:
-            Final hidden states [tokens, embed_dim] of each request.
+            Final hidden states [tokens, embed_dim] of the tokens that each request reads.
 
         Raises:
             CapacityError: if the KV budget cannot hold the new segments; DeviceMemoryError: if the
@@ -148,18 +149,21 @@ class TreeModel:
         total = len(token_ids)
         padding = padded_rows(total) - total
         device = self.decoder.device
+        reads = [r.reads(offset, length) for r, length in zip(requests, lengths, strict=True)]
+        counts = [len(read) for read in reads]
         view = _Recording(self.backend.prefill_view(self.store, paths, lengths))
         try:
             hidden = self.decoder.hidden(
                 torch.tensor(token_ids + token_ids[:1] * padding, device=device),
                 torch.tensor(positions + positions[:1] * padding, device=device),
                 view,
+                None if sum(counts) == total else _packed(reads, lengths, device),
             )
         finally:
             view.close()
         key_values = torch.stack(view.key_values, dim=1)[:total].split(lengths)
         self.store.append([request.segment for request in requests], key_values)
-        return list(hidden[:total].split(lengths))
+        return list(hidden[: sum(counts)].split(counts))
 
     def open_session(
         self, paths: Sequence[Path], segments: Sequence[Segment], *, stays: bool = False
@@ -171,6 +175,16 @@ class TreeModel:
         session = DecodeSession(self.decoder, self.store, self.backend, stays=stays)
         session.arrange([], paths, segments)
         return session
+
+
+def _packed(
+    reads: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device
+) -> torch.Tensor:
+    """Where tokens that are read are among the packed ones, padded to a multiple of 8 rows."""
+    starts = accumulate(lengths, initial=0)
+    at = [start + token for start, read in zip(starts, reads, strict=False) for token in read]
+    at += [0] * (padded_rows(len(at)) - len(at))
+    return torch.tensor(at, device=device)
 
 
 def _host_tier(layout: KVLayout, host: HostOptions | None, *, pinned: bool) -> HostTier | None:

@@ -58,7 +58,7 @@ class PathKV:
             segment = self.model.store.create()
             root.handles[OWNER] = VerifierState(token_ids, segment, ())
             if token_ids:
-                requests.append(PrefillRequest((), segment, token_ids, 0))
+                requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
         self.model.prefill(requests)
         for root in new:
             state = root.handles[OWNER]

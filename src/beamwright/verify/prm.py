@@ -81,8 +81,11 @@ class PrmVerifier:
             raise InputError(
                 f"verifier {self.name}: its tokenizer has tokens that it does not know"
             )
-        shared = min(self._kv.num_shared(node, token_ids), len(token_ids) - 1)
-        return self._kv.extend(node, token_ids, max(0, shared - self._look_back))
+        shared = min(self._kv.num_shared(node, token_ids), len(token_ids) - 1, *encoded.read_at)
+        request = self._kv.extend(node, token_ids, max(0, shared - self._look_back))
+        if request is not None and not self._look_back:
+            request.read = sorted({index - request.start for index in encoded.read_at})
+        return request
 
     def _read(
         self, work: list[tuple[Encoded, PrefillRequest]], hidden: list[torch.Tensor]
@@ -92,13 +95,15 @@ class PrmVerifier:
             return []
         device = hidden[0].device
         at: list[int] = []
-        first = 0
+        token_ids: list[int] = []  # of the hidden states
         for encoded, request in work:
-            at.extend(first + index - request.start for index in encoded.read_at)
-            first += len(request.token_ids)
+            known = request.reads(0, len(request.token_ids))
+            place = {token: len(token_ids) + i for i, token in enumerate(known)}
+            at.extend(place[index - request.start] for index in encoded.read_at)
+            token_ids.extend(request.token_ids[token] for token in known)
         # Whole vector registers: else sigmoid's last elements take another path than the rest.
         at.extend(at[:1] * (-len(at) % 32))
-        ids = torch.tensor([t for _, request in work for t in request.token_ids], device=device)
+        ids = torch.tensor(token_ids, device=device)
         values = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device)).tolist()
         combine = AGGREGATES[self.spec.combine]
         found: list[float] = []

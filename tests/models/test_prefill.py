@@ -1,0 +1,54 @@
+"""Prefill computes hidden states of the tokens that are read, and KV of all."""
+
+import pytest
+import torch
+
+from beamwright.attention import make_attention
+from beamwright.kv import PathPart
+from beamwright.models import PrefillRequest, TreeModel
+from beamwright.models.decoder import Decoder
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.onednn import pack_weights
+from beamwright.models.weights import random_weights
+
+SHAPE = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=192,vocab=128,context=256"
+READS = [(0, 11, 12), (), (38,), (3, 30)]
+LENGTHS = (13, 5, 39, 31)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    shape = shape_from_text(SHAPE)
+    return Decoder(shape, pack_weights(random_weights(shape, torch.float32, "cpu", 0)))
+
+
+def prefilled(decoder, backend, chunk_tokens, reads):
+    """Hidden states and KV of steps behind one prompt."""
+    model = TreeModel(decoder, make_attention(backend), 1 << 24, chunk_tokens)
+    root = model.store.create()
+    model.prefill([PrefillRequest((), root, range(1, 20), 0, read=())])
+    path = (PathPart(root, 19),)
+    requests = [
+        PrefillRequest(path, model.store.create(), range(10, 10 + length), 19, read)
+        for length, read in zip(LENGTHS, reads, strict=True)
+    ]
+    hidden = model.prefill(requests)
+    return hidden, [model.store.gather(r.segment, r.segment.length) for r in requests]
+
+
+@pytest.mark.parametrize("backend", ["tree", "dense", "reference"])
+@pytest.mark.parametrize("chunk_tokens", [256, 12])
+@torch.inference_mode()
+def test_what_is_not_read_changes_no_bit_of_what_is(decoder, backend, chunk_tokens):
+    whole, kv = prefilled(decoder, backend, chunk_tokens, [None] * 4)
+    some, same_kv = prefilled(decoder, backend, chunk_tokens, READS)
+    for every, found, read in zip(whole, some, READS, strict=True):
+        assert torch.equal(found, every[list(read)])
+    assert all(map(torch.equal, kv, same_kv))
+
+
+@torch.inference_mode()
+def test_nothing_may_be_read_of_a_whole_batch(decoder):
+    hidden, kv = prefilled(decoder, "tree", 256, [()] * 4)
+    assert [tuple(each.shape) for each in hidden] == [(0, 64)] * 4
+    assert all(map(torch.equal, kv, prefilled(decoder, "tree", 256, [None] * 4)[1]))
