@@ -75,7 +75,7 @@ class DenseDecode:
         grouped = query.view(num_rows, key_value.shape[2], -1, head_dim)
         keys, values = both[0], both[1]
         context, _ = attend_few(grouped, keys, values, mask[:, None, None, :])
-        return context.transpose(1, 2).reshape(num_rows, heads, head_dim)
+        return context.view(num_rows, heads, head_dim)
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         self._rows = rows if self._rows is None else self._rows[rows]

@@ -75,10 +75,11 @@ class ResidentLayers:
 
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         self._data = pack(store, entries, num_tokens)
+        self._layers = self._data.unbind(0)
         self._lengths = [entry.num_tokens for entry in entries]
 
     def layer(self, number: int) -> torch.Tensor:
-        return self._data[number]
+        return self._layers[number]
 
     def restore(self, tail: Tail) -> None:
         for number, data in enumerate(self._data if tail.num_tokens else ()):

@@ -48,25 +48,34 @@ def attend_part(
 def attend_few(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> Partial:
-    """The same as `attend_part`, for the few queries of a decode step: two batched products.
+    """The same as `attend_part`, for the few queries of a decode step, and heads before rows.
 
-    The flash operator gives each (item, head) to one thread as a product of its own; with two
-    threads and a few rows a head that is slower than with one (docs/experiments.md). The scores
-    [items * kv_heads, rows, tokens] are written out, which a prefill could not afford.
+    In float32 by two batched products: the flash operator gives each (item, head) to one thread as
+    a product of its own; with two threads and a few rows a head that is slower than with one
+    (docs/experiments.md). The scores [items * kv_heads, rows, tokens] are written out, which a
+    prefill could not afford. In bfloat16 the flash operator is faster than anything in float32.
+
+    Returns:
+        (context [items, kv_heads, rows, head_dim], log-sum-exp [items, kv_heads, rows]), both
+        contiguous.
     """
     items, kv_heads, rows, head_dim = query.shape
     queries, keys, values = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
     if query.dtype in (torch.float16, torch.bfloat16):
-        return attend_part_oracle(query, key, value, mask)
+        if mask is not None:
+            mask = mask.expand(items, kv_heads, -1, -1).flatten(0, 1).unsqueeze(1)
+        queries, keys, values = (part.unsqueeze(1) for part in (queries, keys, values))
+        context, lse = attend_part(queries, keys, values, mask)  # an item per head
+        return context.view(query.shape), lse.view(items, kv_heads, rows)
     scores = torch.bmm(queries * head_dim**-0.5, keys.transpose(1, 2))
     if mask is not None:
-        scores.unflatten(0, (items, kv_heads)).add_(mask)
+        scores.view(items, kv_heads, rows, -1).add_(mask)
     largest = scores.amax(-1, keepdim=True)
     weights = scores.sub_(largest).exp_()
     total = weights.sum(-1, keepdim=True)
-    context = torch.bmm(weights, values).div_(total).view(items, kv_heads, rows, head_dim)
-    lse = largest.add_(total.log_()).view(items, kv_heads, rows)
-    return context.transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous()
+    context = torch.bmm(weights, values).div_(total)
+    lse = largest.add_(total.log_())
+    return context.view(query.shape), lse.view(items, kv_heads, rows)
 
 
 def attend_part_oracle(

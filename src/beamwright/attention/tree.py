@@ -40,8 +40,8 @@ class _Shared:
     def attend(self, layer: int, query: torch.Tensor) -> list[Partial]:
         """query [rows, heads, head_dim].
 
-        Returns per bucket (context [slots, group, kv_heads, head_dim], log-sum-exp
-        [slots, group, kv_heads]).
+        Returns per bucket (context [items, slots * group, kv_heads, head_dim], log-sum-exp
+        [items, slots * group, kv_heads]).
         """
         tokens, heads, head_dim = query.shape
         group = heads // self._kv_heads
@@ -52,11 +52,9 @@ class _Shared:
             picked = flat.index_select(0, index)
             queries = picked.view(keys.shape[0], self._kv_heads, -1, head_dim)
             context, lse = self._attend(queries, keys, values, bucket.mask)
-            context = context.unflatten(1, (-1, group))
-            lse = lse.unflatten(1, (-1, group))
-            if context.shape[1] != real:
-                context, lse = context[:, :real], lse[:, :real]
-            found.append((context.flatten(0, 1), lse.flatten(0, 1)))
+            if context.shape[1] != real * group:
+                context, lse = context[:, : real * group], lse[:, : real * group]
+            found.append((context, lse))
         return found
 
 
@@ -74,6 +72,39 @@ def _merge_index(part_slots: list[list[int]], num_slots: int) -> torch.Tensor:
     return index
 
 
+class _Merge:
+    """Gathers and merges the partial results of a decode step's rows.
+
+    A slot's or tail's result is a block of one context [head_dim] per head. In slots heads are
+    ordered (group, kv_head), in tails (kv_head, group), as in queries and in what comes out: the
+    index of heads undoes it, so that nothing is transposed.
+
+    slots: [rows, parts], see `_merge_index`.
+    """
+
+    def __init__(self, slots: torch.Tensor, num_slots: int, heads: int, kv_heads: int) -> None:
+        num_rows, self._num_parts = slots.shape
+        own = torch.arange(heads, device=slots.device)
+        shared = own.view(-1, kv_heads).t().flatten()
+        within = torch.where(slots.unsqueeze(2) < num_slots, shared, own)
+        self._index = (slots.unsqueeze(2) * heads + within).flatten()
+        self._shape = (num_rows, self._num_parts, heads)
+        self._present = (num_slots + num_rows) * heads
+        self._total = self._present + heads
+        self._context = self._lse = torch.empty(0)
+
+    def merge(self, context: list[torch.Tensor], lse: list[torch.Tensor]) -> torch.Tensor:
+        """Contexts [rows, heads, head_dim] of all parts' [slots * heads, head_dim], in order."""
+        if not self._lse.numel():
+            # The block behind the tails is the absent part: no weight, and no NaN of some row.
+            self._context = context[0].new_zeros(self._total, context[0].shape[1])
+            self._lse = lse[0].new_full((self._total,), float("-inf"))
+        torch.cat(context, out=self._context[: self._present])
+        torch.cat(lse, out=self._lse[: self._present])
+        picked = self._context.index_select(0, self._index).view(*self._shape, -1)
+        return merge_parts(picked, self._lse.index_select(0, self._index).view(self._shape))
+
+
 class TreeDecode:
     """A `DecodeView`, one new token per row: shared segments, then the row's own tail."""
 
@@ -85,35 +116,39 @@ class TreeDecode:
         self._shared = SharedSegments(store, paths, hold)
         self._runner = _Shared(self._shared, self._kv_heads, attend_part)
         index = _merge_index(self._shared.part_slots, self._shared.num_slots)
-        self._merge = index.to(store.compute_device)
+        self._slots = index.to(store.compute_device)
+        self._merge: _Merge | None = None
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         self._tail.write(layer, key_value)
         rows, heads, head_dim = query.shape
-        partials = self._runner.attend(layer, query)
+        if self._merge is None:
+            self._merge = _Merge(self._slots, self._shared.num_slots, heads, self._kv_heads)
+        query = query.contiguous()
         keys, values = self._tail.read(layer)
         grouped = query.view(rows, self._kv_heads, -1, head_dim)
-        context, lse = attend_few(grouped, keys, values, self._tail.mask)
-        group = heads // self._kv_heads
-        partials.append((context.view(rows, group, self._kv_heads, head_dim), lse))
-        merged = merge_parts(*_pick(partials, self._merge))
-        return merged.transpose(1, 2).reshape(rows, heads, head_dim)
+        partials = self._runner.attend(layer, query)
+        partials.append(attend_few(grouped, keys, values, self._tail.mask))
+        return self._merge.merge(
+            [context.reshape(-1, head_dim) for context, _ in partials],
+            [lse.reshape(-1) for _, lse in partials],
+        )
 
     def keep_rows(self, rows: torch.Tensor) -> None:
         """Packed segments stay; only the index tables change."""
-        num_old, num_slots = self._merge.shape[0], self._shared.num_slots
+        num_old, num_slots = self._slots.shape[0], self._shared.num_slots
         place = torch.zeros(num_old, dtype=torch.long, device=rows.device)
         place[rows] = torch.arange(len(rows), device=rows.device)
         for bucket in self._shared.buckets:
             bucket.rows = place[bucket.rows]
         self._runner.reindex()
-        merge = self._merge[rows]
-        own = (merge >= num_slots) & (merge < num_slots + num_old)
-        merge = torch.where(
-            own, num_slots + place[(merge - num_slots).clamp(0, num_old - 1)], merge
+        slots = self._slots[rows]
+        own = (slots >= num_slots) & (slots < num_slots + num_old)
+        slots = torch.where(
+            own, num_slots + place[(slots - num_slots).clamp(0, num_old - 1)], slots
         )
-        merge[merge == num_slots + num_old] = num_slots + len(rows)
-        self._merge = merge
+        slots[slots == num_slots + num_old] = num_slots + len(rows)
+        self._slots, self._merge = slots, None
 
     def count_rows(self, num_rows: int) -> None:
         """Nothing here depends on it."""
@@ -123,19 +158,6 @@ class TreeDecode:
 
     def close(self) -> None:
         self._shared.close()
-
-
-def _pick(partials: list[Partial], index: torch.Tensor) -> Partial:
-    """Partial results [rows, parts, ...] in merge order; the last slot is the absent part."""
-    context = torch.cat([*(p[0] for p in partials), partials[-1][0][:1]])
-    lse = torch.cat([*(p[1] for p in partials), partials[-1][1][:1]])
-    lse[-1], context[-1] = float("-inf"), 0  # of a row that may hold NaN
-    flat = index.flatten()
-    rows, parts = index.shape
-    return (
-        context.index_select(0, flat).view(rows, parts, *context.shape[1:]),
-        lse.index_select(0, flat).view(rows, parts, *lse.shape[1:]),
-    )
 
 
 class TreeAttention:

@@ -44,10 +44,32 @@ class RowTails:
         self._flat = torch.empty(0, dtype=layout.dtype, device=device)
         self._places = torch.zeros(0, dtype=torch.long, device=device)
         self._first_slots = self._places  # of every row, K or V and head, at the row's token 0
+        # Where in a layer the current token is written [rows * 2 * kv_heads]: behind the places, so
+        # that one addition moves all of them on.
+        self._slots = self._places
         self._counts = torch.ones(0, dtype=torch.int32, device=device)
         self._masks = torch.empty(0, 0, dtype=layout.dtype, device=device)
         self._mask: torch.Tensor | None = None
+        self._layers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.storage = self._view(0, 0)
+
+    @property
+    def storage(self) -> torch.Tensor:
+        """All of it, as it is shaped now."""
+        return self._storage
+
+    @storage.setter
+    def storage(self, storage: torch.Tensor) -> None:
+        self._storage = storage
+        self._layers = []
+
+    def _of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A layer's rows of numbers, its keys and its values: views, made once."""
+        if not self._layers:
+            rows = self._storage.view(self.layout.num_layers, -1, self.layout.head_dim)
+            halves = (self._storage[:, 0], self._storage[:, 1])
+            self._layers = list(zip(*(each.unbind(0) for each in (rows, *halves)), strict=True))
+        return self._layers[layer]
 
     @property
     def num_rows(self) -> int:
@@ -67,14 +89,6 @@ class RowTails:
     @property
     def places(self) -> torch.Tensor:
         return self._places[: self.num_rows]
-
-    @property
-    def _slots(self) -> torch.Tensor:
-        """Where in a layer the current token is written [rows * 2 * kv_heads].
-
-        They stand behind the places, so that one addition moves all of them on.
-        """
-        return self._places[self.num_rows : self._num_places(self.num_rows)]
 
     @property
     def counts(self) -> torch.Tensor:
@@ -157,11 +171,11 @@ class RowTails:
         """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
         head_dim = self.layout.head_dim
         # One index into rows of numbers: twice as fast as rows and places, which torch interleaves.
-        self.storage[layer].view(-1, head_dim)[self._slots] = key_value.reshape(-1, head_dim)
+        self._of_layer(layer)[0].index_copy_(0, self._slots, key_value.reshape(-1, head_dim))
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values [rows, kv_heads, tokens, head_dim]; `counts` of them are a row's."""
-        return self.storage[layer, 0], self.storage[layer, 1]
+        return self._of_layer(layer)[1:]
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -192,6 +206,7 @@ class RowTails:
             self._counts = torch.ones(num_rows, dtype=torch.int32, device=self._device)
             self.num_moves += 1
         self.storage = self._view(num_rows, num_tokens)
+        self._slots = self._places[num_rows : self._num_places(num_rows)]
         heads = torch.arange(2 * num_rows * self.layout.num_kv_heads, device=self._device)
         by_half = (heads * num_tokens).view(2, num_rows, -1)
         self._first_slots = by_half.transpose(0, 1).contiguous()

@@ -212,22 +212,25 @@ class Decoder:
     def _before(
         self, layer: Layer, x: torch.Tensor, *rotary: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim]."""
+        """Query [rows, heads, head_dim] and key and value [rows, 2, kv_heads, head_dim].
+
+        Both are views of one tensor: who keeps a key and value keeps the query, too.
+        """
         shape = self.shape
         inner = layer.attention_norm(x) if shape.pre_norm else x
         heads = layer.qkv(inner).view(x.shape[0], -1, shape.head_dim)
-        queries_keys = heads[:, : shape.heads + shape.kv_heads]
+        queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             query = layer.query_norm(queries_keys[:, : shape.heads])
             key = layer.key_norm(queries_keys[:, shape.heads :])
-            queries_keys = torch.cat([query, key], dim=1)
+            found = torch.cat([query, key], dim=1)
+        # In place, beside the values: nothing is stacked.
         if rotary:
-            queries_keys = _rotate(queries_keys, *rotary)
-        query = queries_keys[:, : shape.heads]
-        key_value = torch.stack(
-            [queries_keys[:, shape.heads :], heads[:, shape.heads + shape.kv_heads :]], dim=1
-        )
-        return query, key_value
+            _rotate(queries_keys, found, *rotary)
+        elif found is not queries_keys:
+            queries_keys.copy_(found)
+        key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
+        return heads[:, : shape.heads], key_value
 
     def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
         """The rest of a block, behind attention."""
@@ -241,7 +244,7 @@ class Decoder:
         inner = layer.gate_up(x)
         if self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
-            return layer.down(self._activate(gate) * up)
+            return layer.down(self._activate(gate).mul_(up))
         return layer.down(self._activate(inner))
 
     def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,7 +261,10 @@ class Decoder:
         return both[0].to(self.device, self.dtype), both[1].to(self.device, self.dtype)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions in the half-split layout: x [tokens, heads, head_dim]."""
+def _rotate(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotary positions in the half-split layout: x and out [tokens, heads, head_dim].
+
+    out: may be x itself.
+    """
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * cos, swapped, sin)
+    torch.addcmul(x * cos, swapped, sin, out=out)

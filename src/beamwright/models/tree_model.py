@@ -151,7 +151,11 @@ class TreeModel:
         device = self.decoder.device
         reads = [r.reads(offset, length) for r, length in zip(requests, lengths, strict=True)]
         counts = [len(read) for read in reads]
-        view = _Recording(self.backend.prefill_view(self.store, paths, lengths))
+        layout = self.store.pool.layout
+        key_values = self.decoder.weights.embedding.new_empty(
+            total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
+        )
+        view = _Recording(self.backend.prefill_view(self.store, paths, lengths), key_values)
         try:
             hidden = self.decoder.hidden(
                 torch.tensor(token_ids + token_ids[:1] * padding, device=device),
@@ -161,8 +165,7 @@ class TreeModel:
             )
         finally:
             view.close()
-        key_values = torch.stack(view.key_values, dim=1)[:total].split(lengths)
-        self.store.append([request.segment for request in requests], key_values)
+        self.store.append([r.segment for r in requests], key_values.split(lengths))
         return list(hidden[: sum(counts)].split(counts))
 
     def open_session(
@@ -198,14 +201,16 @@ def _host_tier(layout: KVLayout, host: HostOptions | None, *, pinned: bool) -> H
 
 
 class _Recording:
-    """An attention view that also keeps the new keys and values of every layer."""
+    """An attention view that also keeps every layer's keys and values, but those of padding.
 
-    def __init__(self, view: AttentionView) -> None:
-        self._view = view
-        self.key_values: list[torch.Tensor] = []
+    key_values: to be written, [tokens, layers, 2, kv_heads, head_dim].
+    """
+
+    def __init__(self, view: AttentionView, key_values: torch.Tensor) -> None:
+        self._view, self._key_values = view, key_values
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        self.key_values.append(key_value)
+        self._key_values[:, layer] = key_value[: len(self._key_values)]
         context: torch.Tensor = self._view.attend(layer, query, key_value)
         return context
 
