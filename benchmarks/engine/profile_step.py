@@ -35,8 +35,7 @@ _TIMED = (
     ("attention glue", "attention.tree", "TreeDecode.attend"),
     ("attention shared glue", "attention.tree", "_Shared.attend"),
     ("attention over shared segments", "attention.tree", "attend_part"),
-    ("merge, gather of parts", "attention.tree", "_pick"),
-    ("merge", "attention.tree", "merge_parts"),
+    ("merge, gather of parts", "attention.tree", "_Merge.merge"),
     ("attention over tails", "attention.tree", "attend_few"),
     ("attention over copies", "attention.dense", "attend_few"),
     ("attention glue", "attention.dense", "DenseDecode.attend"),
@@ -113,7 +112,7 @@ class Timers:
 
 def profile(args: argparse.Namespace) -> dict[str, Any]:
     spec = args.model if args.model.startswith("random:") else str(model_folder(args.model))
-    common = {"model": spec, "verifier": "none", "search": "best-of-n", "n": args.n}
+    common = {"model": spec, "verifier": "logprob", "search": "best-of-n", "n": args.n}
     solver = Solver(
         **common,
         step_tokens=args.step_tokens or args.tokens,

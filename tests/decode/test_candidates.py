@@ -1,6 +1,7 @@
 """Rows of a large vocabulary, drawn from the tokens that can win, against whole rows."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -90,6 +91,26 @@ def test_few_tokens_get_noise(kind, monkeypatch):
     how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
     Sampler(VOCAB, CPU).sample(logits_of(kind, 0), keys, torch.arange(ROWS), how)
     assert 0 < sum(seen) < 0.3 * ROWS * VOCAB
+
+
+def test_rows_that_nobody_reads_get_no_noise_and_change_no_other(monkeypatch):
+    logits, keys = logits_of("flat", 0), stack_keys([(1, row) for row in range(ROWS)], CPU)
+    how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
+    sampler = Sampler(VOCAB, CPU)
+    whole = sampler.sample(logits, keys, torch.arange(ROWS), how)
+    monkeypatch.setattr(
+        sampler, "_draw_candidate", partial(_counted, sampler._draw_candidate, seen := [])
+    )
+    found = sampler.sample(logits, keys, torch.arange(ROWS), how, unread={0, ROWS - 1})
+    assert len(seen) == ROWS - 2
+    for before, after in zip(whole, found, strict=True):
+        assert torch.equal(before[1:-1], after[1:-1])
+        assert after[[0, -1]].tolist() == [0, 0]
+
+
+def _counted(draw, seen, *args):
+    seen.append(1)
+    return draw(*args)
 
 
 def test_logits_that_are_not_numbers_are_left_to_whole_rows():

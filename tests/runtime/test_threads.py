@@ -1,5 +1,7 @@
 """Small models compute with one thread, and the host program's number comes back."""
 
+import math
+
 import pytest
 import torch
 
@@ -79,6 +81,7 @@ def test_the_self_test_asks_with_the_threads_that_are_used(make_solver, monkeypa
 @pytest.mark.usefixtures("host_threads")
 def test_only_free_cores_are_taken_and_one_at_least(monkeypatch):
     monkeypatch.setattr(threads, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(threads, "_LOOK_SHARE", math.inf)
     free = [2]
     give_way, seen = GiveWay(2, lambda: free[0]), []
     for free[0] in (2, 1, 0, -5, 9, None):
@@ -94,6 +97,25 @@ def test_it_looks_a_few_hundred_times_a_second_at_most(monkeypatch):
     for _ in range(5):
         give_way()
     assert len(looks) == 1
+
+
+def test_looking_takes_a_small_share_of_the_time(monkeypatch):
+    monkeypatch.setattr(threads, "_LOOK_EVERY_S", 0.0)
+    now = [0.0]
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+
+    def look():
+        now[0] += 0.001
+
+    give_way = GiveWay(torch.get_num_threads(), look)
+    give_way()
+    looked = now[0]
+    now[0] = looked + 0.09
+    give_way()
+    assert now[0] == looked + 0.09
+    now[0] = looked + 0.11
+    give_way()
+    assert now[0] > looked + 0.11
 
 
 def test_cores_that_others_run_on_are_not_free(tmp_path, monkeypatch):

@@ -150,13 +150,15 @@ class Sampler:
         keys: torch.Tensor,
         positions: torch.Tensor,
         how: RowSampling,
+        unread: Collection[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids [rows] and their log-probabilities [rows] under the untempered model.
 
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
+        unread: rows whose token nobody reads; where rows are drawn one by one it is token 0.
         """
         if self._by_row:
-            return self._sample_by_row(logits, keys, positions, how)
+            return self._sample_by_row(logits, keys, positions, how, unread)
         if self._fused is None:
             return self._sample_all(logits, keys, positions, how)
         own = logits[:, : self._num_tokens]
@@ -176,13 +178,20 @@ class Sampler:
         return chosen, logprobs
 
     def _sample_by_row(
-        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, how: RowSampling
+        self,
+        logits: torch.Tensor,
+        keys: torch.Tensor,
+        positions: torch.Tensor,
+        how: RowSampling,
+        unread: Collection[int],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         words = torch.stack(_row_words(keys, positions), dim=1).tolist()
-        chosen = torch.empty(len(logits), dtype=torch.long)
-        logprobs = torch.empty(len(logits))
+        chosen = torch.zeros(len(logits), dtype=torch.long)
+        logprobs = torch.zeros(len(logits))
         ways = zip(*(each.flatten().tolist() for each in how.tensors), strict=True)
         for row, (is_greedy, *way) in enumerate(ways):
+            if row in unread:
+                continue
             token = None
             if not is_greedy:
                 own = logits[row, : self._num_tokens].float()

@@ -135,6 +135,7 @@ class TensorRows:
         self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
+        self._unread: frozenset[int] = frozenset()
         self._arrangement = 0
 
     @property
@@ -206,6 +207,7 @@ class TensorRows:
                 self._rows[place] = None
             self._session.drop(gone)
             self._arrangement += 1
+        self._unread = frozenset(n for n, row in enumerate(self._rows) if row is None)
         buffers = self._step_buffers(self.num_rows)
         buffers.load(self._rows, self._arrangement)
         self._session.prepare(max_tokens)
@@ -251,11 +253,15 @@ class TensorRows:
         buffers.keep_hidden(hidden)
         # Rows that have stopped stay inside the context; what they decode is dropped.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
-        self._draw(buffers, self._decoder.logits(hidden))
+        self._draw(buffers, self._decoder.logits(hidden), self._unread)
 
-    def _draw(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
+    def _draw(
+        self, buffers: StepBuffers, logits: torch.Tensor, unread: Collection[int] = ()
+    ) -> None:
         """A token of every row from what its last one leads to [rows, vocab]."""
-        drawn = self._sampler.sample(logits, buffers.keys, buffers.positions, buffers.sampling)
+        drawn = self._sampler.sample(
+            logits, buffers.keys, buffers.positions, buffers.sampling, unread
+        )
         buffers.keep(self._sampler.stats(logits))
         buffers.append(*drawn, self._words.observe(drawn[0], buffers.stops))
 
