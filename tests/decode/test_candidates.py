@@ -38,6 +38,7 @@ LOGITS = {
     "all the same": lambda drawn, ids: torch.zeros_like(drawn),
     "some forbidden": lambda drawn, ids: drawn.masked_fill(drawn < 1.5, -math.inf),
     "huge": lambda drawn, ids: drawn * 1e4,
+    "far below zero": lambda drawn, ids: drawn - 25.0,
 }
 
 

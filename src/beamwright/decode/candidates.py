@@ -66,7 +66,7 @@ def draw_candidate(
 
 def _below(highest: float, distance: float) -> float:
     """So far below, and as much further as rounding may hide."""
-    return highest - distance - _ROUNDING * (2 * abs(highest) + distance + 1)
+    return highest - distance - _ROUNDING * (2 * abs(highest) + abs(distance) + 1)
 
 
 def _best(tokens: torch.Tensor, scaled: torch.Tensor, noise: Noise) -> tuple[int, float]:
