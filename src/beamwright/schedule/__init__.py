@@ -1,7 +1,8 @@
 """Schedules: which beams run together, in which order. Data in, data out; knows no torch.
 
 `in-gpu` has everything resident, `layerwise` streams layers for all beams together, `locality`
-runs groups that fit; `auto` is `locality`, which is one group as long as everything fits.
+runs groups that fit; `auto` is `locality`, which is one group as long as everything fits. `prefix`
+cuts its groups from an order: FlashTTS's, and others to compare with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedu
 from beamwright.schedule.eviction import eviction_order
 from beamwright.schedule.in_gpu import InGpuSchedule, LayerwiseSchedule
 from beamwright.schedule.locality import LocalitySchedule
+from beamwright.schedule.prefix_order import PrefixSchedule
 
 
 def make_schedule(settings: ScheduleSettings) -> Schedule:
@@ -36,6 +38,7 @@ __all__ = [
     "InGpuSchedule",
     "LayerwiseSchedule",
     "LocalitySchedule",
+    "PrefixSchedule",
     "Schedule",
     "eviction_order",
     "make_schedule",

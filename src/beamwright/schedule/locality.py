@@ -30,7 +30,7 @@ class LocalitySchedule(Schedule):
         if demand is None:
             return batches(view, self.settings.max_batch)
         forest = Forest(demand)
-        groups = self._groups(view, demand, forest)
+        groups = self.groups(view, demand, forest)
         need_bytes = forest.need(0, len(forest))
         return Plan(
             tuple(tuple(view.beams[beam] for beam in group) for group in groups),
@@ -47,9 +47,10 @@ class LocalitySchedule(Schedule):
         auto = tight or demand.copy_per_beam
         return {"eager": True, "lazy": False, "auto": auto}[self.settings.write_back]
 
-    def _groups(
+    def groups(
         self, view: ScheduleView, demand: KVDemand, forest: Forest
     ) -> Sequence[Sequence[int]]:
+        """Beam numbers in groups; the demand's beams are in depth-first order."""
         settings, max_batch = self.settings, view.limit(self.settings.max_batch)
         num_beams = len(forest)
         fits = forest.need(0, num_beams) <= demand.capacity_bytes

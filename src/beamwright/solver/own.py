@@ -32,6 +32,7 @@ IGNORED = {
         *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory",
     ),
     "layerwise": _GROUPING,
+    "prefix": (*_GROUPING, "inter_beam"),
 }  # fmt: skip
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
 
