@@ -1,0 +1,1 @@
+"""FlashTTS: what its optimisations give here, and whether its arguments hold."""
