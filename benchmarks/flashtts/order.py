@@ -25,12 +25,15 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.protocols import KVDemand
+from beamwright.protocols import KVDemand, ScheduleView
+from beamwright.registry import restored
 from beamwright.saved.recorded import read_recorded
+from beamwright.schedule import schedule
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.prefix_order import (
     PREFIX_ORDERS,
     PrefixOrder,
+    PrefixSchedule,
     cut,
     eviction_cost,
     nearest,
@@ -258,8 +261,25 @@ def plan_times(case: Case, share: float, repeats: int = 7) -> list[dict[str, Any
     return rows
 
 
+class Turning(PrefixSchedule):
+    """Every second iteration runs from the other end, where the one before it has left its KV."""
+
+    def groups(
+        self, view: ScheduleView, demand: KVDemand, forest: Forest
+    ) -> Sequence[Sequence[int]]:
+        order = range(len(forest))
+        turned = len(view.beams) > 0 and len(view.beams[0].lineage) % 2 == 1
+        return cut(demand, order[::-1] if turned else order, view.limit(self.settings.max_batch))
+
+
 def searches(num_beams: int, args: argparse.Namespace, share: float) -> list[dict[str, Any]]:
     """Simulated: bytes over the link of whole searches, where KV is kept between iterations."""
+    with restored():
+        schedule("turning", meaning="depth-first, from alternate ends")(Turning)
+        return _searches(num_beams, args, share)
+
+
+def _searches(num_beams: int, args: argparse.Namespace, share: float) -> list[dict[str, Any]]:
     rows = []
     model = _costs(GENERATOR)
     costs = RooflineCosts.of(model, find_profile("rtx-4090"), Layout.TREE)
@@ -282,11 +302,11 @@ def searches(num_beams: int, args: argparse.Namespace, share: float) -> list[dic
 
         peak = run(2**40, schedule="in-gpu").device_peak_bytes
         chosen: list[dict[str, Any]] = [{"schedule": "prefix", "order": o} for o in PREFIX_ORDERS]
-        for options in [{"schedule": "locality"}, *chosen]:
+        for options in [{"schedule": "locality"}, {"schedule": "turning"}, *chosen]:
             found = run(int(share * peak), **options, batching="grouped")
             rows.append({
                 "tree": f"{survival} survives", "n": num_beams, "KV": f"{share:.0%}",
-                "order": options.get("order", "locality"), "groups": found.groups,
+                "order": options.get("order", options["schedule"]), "groups": found.groups,
                 "to the device, MiB": round(found.h2d_bytes / MIB),
                 "to the host, MiB": round(found.d2h_bytes / MIB),
                 "seconds": round(found.time_s, 2),

@@ -343,7 +343,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--leaves", type=int, default=7, help="of the largest trees")
     parser.add_argument("--batch-leaves", type=int, default=6, help="with several CoTs a batch")
-    parser.add_argument("--trie-leaves", type=int, default=5, help="with P(T_k, c)")
+    parser.add_argument("--trie-leaves", type=int, default=6, help="with P(T_k, c)")
     parser.add_argument("--drawn", type=int, default=1000, help="matrices that are no tree's")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
