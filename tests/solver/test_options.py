@@ -11,6 +11,7 @@ from beamwright.config import MemorySettings, ModelSettings, ScheduleSettings, S
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.runtime.limits import StopFunction
+from beamwright.schedule import SCHEDULES
 from beamwright.solver import options as solver_options
 from beamwright.solver.options import RequestOptions, SolverOptions
 from beamwright.verify import ScoreFunction
@@ -81,6 +82,7 @@ def test_what_a_request_may_have_of_its_own_is_not_of_models_memory_or_schedule(
         for section in (ModelSettings, MemorySettings, ScheduleSettings)
         for name in section.model_fields
     }
+    shared |= {name for row in SCHEDULES.values() for name in row.options}
     assert not shared & set(own)
     assert shared | set(own) == set(get_type_hints(SolverOptions))
 

@@ -178,6 +178,10 @@ class SolverOptions(RequestOptions, total=False):
     """Score and decode in turns (plain), or at the same time where several problems are in flight
     (overlapped); auto: what was measured to be faster.
     """
+    order: Literal["greedy", "siblings", "depth-first", "random", "worst"] | None
+    """Order of beams of `schedule="prefix"`."""
+    order_seed: int | None
+    """Of `order="random"`."""
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
 
