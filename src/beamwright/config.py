@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
 from beamwright.registry import declared_options, did_you_mean
-from beamwright.units import Duration, Names, Rate, Size, StepLimits, Text, TextOrNone
+from beamwright.units import Duration, Names, Rate, Size, Split, StepLimits, Text, TextOrNone
 from beamwright.yaml_file import read_yaml
 
 MOST_CANDIDATES = 2**16
@@ -133,6 +133,7 @@ class MemorySettings(Section):
     memory: Size = None
     kv_memory: Size = None
     host_memory: Size = None
+    split: Split = "auto"
 
 
 class ScheduleSettings(OpenSection):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -50,6 +51,25 @@ def parse_size(text: str | int) -> int:
 
 def _parse_rate(text: str | int) -> int:
     return parse_size(text.removesuffix("/s") if isinstance(text, str) else text)
+
+
+def parse_split(text: str | float) -> str | float:
+    """`auto`, `roofline`, `offload`, or a share between 0 and 1, both excluded.
+
+    Raises:
+        InputError: if the text is none of these.
+    """
+    if text in ("auto", "roofline", "offload"):
+        return text
+    try:
+        share = float(text) if not isinstance(text, bool) else math.nan
+    except (TypeError, ValueError):
+        share = math.nan
+    if not 0 < share < 1:
+        raise InputError(
+            f"{text!r} is no split: write auto, roofline, offload or a share such as 0.7"
+        )
+    return share
 
 
 def _or_none(parse: Callable[[Any], Any]) -> BeforeValidator:
@@ -108,5 +128,7 @@ StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or
 Size = Annotated[int | None, _or_none(parse_size)]
 Rate = Annotated[int | None, _or_none(_parse_rate)]
 """Bytes per second, such as `16GB/s`."""
+Split = Annotated[Literal["auto", "roofline", "offload"] | float, _or_none(parse_split)]
+"""A generator's share of the KV memory, or how it is found."""
 Duration = Annotated[float | None, _or_none(parse_duration)]
 """Seconds, such as `30s`, `2m` or `1h`."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from beamwright import Solver, config
 from beamwright.config import MemorySettings, ModelSettings, ScheduleSettings, Settings
@@ -24,6 +24,7 @@ WIDER = {
     config.Rate: int | str | None,
     config.Duration: float | str | None,
     config.StepLimits: Sequence[int] | str | None,
+    config.Split: Literal["auto", "roofline", "offload"] | float,
     config.Names: Sequence[str | StopFunction] | str | None,
     config.Text: str | PathLike[str],
     config.TextOrNone: str | PathLike[str] | None,

@@ -287,9 +287,11 @@ def test_advice_is_never_what_is_in_use_already(make_solver):
 def test_the_tree_is_the_same_with_a_verifier(make_solver, verifier_folder, evict):
     dtype = "float64" if evict == "recompute" else "float32"
     build = partial(make_solver, verifier=str(verifier_folder), dtype=dtype, **SCORED)
-    expected, tree = grow(build(schedule="in-gpu"))
+    base = build(schedule="in-gpu")
+    expected, tree = grow(base)
     budget = expected.kv.device_peak_bytes * 3 // 4
-    with build(schedule="locality", evict=evict, kv_memory=budget) as s:
+    equal = base._machinery.parts.plan.tokens_part
+    with build(schedule="locality", evict=evict, kv_memory=budget, split=equal) as s:
         found, other = grow(s)
         verifier = s._tree_models[1].store
     assert found.tree_hash == expected.tree_hash

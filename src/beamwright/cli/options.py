@@ -43,7 +43,15 @@ _DECLARED_PANELS = {
 }
 
 _CHOICE = "CHOICE"
-_AS_TEXT = ("SIZE", "SIZE/s", "TOKENS,...", "NAME,...", "DURATION")  # parsed by the settings
+_SPLIT = "SPLIT"
+_AS_TEXT = (
+    "SIZE",
+    "SIZE/s",
+    "TOKENS,...",
+    "NAME,...",
+    "DURATION",
+    _SPLIT,
+)  # parsed by the settings
 
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
@@ -115,6 +123,12 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "host_memory": (
         "SIZE",
         "Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB).",
+    ),
+    "split": (
+        _SPLIT,
+        "Who has the KV memory. auto: generator and verifier in turn get what they need, the "
+        "other's KV leaving only where it is in the way; roofline: FlashTTS's search over batch "
+        "sizes before every round; offload: everything in turn; SHARE: the generator's, fixed.",
     ),
     "schedule": ("NAME", "How beams are arranged on the device."),
     "planner": (None, "Groups by dynamic programming over ranges, or by LBS's Algorithm 1."),

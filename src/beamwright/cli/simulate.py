@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
-    "search", "seed", "step_tokens", "memory", "kv_memory", "link_bandwidth",
+    "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
     "max_batch", "batching", "write_back",
 )  # fmt: skip
 
@@ -207,11 +207,21 @@ def _report(
         )
     plan = split_memory(settings, models).plan
     names = ("max_batch", "batching", "write_back")
+    # Parts stay unless something is said of them: so far nothing moves on a GPU.
+    split = settings.memory.split if "split" in invocation.given else None
+    moves = split if verifier is not None and isinstance(split, str) else None
     filled = {name: getattr(settings.schedule, name) for name in names}
 
     def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
         return {
-            name: _simulate(case, models, plan, row.layout, row.settings.model_copy(update=filled))
+            name: _simulate(
+                case,
+                models,
+                plan,
+                row.layout,
+                row.settings.model_copy(update=filled),
+                moves,
+            )
             for name, row in chosen.items()
         }
 
@@ -242,6 +252,7 @@ def _report(
         "write_back": settings.schedule.write_back,
         "max_batch": settings.schedule.max_batch,
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
+        "split": split,
         "kv_budget_bytes": plan.generator_kv_bytes,
         "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,
         "schedules": results,
@@ -252,7 +263,12 @@ def _report(
 
 
 def _simulate(
-    case: Case, models: Models, plan: MemoryPlan, layout: Layout, schedule: ScheduleSettings
+    case: Case,
+    models: Models,
+    plan: MemoryPlan,
+    layout: Layout,
+    schedule: ScheduleSettings,
+    split: str | None,
 ) -> dict[str, Any] | None:
     """The search under one schedule; None if it does not fit."""
     from beamwright.simulator import RooflineCosts, Simulation, VerifierCase, simulate_if_fits
@@ -272,6 +288,8 @@ def _simulate(
             step=case.step,
             context=generator.shape.context,
             verifier=scorer,
+            split=split,
+            hardware=models.profile,
         )
     )
     return None if result is None else asdict(result)

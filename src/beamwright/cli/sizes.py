@@ -78,15 +78,17 @@ def read_models(settings: Settings, machine: Machine) -> Models:
 
 
 def check_verifier_options(given: dict[str, object], model: ModelSettings) -> None:
-    """Weights of a verifier that is not there say nothing.
+    """Weights or memory of a verifier that is not there say nothing.
 
     Raises:
         InputError: if they are given.
     """
     from beamwright.verify.find import find_verifier_shape
 
-    if "verifier_weights" in given and find_verifier_shape(model) is None:
-        raise InputError("--verifier-weights needs --verifier with a model of its own")
+    for name in ("verifier_weights", "split"):
+        if name in given and find_verifier_shape(model) is None:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} needs --verifier with a model of its own")
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def split_memory(settings: Settings, models: Models) -> Memory:
             f"weights take {format_bytes(weights)} and activations about "
             f"{format_bytes(activations)}; {where} {format_bytes(limit)}: nothing is left for KV"
         )
-    asked = MemorySettings(memory=limit, kv_memory=kv_memory)
+    asked = MemorySettings(memory=limit, kv_memory=kv_memory, split=settings.memory.split)
     verifier = None if models.verifier is None else models.verifier.sizes
     plan = plan_memory(asked, models.generator.sizes, verifier, num_rows)
     return Memory(limit, plan, has_copies=kv_memory is None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from beamwright.cost.growth import BLOCK_TOKENS
@@ -167,14 +167,14 @@ def best_split(case: SplitCase, memory_bytes: int) -> Split | None:
         return None
     total_s, capacity, prefill, decode = best
     verifier = _verifier_bytes(case, memory_bytes, prefill, -capacity)
-    return Split(prefill, decode, verifier, memory_bytes - verifier, total_s)
+    return _with_loads(case, Split(prefill, decode, verifier, memory_bytes - verifier, total_s))
 
 
 def in_turn(case: SplitCase, memory_bytes: int) -> Split:
-    """Each model has all the memory while it runs (section 4.3.2).
+    """Each model may have all the memory while it runs (section 4.3.2).
 
-    In a round, what either holds comes back to the device once, and what is new leaves it once:
-    KV that the host has already does not leave again.
+    What the idle one holds leaves the device as far as the other needs the room, and comes back
+    for its turn. KV that the host has already does not leave again, so that what is new does.
 
     Raises:
         InputError: if one request of either model does not fit.
@@ -188,7 +188,10 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
             )
     prefill_s, prefill = _best_prefill(case, memory_bytes)
     decode_s, decode = _Decoding(case, memory_bytes).best(count)
-    overhead_s = sum(_swap_s(stage, count, memory_bytes) for stage in stages)
+    needs = [count * stage.kv_bytes for stage in stages]
+    swapped = max(0.0, sum(min(need, memory_bytes) for need in needs) - memory_bytes)
+    overhead_s = sum(_swap_s(stage, count, swapped) for stage in stages)
+    overhead_s += sum(_load_s(stage, count, memory_bytes) for stage in stages)
     total_s = prefill_s + decode_s + overhead_s
     return Split(prefill, decode, memory_bytes, memory_bytes, total_s, overhead_s)
 
@@ -208,7 +211,8 @@ def fixed_split(case: SplitCase, generator_bytes: int, verifier_bytes: int) -> S
         return None
     prefill_s, prefill = _best_prefill(case, verifier_bytes)
     decode_s, decode = _Decoding(case, generator_bytes).best(case.num_requests)
-    return Split(prefill, decode, verifier_bytes, generator_bytes, prefill_s + decode_s)
+    split = Split(prefill, decode, verifier_bytes, generator_bytes, prefill_s + decode_s)
+    return _with_loads(case, split)
 
 
 class _Decoding:
@@ -267,16 +271,32 @@ def _verifier_bytes(case: SplitCase, memory_bytes: int, prefill: int, capacity: 
     return min(memory_bytes, int(verifier + more + (spare - more) * share))
 
 
-def _swap_s(stage: Stage, num_requests: int, memory_bytes: int) -> float:
-    roofline = stage.roofline
-    token_bytes = roofline.model.kv_bytes_per_token
-    moved = (
-        (num_requests * stage.kv_bytes, Direction.H2D),
-        (num_requests * stage.new_tokens * token_bytes, Direction.D2H),
+def _with_loads(case: SplitCase, split: Split) -> Split:
+    """With what has to come back each round of KV that is kept, and for which there is no room.
+
+    The paper has none of it: its requests are computed from their first token.
+    """
+    overhead_s = _load_s(case.verifier, case.num_requests, split.verifier_bytes)
+    overhead_s += _load_s(case.generator, case.num_requests, split.generator_bytes)
+    return replace(split, total_s=split.total_s + overhead_s, overhead_s=overhead_s)
+
+
+def _load_s(stage: Stage, num_requests: int, own_bytes: float) -> float:
+    if not stage.context_tokens:
+        return 0.0
+    missing = max(0.0, num_requests * stage.kv_bytes - own_bytes)
+    return _transfer_s(stage, missing, Direction.H2D)
+
+
+def _swap_s(stage: Stage, num_requests: int, swapped_bytes: float) -> float:
+    """For so many bytes to be loaded for a stage, of which what is new had to leave."""
+    new_bytes = num_requests * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
+    stored = min(new_bytes, swapped_bytes)
+    return _transfer_s(stage, swapped_bytes, Direction.H2D) + _transfer_s(
+        stage, stored, Direction.D2H
     )
-    total_s = 0.0
-    for whole_bytes, direction in moved:
-        num_bytes = min(whole_bytes, memory_bytes)
-        pieces = num_bytes / (BLOCK_TOKENS * token_bytes)
-        total_s += roofline.transfer(num_bytes, pieces, direction)
-    return total_s
+
+
+def _transfer_s(stage: Stage, num_bytes: float, direction: Direction) -> float:
+    pieces = num_bytes / (BLOCK_TOKENS * stage.roofline.model.kv_bytes_per_token)
+    return stage.roofline.transfer(num_bytes, pieces, direction)

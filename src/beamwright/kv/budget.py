@@ -8,6 +8,8 @@ from beamwright.errors import DEVICE_TIER, CapacityError
 class ByteBudget:
     """A counter with a ceiling. `charge` before memory is used, `release` when it is not.
 
+    together: also counts what several budgets use, which have memory in common.
+
     tier, hint: how an error names this budget, and what it advises.
     """
 
@@ -16,11 +18,12 @@ class ByteBudget:
         total_bytes: int,
         tier: str = DEVICE_TIER,
         hint: str = "raise --memory or --kv-memory, or lower --n",
+        together: ScratchMeter | None = None,
     ) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.peak_bytes = 0
-        self.tier, self._hint = tier, hint
+        self.tier, self._hint, self._together = tier, hint, together
 
     @property
     def free_bytes(self) -> int:
@@ -37,6 +40,8 @@ class ByteBudget:
             raise self.exhausted(what, num_bytes)
         self.used_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        if self._together is not None:
+            self._together.add(num_bytes)
 
     def exhausted(self, what: str, num_bytes: int) -> CapacityError:
         """The error that says what does not fit, and how much is missing."""
@@ -49,6 +54,8 @@ class ByteBudget:
         if num_bytes > self.used_bytes:
             raise AssertionError(f"released {num_bytes} bytes, only {self.used_bytes} are in use")
         self.used_bytes -= num_bytes
+        if self._together is not None:
+            self._together.add(-num_bytes)
 
     def reset_peak(self) -> None:
         """Start a new peak measurement (one per solved batch)."""

@@ -12,14 +12,23 @@ class BlockLedger:
     """Blocks of `block_tokens` tokens; ids come from a free stack.
 
     Every block is owned by at most one copy of a segment. `check` verifies free + owned = total.
+    most_bytes: how far `resize` can go; by default the budget is what it is.
     """
 
-    def __init__(self, bytes_per_token: int, block_tokens: int, budget: ByteBudget) -> None:
+    def __init__(
+        self,
+        bytes_per_token: int,
+        block_tokens: int,
+        budget: ByteBudget,
+        most_bytes: int | None = None,
+    ) -> None:
         self.bytes_per_token = bytes_per_token
         self.block_tokens = block_tokens
         self.bytes_per_block = bytes_per_token * block_tokens
         self.budget = budget
         self.num_blocks = budget.total_bytes // self.bytes_per_block
+        self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
+        self._most_blocks = self._most_bytes // self.bytes_per_block  # ids that there are
         # Blocks are handed out from the low end first, so untouched memory stays uncommitted:
         # `_returned` is the stack of those used before; all from `_untouched` on are free.
         self._returned: list[int] = []
@@ -62,6 +71,22 @@ class BlockLedger:
             self._used.remove(block)
         self._returned.extend(reversed(blocks))
         self.budget.release(len(blocks) * self.bytes_per_block)
+
+    def resize(self, total_bytes: int) -> int:
+        """Make the budget this large; no smaller than what is used, no larger than `most_bytes`.
+
+        Returns:
+            The budget in bytes.
+        """
+        total_bytes = max(min(total_bytes, self._most_bytes), self.budget.used_bytes)
+        self.budget.total_bytes = total_bytes
+        self.num_blocks = total_bytes // self.bytes_per_block
+        # What has been used before and is free now keeps memory: as much as goes to somebody else.
+        self.give_back(self._returned[: max(0, self._untouched - self.num_blocks)])
+        return total_bytes
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Nobody will read these free blocks: their memory is the operating system's again."""
 
     def check(self, owned: list[int]) -> None:
         """Conservation: `owned` blocks are distinct, not free, and all others are free."""

@@ -228,6 +228,20 @@ class Residency(Movement):
         """Empty the device of everything that is not pinned (no reuse between steps)."""
         self._evict(self._victims(), self.device.num_blocks)
 
+    def resize(self, total_bytes: int) -> int:
+        """Make the device's budget this large; what is in the way leaves it, least urgent first.
+
+        Segments that are held stay. Returns the budget in bytes.
+
+        Raises:
+            CapacityError: if the host tier is full; LinkError: if the link has failed.
+        """
+        device = self.device
+        excess = device.num_blocks - device.num_free - total_bytes // device.bytes_per_block
+        if excess > 0 and self.host is not None:
+            self._evict(self._victims(), excess)
+        return device.resize(total_bytes)
+
     @property
     def evicts(self) -> bool:
         """True if there is a way to make room."""
@@ -275,6 +289,12 @@ class Residency(Movement):
         self.recompute_segments(lost)
 
     # --- looking -----------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Whole blocks of all segments, wherever they are; a copy of each."""
+        blocks = sum(self.device.blocks_for(segment.length) for segment in self._segments)
+        return blocks * self.device.bytes_per_block
 
     @property
     def num_segments(self) -> int:

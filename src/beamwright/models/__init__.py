@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from beamwright.models.session import DecodeSession, FixedBackend
     from beamwright.models.shape import ModelShape
     from beamwright.models.tokenizer import TextCodec
-    from beamwright.models.tree_model import HostOptions, TreeModel
+    from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
 
 __all__ = [
     "DecodeSession",
@@ -22,6 +22,7 @@ __all__ = [
     "LoadedModel",
     "ModelShape",
     "PrefillRequest",
+    "SharedBytes",
     "TextCodec",
     "TreeModel",
     "inspect_model",
@@ -34,6 +35,7 @@ __getattr__ = lazy_names(
         "DecodeSession": "session",
         "FixedBackend": "session",
         "HostOptions": "tree_model",
+        "SharedBytes": "tree_model",
         "LoadedModel": "load",
         "ModelShape": "shape",
         "PrefillRequest": "prefill",

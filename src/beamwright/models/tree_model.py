@@ -21,6 +21,7 @@ from beamwright.kv import (
     KVLayout,
     Link,
     Path,
+    ScratchMeter,
     Segment,
     SegmentStore,
     visible_path,
@@ -49,6 +50,14 @@ class HostOptions:
     share_loads: bool = True
 
 
+@dataclass(frozen=True)
+class SharedBytes:
+    """KV memory that two models share. used: by both."""
+
+    total_bytes: int
+    used: ScratchMeter
+
+
 StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
 """A store of KV of this layout and budget, for a model that computes on this device."""
 
@@ -57,7 +66,8 @@ class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier).
 
     host: the host tier; None if all KV is on the device. make_store: makes another store than that
-    of a device and its host tier.
+    of a device and its host tier. shared: the memory that this model's budget is a part of, where
+    `Residency.resize` may change how large a part.
     """
 
     def __init__(
@@ -70,17 +80,23 @@ class TreeModel:
         host: HostOptions | None = None,
         log: ResidenceLog | None = None,
         make_store: StoreMaker | None = None,
+        shared: SharedBytes | None = None,
     ) -> None:
         shape = decoder.shape
         layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, decoder.dtype)
         self.decoder = decoder
         self.backend = backend
-        self.budget = ByteBudget(kv_budget_bytes)
+        self.budget = ByteBudget(kv_budget_bytes, together=None if shared is None else shared.used)
         if make_store is not None:
             self.store = make_store(layout, self.budget, decoder.device)
         else:
             self.store = SegmentStore(
-                BlockPool(layout, self.budget, str(decoder.device)),
+                BlockPool(
+                    layout,
+                    self.budget,
+                    str(decoder.device),
+                    most_bytes=None if shared is None else shared.total_bytes,
+                ),
                 _host_tier(layout, host, pinned=decoder.device.type == "cuda"),
                 copies_per_beam=backend.copies_per_beam,
                 log=log,

@@ -13,6 +13,7 @@ from random import Random
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes, traffic_bound
 from beamwright.cost.growth import BLOCK_TOKENS
+from beamwright.cost.model import Hardware
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
@@ -22,6 +23,7 @@ from beamwright.protocols import Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.engine import Engine
 from beamwright.runtime.executor import PlainExecutor, StepWriter
+from beamwright.runtime.moving import MoveCounts, MovingSplit
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule, schedule_row
@@ -50,6 +52,8 @@ class Simulation:
     costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
     step: how long steps may be, as far as the schedule could know. context: of the model.
     host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
+    split: of `runtime.moving`, by which memory moves between the two models while the search runs;
+    None where their parts stay. hardware: what `roofline` reckons with.
     """
 
     tree: RecordedTree
@@ -61,6 +65,8 @@ class Simulation:
     context: int = _NO_LIMIT
     host_bytes: int | None = None
     verifier: VerifierCase | None = None
+    split: str | None = None
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class SimulationResult:
     cancelled: transfers that pruning made needless.
     device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
         verifier's, on the device.
+    split_moves, split_moved_bytes: device memory that went from one model to the other.
     """
 
     time_s: float
@@ -96,6 +103,8 @@ class SimulationResult:
     load_bound_bytes: int
     store_bound_bytes: int
     blind_store_bound_bytes: int
+    split_moves: int
+    split_moved_bytes: int
 
 
 class _Bench:
@@ -184,7 +193,7 @@ class _Bench:
         if not schedule_row(self.case.schedule).resident:
             host = self._host_tier(bytes_per_token, extra_tokens)
         return SimulatedResidency(
-            BlockLedger(bytes_per_token, BLOCK_TOKENS, budget),
+            BlockLedger(bytes_per_token, BLOCK_TOKENS, budget, self._most_bytes()),
             host,
             self.clock,
             costs,
@@ -207,6 +216,24 @@ class _Bench:
         )
         recompute = case.schedule.evict == "recompute"
         return HostTier(ledger, self.link, recompute, case.schedule.inter_beam)
+
+    def _most_bytes(self) -> int | None:
+        """How far a budget can grow; None where it stays."""
+        case = self.case
+        if case.split is None or case.verifier is None:
+            return None
+        return case.kv_budget_bytes + case.verifier.kv_budget_bytes
+
+    def moving(self) -> MovingSplit | None:
+        """What moves memory between the two models; None where nothing does."""
+        case = self.case
+        if case.verifier is None or self.scorer is None or self.residency is None:
+            return None
+        if case.hardware is None or case.split is None:
+            return None
+        costs = case.model, case.verifier.model
+        longest = case.step.step_tokens or case.step.max_step_tokens
+        return MovingSplit(self.residency, self.scorer, costs, case.hardware, case.split, longest)
 
     def stalled_s(self) -> float:
         """Seconds in which compute waited for the link, the verifier's included."""
@@ -235,10 +262,15 @@ def simulate(
     executor = PlainExecutor(writer, bench.verifier, accounting, bench.stalled_s, timeline)
     strategy = ReplayStrategy(bench.script)
     run = TreeRun(bench.script.search_tree(), strategy, _last, lambda tree: Random(0))
-    Engine(executor, make_schedule(case.schedule), accounting, bench.clock).run([run])
+    engine = Engine(executor, make_schedule(case.schedule), accounting, bench.clock)
+    moving = bench.moving()
+    if moving is None:
+        engine.run([run])
+    else:
+        _run_moving(engine, run, moving)
     if run.error is not None:
         raise run.error
-    return _result(bench, run, accounting)
+    return _result(bench, run, accounting, None if moving is None else moving.counts)
 
 
 def simulate_if_fits(case: Simulation) -> SimulationResult | None:
@@ -253,14 +285,27 @@ def _last(scores: Sequence[float | None]) -> float | None:
     return scores[-1]
 
 
-def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationResult:
+def _run_moving(engine: Engine, run: TreeRun, moving: MovingSplit) -> None:
+    try:
+        engine.admit(run)
+        while engine.num_live:
+            moving.look([run])
+            engine.step()
+    finally:
+        engine.abort()
+
+
+def _result(
+    bench: _Bench, run: TreeRun, accounting: Accounting, moved: MoveCounts | None
+) -> SimulationResult:
+    most_bytes = bench.case.kv_budget_bytes if moved is None else moved.most_generator_bytes
     residency = bench.residency
     host = residency.host if residency is not None else None
     time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
     verify_s = accounting.seconds["verify"]
     block_bytes = BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
     lives = bench.script.lives(BLOCK_TOKENS)
-    bound = traffic_bound(lives, bench.case.kv_budget_bytes // block_bytes)
+    bound = traffic_bound(lives, most_bytes // block_bytes)
     needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
     return SimulationResult(
         time_s=time_s,
@@ -271,7 +316,7 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
         groups=accounting.num_groups,
-        dm_lower_bound_bytes=dm_lower_bound_bytes(needed, bench.case.kv_budget_bytes),
+        dm_lower_bound_bytes=dm_lower_bound_bytes(needed, most_bytes),
         device_peak_bytes=bench.budget.peak_bytes,
         host_peak_bytes=host.ledger.budget.peak_bytes if host is not None else 0,
         verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
@@ -280,4 +325,6 @@ def _result(bench: _Bench, run: TreeRun, accounting: Accounting) -> SimulationRe
         load_bound_bytes=bound.loads * block_bytes,
         store_bound_bytes=bound.stores * block_bytes,
         blind_store_bound_bytes=bound.blind_stores * block_bytes,
+        split_moves=0 if moved is None else moved.moves,
+        split_moved_bytes=0 if moved is None else moved.moved_bytes,
     )

@@ -17,15 +17,17 @@ from beamwright.decode import RunningBatch
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
-from beamwright.models import LoadedModel, TreeModel, load_model
+from beamwright.models import LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
+from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
+from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import HostShares, chosen_schedule
 from beamwright.verify import VerifierSource, resolve_verifier
 
@@ -36,7 +38,8 @@ class Parts:
 
     loaded: the generator with its tokenizer; generator: the same with its KV. tree_models: every
     model that keeps KV, the generator first; backends: what each of them attends with. tier: None
-    where all KV is on the device.
+    where all KV is on the device. shared: the memory of both, where it can move
+    between them; moving: what moves it.
     """
 
     loaded: LoadedModel
@@ -47,6 +50,15 @@ class Parts:
     generator: TreeModel
     verifier: Verifier
     tree_models: list[TreeModel]
+    shared: SharedBytes | None = None
+    moving: MovingSplit | None = None
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """Most device KV of both at a time; where nothing has moved, the sum of their peaks."""
+        if self.shared is not None and self.moving is not None and self.moving.counts.moves:
+            return self.shared.used.peak_bytes
+        return sum(model.store.device_peak_bytes for model in self.tree_models)
 
 
 @dataclass(frozen=True)
@@ -106,7 +118,7 @@ def assemble(
     row = schedule_row(scheduled)
     tier = None if row.resident else HostShares.of(settings, plan, timeline)
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
-    backends = [backend]
+    backends, shared = [backend], None
     if model.deterministic:
         check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
     if row.streams_layers:
@@ -114,18 +126,25 @@ def assemble(
         generator = _streamed(loaded, plan, tier, backends[0])
     else:
         host = None if tier is None else tier.of_generator()
+        shared = None if sizes is None else shared_bytes(settings, plan)
         kv_bytes = plan.generator_kv_bytes
-        generator = TreeModel(loaded.decoder, backend, kv_bytes, host=host, log=timeline)
+        generator = TreeModel(
+            loaded.decoder, backend, kv_bytes, host=host, log=timeline, shared=shared
+        )
     tree_models, verifier = [generator], source.without_model
     if source.model is not None:
         host = None if tier is None else tier.of_verifier()
-        scorer = TreeModel(source.model.decoder, backend, plan.verifier_kv_bytes, host=host)
+        kv_bytes = plan.verifier_kv_bytes
+        scorer = TreeModel(source.model.decoder, backend, kv_bytes, host=host, shared=shared)
         tree_models.append(scorer)
         backends.append(backend)
         verifier = source.on(scorer)
     assert verifier is not None
     policy = row.policy(scheduled)
-    return Parts(loaded, plan, tier, policy, backends, generator, verifier, tree_models)
+    moving = None if shared is None else moving_split(settings, *tree_models)
+    return Parts(
+        loaded, plan, tier, policy, backends, generator, verifier, tree_models, shared, moving
+    )
 
 
 @contextmanager

@@ -140,6 +140,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
             recomputed_tokens=facts.recomputed_tokens,
             link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
         ),
+        memory=facts.memory,
         time=_time(facts, usage.generated),
         io_share=facts.accounting.seconds["stall"] / facts.total_s if facts.total_s else 0.0,
         goodput_tok_s=_goodput(run, nodes),

@@ -10,8 +10,11 @@ from beamwright.config import Settings
 from beamwright.protocols import SchedulePolicy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import num_generated
+from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.obeyed import policy_name
 from beamwright.solver.assembly import Machinery
+from beamwright.solver.solution import MemoryStats
+from beamwright.solver.split import memory_stats
 from beamwright.solver.tiers import Traffic
 
 
@@ -26,6 +29,7 @@ class RunFacts:
     device_budget_bytes: int
     device_peak_bytes: int
     generator_budget_bytes: int
+    memory: MemoryStats
     kv_bytes_per_token: int
     exact: bool
     schedule: str
@@ -52,9 +56,14 @@ class Meter:
     """Measures what happens while a tree is in flight, as the difference of two counts."""
 
     def __init__(
-        self, machinery: Machinery, schedule: SchedulePolicy, accounting: Accounting
+        self,
+        machinery: Machinery,
+        schedule: SchedulePolicy,
+        accounting: Accounting,
+        moving: MovingSplit | None = None,
     ) -> None:
         self._machinery, self._schedule, self._accounting = machinery, schedule, accounting
+        self._moving = moving
 
     def mark(self) -> Mark:
         """Where all counters are."""
@@ -82,6 +91,7 @@ class Meter:
         """What was measured since a tree was admitted. before: by earlier processes."""
         machinery, after = self._machinery, self._traffic()
         parts, models = machinery.parts, machinery.parts.tree_models
+        moved = self._moving
         drawn = machinery.batch.counts.row_tokens - since.tokens
         has_host = parts.tier is not None
         return RunFacts(
@@ -90,8 +100,11 @@ class Meter:
             total_s=time.perf_counter() - since.time_s + run.elapsed_s,
             total_generated=max(num_generated(run.tree), drawn),
             device_budget_bytes=parts.plan.kv_bytes,
-            device_peak_bytes=sum(model.store.device_peak_bytes for model in models),
-            generator_budget_bytes=parts.plan.generator_kv_bytes,
+            device_peak_bytes=parts.device_peak_bytes,
+            generator_budget_bytes=parts.plan.generator_kv_bytes
+            if moved is None
+            else moved.counts.most_generator_bytes,
+            memory=memory_stats(settings.memory.split, parts.plan, moved),
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
             exact=machinery.exact,
             schedule=policy_name(self._schedule),

@@ -18,7 +18,7 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.protocols import RoundCallback, SchedulePolicy
-from beamwright.runtime import Accounting, Engine, TreeRun
+from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
 from beamwright.runtime.choice import Run, make_executor
 from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
@@ -121,7 +121,11 @@ class Flights:
             machinery.progress,
         )
         self._engine = Engine(executor, schedule, accounting)
-        self._meter = Meter(machinery, schedule, accounting)
+        if parts.moving is not None:
+            parts.moving.restart()
+        # Beside a lane nothing moves: its thread alone may touch the verifier's store.
+        self._moving = parts.moving if type(executor) is PlainExecutor else None
+        self._meter = Meter(machinery, schedule, accounting, self._moving)
         self._live: dict[TreeRun, _Admitted] = {}
         self._alone: deque[Flight] = deque()
         self._ended: deque[tuple[Flight, Outcome]] = deque()
@@ -138,6 +142,8 @@ class Flights:
                     self._admit(arrivals)
                     self._cancel()
                     if self._live and not self._ended:
+                        if self._moving is not None:
+                            self._moving.look(self._live)
                         self._note(self._engine.step())
                 if not (self._live or self._ended or self._alone):
                     return

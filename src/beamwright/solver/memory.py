@@ -50,10 +50,14 @@ class ModelBytes:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Budgets in bytes. The two KV budgets share one number by KV bytes per token."""
+    """Budgets in bytes, of one number.
+
+    tokens_part: the generator's part where both models hold equally many tokens.
+    """
 
     generator_kv_bytes: int
     verifier_kv_bytes: int
+    tokens_part: float = 1.0
 
     @property
     def kv_bytes(self) -> int:
@@ -68,7 +72,9 @@ def plan_memory(
 
     `--kv-memory` is the device KV alone; else it is half of `--memory` less weights and
     activations (the other half is for attention's working copies of the present group);
-    else a default of 2 GiB, which the operating system commits as it is touched.
+    else a default of 2 GiB, which the operating system commits as it is touched. Of that the
+    generator has the share that `--split` names, or what gives both models equally many tokens;
+    from there memory may move while a search runs (`runtime.moving`).
 
     Raises:
         InputError: if weights and activations leave nothing for KV.
@@ -96,9 +102,21 @@ def plan_memory(
         kv_bytes = DEFAULT_KV_BYTES if left is None else min(DEFAULT_KV_BYTES, max(1, left // 4))
     if verifier is None:
         return MemoryPlan(kv_bytes, 0)
-    total = generator.kv_per_token + verifier.kv_per_token
-    generator_bytes = kv_bytes * generator.kv_per_token // total
-    return MemoryPlan(generator_bytes, kv_bytes - generator_bytes)
+    own, others = _parts(settings.split, generator, verifier)
+    generator_bytes = kv_bytes * own // (own + others)
+    tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
+    return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part)
+
+
+_SHARE_PARTS = 10**9
+
+
+def _parts(split: str | float, generator: ModelBytes, verifier: ModelBytes) -> tuple[int, int]:
+    """How generator and verifier share KV memory when a search begins, as two weights."""
+    if isinstance(split, str):
+        return generator.kv_per_token, verifier.kv_per_token
+    own = round(split * _SHARE_PARTS)
+    return own, _SHARE_PARTS - own
 
 
 def memory_needed(
@@ -107,18 +125,18 @@ def memory_needed(
     num_rows: int,
     *,
     has_copies: bool = True,
+    split: str | float = "auto",
 ) -> int:
     """The least memory number from which `plan_memory` gives each model so many bytes of KV.
 
     models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
+    split: `--split`; what moves later is left out.
     """
+    generator, verifier = models
     present = [model for model in models if model is not None]
-    per_token = sum(model.kv_per_token for model in present)
-    # The two budgets share one number by KV bytes per token: the larger need for its share rules.
-    pool = max(
-        -(-need * per_token // model.kv_per_token)
-        for model, need in zip(present, kv_bytes, strict=False)
-    )
+    parts = (1,) if verifier is None else _parts(split, generator, verifier)
+    # The two budgets share one number: the larger need for its share rules.
+    pool = max(-(-need * sum(parts) // part) for part, need in zip(parts, kv_bytes, strict=False))
     pool += len(present) - 1  # the generator's share is rounded down
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
@@ -156,11 +174,11 @@ def enough_kv_bytes(
     needed = num_blocks * block_tokens * generator.kv_per_token
     if verifier is None:
         return needed
-    total = generator.kv_per_token + verifier.kv_per_token
+    parts = _parts(settings.memory.split, generator, verifier)
     # What a step changes in its parent's last tokens is stored again with it.
     read = (blocks(verifier.shape.context, num_steps + 2) + num_steps + 2) * block_tokens
-    shares = (needed, generator.kv_per_token), (read * verifier.kv_per_token, verifier.kv_per_token)
-    return max(-(-share * total // per_token) for share, per_token in shares) + 1
+    needs = needed, read * verifier.kv_per_token
+    return max(-(-need * sum(parts) // part) for need, part in zip(needs, parts, strict=True)) + 1
 
 
 def advise(

@@ -146,6 +146,12 @@ class SolverOptions(RequestOptions, total=False):
     host_memory: int | str | None
     """Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB)."""
 
+    split: Literal["auto", "roofline", "offload"] | float
+    """Who has the KV memory. auto: generator and verifier in turn get what they need, the other's
+    KV leaving only where it is in the way; roofline: FlashTTS's search over batch sizes before
+    every round; offload: everything in turn; a share: the generator's, fixed.
+    """
+
     # schedule: How beams are arranged on the device. Never changes the tree, only the time.
 
     schedule: str | SchedulePolicy

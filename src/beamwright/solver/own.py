@@ -36,6 +36,7 @@ IGNORED = {
 }  # fmt: skip
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
 
+_IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
 _SHARED = ("model", "memory", "schedule")  # sections: loaded, or allocated, once
 
@@ -152,13 +153,19 @@ def _check_meant(settings: Settings, own: OwnParts) -> None:
     weightless = own.verifier is not None or kind in WITHOUT_MODEL or declared
     if model.verifier_weights != "auto" and weightless:
         raise InputError(f"--verifier-weights: --verifier {model.verifier} has no weights")
+    if "split" in settings.memory.model_fields_set and weightless:
+        option = _written("split", settings.memory.split)
+        raise InputError(f"{option}: --verifier {model.verifier} has no KV")
     if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
         raise InputError("--stop-score: with --verifier none there are no scores to reach it")
-    schedule_row(schedule).policy(schedule)
+    row = schedule_row(schedule)
+    row.policy(schedule)
     given = {**_given(schedule), **_given(settings.memory)}
     ignored, named = IGNORED.get(schedule.schedule, ()), f"--schedule {schedule.schedule}"
     if own.schedule is not None:
         ignored, named = _GROUPING, "a schedule of your own"
+    if given.get("split") in _IN_ROUNDS and (row.resident or row.streams_layers):
+        raise InputError(f"--split {given['split']}: does nothing with {named}")
     for name in ignored:
         if name in given:
             raise InputError(f"{_written(name, given[name])}: does nothing with {named}")

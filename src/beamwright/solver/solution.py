@@ -84,6 +84,21 @@ class KVStats:
 
 
 @dataclass(frozen=True)
+class MemoryStats:
+    """How generator and verifier share the memory for KV on the device.
+
+    split: as it was asked for. generator_kv_bytes, verifier_kv_bytes: when the search ended, or
+    for all of it where nothing moves. moves, moved_bytes: memory that went from one to the other.
+    """
+
+    split: str | float
+    generator_kv_bytes: int
+    verifier_kv_bytes: int
+    moves: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True)
 class TimeStats:
     """Seconds; every instant counted once. both_s: the verifier beside decoding or planning."""
 
@@ -122,6 +137,7 @@ class Solution:
     tree_stats: TreeStats
     tokens: TokenCounts
     kv: KVStats
+    memory: MemoryStats
     time: TimeStats
     io_share: float
     goodput_tok_s: float | None
@@ -140,7 +156,7 @@ class Solution:
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found["tree_stats"]
-        for name in ("tokens", "kv", "time"):
+        for name in ("tokens", "kv", "memory", "time"):
             found[name] = asdict(found[name])
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
         found["tree"] = asdict(self.tree_stats)

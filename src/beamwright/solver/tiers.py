@@ -63,9 +63,9 @@ class HostShares:
 
     @classmethod
     def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
-        """The tier that the settings ask for; shared like the device budget."""
+        """The tier that the settings ask for, shared so that both models hold equally much."""
         total = host_kv_bytes(settings)
-        generator = total * plan.generator_kv_bytes // max(1, plan.kv_bytes)
+        generator = int(total * plan.tokens_part)
         wire = Wire(settings.schedule.link_bandwidth)
         return cls(
             link=_link(settings, timeline, wire),
@@ -145,11 +145,13 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     )
     costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
     layout = Layout.DENSE if settings.model.attention.endswith("dense") else Layout.TREE
-    fastest = choose_schedule(workload, costs, _hardware(settings.model.device), kv_bytes, layout)
+    fastest = choose_schedule(
+        workload, costs, machine_profile(settings.model.device), kv_bytes, layout
+    )
     return "layerwise" if fastest == "layerwise" else "locality"
 
 
-def _hardware(device: str) -> HardwareProfile:
+def machine_profile(device: str) -> HardwareProfile:
     """This machine as `doctor --probe` found it, else a named machine of its kind."""
     try:
         return find_profile("measured")
