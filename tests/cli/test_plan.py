@@ -19,6 +19,7 @@ KEYS = {
     "weight_traffic_bytes",
     "verifier",
     "memory",
+    "split",
     "gpu_source",
     "borderline",
     "unscored_tokens",
@@ -304,3 +305,46 @@ def test_a_model_that_is_not_there_names_the_shapes(cli):
     assert "--verifier nope: no such folder; known: none, " in outcome.complaint
     assert "judge:PATH; shapes: opt-2.7b, " in outcome.complaint
     assert "--verifier judge:nope: no such folder" in cli("plan", "--verifier", "judge:nope").err
+
+
+PAIR = [
+    *("plan", "--model", "qwen2.5-math-1.5b", "--verifier", "math-shepherd-7b"),
+    *("--gpu", "rtx-4090", "--n", "256", "--width", "4"),
+]
+
+
+def test_both_ways_to_share_memory_and_why_one_wins(cli):
+    report = cli(*PAIR, "--memory", "21.6GiB", "--json").json
+    split = report["split"]
+    total = split["kv_bytes"]
+    assert total == report["kv_budget_bytes"] + report["verifier"]["kv_budget_bytes"]
+    for name in ("paper", "tree"):
+        each = split[name]
+        parts, turns = each["split"], each["offload"]
+        assert parts["generator_bytes"] + parts["verifier_bytes"] == total
+        assert each["now"]["generator_bytes"] == report["kv_budget_bytes"]
+        faster = min((parts, turns), key=lambda option: option["total_s"])
+        assert faster is (parts if each["chosen"] == "split" else turns)
+        assert parts["total_s"] <= each["now"]["total_s"]
+    # Decoding needs the memory (the paper's Figure 6); a verifier that keeps KV does, too.
+    whole, kept = (split[name]["split"] for name in ("paper", "tree"))
+    assert whole["generator_bytes"] > 4 * whole["verifier_bytes"]
+    assert kept["generator_bytes"] < kept["verifier_bytes"]
+    page = cli(*PAIR, "--memory", "21.6GiB").out
+    assert "sharing 2.2 GiB of KV (now: --split auto)" in page
+    assert "in turn: larger batches gain more than moving KV takes" in page
+
+
+def test_a_share_of_ones_own(cli):
+    report = cli(*PAIR, "--memory", "21.6GiB", "--split", "0.5", "--json").json
+    assert report["kv_budget_bytes"] == pytest.approx(report["verifier"]["kv_budget_bytes"], abs=1)
+    assert report["split"]["asked"] == 0.5
+    short = cli(*PAIR, "--kv-memory", "100MiB", "--json").json["split"]["paper"]
+    assert short["chosen"] is None
+    assert short["why"].startswith("one path of the verifier takes")
+
+
+def test_a_split_needs_a_verifier(cli):
+    found = cli(*PAPER, "--split", "0.5")
+    assert found.code == 2
+    assert "--split needs --verifier" in found.err

@@ -50,7 +50,7 @@ def random_case(rng, gpu, most=64):
         held = new + context * rng.choice((1.0, rng.uniform(0.05, 1)))
         return Stage(Roofline(costs, gpu), new, context, held)
 
-    case = SplitCase(rng.randrange(1, most), stage(), stage())
+    case = SplitCase(rng.randrange(1, most), stage(), stage(), rng.random() < 0.5)
     whole = case.num_requests * (case.verifier.kv_bytes + case.generator.kv_bytes)
     return case, int(whole * rng.uniform(0.01, 1.3))
 

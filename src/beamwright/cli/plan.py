@@ -19,6 +19,7 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.plan_split import split_report
 from beamwright.cli.plan_view import plan_view
 from beamwright.cli.sizes import (
     Memory,
@@ -50,7 +51,7 @@ _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
 _RESIDENT = "in-gpu/tree"
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory",
+    "step_tokens", "memory", "kv_memory", "split",
 )  # fmt: skip
 
 _PromptOption = Annotated[int, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
@@ -102,7 +103,7 @@ def _report(
     workload = _workload(settings, generator.shape.context, prompt, generate)
     memory = split_memory(settings, models)
     budget = memory.plan.generator_kv_bytes
-    scorer = None
+    split, scorer = settings.memory.split, None
     if verifier is not None:
         scorer = Scorer(verifier.costs, memory.plan.verifier_kv_bytes)
     estimates = estimate(workload, generator.costs, models.profile, budget, scorer)
@@ -122,7 +123,8 @@ def _report(
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "kv_budget_bytes": budget,
         "verifier": None if verifier is None else _verifier_report(verifier, memory),
-        "memory": _memory_report(models, memory, need, workload.num_beams),
+        "memory": _memory_report(models, memory, need, workload.num_beams, split),
+        "split": split_report(split, workload, models, memory),
         "fits": estimates[_RESIDENT].fits,
         "borderline": estimates[_RESIDENT].borderline,
         "max_beams_in_gpu": max_beams_in_gpu(workload, generator.costs, budget, scorer),
@@ -148,7 +150,7 @@ def _verifier_report(verifier: SizedModel, memory: Memory) -> dict[str, Any]:
 
 
 def _memory_report(
-    models: Models, memory: Memory, need: ResidentNeed, num_beams: int
+    models: Models, memory: Memory, need: ResidentNeed, num_beams: int, split: str | float
 ) -> dict[str, Any]:
     """What everything resident takes, least and most over single searches, beside the limit."""
     from beamwright.solver.memory import memory_needed
@@ -162,6 +164,7 @@ def _memory_report(
             (generator_kv, verifier_kv),
             num_beams,
             has_copies=memory.has_copies,
+            split=split,
         )
 
     least = needed(need.generator.least, 0 if verifier is None else verifier.least)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import add_row, figures_table, format_bytes, plain, short_number
+from beamwright.cli.plan_split import split_lines
 from beamwright.units import GIB
 
 _MEANINGS = (
@@ -135,6 +136,7 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
     yield f"{budgets}: up to {report['max_beams_in_gpu']:,} beams would fit with shared KV"
+    yield from split_lines(report)
     if report["unscored_tokens"]:
         yield (
             f"the longest paths exceed the verifier's context by {report['unscored_tokens']:,} "

@@ -60,11 +60,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class SplitCase:
-    """N requests that are decoded, then scored."""
+    """N requests that are decoded, then scored.
+
+    keeps_kv: of earlier rounds, so that what has no room comes back for every round. The paper has
+    none of that: its requests are computed from their first token.
+    """
 
     num_requests: int
     verifier: Stage
     generator: Stage
+    keeps_kv: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,10 @@ def tree_case(
         return Stage(Roofline(model, hardware), step, state.path_tokens, held)
 
     return SplitCase(
-        beams, stage(verifier, state.verifier_tokens), stage(generator, state.generator_tokens)
+        beams,
+        stage(verifier, state.verifier_tokens),
+        stage(generator, state.generator_tokens),
+        keeps_kv=True,
     )
 
 
@@ -191,7 +199,7 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
     needs = [count * stage.kv_bytes for stage in stages]
     swapped = max(0.0, sum(min(need, memory_bytes) for need in needs) - memory_bytes)
     overhead_s = sum(_swap_s(stage, count, swapped) for stage in stages)
-    overhead_s += sum(_load_s(stage, count, memory_bytes) for stage in stages)
+    overhead_s += sum(_load_s(case, stage, memory_bytes) for stage in stages)
     total_s = prefill_s + decode_s + overhead_s
     return Split(prefill, decode, memory_bytes, memory_bytes, total_s, overhead_s)
 
@@ -272,19 +280,16 @@ def _verifier_bytes(case: SplitCase, memory_bytes: int, prefill: int, capacity: 
 
 
 def _with_loads(case: SplitCase, split: Split) -> Split:
-    """With what has to come back each round of KV that is kept, and for which there is no room.
-
-    The paper has none of it: its requests are computed from their first token.
-    """
-    overhead_s = _load_s(case.verifier, case.num_requests, split.verifier_bytes)
-    overhead_s += _load_s(case.generator, case.num_requests, split.generator_bytes)
+    """With what has to come back each round of KV that is kept, and for which there is no room."""
+    overhead_s = _load_s(case, case.verifier, split.verifier_bytes)
+    overhead_s += _load_s(case, case.generator, split.generator_bytes)
     return replace(split, total_s=split.total_s + overhead_s, overhead_s=overhead_s)
 
 
-def _load_s(stage: Stage, num_requests: int, own_bytes: float) -> float:
-    if not stage.context_tokens:
+def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
+    if not case.keeps_kv:
         return 0.0
-    missing = max(0.0, num_requests * stage.kv_bytes - own_bytes)
+    missing = max(0.0, case.num_requests * stage.kv_bytes - own_bytes)
     return _transfer_s(stage, missing, Direction.H2D)
 
 

@@ -1,0 +1,103 @@
+"""Memory that moves in simulated searches: never lost, and worth its while."""
+
+import pytest
+
+from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.cost import Layout, ModelCosts
+from beamwright.hardware import find_profile
+from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.runtime.moving import MOVING, MovingSplit
+from beamwright.simulator import (
+    RooflineCosts,
+    Simulation,
+    SyntheticSearch,
+    VerifierCase,
+    grow,
+    simulate,
+)
+
+CARD = find_profile("rtx-4090")
+MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
+GENERATE = 256
+NEED = 36 * 2**20  # of each model, about
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return grow(SyntheticSearch(16, 4, 64, GENERATE, 32, step_sigma=0.5, survival="score"))
+
+
+@pytest.fixture
+def run(tree):
+    def simulated(total_bytes, split=None, share=0.5):
+        costs, own = RooflineCosts.of(MODEL, CARD, Layout.TREE), int(share * total_bytes)
+        case = Simulation(
+            tree,
+            MODEL,
+            costs,
+            kv_budget_bytes=own,
+            schedule=ScheduleSettings(schedule="locality"),
+            step=StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes)),
+            verifier=VerifierCase(MODEL, costs, total_bytes - own),
+            split=split,
+            hardware=CARD,
+        )
+        return simulate(case)
+
+    return simulated
+
+
+@pytest.fixture(autouse=True)
+def conserved(monkeypatch):
+    """After every look both ledgers and the sum of the budgets are whole; generator's parts."""
+    parts, look = [], MovingSplit.look
+
+    def checked(self, runs):
+        look(self, runs)
+        self.check()
+        parts.append(self.generator_bytes)
+
+    monkeypatch.setattr(MovingSplit, "look", checked)
+    return parts
+
+
+def test_where_everything_fits_nothing_moves(run):
+    for split in ("auto", "roofline"):
+        found = run(4 * NEED, split)
+        assert found.split_moves == found.split_moved_bytes == found.h2d_bytes == 0
+    assert run(4 * NEED, "offload").split_moves > 0
+
+
+@pytest.mark.parametrize("split", MOVING)
+@pytest.mark.parametrize("of_need", [0.5, 0.7, 1.0])
+def test_moving_memory_takes_no_longer_than_halves(run, conserved, split, of_need):
+    total = int(of_need * 2 * NEED)
+    found, halves = run(total, split), run(total)
+    assert found.verifier_peak_bytes <= total
+    assert found.device_peak_bytes <= total
+    assert (found.split_moves > 0) == (len(set(conserved)) > 1)
+    assert (found.split_moved_bytes > 0) == (found.split_moves > 0)
+    if split == "auto":
+        assert found.time_s <= 1.01 * halves.time_s
+
+
+def test_in_turn_is_faster_than_any_share_where_memory_is_short(run):
+    total = NEED
+    fixed = [run(total, share=share).time_s for share in (0.4, 0.5, 0.6)]
+    found = run(total, "auto")
+    assert found.time_s < min(fixed)
+    assert found.split_moves > 4
+
+
+def test_a_share_that_is_bad_from_the_beginning_is_mended(run, conserved):
+    """Budgets that a caller gave, as far from the need as can be."""
+    bad = run(int(2.2 * NEED), share=0.2)
+    found = run(int(2.2 * NEED), "auto", share=0.2)
+    assert max(conserved) > 0.3 * 2.2 * NEED
+    assert found.time_s < bad.time_s
+    assert found.h2d_bytes <= bad.h2d_bytes
+
+
+def test_equal_runs_move_equally(run):
+    assert run(NEED, "roofline") == run(NEED, "roofline")
+    assert run(NEED, "auto") == run(NEED, "auto")
