@@ -31,8 +31,10 @@ def tiny_solver(folder, **changes):
         "temperature": 1.0,
         "kv_memory": "64MiB",
         "system_prompt": "",
-        # With a lane, what `check_conservation` looks at changes while it looks.
+        # With a lane, what `check_conservation` looks at changes while it looks; what is decoded
+        # ahead is in no tree.
         "executor": "plain",
+        "speculation": "off",
         **changes,
     }
     # What the runs of a test have in common may go with another schedule than theirs.

@@ -26,6 +26,9 @@ Some KB of host memory each before the first token. Repeated sampling goes to 10
 (arXiv 2407.21787).
 """
 
+Speculation = Literal["off", "exact", "auto"]
+"""Whether children of finished steps are decoded before selection has chosen among those."""
+
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
 
@@ -150,6 +153,7 @@ class ScheduleSettings(OpenSection):
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
     batching: Literal["auto", "continuous", "grouped"] = "auto"
     executor: Literal["auto", "plain", "overlapped"] = "auto"
+    speculation: Speculation = "auto"
     write_back: Literal["auto", "eager", "lazy"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
 

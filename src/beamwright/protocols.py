@@ -60,7 +60,14 @@ class StepFailed:
     error: BeamwrightError
 
 
-Event = StepDecoded | StepScored | StepFailed
+@dataclass(frozen=True)
+class StepDropped:
+    """A speculative child has lost what it had: its room was needed."""
+
+    node: Node
+
+
+Event = StepDecoded | StepScored | StepFailed | StepDropped
 
 
 class Executor(Protocol):
@@ -119,6 +126,27 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class DecodesAhead(Protocol):
+    """An executor that may decode children that selection has not opened yet (FlashTTS 4.1).
+
+    speculation: whether it ever does ("off"), always ("exact"), or where it pays ("auto").
+    speculating: there are some that it can go on with.
+    """
+
+    @property
+    def speculation(self) -> str: ...
+    @property
+    def speculating(self) -> bool: ...
+
+    def speculate(self, nodes: Sequence[Node]) -> None:
+        """Decode these speculative children, the likeliest first, where nothing else can be.
+
+        Instead of those that waited; what is under way goes on until it is cancelled.
+        """
+        ...
+
+
 # --- policies --------------------------------------------------------------------------------
 
 
@@ -173,6 +201,33 @@ class Strategy(Protocol):
     """
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]: ...
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What selection may do with a finished step: open so many children, or none.
+
+    greedy: of the children. potential: those with a higher one are more likely to be opened.
+    """
+
+    node: Node
+    children: int
+    greedy: bool = False
+    potential: float = 1.0
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A strategy that says what it may extend when the round is over.
+
+    beams: of the round that is under way; candidates have their step, and some of them a score.
+    ahead: speculative children that have their step. A wrong prospect costs time and changes
+    nothing.
+    """
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> Sequence[Prospect]: ...
 
 
 @runtime_checkable

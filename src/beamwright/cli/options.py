@@ -150,6 +150,11 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "Score and decode in turns (plain), or at the same time where several problems are in "
         "flight (overlapped); auto: what was measured to be faster.",
     ),
+    "speculation": (
+        None,
+        "Decode children of complete steps in slots that nobody waits for, before selection has "
+        "chosen among those steps (exact: the tree is the same); auto: where it pays.",
+    ),
     "write_back": (
         None,
         "Send new KV to the host as soon as it is whole (eager), or shortly before its room is "

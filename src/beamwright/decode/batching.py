@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from beamwright.config import ScheduleSettings
+from beamwright.config import ScheduleSettings, Speculation
+from beamwright.decode.row import Row
+from beamwright.models.decoder import padded_rows
+from beamwright.protocols import Plan
+
+_COMPACT_BELOW = 0.75
 
 
 @dataclass(frozen=True)
@@ -17,19 +25,33 @@ class Batching:
     a group end together, nobody waits for the slowest.
     reuse: what one group leaves on the device is there for the next.
     prefetch: what waits is fetched while others are decoded.
+    speculation: what becomes of slots that nobody waits for, see `decode.speculation`.
     """
 
     slots: int | None = None
     grouped: bool | None = None
     reuse: bool = True
     prefetch: bool = True
+    speculation: Speculation = "off"
+
+    def has_barriers(self, plan: Plan, fixed_lengths: Iterable[bool]) -> bool:
+        """True if the groups of this plan are barriers; fixed_lengths: of the steps that wait."""
+        if self.grouped is None:
+            return plan.write_back and all(fixed_lengths)
+        return self.grouped
 
     @classmethod
     def of(cls, settings: ScheduleSettings, *, together: bool = False) -> Batching:
         """What the settings say. together: rows begin together whatever they say."""
         known = {"grouped": True, "continuous": False, "auto": None}
         grouped = True if together else known[settings.batching]
-        return cls(settings.max_batch, grouped, settings.reuse, settings.prefetch)
+        return cls(
+            settings.max_batch,
+            grouped,
+            settings.reuse,
+            settings.prefetch,
+            "off" if together else settings.speculation,
+        )
 
 
 @dataclass
@@ -37,7 +59,8 @@ class BatchCounts:
     """What the running batch did.
 
     groups: how often it was filled from empty. iterations: of at most 16 tokens. row_tokens:
-    tokens of real rows. slot_tokens: of all rows that were computed, padding included.
+    tokens of real rows, speculative ones included. slot_tokens: of all rows that were computed,
+    padding included. speculative: rows that were begun before selection had opened their nodes.
     preempted: rows that had to leave in the middle of their step.
     """
 
@@ -46,3 +69,27 @@ class BatchCounts:
     row_tokens: int = 0
     slot_tokens: int = 0
     preempted: int = 0
+    speculative: int = 0
+
+    def drew(self, before: Mapping[Row, int]) -> int:
+        """Count the tokens that these rows have got since they had so many; returns how many."""
+        total = 0
+        for row, count in before.items():
+            drawn = len(row.tokens) - count
+            total += drawn
+            if row.speculative:
+                row.node.usage["speculated"] += drawn
+        self.row_tokens += total
+        return total
+
+
+def worth_compacting(num_active: int, num_rows: int) -> bool:
+    """True if so many rows have stopped that a smaller batch pays for its making."""
+    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows
+
+
+def until_compacting(num_active: int, others: int, num_rows: int) -> int:
+    """Rows of those that are awaited that have to stop until that is so; the others go on."""
+    pays = partial(worth_compacting, num_rows=num_rows)
+    left = bisect_left(range(num_active), 1, key=lambda n: int(not pays(n + others)))
+    return num_active - max(0, left - 1)

@@ -65,6 +65,11 @@ class Row:
         return self.stop is not None and self.stop.ends_path
 
     @property
+    def speculative(self) -> bool:
+        """True as long as selection has not opened its node."""
+        return self.node.speculative
+
+    @property
     def tokens_left(self) -> int:
         """Tokens that the step may still get; at least one while it runs."""
         return max(1, self.limit.tokens - len(self.tokens))
@@ -114,6 +119,11 @@ def parts_read(row: Row) -> tuple[PathPart, ...]:
     return (*path_to(row.node.parent), *own)
 
 
+def awaited(rows: Sequence[Row]) -> list[Row]:
+    """Those that somebody waits for; all of them where selection has opened none."""
+    return [row for row in rows if not row.speculative] or list(rows)
+
+
 class Rows(Protocol):
     """How the rows of the running batch are computed: with tensors, or on a virtual clock.
 
@@ -144,8 +154,9 @@ class Rows(Protocol):
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
         """Compute up to `max_tokens` tokens of every row; returns how many.
 
-        It ends one token after `enough` rows have stopped, or when all are done. The token behind a
-        row's stop forwards its last one, unless its path has ended (`Row.hidden`).
+        It ends one token after `enough` of the rows that count (`awaited`) have stopped, or when
+        those are done. The token behind a row's stop forwards its last one, unless its path has
+        ended (`Row.hidden`).
         """
         ...
 

@@ -13,31 +13,35 @@ move equal bytes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
 
-from beamwright.decode.batching import BatchCounts, Batching
+from beamwright.decode.batching import (
+    BatchCounts,
+    Batching,
+    until_compacting,
+    worth_compacting,
+)
 from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken
-from beamwright.decode.demand import DemandBuilder
 from beamwright.decode.lengths import StepLengths
-from beamwright.decode.paths import OWNER, path_to, segment_name
+from beamwright.decode.paths import OWNER
+from beamwright.decode.queue import Queue
 from beamwright.decode.request import Decoding
-from beamwright.decode.row import Row, Rows, parts_read
+from beamwright.decode.room import Room
+from beamwright.decode.row import Row, Rows, awaited
+from beamwright.decode.speculation import SpeculativeQueue
 from beamwright.decode.working_memory import WorkingMemory
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
-from beamwright.kv import Path, PathPart, Residency, Segment, copies_needed
-from beamwright.models.decoder import padded_rows
+from beamwright.kv import Residency
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
-from beamwright.protocols import Event, Plan, ScheduleView, StepFailed
+from beamwright.protocols import Event, Plan, ScheduleView, StepDropped, StepFailed
 from beamwright.tree import Node
 
 ITERATION_TOKENS = 16
-_COMPACT_BELOW = 0.75
 _LEAST_TOKENS = 2
 _REFILL_SHARE = 16
+_FILL_SHARE = 4
 
 
 class RunningBatch:
@@ -58,16 +62,14 @@ class RunningBatch:
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
         self.batching, self._memory = batching, memory or WorkingMemory.unknown()
-        self._demand = DemandBuilder(residency, lengths.expected)
+        self._room = Room(residency, lengths)
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
         self.running: list[Row] = []
         self.counts = BatchCounts()
-        self._waiting: deque[tuple[Node, int]] = deque()
-        self._eager = self._full = self._barriers = False
-        self._num_groups = 0
+        self._queue, self._ahead = Queue(), SpeculativeQueue()
+        self._eager = self._full = False
         self._group: int | None = None
-        self._many_groups = False
         self._most_rows: int | None = None
         self._most_together: int | None = None
         self._tried = 0
@@ -77,8 +79,18 @@ class RunningBatch:
 
     @property
     def busy(self) -> bool:
-        """True if anything runs or waits."""
-        return bool(self.running or self._waiting)
+        """True if an open step runs or waits."""
+        return bool(self._queue) or not all(row.speculative for row in self.running)
+
+    @property
+    def speculation(self) -> str:
+        """Whether slots that nobody waits for are filled."""
+        return self.batching.speculation
+
+    @property
+    def speculating(self) -> bool:
+        """True if there is something to be decoded ahead of selection."""
+        return bool(self.running) or self._ahead.fresh
 
     @property
     def running_nodes(self) -> frozenset[Node]:
@@ -93,7 +105,7 @@ class RunningBatch:
     @property
     def waiting(self) -> list[Node]:
         """Nodes that wait, the next one first."""
-        return [node for node, _ in self._waiting]
+        return self._queue.nodes
 
     def decode_as(self, root: Node, decoding: Decoding) -> None:
         """Give the tree of this root settings of its own, until its root is released.
@@ -105,35 +117,33 @@ class RunningBatch:
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
-        demand = self._demand.build(beams) if self._residency.evicts else None
         longest = max(map(self._lengths.expected, beams), default=1)
         self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
-        return ScheduleView(beams, demand, self._most_rows)
+        return ScheduleView(beams, self._room.demand(beams), self._most_rows)
 
     def submit(self, plan: Plan) -> None:
         """Replace what waits; running rows go on."""
-        running = {row.node for row in self.running}
-        self._waiting.clear()
-        for group in plan.groups:
-            self._num_groups += 1
-            self._waiting += [(node, self._num_groups) for node in group if node not in running]
-        self._many_groups = len(plan.groups) > 1
+        self._queue.replace(plan, self.running_nodes)
         self._eager, self._full = plan.write_back and plan.eager, False
-        grouped = self.batching.grouped
-        if grouped is None:
-            grouped = plan.write_back and all(self._lengths.exact(n) for n, _ in self._waiting)
-        self._barriers = grouped
+        exact = map(self._lengths.exact, self.waiting)
+        self._queue.barriers = self.batching.has_barriers(plan, exact)
+        self._ahead.most_rows = 0
+
+    def speculate(self, nodes: Sequence[Node]) -> None:
+        """Children to be decoded in slots that no open step waits for, the likeliest first."""
+        self._ahead.replace(nodes)
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Give these nodes' steps up, whether they run or wait, and free what they hold."""
         gone = set(nodes)
-        self._waiting = deque(pair for pair in self._waiting if pair[0] not in gone)
+        self._queue.remove(gone)
         self.release(gone)
 
     def release(self, nodes: Iterable[Node]) -> None:
         """Free the segments of these nodes; one that runs leaves."""
         for node in nodes:
             self._lengths.decodings.forget(node)
+            self._ahead.forget(node)
             state: GeneratorState | None = node.handles.pop(OWNER, None)
             if state is None:
                 continue
@@ -147,7 +157,7 @@ class RunningBatch:
 
     def abort(self) -> None:
         """Give up everything that runs or waits; whatever went wrong, nothing is held."""
-        self.cancel([*(row.node for row in self.running), *self.waiting])
+        self.cancel([*(row.node for row in self.running), *self.waiting, *self._ahead.held])
         self._rows.release()
 
     # --- one iteration -----------------------------------------------------------------------
@@ -177,29 +187,29 @@ class RunningBatch:
         if worth_compacting(len(self.running), self._rows.num_rows):
             self._rows.admit(self.running, ())
         max_tokens = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
-        max_tokens = min(max_tokens, max(row.forwards_left for row in self.running))
+        max_tokens = min(max_tokens, max(row.forwards_left for row in awaited(self.running)))
         max_tokens = self._reserve(max_tokens)
         if self.running:
             self._progress.doing(
                 f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
             )
-            before = sum(len(row.tokens) for row in self.running)
+            before = {row: len(row.tokens) for row in self.running}
             num_rows, self._tried = self._rows.num_rows, len(self.running)
+            self._ahead.count(sum(not row.speculative for row in self.running))
             num_tokens = self._rows.run(self.running, max_tokens, self._enough())
             self.counts.iterations += 1
             self.counts.slot_tokens += num_tokens * num_rows
-            drawn = sum(len(row.tokens) for row in self.running) - before
-            self.counts.row_tokens += drawn
-            self._progress.wrote(drawn)
+            self._progress.wrote(self.counts.drew(before))
         self._settle()
 
     def _enough(self) -> int:
         """Rows that have to stop for the iteration to end early."""
-        running, num_rows = len(self.running), self._rows.num_rows
-        if self._waiting and not self._full and not self._barriers:
+        running, num_rows = len(awaited(self.running)), self._rows.num_rows
+        if self._queue and not self._full and not self._queue.barriers:
             return max(1, running // _REFILL_SHARE)
-        left = bisect_left(range(running), 1, key=lambda n: int(not worth_compacting(n, num_rows)))
-        return running - max(0, left - 1)
+        if self._fills:
+            return max(1, running // _FILL_SHARE)
+        return until_compacting(running, len(self.running) - running, num_rows)
 
     def _settle(self) -> None:
         """Store what is new, and retire rows whose step is complete."""
@@ -212,8 +222,9 @@ class RunningBatch:
         for row in kept:
             residency.trim(row.segment)
         if self._eager:
-            residency.write_back((row.segment for row in self.running), sealed=False)
-            residency.write_back(row.segment for row in kept)
+            sure = [row.segment for row in self.running if not row.speculative]
+            residency.write_back(sure, sealed=False)
+            residency.write_back(row.segment for row in kept if not row.speculative)
         for row in done:
             row.let_go()
             if row.error is not None:
@@ -232,52 +243,68 @@ class RunningBatch:
     def _admit(self) -> None:
         while joining := self._next_rows():
             try:
+                self._make_way(joining)
                 self._join(joining)
             except (CapacityError, DeviceMemoryError) as error:
-                broken = [node for node in self.waiting if is_broken(node)]
-                if broken:
-                    self._waiting = deque(pair for pair in self._waiting if pair[0] not in broken)
-                    for node in broken:
-                        self._fail(node, error)
+                if self._try_again(joining, error):
                     continue
-                if self.running:  # somebody will leave
-                    break
-                if len(joining) > 1:
-                    self._most_together = len(joining) // 2
-                    continue
-                self._waiting.popleft()
-                self._fail(joining[0].node, self._at_least(error, joining[0]))
-                continue
-            for _ in joining:
-                self._waiting.popleft()
+                break
+            self._queue.leave(len(joining))
             if any(row.done for row in joining):
                 self._settle()
         self._most_together = None
-        self._look_ahead()
+        coming = self._queue.batches(max(1, len(self.running))) if self._residency.evicts else []
+        self._room.look_ahead(coming, self.running, prefetch=self.batching.prefetch)
+        if self._fills and not self._queue:
+            self._fill()
+
+    def _try_again(self, joining: Sequence[Row], error: BeamwrightError) -> bool:
+        """These rows did not fit. False if they have to wait until somebody leaves."""
+        if self._drop_last():
+            return True
+        broken = [node for node in self.waiting if is_broken(node)]
+        if broken:
+            self._queue.remove(broken)
+            for node in broken:
+                self._fail(node, error)
+            return True
+        if self.running:
+            return False
+        if len(joining) > 1:
+            self._most_together = len(joining) // 2
+            return True
+        self._queue.leave()
+        self._fail(joining[0].node, self._room.at_least(error, joining[0]))
+        return True
 
     def _next_rows(self) -> list[Row]:
         """The rows that join now: those in front that have slots and fit, one at least if none
         runs."""
-        if not self._waiting or (self.running and (self._barriers or self._full)):
+        running = sum(not row.speculative for row in self.running)
+        if not self._queue or (running and (self._queue.barriers or self._full)):
             return []
-        limits = [n for n in (self.batching.slots, self._most_rows) if n is not None]
-        free = min(limits, default=len(self._waiting) + len(self.running)) - len(self.running)
+        free = min(self._limits, default=len(self._queue) + running) - running
         if self._most_together is not None:
             free = min(free, self._most_together)
-        group = self._waiting[0][1]
-        if not self.running:
+        group = self._queue.group
+        if not running:
             self._begin(group)
-        front = islice(self._waiting, max(0, free))
-        nodes = [node for node, each in front if each == group or not self._barriers]
-        rows = [self._row(node, group) for node in nodes]
-        if rows and not self._fits(rows):
-            rows = rows[: bisect_left(range(1, len(rows) + 1), 1, key=self._too_many(rows))]
+        nodes = self._queue.front(free)
+        rows = [self._room.row(node, group) for node in nodes]
+        fits = not rows or self._room.fits(rows)
+        while not fits and self._drop_last():
+            fits = self._room.fits(rows)
+        if not fits:
+            counts = range(1, len(rows) + 1)
+            rows = rows[: bisect_left(counts, 1, key=lambda n: int(not self._room.fits(rows[:n])))]
             if not rows and not self.running:
-                rows = [self._row(nodes[0], group)]
+                rows = [self._room.row(nodes[0], group)]
         return rows
 
-    def _too_many(self, rows: Sequence[Row]) -> Callable[[int], int]:
-        return lambda count: int(not self._fits(rows[:count]))
+    @property
+    def _limits(self) -> list[int]:
+        """The most rows at a time, as far as anything says so."""
+        return [n for n in (self.batching.slots, self._most_rows) if n is not None]
 
     def _begin(self, group: int) -> None:
         """The batch is filled from empty."""
@@ -285,60 +312,25 @@ class RunningBatch:
             return
         self._group = group
         self.counts.groups += 1
-        if not self.batching.reuse and self._many_groups:
+        if not self.batching.reuse and self._queue.many_groups:
             self._residency.evict_all()
-
-    def _row(self, node: Node, group: int) -> Row:
-        """A node's step: at its start, or where it was preempted."""
-        state: GeneratorState | None = node.handles.get(OWNER)
-        if state is None:
-            segment = self._residency.create(segment_name(node))
-            decoding = self._lengths.decodings.of(node)
-            state = GeneratorState(
-                segment, row=Row(node, segment, decoding, self._lengths.limit(node), group)
-            )
-            node.handles[OWNER] = state
-        assert state.row is not None
-        return state.row
-
-    def _fits(self, rows: Sequence[Row]) -> bool:
-        """Is there room for what these rows read, and for what their steps will write?"""
-        parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
-        grown = {row.segment: self._expected_tokens(row) for row in rows}
-        for parent in parents:
-            state: GeneratorState | None = parent.handles.get(OWNER)
-            if state is None:
-                grown[Segment()] = len(parent.token_ids)
-            elif state.segment.length < len(parent.token_ids):
-                grown[state.segment] = len(parent.token_ids)
-        needs = self._copies(map(parts_read, rows))
-        return self._residency.fits(self._residency.beside_others(needs), grown)
-
-    def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
-        return copies_needed(paths, per_beam=self._residency.copies_per_beam)
-
-    def _expected_tokens(self, row: Row) -> int:
-        """Tokens that blocks are kept for when a row is admitted."""
-        return self._lengths.reserved(row.node, row.forwarded)
 
     def _join(self, rows: list[Row]) -> None:
         residency = self._residency
-        held = residency.acquire(self._copies(map(parts_read, rows)))
+        held = residency.acquire(self._room.read_by(rows))
         try:
             grown = self._chains.complete([row.node for row in rows], held)
-            if self._eager:
+            if self._eager and not rows[0].speculative:
                 residency.write_back(grown)
                 residency.write_back(residency.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
-                residency.reserve({row.segment: self._expected_tokens(row) for row in rows})
+                residency.reserve(self._room.written_by(rows))
             for row in rows:
                 row.hold()
             self._tried = len(self.running) + len(rows)
-            before = sum(len(row.tokens) for row in rows)
+            before = {row: len(row.tokens) for row in rows}
             self._rows.admit(self.running, rows)
-            drawn = sum(len(row.tokens) for row in rows) - before
-            self.counts.row_tokens += drawn
-            self.counts.slot_tokens += drawn
+            self.counts.slot_tokens += (drawn := self.counts.drew(before))
             self._progress.wrote(drawn)
         except BaseException:
             for row in rows:
@@ -348,28 +340,46 @@ class RunningBatch:
             held.keep({})
         self.running += rows
 
-    def _look_ahead(self) -> None:
-        """Say what waits, in its order, and start to fetch what comes next."""
-        if not self._residency.evicts:
-            return
-        coming = self._coming()
-        needs = [self._copies(map(_parts, nodes)) for nodes in coming]
-        self._residency.expect(needs)
-        if not coming:
-            return
-        if self.batching.prefetch:
-            self._residency.prefetch(needs[0])
-        growth = [self._lengths.expected(node) for node in coming[0]]
-        self._residency.write_ahead(needs[0], growth, {row.segment for row in self.running})
+    # --- who is ahead of selection -----------------------------------------------------------
 
-    def _coming(self) -> list[list[Node]]:
-        """Later groups; without barriers, as many rows at a time as run now."""
-        groups: dict[int, list[Node]] = {}
-        size = max(1, len(self.running))
-        for place, (node, group) in enumerate(self._waiting):
-            number = group if self._barriers else place // size
-            groups.setdefault(number, []).append(node)
-        return list(groups.values())
+    @property
+    def _fills(self) -> bool:
+        """True if something is, or surely will be, decoded ahead in this round."""
+        return self._ahead.active or self.speculation == "exact"
+
+    def _fill(self) -> None:
+        """Give slots that nobody waits for to children of complete steps, where room is free."""
+        limits = [*self._limits, self.batching.slots or self._ahead.most_rows]
+        free = max(0, min(limits) - len(self.running))
+        rows = self._ahead.begin(self._room, self.running, free)
+        self.counts.speculative += len(rows)
+        try:
+            if rows:
+                self._join(rows)
+        except (CapacityError, DeviceMemoryError):
+            for row in rows:
+                self._drop(row.node)
+
+    def _make_way(self, rows: Sequence[Row]) -> None:
+        """What selection has not opened leaves slots and room to these rows."""
+        most = len(rows) if self._queue.barriers else min(self._limits, default=None)
+        ahead = [row for row in self.running if row.speculative]
+        while ahead and most is not None and len(self.running) + len(rows) > most:
+            self.running.remove(ahead[-1])
+            self._preempt(ahead.pop())
+        while self._ahead.last() and not self._room.is_free(rows):
+            self._drop_last()
+
+    def _drop_last(self) -> bool:
+        """Drop what is least worth of what is speculative; False if nothing is."""
+        node = self._ahead.last()
+        if node is not None:
+            self._drop(node)
+        return node is not None
+
+    def _drop(self, node: Node) -> None:
+        self.release([node])
+        self._events.append(StepDropped(node))
 
     # --- who leaves --------------------------------------------------------------------------
 
@@ -381,17 +391,23 @@ class RunningBatch:
             wanted = {
                 row.segment: row.forwarded + min(count, row.forwards_left) for row in self.running
             }
+            if self._ahead.last() and not self._residency.is_free({}, wanted):
+                self._drop_last()
+                continue
             try:
                 self._residency.reserve(wanted)
             except CapacityError as error:
                 if count > _LEAST_TOKENS:
                     count = max(_LEAST_TOKENS, count // 2)
                     continue
+                if self._drop_last():
+                    count = max_tokens
+                    continue
                 last, count = self.running.pop(), max_tokens
                 if self.running and self._residency.evicts:
                     self._preempt(last)
                 else:
-                    self._fail(last.node, self._at_least(error, last))
+                    self._fail(last.node, self._room.at_least(error, last))
             else:
                 break
         return count
@@ -402,7 +418,10 @@ class RunningBatch:
         self._residency.trim(row.segment)
         row.remember_source()
         row.let_go()
-        self._waiting.appendleft((row.node, row.group))
+        if row.speculative:
+            self._ahead.put_back(row.node)
+            return
+        self._queue.put_back(row.node, row.group)
         self._full = True
         self.counts.preempted += 1
 
@@ -410,39 +429,22 @@ class RunningBatch:
         """Begin all running steps again, half as many at a time: same streams, same tree."""
         rows, self.running = self.running, []
         self._rows.release()
+        for row in rows:
+            if row.speculative:
+                self._drop(row.node)
+        rows = [row for row in rows if not row.speculative]
         for row in reversed(rows):
             row.restart()
             row.let_go()
             self._residency.clear(row.segment)
-            self._waiting.appendleft((row.node, row.group))
-        if self._tried <= 1:
-            node, _ = self._waiting.popleft()
-            self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))
-            return
-        self._memory.failed(self._tried)
-        self._most_rows = self._tried // 2
+            self._queue.put_back(row.node, row.group)
+        if self._tried > 1:
+            self._memory.failed(self._tried)
+            self._most_rows = self._tried // 2
+        elif rows:
+            self._queue.leave()
+            self._fail(rows[0].node, DeviceMemoryError("one beam's step cannot be decoded"))
 
     def _fail(self, node: Node, error: BeamwrightError) -> None:
         self.release([node])
-        self._events.append(StepFailed(node, error))
-
-    def _at_least(self, error: BeamwrightError, row: Row) -> BeamwrightError:
-        """The error, with the least budget that one row of this length needs, and a block more."""
-        if not isinstance(error, CapacityError):
-            return error
-        ledger = self._residency.device
-        steps = [len(above.token_ids) for above in row.node.path()[:-1]]
-        blocks = sum(map(ledger.blocks_for, [*steps, row.limit.tokens])) + 1
-        least = blocks * ledger.bytes_per_block
-        return error.at_least(least) if least > ledger.budget.total_bytes else error
-
-
-def _parts(node: Node) -> tuple[PathPart, ...]:
-    """What a waiting node reads."""
-    state: GeneratorState | None = node.handles.get(OWNER)
-    return path_to(node.parent) if state is None or state.row is None else parts_read(state.row)
-
-
-def worth_compacting(num_active: int, num_rows: int) -> bool:
-    """True if so many rows have stopped that a smaller batch pays for its making."""
-    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows
+        self._events.append(StepDropped(node) if node.speculative else StepFailed(node, error))

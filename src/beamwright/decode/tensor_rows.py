@@ -18,7 +18,7 @@ from beamwright.config import StepSettings
 from beamwright.decode.chains import last_hidden
 from beamwright.decode.graphs import EagerReplay, Replay
 from beamwright.decode.paths import path_to
-from beamwright.decode.row import Row
+from beamwright.decode.row import Row, awaited
 from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.decode.running import ITERATION_TOKENS
 from beamwright.decode.sampling import Sampler, draws_in_kernel, stack_keys
@@ -224,8 +224,9 @@ class TensorRows:
 
     def _tokens(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Iterator[None]:
         """Launches token after token, and looks at what each drew one step late."""
-        live = set(self._places().values())
-        going = {place for row, place in self._places().items() if row.stop is None}
+        places = self._places()
+        live = {places[row] for row in awaited([*places])}
+        going = {places[row] for row in awaited([*places]) if row.stop is None}
         behind = None
         step = partial(self._step, buffers)
         key = (self._session.tail_shape, buffers.ways)

@@ -196,7 +196,7 @@ class Residency(Movement):
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
         if not self.evicts:
-            return self._missing(needs, grown) <= self.device.num_free
+            return self.is_free(needs, grown)
         blocks = sum(
             min(s.pins, len(s.copies)) * len(s.blocks) for s in self._segments if s not in needs
         )
@@ -207,14 +207,14 @@ class Residency(Movement):
         blocks += sum(self.device.blocks_for(n) for s, n in grown.items() if s not in needs)
         return blocks <= self.device.num_blocks
 
-    def _missing(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> int:
-        """Blocks that have to be found for them where nothing can be evicted."""
+    def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
+        """Are there blocks for them that nobody has, so that nothing has to leave?"""
         blocks = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
         for segment, num_tokens in grown.items():
             copies = max(1, len(segment.copies))
             held = sum(map(len, segment.copies))
             blocks += max(0, copies * self.device.blocks_for(num_tokens) - held)
-        return blocks
+        return blocks <= self.device.num_free
 
     def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
         """Copies that the device must hold for these and for those who hold the segments now."""

@@ -10,9 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from beamwright.errors import BeamwrightError, LinkError
-from beamwright.protocols import Executor, SchedulePolicy, StepDecoded, StepFailed, StepScored
+from beamwright.protocols import (
+    DecodesAhead,
+    Event,
+    Executor,
+    Prospect,
+    SchedulePolicy,
+    StepDecoded,
+    StepDropped,
+    StepFailed,
+    StepScored,
+)
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.obeyed import planned
+from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.scores import check_path_score
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.tree import Node, NodeState
@@ -23,6 +34,8 @@ class Engine:
 
     A tree is admitted, decided about, cancelled and finished, or fails, on its own. What one writes
     never depends on which others there are. One thread at a time may call it.
+
+    payoff: what earlier runs know of decoding ahead.
     """
 
     def __init__(
@@ -31,11 +44,13 @@ class Engine:
         schedule: SchedulePolicy,
         accounting: Accounting,
         clock: Callable[[], float] = time.perf_counter,
+        payoff: Payoff | None = None,
     ) -> None:
         self._executor, self._schedule = executor, schedule
+        self._payoff = payoff or Payoff()
         self._accounting, self._clock = accounting, clock
         self._live: dict[Node, TreeRun] = {}
-        self._changed = False
+        self._changed = self._foresee = False
 
     @property
     def num_live(self) -> int:
@@ -99,6 +114,8 @@ class Engine:
         for run in list(self._live.values()):
             if not run.open and not run.unscored:
                 self._end_round(run)
+        if self._foresee and isinstance(self._executor, DecodesAhead):
+            self._speculate(self._executor)
         return [run for run in before if run.tree.done]
 
     # --- inside ------------------------------------------------------------------------------
@@ -109,33 +126,98 @@ class Engine:
         running = self._executor.running
         return tuple(node for run in runs for node in run.open if node not in running)
 
-    def _commit(self, run: TreeRun, event: StepDecoded | StepScored | StepFailed) -> None:
-        """Write an event into its tree."""
+    def _speculate(self, executor: DecodesAhead) -> None:
+        """Say which children of finished steps may be decoded where nothing else can be."""
+        self._foresee = False
+        if not self._pays(executor):
+            executor.speculate(())
+            return
+        found: list[Prospect] = []
+        for run in list(self._live.values()):
+            if run.open:
+                self._have_scored(run)  # what its scores are says what to go on with
+            with self._fails_alone(run):
+                found += run.prospects()
+        found.sort(key=lambda prospect: -prospect.potential)
+        children = [self._live[each.node.root].speculative.of([each]) for each in found]
+        executor.speculate([child for some in children for child in some])
+
+    def _pays(self, executor: DecodesAhead) -> bool:
+        """True if children of finished steps are to be decoded ahead."""
+        if executor.speculation == "auto":
+            return len(self._live) == 1 and self._payoff.pays
+        return executor.speculation == "exact"
+
+    def _commit(self, run: TreeRun, event: Event) -> None:
+        """Write an event into its tree, or keep it until it is known whether it belongs there."""
         node = event.node
-        if isinstance(event, StepDecoded):
+        if node.speculative:
+            self._note(run, event)
+        elif isinstance(event, StepDecoded):
             run.open.pop(node, None)
+            self._foresee = True
             run.served += len(event.token_ids)
             run.tree.commit(
                 node, event.token_ids, event.logprobs, event.stop, event.text, event.stats
             )
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)
-            with self._fails_alone(run):
-                node.step_score = event.score
-                node.score = run.aggregate([step.step_score for step in node.reply()])
-                check_path_score(node)
-        else:
+            self._score(run, node, event.score)
+            self._foresee = True
+        elif isinstance(event, StepFailed):
             self._fail(run, event.error)
+
+    def _note(self, run: TreeRun, event: Event) -> None:
+        """What has become of a speculative child; late news of one that is gone are dropped."""
+        node, children = event.node, run.speculative
+        if node not in children:
+            return
+        if isinstance(event, StepDecoded):
+            children.decoded(run.tree, event)
+            self._foresee = True
+        elif isinstance(event, StepScored):
+            children.scored(node, event.score)
+        elif isinstance(event, StepDropped):
+            children.forget(node)
+            self._executor.release([node])
+
+    def _score(self, run: TreeRun, node: Node, score: float | None) -> None:
+        with self._fails_alone(run):
+            node.step_score = score
+            node.score = run.aggregate([step.step_score for step in node.reply()])
+            check_path_score(node)
+
+    def _have_scored(self, run: TreeRun) -> None:
+        """Give the verifier what it does not have yet of this round's steps."""
+        new = [node for node in run.decoded() if node not in run.submitted]
+        if not new:
+            return
+        run.submitted.update(new)
+        for node in new:
+            known, score = run.speculative.score_of(node)
+            if known:
+                self._score(run, node, score)
+            else:
+                run.unscored[node] = None
+        steps = [node for node in new if node in run.unscored]
+        if steps:
+            run.num_calls += 1
+            self._executor.verify((*steps, *run.steps_ahead(len(steps))))
+
+    def _drop_rest(self, run: TreeRun) -> None:
+        """Free what was decoded ahead and cannot be opened any more."""
+        left = run.speculative.rest()
+        self._payoff.speculated += sum(node.usage["speculated"] for node in left)
+        self._executor.release(left)
 
     def _end_round(self, run: TreeRun) -> None:
         """All steps are decoded: have them scored, then decide."""
-        if not run.submitted:
-            run.submitted = True
-            run.unscored = dict.fromkeys(run.decoded())
-            self._executor.verify(tuple(run.unscored))
+        self._have_scored(run)
         if run.unscored:
             return
         run.tree.rounds += 1
+        if len(self._live) == 1:
+            run.note_costs(self._payoff, self._accounting.seconds)
         run.save_round(self._clock())
         self._decide(run)
 
@@ -150,13 +232,15 @@ class Engine:
                 run.obey(action)
         if run.error is not None:
             return
+        self._drop_rest(run)
         total_s = run.note_ends(candidates, clock())
         self._executor.release(tree.release_dead())
         if tree.done:
             self._close(run)
         else:
             run.begin_round()
-            self._changed = True
+            run.began_s = dict(self._accounting.seconds)
+            self._changed = self._foresee = True
         if run.on_round is not None and tree.rounds > 0:
             run.on_round(run.report(candidates, total_s))
 
@@ -196,4 +280,5 @@ class Engine:
         self._live.pop(run.tree.root, None)
         self._executor.cancel(tuple(run.open))
         run.open.clear()
+        self._drop_rest(run)
         self._executor.release(run.tree.release_dead())

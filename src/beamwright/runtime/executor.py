@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from beamwright.progress import Progress
-from beamwright.protocols import Event, Plan, ScheduleView, Verifier
+from beamwright.protocols import DecodesAhead, Event, Plan, ScheduleView, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.scoring import Scoring, no_more_memory
 from beamwright.runtime.timeline import NullTimeline, Timeline
@@ -70,6 +70,18 @@ class PlainExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._writer.submit(plan)
+
+    @property
+    def speculation(self) -> str:
+        return self._writer.speculation if isinstance(self._writer, DecodesAhead) else "off"
+
+    @property
+    def speculating(self) -> bool:
+        return isinstance(self._writer, DecodesAhead) and self._writer.speculating
+
+    def speculate(self, nodes: Sequence[Node]) -> None:
+        if isinstance(self._writer, DecodesAhead):
+            self._writer.speculate(nodes)
 
     def cancel(self, nodes: Sequence[Node]) -> None:
         self._writer.cancel(nodes)

@@ -62,7 +62,7 @@ class OverlappedExecutor(PlainExecutor):
         events = self._lane.take()
         if events is not None:
             return events
-        if self._writer.busy:
+        if self._writer.busy or (self._lane.busy and self.speculating):
             return self._iterate()
         if self._lane.busy:
             self._progress.doing("scoring steps")

@@ -5,7 +5,7 @@ A policy that would hang the loop, or be half obeyed, ends the search with an er
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,9 @@ from beamwright.protocols import (
     Complete,
     Extend,
     Finish,
+    Foresees,
     Plan,
+    Prospect,
     Prune,
     SchedulePolicy,
     ScheduleView,
@@ -56,6 +58,30 @@ def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
             "candidates wait, and nothing would ever happen again"
         )
     return actions
+
+
+def foreseen(
+    strategy: Strategy, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+) -> list[Prospect]:
+    """What a strategy may extend when the round of these beams is over; nothing if it does not say.
+
+    Raises:
+        PolicyError: if it raises, or something is no prospect of an unended step of this tree.
+    """
+    if not isinstance(strategy, Foresees):
+        return []
+    name = f"strategy {policy_name(strategy)}, round {tree.rounds + 1}"
+    found = list(_asked(name, strategy.prospects, tree, beams, ahead))
+    for prospect in found:
+        if not isinstance(prospect, Prospect):
+            raise PolicyError(f"{name}: {_shown(prospect)} is no Prospect")
+        problem = _wrong_extension(Extend(prospect.node, prospect.children))
+        if problem or prospect.node.root is not tree.root:
+            raise PolicyError(
+                f"{name}: foresees {problem or 'what is no node of this tree:'} "
+                f"{_path(prospect.node)}"
+            )
+    return found
 
 
 def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:

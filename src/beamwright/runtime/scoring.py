@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 
 from beamwright.errors import BeamwrightError, DeviceMemoryError, LinkError
 from beamwright.models.device_memory import is_out_of_memory
-from beamwright.protocols import Event, StepFailed, Verifier
+from beamwright.protocols import Event, ScoresBeside, StepFailed, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.scores import scored
 from beamwright.runtime.timeline import NullTimeline, Timeline
@@ -35,21 +36,44 @@ class Scoring:
     def score(self, nodes: Sequence[Node]) -> list[Event]:
         """An event per step, or the failure of their tree.
 
+        Speculative children, where a verifier says that it may be asked about them, come behind
+        their parents, level by level in the same turn: FlashTTS (section 4.1.3) sends both steps as
+        one request, which reads as little KV and would change a score's last bits. What cannot be
+        scored of them is released, and gets no event.
+
         Raises:
             LinkError: if the link has failed.
         """
         try:
-            with (
-                no_more_memory("verify"),
-                self._accounting.phase("verify", self._stalled_s),
-                self._timeline.span("verify", "verify", steps=len(nodes)),
-            ):
-                scores = self._verifier.score(nodes)
-            return [*scored(self._verifier, nodes, scores)]
-        except LinkError:
-            raise
+            events = self._level([node for node in nodes if not node.speculative])
         except BeamwrightError as error:
+            if isinstance(error, LinkError):
+                raise
             return [StepFailed(nodes[0], error)]
+        beside = isinstance(self._verifier, ScoresBeside) and self._verifier.beside_decoding
+        ahead = [node for node in nodes if node.speculative and beside]
+        ahead.sort(key=lambda node: node.depth)
+        for _, level in groupby(ahead, key=lambda node: node.depth):
+            children = list(level)
+            try:
+                events += self._level(children)
+            except BeamwrightError as error:
+                if isinstance(error, LinkError):
+                    raise
+                self._verifier.release(children)
+                break
+        return events
+
+    def _level(self, nodes: Sequence[Node]) -> list[Event]:
+        if not nodes:
+            return []
+        with (
+            no_more_memory("verify"),
+            self._accounting.phase("verify", self._stalled_s),
+            self._timeline.span("verify", "verify", steps=len(nodes)),
+        ):
+            scores = self._verifier.score(nodes)
+        return [*scored(self._verifier, nodes, scores)]
 
     def leave(self, thread: int | None) -> None:
         """Stop the clocks of a thread that may never come back from `score`."""

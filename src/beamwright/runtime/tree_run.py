@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -13,13 +13,16 @@ from beamwright.protocols import (
     Complete,
     Extend,
     Finish,
+    Prospect,
     Prune,
     RoundCallback,
     RoundReport,
     Strategy,
 )
 from beamwright.runtime.limits import StopRule
-from beamwright.runtime.obeyed import decided
+from beamwright.runtime.obeyed import decided, foreseen
+from beamwright.runtime.payoff import Payoff
+from beamwright.runtime.speculation import SpeculativeChildren
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
 Aggregate = Callable[[Sequence[float | None]], float | None]
@@ -34,7 +37,7 @@ class TreeRun:
     strategy, aggregate, rng: how its rounds are decided; render_turn: for strategies that ask
     again. on_round: hears of every round.
     beams: the open steps that this round began with; open: those that are not decoded yet;
-    submitted: all are decoded and given to the verifier; unscored: those that it has not scored.
+    submitted: those that were given to the verifier; unscored: and not scored so far.
     elapsed_s: seconds that earlier processes spent on a tree that is resumed.
     started_s: when this process started with it, on the engine's clock; None until then.
     finished_s: seconds from admission to the end of scoring, per final candidate; ended_s: of all.
@@ -44,6 +47,8 @@ class TreeRun:
     restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
     cut: True if the deadline has ended a round before all of it was decoded and scored.
     served: tokens that were decoded for it, from where the others were when it came.
+    speculative: children that selection may open when the round is over.
+    began_s: seconds by phase when the round began. num_calls: of the verifier in this round.
     error: why the tree could not be finished.
     """
 
@@ -55,7 +60,7 @@ class TreeRun:
     on_round: RoundCallback | None = None
     open: dict[Node, None] = field(default_factory=dict)
     unscored: dict[Node, None] = field(default_factory=dict)
-    submitted: bool = False
+    submitted: set[Node] = field(default_factory=set)
     beams: tuple[Node, ...] = ()
     elapsed_s: float = 0.0
     started_s: float | None = None
@@ -67,7 +72,11 @@ class TreeRun:
     restore: Callable[[Sequence[Node]], None] | None = None
     cut: bool = False
     served: int = 0
+    speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
+    began_s: Mapping[str, float] = field(default_factory=dict)
+    num_calls: int = 0
     error: BeamwrightError | None = None
+    _complete: list[Node] = field(default_factory=list)
 
     def own_s(self, now: float) -> float:
         """Seconds that this process has spent on the tree."""
@@ -80,14 +89,42 @@ class TreeRun:
     # --- a round -----------------------------------------------------------------------------
 
     def begin_round(self) -> None:
-        """Its open nodes are this round's beams."""
-        self.beams = tuple(self.tree.open_nodes())
-        self.open, self.submitted = dict.fromkeys(self.beams), False
+        """Its open nodes are this round's beams, and those that have their steps already."""
+        complete, self._complete = self._complete, []
+        beams = [*self.tree.open_nodes(), *complete]
+        self.beams = tuple(sorted(beams, key=lambda node: node.lineage[1:]))
+        self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
+        self.submitted = set()
+        self.num_calls = 0
         self.round_tokens.append(_distinct_tokens(self.beams))
 
     def decoded(self) -> tuple[Node, ...]:
         """This round's steps that can be scored, in the order of its beams."""
         return tuple(n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers)
+
+    def steps_ahead(self, num_steps: int) -> list[Node]:
+        """Speculative children that can be scored behind so many steps of this round.
+
+        While others are decoded there is slack: no more are scored at a time than a whole round.
+        """
+        slack = len(self.beams) - num_steps if self.open else 0
+        return self.speculative.to_score(self.submitted, slack)
+
+    def note_costs(self, payoff: Payoff, seconds: Mapping[str, float]) -> None:
+        """Tell what the round that is over has cost; seconds: by phase, so far."""
+        decode_s, verify_s = (
+            seconds.get(name, 0.0) - self.began_s.get(name, 0.0) for name in ("decode", "verify")
+        )
+        for node in self.beams:
+            payoff.kept += node.usage["speculated_kept"]
+            payoff.speculated += node.usage["speculated_kept"]
+        lengths = [len(node.token_ids) for node in self.beams if node.token_ids]
+        if lengths:
+            payoff.note_round(lengths, decode_s, verify_s, self.num_calls)
+
+    def prospects(self) -> list[Prospect]:
+        """What the strategy may extend when this round is over."""
+        return foreseen(self.strategy, self.tree, self.beams, self.speculative.complete())
 
     def overdue(self, now: float) -> bool:
         """True if the deadline has passed in decoding and there is something to return.
@@ -128,7 +165,9 @@ class TreeRun:
             case Extend(node, children, greedy):
                 if node.state is NodeState.CANDIDATE:
                     tree.keep(node)
-                tree.expand(node, children, greedy=greedy)
+                begun = self.speculative.taken(node, children, greedy=greedy)
+                opened = tree.expand(node, children, greedy=greedy, begun=begun)
+                self._complete += [n for n in opened if n.state is NodeState.CANDIDATE]
             case Ask(node, turn):
                 token_ids = self.render_turn(node, turn)
                 if token_ids is None:

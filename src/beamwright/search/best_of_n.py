@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
-from beamwright.protocols import Action, Complete, Extend, Finish
+from beamwright.protocols import Action, Complete, Extend, Finish, Prospect
 from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.tree import SearchTree
+from beamwright.search.prospects import certain
+from beamwright.tree import Node, SearchTree
 
 
 @strategy(
@@ -41,3 +43,8 @@ class BestOfN(SearchPolicy):
         if tree.rounds >= max_rounds:
             return [*actions, Finish(f"{len(going)} of {n} paths reached --max-rounds")]
         return [*actions, *(Extend(node, 1) for node in going)]
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        return certain([*beams, *ahead], self.search.max_rounds)

@@ -12,7 +12,7 @@ class EpsilonBeam(SearchPolicy):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, TypeVar
@@ -20,10 +20,11 @@ from typing import Any, ClassVar, TypeVar
 from beamwright.config import SearchSettings, Section
 from beamwright.declare import declaration, declared_values, made
 from beamwright.errors import InputError
-from beamwright.protocols import Action
+from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow
 from beamwright.search.choose import Choice
-from beamwright.tree import SearchTree
+from beamwright.search.prospects import by_scores
+from beamwright.tree import Node, SearchTree
 
 
 class SearchPolicy(Section):
@@ -39,6 +40,15 @@ class SearchPolicy(Section):
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         """What becomes of every candidate; see `protocols.Strategy`."""
         raise NotImplementedError
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        """What may be extended when this round is over; see `protocols.Foresees`.
+
+        Unless a strategy knows better: by the scores so far (`search.prospects`).
+        """
+        return by_scores(beams, self.search.width)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from random import Random
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Prune
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search.prospects import certain
 from beamwright.search.ranking import TIE
 from beamwright.tree import Node, NodeState, SearchTree
 
@@ -83,6 +84,11 @@ class OnlineDeepConf(SearchPolicy):
         if warming and self.num_first < self.search.n:
             return [*actions, Extend(tree.root, self.search.n - self.num_first)]
         return [*actions, Finish(self._why_fewer(tree, dropped, bar))]
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        return certain([*beams, *ahead], self.search.max_rounds)
 
     def _bar(self, tree: SearchTree) -> float:
         """The confidence that the share `keep` of the warm-up reaches; -inf if nothing scored."""

@@ -7,13 +7,16 @@ search-and-learn writes such rollouts, too, but its scores do not use them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from beamwright.protocols import Action, Extend, Prune
+from beamwright.protocols import Action, Extend, Prospect, Prune
 from beamwright.registry import option
 from beamwright.search.beam import check_width, extend_best
 from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search.prospects import by_scores, certain
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import open_round
 from beamwright.tree import Node, SearchTree
@@ -54,6 +57,18 @@ class Lookahead(SearchPolicy):
         slots = self.search.n - len(tree.finished())
         rollouts = [node for leaf in leaves for node in rollout(leaf)]
         return [*map(Prune, rollouts), *extend_best(best, slots, self.search.width)]
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        """A rollout is certain up to its last step; then candidates are foreseen as in a beam."""
+        going = [leaf for leaf in beams if leaf.depth - rolled_from(leaf).depth < self.lookahead]
+        if going:
+            return certain(going, self.search.max_rounds, greedy=True)
+        behind = {leaf: rolled_from(leaf) for leaf in beams}
+        return [
+            replace(each, node=behind[each.node]) for each in by_scores(beams, self.search.width)
+        ]
 
 
 def rollout(leaf: Node) -> list[Node]:

@@ -7,11 +7,13 @@ revision loses nothing but its tokens; without scores the last one does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
-from beamwright.protocols import Action, Ask, Complete, Extend, Finish
+from beamwright.protocols import Action, Ask, Complete, Extend, Finish, Prospect
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search.prospects import certain
 from beamwright.search.ranking import rank_key
 from beamwright.tree import Node, SearchTree, StopReason, Turn
 
@@ -57,6 +59,11 @@ class SequentialRevision(SearchPolicy):
             ended = [Complete(node) for node in tree.candidates() if node.ended]
             return [*ended, Finish(f"{len(going)} of {self.search.n} paths reached --max-rounds")]
         return actions
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        return certain([*beams, *ahead], self.search.max_rounds)
 
     def _next(self, node: Node) -> Action:
         if not node.ended:

@@ -6,16 +6,31 @@ makes others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from random import Random
 
 from beamwright.cost import Life
-from beamwright.protocols import Action, Complete, Extend, Finish, Prune
+from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Prune
+from beamwright.search.prospects import by_scores
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
+
+Foresee = Callable[[Sequence[Node], Sequence[Node], int], list[Prospect]]
+
+
+def foresee_by_scores(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
+    """As strategies do that do not know better."""
+    del ahead
+    return by_scores(beams, width)
 
 
 class Script:
-    """What happens at every node of a replayed tree."""
+    """What happens at every node of a replayed tree.
+
+    width: the most children of a step. What a step would have been that nobody opened is drawn from
+    those of its depth, by its lineage.
+    """
 
     def __init__(self, tree: RecordedTree) -> None:
         self.problem_id, self.prompt_tokens = tree.problem_id, tree.prompt_tokens
@@ -24,11 +39,29 @@ class Script:
         for node in tree.nodes:
             parent = node.lineage[:-1]
             self._children[parent] = self._children.get(parent, 0) + 1
+        below = (count for parent, count in self._children.items() if parent)
+        self.width = max(below, default=1)
 
     def step(self, node: Node) -> RecordedNode:
         """What an open node's step will be."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
-        return self._steps[lineage]
+        return self._steps.get(lineage) or self._imagined(lineage)
+
+    def _imagined(self, lineage: tuple[int, ...]) -> RecordedNode:
+        alike = self._of_depth.get(len(lineage)) or list(self._steps.values())
+        drawn = Random(repr(lineage)).choice(alike)
+        return replace(drawn, lineage=lineage)
+
+    @cached_property
+    def _of_depth(self) -> dict[int, list[RecordedNode]]:
+        found: dict[int, list[RecordedNode]] = {}
+        for step in self._steps.values():
+            found.setdefault(len(step.lineage), []).append(step)
+        return found
+
+    def is_opened(self, node: Node) -> bool:
+        """True if the search opened the node."""
+        return node.lineage[1:] in self._steps
 
     def num_children(self, node: Node) -> int:
         """How many children the node gets; none where the search ended with it."""
@@ -62,10 +95,18 @@ class Script:
 
 
 class ReplayStrategy:
-    """Does to every candidate what was done to it in the replayed tree."""
+    """Does to every candidate what was done to it in the replayed tree.
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    foresee: what it says of the round under way, from its beams and the width.
+    """
+
+    def __init__(self, script: Script, foresee: Foresee = foresee_by_scores) -> None:
+        self._script, self._foresee = script, foresee
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        return self._foresee(beams, ahead, self._script.width)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         actions: list[Action] = []

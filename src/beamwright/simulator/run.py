@@ -6,11 +6,12 @@ scoring takes no time. Selection and pruning never do: they are counts on the ho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
-from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.config import ScheduleSettings, Speculation, StepSettings
 from beamwright.cost import Layout, ModelCosts, dm_lower_bound_bytes, traffic_bound
 from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.cost.model import Hardware
@@ -32,9 +33,11 @@ from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.layerwise import SimulatedLayerwise
 from beamwright.simulator.link import VirtualLink
 from beamwright.simulator.replay import (
+    Foresee,
     ReplayStrategy,
     ReplayVerifier,
     Script,
+    foresee_by_scores,
 )
 from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright.simulator.scripted_rows import Moments, ScriptedRows
@@ -54,6 +57,8 @@ class Simulation:
     host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
     split: of `runtime.moving`, by which memory moves between the two models while the search runs;
     None where their parts stay. hardware: what `roofline` reckons with.
+    speculation: in the place of the schedule's, whose default depends on a real machine's clock.
+    foresee: what is said of selection beforehand.
     """
 
     tree: RecordedTree
@@ -67,6 +72,8 @@ class Simulation:
     verifier: VerifierCase | None = None
     split: str | None = None
     hardware: Hardware | None = None
+    speculation: Speculation = "off"
+    foresee: Foresee = foresee_by_scores
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,9 @@ class SimulationResult:
         one who knows the whole tree; blind_store_bound_bytes: for one who keeps candidates until
         they are scored (`cost.clairvoyant`; they do not hold for layer-wise).
     cancelled: transfers that pruning made needless.
+    speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
+    goodput_tok_s: FlashTTS's precise goodput: mean tokens of a finished path over the mean seconds
+        to the end of its scoring.
     device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
         verifier's, on the device.
     split_moves, split_moved_bytes: device memory that went from one model to the other.
@@ -105,6 +115,9 @@ class SimulationResult:
     blind_store_bound_bytes: int
     split_moves: int
     split_moved_bytes: int
+    speculated_tokens: int = 0
+    kept_tokens: int = 0
+    goodput_tok_s: float = 0.0
 
 
 class _Bench:
@@ -150,7 +163,7 @@ class _Bench:
         rows = ScriptedRows(
             self.residency, self.clock, case.costs, self.script, tail_tokens, self.moments
         )
-        batching = Batching.of(case.schedule)
+        batching = replace(Batching.of(case.schedule), speculation=case.speculation)
         lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
         prefill = self._prefill(self.residency, case.costs)
         return RunningBatch(rows, self.residency, prefill, lengths, batching)
@@ -260,7 +273,7 @@ def simulate(
     accounting = Accounting(bench.clock)
     writer = bench.writer
     executor = PlainExecutor(writer, bench.verifier, accounting, bench.stalled_s, timeline)
-    strategy = ReplayStrategy(bench.script)
+    strategy = ReplayStrategy(bench.script, case.foresee)
     run = TreeRun(bench.script.search_tree(), strategy, _last, lambda tree: Random(0))
     engine = Engine(executor, make_schedule(case.schedule), accounting, bench.clock)
     moving = bench.moving()
@@ -279,6 +292,12 @@ def simulate_if_fits(case: Simulation) -> SimulationResult | None:
         return simulate(case)
     except CapacityError:
         return None
+
+
+def _goodput(run: TreeRun) -> float:
+    ends = [(n, run.finished_s.get(n, run.ended_s)) for n in run.tree.finished()]
+    seconds = sum(end for _, end in ends)
+    return sum(node.num_path_tokens for node, _ in ends) / seconds if seconds else 0.0
 
 
 def _last(scores: Sequence[float | None]) -> float | None:
@@ -306,6 +325,9 @@ def _result(
     block_bytes = BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
     lives = bench.script.lives(BLOCK_TOKENS)
     bound = traffic_bound(lives, most_bytes // block_bytes)
+    usage: Counter[str] = Counter()
+    for node in run.tree.nodes():
+        usage.update(node.usage)
     needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
     return SimulationResult(
         time_s=time_s,
@@ -327,4 +349,7 @@ def _result(
         blind_store_bound_bytes=bound.blind_stores * block_bytes,
         split_moves=0 if moved is None else moved.moves,
         split_moved_bytes=0 if moved is None else moved.moved_bytes,
+        speculated_tokens=usage["speculated"],
+        kept_tokens=usage["speculated_kept"],
+        goodput_tok_s=_goodput(run),
     )

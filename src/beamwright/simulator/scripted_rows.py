@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from beamwright.cost import Layout
-from beamwright.decode.row import Row
+from beamwright.decode.row import Row, awaited
 from beamwright.kv import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.simulator.clock import VirtualClock
@@ -60,7 +60,8 @@ class ScriptedRows:
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
-        left = {row: self._script.step(row.node).tokens - len(row.tokens) for row in running}
+        counting = awaited(running)
+        left = {row: self._script.step(row.node).tokens - len(row.tokens) for row in counting}
         # Seen a token late, except where nobody goes on.
         last = max(n + (not self._script.step(row.node).stop.ends_path) for row, n in left.items())
         count = min(max_tokens, sorted(left.values())[enough - 1] + 1, last)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,6 +23,7 @@ from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.runtime.moving import MovingSplit
+from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.schedule import schedule_row
@@ -65,7 +66,7 @@ class Parts:
 class Machinery:
     """What all problems of a solver share, loaded or allocated once.
 
-    exact: results do not depend on the batch.
+    exact: results do not depend on the batch. payoff: what problems have taught of speculation.
     """
 
     settings: ScheduleSettings
@@ -75,6 +76,7 @@ class Machinery:
     exact: bool
     timeline: Timeline
     progress: Progress
+    payoff: Payoff = field(default_factory=Payoff)
 
     def stop_copiers(self) -> None:
         """Stop the link's threads; they start again when they are needed."""

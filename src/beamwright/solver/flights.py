@@ -120,7 +120,7 @@ class Flights:
             machinery.timeline,
             machinery.progress,
         )
-        self._engine = Engine(executor, schedule, accounting)
+        self._engine = Engine(executor, schedule, accounting, payoff=machinery.payoff)
         if parts.moving is not None:
             parts.moving.restart()
         # Beside a lane nothing moves: its thread alone may touch the verifier's store.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_type_hints
 
-from beamwright.config import Settings
+from beamwright.config import Settings, Speculation
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
@@ -175,6 +175,10 @@ class SolverOptions(RequestOptions, total=False):
     batching: Literal["auto", "continuous", "grouped"]
     """Beams join as soon as there is room (continuous), or group by group behind barriers (grouped,
     the LBS paper); auto: barriers where the tree outgrows the device.
+    """
+    speculation: Speculation
+    """Decode children of complete steps in slots that nobody waits for, before selection has chosen
+    (exact: the tree is the same); auto: where it pays.
     """
     write_back: Literal["auto", "eager", "lazy"]
     """Store KV on the host as soon as it is complete (eager), or what has to leave next, a group

@@ -3,7 +3,7 @@
 from beamwright.tree.hashing import tree_hash
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn
 from beamwright.tree.recorded import RecordedNode, RecordedTree
-from beamwright.tree.search_tree import SearchTree
+from beamwright.tree.search_tree import SearchTree, unborn
 
 __all__ = [
     "Lineage",
@@ -15,4 +15,5 @@ __all__ = [
     "StopReason",
     "Turn",
     "tree_hash",
+    "unborn",
 ]

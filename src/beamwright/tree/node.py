@@ -65,6 +65,7 @@ class Node:
     notes: what was written about this step, by kind ("critique").
     problem_text: the problem as the verifier reads it (root only).
     greedy: its tokens are the likeliest, not drawn (a rollout).
+    speculative: it hangs below its parent, but is no child yet: selection has not opened it.
     turn: of a node whose tokens are given, not generated: what they ask for.
     """
 
@@ -87,6 +88,7 @@ class Node:
     greedy: bool = False
     round: int = 0
     turn: Turn | None = None
+    speculative: bool = False
 
     @property
     def end(self) -> int:

@@ -36,22 +36,25 @@ class SearchTree:
 
     # --- growing -----------------------------------------------------------------------------
 
-    def expand(self, node: Node, num_children: int, *, greedy: bool = False) -> list[Node]:
-        """Open `num_children` children of `node`; ordinals go on from those that exist."""
+    def expand(
+        self,
+        node: Node,
+        num_children: int,
+        *,
+        greedy: bool = False,
+        begun: Mapping[int | str, Node] | None = None,
+    ) -> list[Node]:
+        """Open `num_children` children of `node`; ordinals go on from those that exist.
+
+        begun: speculative children by their ordinals, to be taken as they are.
+        """
         if node.state is not NodeState.KEPT:
             raise ValueError(f"{node!r} cannot be extended")
-        first = len(node.children)
-        children = [
-            Node(
-                (*node.lineage, first + i),
-                node,
-                node.end,
-                text=node.text,
-                greedy=greedy,
-                round=self.rounds + 1,
-            )
-            for i in range(num_children)
-        ]
+        first, begun = len(node.children), begun or {}
+        ordinals = range(first, first + num_children)
+        children = [begun.get(i) or unborn(node, i, greedy=greedy) for i in ordinals]
+        for child in children:
+            child.speculative, child.round = False, self.rounds + 1
         node.children.extend(children)
         self._held.update(children)
         self._leaves.extend(children)
@@ -172,3 +175,9 @@ class SearchTree:
     def held(self) -> frozenset[Node]:
         """Nodes whose KV may be needed (what a conservation check compares with the pools)."""
         return frozenset(self._held)
+
+
+def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
+    """A child that its parent would have: what it writes depends on its lineage alone."""
+    lineage = (*parent.lineage, ordinal)
+    return Node(lineage, parent, parent.end, text=parent.text, greedy=greedy, speculative=True)

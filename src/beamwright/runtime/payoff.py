@@ -1,0 +1,92 @@
+"""Payoff: whether decoding ahead of selection pays, from what rounds have cost so far.
+
+A round lasts as long as its longest step; the other rows' slots are idle for the rest of it. Tokens
+that are written there, and kept, are missing from the next round. What it costs is a call of the
+verifier for every few steps that end, in the place of one for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_MARGIN = 1.25
+_CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
+_LEAST_ROUNDS = 2
+_FEW_TOKENS = 500
+_HOPE = 0.02
+
+
+@dataclass
+class CallCosts:
+    """Seconds of calls as a sum of so much for each call and so much for each step in it.
+
+    Least squares through rounds, of which some had several calls.
+    """
+
+    calls: float = 0.0
+    seconds: float = 0.0
+    several: bool = False
+    _cc: float = 0.0
+    _cs: float = 0.0
+    _ss: float = 0.0
+    _cv: float = 0.0
+    _sv: float = 0.0
+
+    def note(self, calls: int, steps: int, seconds: float) -> None:
+        """A round's calls, their steps, and what they took."""
+        self.calls, self.seconds = self.calls + calls, self.seconds + seconds
+        self.several = self.several or calls > 1
+        self._cc, self._cs, self._ss = (
+            self._cc + calls * calls,
+            self._cs + calls * steps,
+            self._ss + steps * steps,
+        )
+        self._cv, self._sv = self._cv + calls * seconds, self._sv + steps * seconds
+
+    @property
+    def of_a_call(self) -> float:
+        """Seconds that a call takes whatever is in it; a hopeful guess until any round had two."""
+        mean = self.seconds / self.calls if self.calls else 0.0
+        spread = self._cc * self._ss - self._cs * self._cs
+        if not self.several or spread <= 1e-9 * self._cc * self._ss:
+            return _HOPE * mean
+        found = (self._cv * self._ss - self._sv * self._cs) / spread
+        return min(mean, max(0.0, found))
+
+
+@dataclass
+class Payoff:
+    """Adds up rounds of trees that were alone in flight.
+
+    speculated, kept: tokens that were decoded ahead, and those that selection has opened.
+    idle_s: seconds of slots whose steps had ended, as a share of the batch.
+    """
+
+    speculated: int = 0
+    kept: int = 0
+    rounds: int = 0
+    idle_s: float = 0.0
+    more_calls: float = 0.0
+    scoring: CallCosts = field(default_factory=CallCosts)
+
+    def note_round(
+        self, lengths: Sequence[int], decode_s: float, verify_s: float, calls: int
+    ) -> None:
+        """A round of steps of these lengths is over, which were scored in so many calls."""
+        longest = max(lengths)
+        self.rounds += 1
+        self.idle_s += decode_s * (1 - sum(lengths) / (longest * len(lengths)))
+        self.more_calls += _CALLS + longest / _TOKENS_PER_CALL
+        self.scoring.note(calls, len(lengths), verify_s)
+
+    @property
+    def kept_share(self) -> float:
+        """Of what is decoded ahead; a half until something is known."""
+        return (self.kept + _FEW_TOKENS / 2) / (self.speculated + _FEW_TOKENS)
+
+    @property
+    def pays(self) -> bool:
+        """True if what is won is more than what it costs, with a margin."""
+        gain_s, cost_s = self.kept_share * self.idle_s, self.more_calls * self.scoring.of_a_call
+        return self.rounds >= _LEAST_ROUNDS and gain_s > _MARGIN * cost_s

@@ -1,0 +1,85 @@
+"""What selection may extend, said before all scores are in (FlashTTS section 4.1.1).
+
+Scores of consecutive steps are correlated, so a step is as likely to be kept as the step before it
+was good: the last scores of a round's beams are divided into `width` bins of equal size, and a step
+whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
+`by_bins` looks at the step before, as SelectSPEC does; `by_scores` at a step's own score where it
+is known, because steps are scored as they end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from beamwright.protocols import Prospect
+from beamwright.tree import Node, NodeState
+
+
+def by_scores(beams: Sequence[Node], width: int) -> list[Prospect]:
+    """A prospect for every step of this round that is complete and can go on, the best first.
+
+    First those that are scored and would be kept if the others' last scores were their scores;
+    then those that are not scored, by their parents' scores; last those that are scored and would
+    be kept if twice as many were. The others get nothing.
+    """
+    known = [beam.score if beam.score is not None else last_score(beam) for beam in beams]
+
+    def potential(beam: Node, rank: float) -> float:
+        if beam.score is None:
+            return rank
+        return rank + 1 if rank > 1 - 1 / width else rank - 1
+
+    return _best_first(
+        Prospect(beam, width, potential=potential(beam, rank))
+        for beam, rank in zip(beams, ranks(known), strict=True)
+        if can_go_on(beam) and (beam.score is None or rank > 1 - 2 / width)
+    )
+
+
+def by_bins(beams: Sequence[Node], width: int) -> list[Prospect]:
+    """FlashTTS's SelectSPEC: the same by the scores before the steps that are under way."""
+    shares = ranks([last_score(beam) for beam in beams])
+    branches = [min(width, 1 + int(share * width)) for share in shares]
+    return _best_first(
+        Prospect(beam, most, potential=most)
+        for beam, most in zip(beams, branches, strict=True)
+        if can_go_on(beam)
+    )
+
+
+def certain(nodes: Sequence[Node], max_depth: int, *, greedy: bool = False) -> list[Prospect]:
+    """One child of every step that is complete and can go on: nothing competes with it."""
+    return [Prospect(node, 1, greedy) for node in nodes if can_go_on(node, max_depth)]
+
+
+def can_go_on(node: Node, max_depth: int | None = None) -> bool:
+    """True if its step is complete, and the path ends neither with it nor at this depth."""
+    undecided = node.state is NodeState.CANDIDATE and not node.ended
+    return undecided and (max_depth is None or node.depth < max_depth)
+
+
+def last_score(beam: Node) -> float | None:
+    """The score before the step that is being written."""
+    return None if beam.parent is None else beam.parent.score
+
+
+def ranks(scores: Sequence[float | None]) -> list[float]:
+    """The share of all scores that lie below each, from 0 to 1; half of those that equal it.
+
+    Where all are equal, or none is known, each is the best. One that is not known is the worst.
+    """
+    known = sorted(score for score in scores if score is not None)
+
+    def rank(score: float | None) -> float:
+        if not known or known[0] == known[-1]:
+            return 1.0
+        if score is None:
+            return 0.0
+        return (bisect_left(known, score) + bisect_right(known, score)) / 2 / len(known)
+
+    return [rank(score) for score in scores]
+
+
+def _best_first(prospects: Iterable[Prospect]) -> list[Prospect]:
+    return sorted(prospects, key=lambda prospect: -prospect.potential)

@@ -1,0 +1,50 @@
+"""Whether decoding ahead pays, from made-up rounds."""
+
+import pytest
+
+from beamwright.runtime.payoff import CallCosts, Payoff
+
+UNEVEN, EVEN = [10, 20, 30, 100], [30, 31, 32, 30]
+
+
+def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
+    payoff = Payoff()
+    for calls in rounds:
+        verify_s = calls * of_a_call + len(lengths) * of_a_step
+        payoff.note_round(lengths, decode_s, verify_s, calls)
+    return payoff
+
+
+def test_nothing_is_known_before_the_second_round():
+    assert not after([1], of_a_call=0.0).pays
+    assert after([1, 1], of_a_call=0.0).pays
+
+
+def test_uneven_steps_and_cheap_calls_pay():
+    assert after([1, 5], of_a_call=0.005).pays
+    assert not after([1, 5], of_a_call=0.5).pays, "dear calls"
+    assert not after([1, 5], of_a_call=0.02, lengths=EVEN).pays, "nobody waits for long"
+
+
+def test_a_call_costs_what_more_of_them_take():
+    costs = CallCosts()
+    for calls, steps in ((1, 16), (1, 8), (5, 16), (3, 12)):
+        costs.note(calls, steps, 0.25 * calls + 0.01 * steps)
+    assert costs.of_a_call == pytest.approx(0.25)
+
+
+def test_rounds_of_one_call_leave_hope():
+    costs = CallCosts()
+    assert costs.of_a_call == 0.0
+    costs.note(1, 16, 1.0)
+    costs.note(1, 8, 0.5)
+    assert 0 < costs.of_a_call < 0.2
+
+
+def test_what_is_dropped_makes_it_pay_less():
+    payoff = after([1, 5, 5], of_a_call=0.02)
+    assert payoff.kept_share == 0.5
+    assert payoff.pays
+    payoff.speculated = 100_000
+    assert payoff.kept_share < 0.01
+    assert not payoff.pays

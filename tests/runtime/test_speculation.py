@@ -1,0 +1,234 @@
+"""Exact speculation: the tree is the same, whatever was decoded ahead and whatever became of it."""
+
+import random
+
+import pytest
+
+from beamwright.decode import RunningBatch
+from beamwright.errors import PolicyError
+from beamwright.protocols import Prospect, StepDecoded, StepDropped
+from beamwright.runtime.obeyed import foreseen
+from beamwright.runtime.speculation import SpeculativeChildren
+from beamwright.search import STRATEGIES
+from beamwright.tree import NodeState, StopReason
+from declared import real_options
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype
+from fakes import add_step, new_tree
+
+FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 24, "max_tokens": 48}
+PLACES = {
+    "room": {"schedule": "in-gpu"},
+    "slots": {"schedule": "in-gpu", "max_batch": 3},
+    "little": {"schedule": "locality", "kv_memory": 24 * 4096, "host_memory": "1MiB"},
+    "barriers": {"schedule": "locality", "kv_memory": 24 * 4096, "batching": "grouped"},
+}
+
+
+def facts(solver, problem=PROBLEM):
+    """Everything that a search finds; nothing is held when it is over."""
+    seen = []
+    solution = solver.solve(problem, on_round=lambda report: seen.append(report.tree))
+    assert_nothing_allocated(solver)
+    nodes = seen[-1].nodes()
+    found = [(n.lineage, n.token_ids, n.logprobs, n.stop, n.state, n.score) for n in nodes]
+    return (solution.tree_hash, found), solution
+
+
+class Chaos:
+    """Drops, parks and forbids speculative rows whenever a coin says so."""
+
+    def __init__(self, monkeypatch):
+        self.rng, self.num_dropped, self.num_parked = random.Random(0), 0, 0
+        iterate, fill = RunningBatch.iterate, RunningBatch._fill
+        chaos = self
+
+        def and_drop(batch):
+            events = iterate(batch)
+            while batch._ahead.last() is not None and chaos.rng.random() < 0.5:
+                batch._drop_last()
+                chaos.num_dropped += 1
+            ahead = [row for row in batch.running if row.speculative]
+            if ahead and chaos.rng.random() < 0.5:
+                row = chaos.rng.choice(ahead)
+                batch.running.remove(row)
+                batch._preempt(row)
+                chaos.num_parked += 1
+            return events
+
+        def sometimes(batch):
+            if chaos.rng.random() < 0.8:
+                fill(batch)
+
+        monkeypatch.setattr(RunningBatch, "iterate", and_drop)
+        monkeypatch.setattr(RunningBatch, "_fill", sometimes)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name):
+    options = {**real_options(name, **FAST), "dtype": exact_dtype()}
+    expected, plain = facts(make_solver(**options))
+    assert plain.tokens.speculated == 0
+    with make_solver(**options, speculation="exact") as solver:
+        found, solution = facts(solver)
+        assert found == expected
+        assert 0 < solution.tokens.speculated_kept <= solution.tokens.speculated
+        chaos = Chaos(monkeypatch)
+        for seed in range(4):
+            chaos.rng.seed(seed)
+            assert facts(solver)[0] == expected
+    assert chaos.num_dropped + chaos.num_parked
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("executor", ["plain", "overlapped"])
+def test_the_tree_is_the_same_wherever_it_is_kept(make_solver, monkeypatch, place, executor):
+    options = {**FAST, "search": "beam", "dtype": exact_dtype()}
+    expected, _ = facts(make_solver(**options))
+    changed = {**options, **PLACES[place], "speculation": "exact", "executor": executor}
+    with make_solver(**changed) as solver:
+        assert facts(solver)[0] == expected
+        chaos = Chaos(monkeypatch)
+        for seed in range(3):
+            chaos.rng.seed(seed)
+            assert facts(solver)[0] == expected
+
+
+def test_many_problems_in_flight_find_what_each_finds_alone(make_solver):
+    problems = [f"Ann has {k} apples. She eats 3." for k in range(6)]
+    options = {**FAST, "search": "beam", "dtype": exact_dtype()}
+    with make_solver(**options) as solver:
+        alone = [solver.solve(problem, problem_id=k) for k, problem in enumerate(problems)]
+    expected = {solution.problem_id: solution.tree_hash for solution in alone}
+    with make_solver(**options, speculation="exact") as solver:
+        found = list(solver.solve_many(problems, in_flight=3))
+        assert {key: solution.tree_hash for key, solution in found} == expected
+        assert_nothing_allocated(solver)
+
+
+def test_what_is_certain_is_never_dropped(make_solver):
+    """Best-of-n runs ahead without end: no path waits for another."""
+    options = {**FAST, "search": "best-of-n", "dtype": exact_dtype()}
+    _, solution = facts(make_solver(**options, speculation="exact"))
+    assert solution.tokens.speculated_kept == solution.tokens.speculated > 0
+
+
+def test_open_steps_join_before_anything_that_was_decoded_ahead_goes_on(make_solver, monkeypatch):
+    """A newcomer, or the next round, waits for the iteration under way at most."""
+    admit, crowded, late = RunningBatch._admit, [], []
+
+    def watched(batch):
+        ahead = [row for row in batch.running if row.speculative]
+        admit(batch)
+        num_open = sum(not row.speculative for row in batch.running)
+        if batch.waiting and num_open < batch.batching.slots:
+            late.append(batch.waiting)
+        if ahead and num_open and any(row not in batch.running for row in ahead):
+            crowded.append(ahead)
+
+    monkeypatch.setattr(RunningBatch, "_admit", watched)
+    options = {**FAST, "search": "beam", "max_batch": 6, "schedule": "in-gpu"}
+    with make_solver(**options, speculation="exact") as solver:
+        list(solver.solve_many([f"Ann has {k} apples." for k in range(8)], in_flight=2))
+    assert crowded, "somebody had to make way"
+    assert not late
+
+
+# --- the children of one tree ----------------------------------------------------------------
+
+
+def begun_tree():
+    """A tree with two complete steps, and the speculative children of both."""
+    tree = new_tree()
+    first, second = tree.expand(tree.root, 2)
+    for node in (first, second):
+        add_step(tree, node, "x.")
+    children = SpeculativeChildren()
+    made = children.of([Prospect(first, 2), Prospect(second, 1)])
+    return tree, first, second, children, made
+
+
+def test_children_have_the_lineage_that_they_would_have():
+    tree, first, second, children, made = begun_tree()
+    assert [node.lineage for node in made] == [
+        (*first.lineage, 0), (*first.lineage, 1), (*second.lineage, 0),
+    ]  # fmt: skip
+    assert all(node.speculative and node in children for node in made)
+    assert children.of([Prospect(first, 2)]) == made[:2], "each is made once"
+    assert not first.children
+    assert list(tree.nodes()) == [tree.root, first, second]
+
+
+def test_what_is_opened_is_taken_as_it_is():
+    tree, first, second, children, made = begun_tree()
+    children.decoded(tree, StepDecoded(made[0], (5, 6), (0.0, 0.0), StopReason.DELIMITER, "y."))
+    made[0].usage["speculated"] = made[2].usage["speculated"] = 2
+    tree.keep(first)
+    tree.prune(second)
+    opened = tree.expand(first, 3, begun=children.taken(first, 3, greedy=False))
+    assert opened[:2] == made[:2]
+    assert [node.state for node in opened] == [NodeState.CANDIDATE, NodeState.OPEN, NodeState.OPEN]
+    assert not any(node.speculative for node in opened)
+    assert {node.round for node in opened} == {1}
+    assert children.rest() == [made[2]]
+    assert made[0].usage["speculated_kept"] == 2
+    assert second.usage["speculated"] == 2, "a parent bears what was lost"
+    assert not list(children)
+
+
+def test_a_rollout_is_no_drawn_step():
+    _, first, _, children, made = begun_tree()
+    assert children.taken(first, 2, greedy=True) == {}
+    (rollout,) = children.of([Prospect(first, 1, greedy=True)])
+    assert rollout.greedy
+    assert rollout is not made[0]
+
+
+def test_parents_that_nothing_was_decided_about_keep_theirs():
+    tree, first, second, children, made = begun_tree()
+    children.decoded(tree, StepDecoded(made[0], (5,), (0.0,), StopReason.DELIMITER, "y."))
+    (deeper,) = children.of([Prospect(made[0], 1)])
+    tree.keep(first)
+    tree.expand(first, 1, begun=children.taken(first, 1, greedy=False))
+    assert children.rest() == [made[1]], "the child that was opened is undecided, as is `second`"
+    assert set(children) == {made[2], deeper}
+    tree.prune(made[0])
+    tree.prune(second)
+    assert children.rest() == [deeper, made[2]]
+
+
+def test_late_news_of_a_dropped_child_is_nothing(make_solver):
+    _, _, _, children, made = begun_tree()
+    children.forget(made[0])
+    assert made[0] not in children
+    assert StepDropped(made[0]).node not in children
+
+
+# --- prospects that cannot be ----------------------------------------------------------------
+
+
+class Foreseeing:
+    def __init__(self, *found):
+        self.found = found
+
+    def prospects(self, tree, beams, ahead):
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda first, ended: "x", "is no Prospect"),
+        (lambda first, ended: Prospect(ended, 1), "extends a path that has ended"),
+        (lambda first, ended: Prospect(first, 0), "gives 0 children"),
+        (lambda first, ended: Prospect(new_tree().root, 1), "no node of this tree"),
+    ],
+)
+def test_prospects_are_checked(wrong, words):
+    tree = new_tree()
+    first, ended = tree.expand(tree.root, 2)
+    add_step(tree, first, "x.")
+    add_step(tree, ended, "x.", stop=StopReason.EOS)
+    assert foreseen(Foreseeing(Prospect(first, 2)), tree, [first], []) == [Prospect(first, 2)]
+    assert foreseen(object(), tree, [first], []) == []
+    with pytest.raises(PolicyError, match=words):
+        foreseen(Foreseeing(wrong(first, ended)), tree, [first, ended], [])

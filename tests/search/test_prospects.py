@@ -1,0 +1,93 @@
+"""What strategies say of a round that is not over."""
+
+import pytest
+
+from beamwright.config import SearchSettings
+from beamwright.search import make_strategy
+from beamwright.search.prospects import by_bins, by_scores, certain, ranks
+from beamwright.tree import StopReason
+from fakes import add_step, new_tree
+
+
+def second_round(parent_scores, children=2, complete=None):
+    """Beams below parents with these scores; `complete` of them have their step, and no score."""
+    tree = new_tree()
+    parents = tree.expand(tree.root, len(parent_scores))
+    beams = []
+    for parent, score in zip(parents, parent_scores, strict=True):
+        add_step(tree, parent, "p.")
+        parent.score = score
+        tree.keep(parent)
+        beams += tree.expand(parent, children)
+    for beam in beams[:complete]:
+        add_step(tree, beam, "b.")
+    return beams
+
+
+def test_bins_are_quantiles_of_the_scores_before():
+    beams = second_round([0.9, 0.1, 0.5, 0.7])
+    found = {each.node: each.children for each in by_bins(beams, width=4)}
+    assert [found[beam] for beam in beams] == [4, 4, 1, 1, 2, 2, 3, 3]
+    assert [each.children for each in by_bins(beams, width=4)] == [4, 4, 3, 3, 2, 2, 1, 1]
+
+
+def test_the_first_round_is_one_bin():
+    tree = new_tree()
+    beams = tree.expand(tree.root, 3)
+    for beam in beams:
+        add_step(tree, beam, "b.")
+    assert [each.children for each in by_bins(beams, width=4)] == [4, 4, 4]
+
+
+def test_only_complete_steps_that_can_go_on_are_foreseen():
+    beams = second_round([0.9, 0.1], complete=3)
+    beams[0].stop = StopReason.EOS
+    for foresee in (by_bins, by_scores):
+        assert {each.node for each in foresee(beams, 2)} == set(beams[1:3])
+
+
+def test_own_scores_count_where_they_are_known():
+    beams = second_round([0.5, 0.5], children=4)
+    for beam, score in zip(beams, [0.9, 0.1, 0.6, None, 0.2, 0.3, 0.4, 0.8], strict=True):
+        beam.score = score
+    found = by_scores(beams, width=4)
+    assert [beams.index(each.node) for each in found] == [0, 7, 3, 2]
+    assert all(each.children == 4 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([], []),
+        ([None, None], [1, 1]),
+        ([0.5, 0.5], [1, 1]),
+        ([0.0, 1.0, None], [0.25, 0.75, 0]),
+        ([3, 1, 1, 2], [0.875, 0.25, 0.25, 0.625]),
+    ],
+)
+def test_ranks(scores, expected):
+    assert ranks(scores) == expected
+
+
+def strategy(name, **options):
+    return make_strategy(SearchSettings(search=name, n=4, width=2, max_rounds=3, **options))
+
+
+def test_paths_that_nothing_competes_with_are_certain():
+    beams = second_round([0.9, 0.1], complete=3)
+    for name in ("best-of-n", "deepconf", "revise"):
+        found = strategy(name).prospects(None, beams[:2], beams[2:3])
+        assert [(each.node, each.children) for each in found] == [(beam, 1) for beam in beams[:3]]
+    assert certain(beams, max_depth=2) == [], "as deep as it may be"
+
+
+def test_a_rollout_is_certain_and_greedy_until_it_is_over():
+    search = strategy("lookahead", lookahead=1)
+    beams = second_round([0.9, 0.1])
+    assert all(each.greedy and each.children == 1 for each in search.prospects(None, beams, []))
+    rollouts = second_round([0.9, 0.1], children=1)
+    for rollout in rollouts:
+        rollout.greedy = True
+    found = search.prospects(None, rollouts, [])
+    assert [each.node for each in found] == [rollout.parent for rollout in rollouts]
+    assert not any(each.greedy for each in found)
