@@ -128,12 +128,16 @@ class Executor(Protocol):
 
 @runtime_checkable
 class DecodesAhead(Protocol):
-    """An executor that may decode children that selection has not opened yet (FlashTTS 4.1).
+    """An executor, or what it lets write, that may decode children that selection has not opened
+    yet (FlashTTS 4.1).
 
     speculation: whether it ever does ("off"), always ("exact"), or where it pays ("auto").
-    speculating: there are some that it can go on with.
+    speculating: there are some that it can go on with. last_rows: those of the last iteration whose
+    nodes are open, and the speculative ones.
     """
 
+    @property
+    def last_rows(self) -> tuple[int, int]: ...
     @property
     def speculation(self) -> str: ...
     @property

@@ -80,6 +80,15 @@ def test_byte_counters_come_from_the_spans_that_name_them(tmp_path):
     ]
 
 
+def test_rows_of_the_batch_are_a_counter_of_two(tmp_path):
+    timeline = at(0.0)
+    with timeline.span("decode", "compute", group=0) as facts:
+        facts["open_rows"], facts["rows_ahead"] = 5, 3
+    timeline.add("prefill", "compute", 1.0, 2.0)
+    (counter,) = [e for e in events_of(timeline, tmp_path) if e["ph"] == "C"]
+    assert (counter["name"], counter["args"]) == ("rows", {"open_rows": 5, "rows_ahead": 3})
+
+
 def test_work_from_before_the_timeline_moves_the_origin(tmp_path):
     timeline = at(10.0)
     timeline.add("early", "compute", 9.0, 11.0)

@@ -29,6 +29,8 @@ SOLVE_KEYS = {
         *("device_budget_bytes", "device_peak_bytes", "host_peak_bytes", "h2d_bytes", "d2h_bytes"),
         *("groups", "dm_lower_bound_bytes"),
     },
+    "batch": {"slots", "iterations", "rows_mean", "occupancy", "admitted", "preempted"},
+    "speculation": {"mode", "rows", "tokens", "kept", "kept_share"},
     "memory": {"split", "generator_kv_bytes", "verifier_kv_bytes", "moves", "moved_bytes"},
     "time": {
         *("total_s", "decode_s", "verify_s", "both_s", "schedule_s", "stall_s", "other_s"),

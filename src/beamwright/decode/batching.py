@@ -58,7 +58,8 @@ class Batching:
 class BatchCounts:
     """What the running batch did.
 
-    groups: how often it was filled from empty. iterations: of at most 16 tokens. row_tokens:
+    groups: how often it was filled from empty. iterations: of at most 16 tokens; steps: forward
+    passes in them. admitted: rows that joined, again after a preemption. row_tokens:
     tokens of real rows, speculative ones included. slot_tokens: of all rows that were computed,
     padding included. speculative: rows that were begun before selection had opened their nodes.
     preempted: rows that had to leave in the middle of their step.
@@ -66,10 +67,17 @@ class BatchCounts:
 
     groups: int = 0
     iterations: int = 0
+    steps: int = 0
+    admitted: int = 0
     row_tokens: int = 0
     slot_tokens: int = 0
     preempted: int = 0
     speculative: int = 0
+
+    def ran(self, num_tokens: int, num_rows: int) -> None:
+        """Count an iteration of so many tokens in a batch of so many rows, padding included."""
+        self.iterations, self.steps = self.iterations + 1, self.steps + num_tokens
+        self.slot_tokens += num_tokens * num_rows
 
     def drew(self, before: Mapping[Row, int]) -> int:
         """Count the tokens that these rows have got since they had so many; returns how many."""

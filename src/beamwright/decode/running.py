@@ -66,7 +66,7 @@ class RunningBatch:
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
         self.running: list[Row] = []
-        self.counts = BatchCounts()
+        self.counts, self.last_rows = BatchCounts(), (0, 0)
         self._queue, self._ahead = Queue(), SpeculativeQueue()
         self._eager = self._full = False
         self._group: int | None = None
@@ -195,10 +195,9 @@ class RunningBatch:
             )
             before = {row: len(row.tokens) for row in self.running}
             num_rows, self._tried = self._rows.num_rows, len(self.running)
-            self._ahead.count(sum(not row.speculative for row in self.running))
+            self.last_rows = self._ahead.count(self.running)
             num_tokens = self._rows.run(self.running, max_tokens, self._enough())
-            self.counts.iterations += 1
-            self.counts.slot_tokens += num_tokens * num_rows
+            self.counts.ran(num_tokens, num_rows)
             self._progress.wrote(self.counts.drew(before))
         self._settle()
 
@@ -339,6 +338,7 @@ class RunningBatch:
         finally:
             held.keep({})
         self.running += rows
+        self.counts.admitted += len(rows)
 
     # --- who is ahead of selection -----------------------------------------------------------
 

@@ -28,9 +28,11 @@ class SpeculativeQueue:
         self.most_rows = 0
         self.fresh = self.active = False
 
-    def count(self, num_open: int) -> None:
-        """So many open steps run together."""
-        self.most_rows = max(self.most_rows, num_open)
+    def count(self, running: Sequence[Row]) -> tuple[int, int]:
+        """How many of these rows are of open nodes, and how many speculative."""
+        ahead = sum(row.speculative for row in running)
+        self.most_rows = max(self.most_rows, len(running) - ahead)
+        return len(running) - ahead, ahead
 
     def replace(self, nodes: Iterable[Node]) -> None:
         """What waits now."""

@@ -25,6 +25,7 @@ _TRACKS = {
     "verify": "verify",
 }
 _COUNTERS = {"device_bytes": "KV on the device", "queued_bytes": "bytes queued on the link"}
+_ROWS = frozenset({"open_rows", "rows_ahead"})
 _PROCESS = 1
 _MAX_LANES = 100  # thread numbers per track
 
@@ -33,7 +34,7 @@ def write_trace(timeline: Timeline, path: Path, title: str) -> None:
     """Write the trace; times are microseconds from the start of the timeline.
 
     A span with `device_bytes` or `queued_bytes` among its args is also a sample of that counter,
-    taken at its start.
+    taken at its start; one with `open_rows` and `rows_ahead` of the rows of the running batch.
 
     Raises:
         InputError: if the file cannot be written.
@@ -108,4 +109,14 @@ def _counters(timeline: Timeline, origin_s: float) -> Iterator[dict[str, Any]]:
                 "pid": _PROCESS,
                 "tid": 0,
                 "args": {"bytes": span.args[key]},
+            }
+    for span in timeline.spans:
+        if span.args.keys() >= _ROWS:
+            yield {
+                "name": "rows",
+                "ph": "C",
+                "ts": (span.start_s - origin_s) * 1e6,
+                "pid": _PROCESS,
+                "tid": 0,
+                "args": {name: span.args[name] for name in sorted(_ROWS)},
             }

@@ -76,6 +76,10 @@ class PlainExecutor:
         return self._writer.speculation if isinstance(self._writer, DecodesAhead) else "off"
 
     @property
+    def last_rows(self) -> tuple[int, int]:
+        return self._writer.last_rows if isinstance(self._writer, DecodesAhead) else (0, 0)
+
+    @property
     def speculating(self) -> bool:
         return isinstance(self._writer, DecodesAhead) and self._writer.speculating
 
@@ -112,9 +116,11 @@ class PlainExecutor:
         with (
             no_more_memory("decode"),
             self._accounting.phase("decode", self._stalled_s),
-            self._timeline.span("decode", "compute", group=number),
+            self._timeline.span("decode", "compute", group=number) as facts,
         ):
             events = list(self._writer.iterate())
+            if isinstance(self._writer, DecodesAhead):
+                facts["open_rows"], facts["rows_ahead"] = self._writer.last_rows
         self._accounting.num_groups = self._writer.num_groups - self._groups_before
         return events
 

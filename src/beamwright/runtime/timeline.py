@@ -71,11 +71,14 @@ class Timeline:
             self.spans.append(Span(name, track, start_s, end_s, args))
 
     @contextmanager
-    def span(self, name: str, track: str, **args: Any) -> Iterator[None]:
-        """Time a block of code; it is written down even if the block fails."""
+    def span(self, name: str, track: str, **args: Any) -> Iterator[dict[str, Any]]:
+        """Time a block of code; it is written down even if the block fails.
+
+        What the block adds to the dictionary that it gets is written down, too.
+        """
         start_s = self._clock()
         try:
-            yield
+            yield args
         finally:
             self.add(name, track, start_s, self._clock(), **args)
 
@@ -102,9 +105,9 @@ class NullTimeline(Timeline):
         """Do nothing."""
 
     @contextmanager
-    def span(self, name: str, track: str, **args: Any) -> Iterator[None]:
+    def span(self, name: str, track: str, **args: Any) -> Iterator[dict[str, Any]]:
         """Run the block."""
-        yield
+        yield args
 
     def residence(self, segment: str, change: str) -> None:
         """Do nothing."""

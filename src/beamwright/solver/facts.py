@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from beamwright.config import Settings
+from beamwright.decode.batching import BatchCounts
 from beamwright.protocols import SchedulePolicy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import num_generated
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.obeyed import policy_name
 from beamwright.solver.assembly import Machinery
-from beamwright.solver.solution import MemoryStats
+from beamwright.solver.solution import BatchStats, MemoryStats
 from beamwright.solver.split import memory_stats
 from beamwright.solver.tiers import Traffic
 
@@ -34,6 +35,8 @@ class RunFacts:
     exact: bool
     schedule: str
     attention: str
+    batch: BatchStats
+    rows_ahead: int = 0
     host_peak_bytes: int | None = None
     h2d_bytes: int = 0
     d2h_bytes: int = 0
@@ -43,13 +46,14 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Mark:
-    """All counters when a tree was admitted. tokens: drawn for all trees."""
+    """All counters when a tree was admitted. tokens: drawn for all trees; batch: what it did."""
 
     time_s: float
     traffic: Traffic
     seconds: Mapping[str, float]
     num_groups: int
     tokens: int
+    batch: BatchCounts
 
 
 class Meter:
@@ -74,6 +78,7 @@ class Meter:
             dict(accounting.seconds),
             accounting.num_groups,
             counts.row_tokens,
+            replace(counts),
         )
 
     def spent(self, since: Mark, before: Accounting | None = None) -> Accounting:
@@ -109,6 +114,8 @@ class Meter:
             exact=machinery.exact,
             schedule=policy_name(self._schedule),
             attention=parts.generator.backend.name,
+            batch=_batch(settings.schedule.max_batch, machinery.batch.counts, since.batch),
+            rows_ahead=machinery.batch.counts.speculative - since.batch.speculative,
             host_peak_bytes=sum(m.store.host_peak_bytes for m in models) if has_host else None,
             h2d_bytes=after.h2d_bytes - since.traffic.h2d_bytes,
             d2h_bytes=after.d2h_bytes - since.traffic.d2h_bytes,
@@ -118,3 +125,16 @@ class Meter:
 
     def _traffic(self) -> Traffic:
         return Traffic.now(self._machinery.parts.tier)
+
+
+def _batch(slots: int | None, now: BatchCounts, then: BatchCounts) -> BatchStats:
+    tokens, steps = now.row_tokens - then.row_tokens, now.steps - then.steps
+    computed = now.slot_tokens - then.slot_tokens
+    return BatchStats(
+        slots=slots,
+        iterations=now.iterations - then.iterations,
+        rows_mean=tokens / steps if steps else None,
+        occupancy=tokens / computed if computed else None,
+        admitted=now.admitted - then.admitted,
+        preempted=now.preempted - then.preempted,
+    )

@@ -99,6 +99,37 @@ class MemoryStats:
 
 
 @dataclass(frozen=True)
+class BatchStats:
+    """The generator's running batch while the problem was in flight, others beside it included.
+
+    slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
+    rows_mean: rows that wrote a token, per forward pass. occupancy: the same per row that was
+    computed, padding and rows that had ended included. admitted: rows that joined.
+    """
+
+    slots: int | None
+    iterations: int
+    rows_mean: float | None
+    occupancy: float | None
+    admitted: int
+    preempted: int
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """What was decoded ahead of selection: rows of all in flight, tokens of this tree.
+
+    kept_share: of its tokens, those in nodes that selection has opened.
+    """
+
+    mode: str
+    rows: int
+    tokens: int
+    kept: int
+    kept_share: float | None
+
+
+@dataclass(frozen=True)
 class TimeStats:
     """Seconds; every instant counted once. both_s: the verifier beside decoding or planning."""
 
@@ -138,6 +169,8 @@ class Solution:
     tokens: TokenCounts
     kv: KVStats
     memory: MemoryStats
+    batch: BatchStats
+    speculation: SpeculationStats
     time: TimeStats
     io_share: float
     goodput_tok_s: float | None
@@ -156,7 +189,7 @@ class Solution:
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found["tree_stats"]
-        for name in ("tokens", "kv", "memory", "time"):
+        for name in ("tokens", "kv", "memory", "batch", "speculation", "time"):
             found[name] = asdict(found[name])
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
         found["tree"] = asdict(self.tree_stats)

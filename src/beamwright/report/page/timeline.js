@@ -100,10 +100,19 @@ class TimePanel {
       context.textAlign = "right";
       context.fillText(word, GUTTER - 12, y + 11.5);
       context.fillStyle = colour(track);
-      for (const [, , start, end] of spans) {
+      const most = Math.max(1, ...spans.map(([, , , , args]) => (args.open_rows ?? 0) + (args.rows_ahead ?? 0)));
+      for (const [, , start, end, args] of spans) {
         const [from, to] = [Math.max(this.view.x(start), GUTTER), Math.min(this.view.x(end), width)];
-        // A hair between neighbours, so that groups can be told apart.
-        if (to >= GUTTER && from <= width) context.fillRect(from, y, Math.max(0.8, to - from - 0.6), TRACK_HEIGHT);
+        if (to < GUTTER || from > width) continue;
+        // A hair between neighbours, so that groups can be told apart; as high as the batch is full,
+        // what is decoded ahead of selection paler and on top.
+        const bar = (low, high) => context.fillRect(from, y + TRACK_HEIGHT * (1 - high), Math.max(0.8, to - from - 0.6), TRACK_HEIGHT * (high - low));
+        if (args.open_rows === undefined) { bar(0, 1); continue; }
+        const open = args.open_rows / most;
+        bar(0, open);
+        context.globalAlpha = 0.4;
+        bar(open, open + args.rows_ahead / most);
+        context.globalAlpha = 1;
       }
     });
   }
