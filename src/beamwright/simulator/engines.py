@@ -138,10 +138,10 @@ def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineRe
         free = case.kv_budget_bytes
         raise CapacityError("the longest path", needed, free, free)
     costs = RooflineCosts.of(case.model, case.hardware, Layout.TREE)
-    by_row, once = _Meter(costs, reads_once=False), _Meter(costs, reads_once=True)
+    by_row, once = EngineMeter(costs, reads_once=False), EngineMeter(costs, reads_once=True)
     for meters in ([by_row], [once]) if rules.waits else ([by_row, once],):
         fresh = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
-        run = _Run(rules.make(case.kv_budget_bytes // token_bytes, rounds), meters)
+        run = EngineRun(rules.make(case.kv_budget_bytes // token_bytes, rounds), meters)
         for requests in fresh:
             run.round(requests)
         for meter in meters:
@@ -150,10 +150,13 @@ def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineRe
     return by_row.result(num_steps), once.result(num_steps)
 
 
-class _Run:
-    """An engine through a search, on one or more clocks."""
+class EngineRun:
+    """An engine through a search, on one or more clocks.
 
-    def __init__(self, engine: RequestEngine, meters: Sequence[_Meter]) -> None:
+    prefilled: tokens forwarded as prompts; needed_prefill: of them, those that had no KV before.
+    """
+
+    def __init__(self, engine: RequestEngine, meters: Sequence[EngineMeter]) -> None:
         self.engine = engine
         self.iterations = self.completed = 0
         self.prefilled = self.needed_prefill = 0
@@ -196,10 +199,10 @@ class _Run:
         )
 
 
-class _Meter:
+class EngineMeter:
     """A clock and a link. ran: the search that they have measured."""
 
-    ran: _Run
+    ran: EngineRun
 
     def __init__(self, costs: RooflineCosts, *, reads_once: bool) -> None:
         self._costs, self._once = costs, reads_once
@@ -207,6 +210,11 @@ class _Meter:
         self._link = VirtualLink(self._clock, costs.transfer)
         self._token_bytes = costs.roofline.model.kv_bytes_per_token
         self._stall_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the search began."""
+        return self._clock.now_s
 
     def move(self, direction: Direction, tokens: int) -> Transfer:
         """Send KV across the link."""
@@ -259,4 +267,13 @@ class _Meter:
         )
 
 
-__all__ = ["ENGINES", "FAIR", "EngineCase", "EngineResult", "EngineRules", "simulate_engine"]
+__all__ = [
+    "ENGINES",
+    "FAIR",
+    "EngineCase",
+    "EngineMeter",
+    "EngineResult",
+    "EngineRules",
+    "EngineRun",
+    "simulate_engine",
+]

@@ -9,7 +9,7 @@ off: full blocks are stored once they are computed, loads are what follows the h
 without a gap, and arrive while others run.
 
 Kinder than the real engine: the host holds everything, requests that need a block on its way share
-it, and all rows of a search may run at once.
+it, and all rows of a search may run at once unless `max_running` says otherwise.
 """
 
 from __future__ import annotations
@@ -25,15 +25,27 @@ _MAX_BATCHED_TOKENS = 8192
 
 
 class VllmEngine:
-    """vLLM as `RequestEngine`. num_blocks: of the device; offload: with a host tier."""
+    """vLLM as `RequestEngine`. num_blocks: of the device; offload: with a host tier.
 
-    def __init__(self, num_blocks: int, *, block_tokens: int = 16, offload: bool = False) -> None:
+    max_running: most requests at a time (`max_num_seqs`); None for as many as fit.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_tokens: int = 16,
+        offload: bool = False,
+        max_running: int | None = None,
+        max_batched_tokens: int = _MAX_BATCHED_TOKENS,
+    ) -> None:
         self.pool = PrefixBlocks(num_blocks)
         self.preemptions = 0
         self.stopped: set[Lineage] = set()
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
         self._size, self._offload = block_tokens, offload
+        self._max_running, self._max_batched_tokens = max_running, max_batched_tokens
         self._blocks: dict[Request, list[int]] = {}
         self._kept: dict[Request, int] = {}  # leading blocks that can be found
         self._loading: dict[Request, list[int]] = {}  # keys of new blocks
@@ -56,7 +68,7 @@ class VllmEngine:
 
     def schedule(self) -> Iteration:
         stored, self._num_unsaved = self._num_unsaved, 0
-        budget, ousted = _MAX_BATCHED_TOKENS, self._num_ousted
+        budget, ousted = self._max_batched_tokens, self._num_ousted
         rows: list[tuple[Request, int]] = []
         for request in tuple(self.running):
             new = min(request.num_tokens - request.computed, budget)
@@ -120,7 +132,8 @@ class VllmEngine:
     def _admit(
         self, rows: list[tuple[Request, int]], loads: list[tuple[Request, int]], budget: int
     ) -> None:
-        while self.waiting and budget:
+        most = self._max_running
+        while self.waiting and budget and (most is None or len(self._blocks) < most):
             request = self.waiting[0]
             keys = self.keys(request)[: (request.num_tokens - 1) // self._size]
             hits = self.pool.match(keys)
