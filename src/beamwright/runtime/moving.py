@@ -123,14 +123,18 @@ class MovingSplit:
         needed = _need_bytes(self._generator, [step] * len(beams))
         if self._split == "roofline":
             self._choose(beams, step)
-        if self._takes_turns and (needed > self.generator_bytes or self._split != "auto"):
+        if self._takes_turns and self._is_short(needed > self.generator_bytes):
             self._move(self._part(needed, self._verifier))
 
     def _score(self, nodes: Sequence[Node]) -> None:
         """Scoring is next."""
         needed = _need_bytes(self._verifier, [len(node.token_ids) + 1 for node in nodes])
-        if self._takes_turns and (needed > self.verifier_bytes or self._split != "auto"):
+        if self._takes_turns and self._is_short(needed > self.verifier_bytes):
             self._move(self.total_bytes - self._part(needed, self._generator))
+
+    def _is_short(self, now: bool) -> bool:
+        """Memory is short, or has been: needs are estimates, so all that is free is taken then."""
+        return now or self.counts.moves > 0 or self._split != "auto"
 
     def _part(self, needed_bytes: int, idle: Residency) -> int:
         """What the model that runs next gets: its need, and what the idle one has no use for."""
@@ -149,10 +153,11 @@ class MovingSplit:
         self._takes_turns = turns is not None and (best is None or turns.total_s < best.total_s)
         if self._takes_turns or best is None:
             return
-        least, most = (
-            self._least(self._generator, beams),
-            total - self._least(self._verifier, beams),
-        )
+        least = self._least(self._generator, beams)
+        most = total - self._least(self._verifier, beams)
+        if least > most:  # nobody can be sure of a path: as in the beginning
+            self._move(self._first_bytes)
+            return
         wanted = min(most, max(best.generator_bytes, least))
         if least <= self.generator_bytes <= most:
             now = fixed_split(case, self.generator_bytes, self.verifier_bytes)
@@ -172,15 +177,12 @@ class MovingSplit:
         )
 
     def _least(self, store: Residency, beams: Sequence[Node]) -> int:
-        """What the longest path and the longest step take: every beam can be decoded and scored.
-
-        Half of the memory where they do not both have that.
-        """
+        """What the longest path and the longest step take: every beam can be decoded and scored."""
         device, step = store.device, self._most_step_tokens + 1
         longest = max(beams, key=_path_tokens)
         depth = len(longest.path())
         blocks = device.blocks_for(_path_tokens(longest) + depth) + depth + device.blocks_for(step)
-        return min((blocks + 1) * device.bytes_per_block, self.total_bytes // 2)
+        return (blocks + 1) * device.bytes_per_block
 
     def _move(self, generator_bytes: int) -> None:
         """Give the generator so much, and the verifier the rest, as far as what is held allows."""
