@@ -1,6 +1,7 @@
 """Does the tree depend on how problems are run beside each other? Equal hashes are required.
 
-A pairwise covering array of slots, batching, KV budget, problems in flight and executor. Each row
+A pairwise covering array of slots, batching, KV budget, problems in flight, executor, speculation,
+the split of KV between generator and verifier, and the order of beams. Each row
 takes its share of the problems in turn, so that the rows together run all of them. Compared with
 every problem alone, all KV on the device, plain executor. Float64: a row's bits do not depend on
 who is beside it where the machine's products do.
@@ -28,9 +29,12 @@ FACTORS: dict[str, list[Any]] = {
     "budget": ["in-gpu", "half", "quarter", "least"],
     "in_flight": [1, 16],
     "executor": ["plain", "overlapped"],
+    "speculation": ["off", "exact", "auto"],
+    "split": ["auto", "0.2", "0.8", "roofline", "offload"],
+    "schedule": ["locality", "prefix"],
 }
 SHARES = {"in-gpu": 1.0, "half": 0.5, "quarter": 0.25, "least": 0.0}
-COLUMNS = [*FACTORS, "equal", "trees", "kv_kib", "raised", "h2d_mib", "d2h_mib", "seconds"]
+COLUMNS = [*FACTORS, "equal", "trees", "kv_kib", "raised", "ahead", "h2d_mib", "d2h_mib", "seconds"]
 Outcomes = Mapping[str, Solution | BeamwrightError]
 
 
@@ -39,7 +43,7 @@ class Compared:
 
     def __init__(self, options: Mapping[str, Any], problems: Sequence[Problem]) -> None:
         self._options, self._problems = options, problems
-        self.alone = self._together({"executor": "plain"}, problems, 1)
+        self.alone = self._together({"executor": "plain", "speculation": "off"}, problems, 1)
         self._peaks = {1: _peak_bytes(self.alone)}
         self._first = 0
 
@@ -52,6 +56,8 @@ class Compared:
             "max_batch": row["slots"],
             "batching": row["batching"],
             "executor": row["executor"],
+            "speculation": row["speculation"],
+            "split": row["split"],
         }
         found, budget, raised = self._within(row, options, problems)
         solved = [each for each in found.values() if isinstance(each, Solution)]
@@ -63,6 +69,7 @@ class Compared:
             "different": different,
             "kv_kib": None if budget is None else budget // 1024,
             "raised": raised,
+            "ahead": sum(each.tokens.speculated for each in solved),
             # Figures of the link are of all that were in flight together.
             "h2d_mib": round(max(each.kv.h2d_bytes for each in solved) / 2**20, 2),
             "d2h_mib": round(max(each.kv.d2h_bytes for each in solved) / 2**20, 2),
@@ -77,6 +84,8 @@ class Compared:
         """
         in_flight = row["in_flight"]
         if row["budget"] == "in-gpu":
+            if row["split"] in ("offload", "roofline"):  # there is nowhere to go
+                options = {**options, "split": "auto"}
             options = {**options, "schedule": "in-gpu"}
             return self._together(options, problems, in_flight), None, 0
         step = self._peaks[1] // 20
@@ -84,7 +93,7 @@ class Compared:
         found: dict[str, Solution | BeamwrightError] = {}
         left, raised = list(problems), 0
         while left:
-            tight = {**options, "schedule": "locality", "kv_memory": budget}
+            tight = {**options, "schedule": row["schedule"], "kv_memory": budget}
             now = self._together(tight, left, in_flight)
             found |= now
             wants = {k: each for k, each in now.items() if isinstance(each, CapacityError)}
@@ -122,6 +131,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Do slots, budgets and company change a tree?")
     parser.add_argument("--problems", type=int, default=100, help="of bundled:test")
     parser.add_argument("--per-row", type=int, default=100, help="problems of each row")
+    parser.add_argument("--search", default="beam")
     parser.add_argument("--n", type=int, default=4)
     parser.add_argument("--width", type=int, default=2)
     parser.add_argument("--max-rounds", type=int, default=3)
@@ -136,7 +146,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    names = ("model", "verifier", "n", "width", "max_rounds", "dtype", "host_memory")
+    names = ("model", "verifier", "search", "n", "width", "max_rounds", "dtype", "host_memory")
     problems = load_problems("bundled:test", args.problems).problems
     compared = Compared({name: getattr(args, name) for name in names}, problems)
     say(f"  {len(compared.alone)} problems alone")

@@ -26,7 +26,7 @@ Some KB of host memory each before the first token. Repeated sampling goes to 10
 (arXiv 2407.21787).
 """
 
-Speculation = Literal["off", "exact", "auto"]
+Speculation = Literal["off", "exact", "truncate", "auto"]
 """Whether children of finished steps are decoded before selection has chosen among those."""
 
 _LONGEST_SHOWN = 120

@@ -131,7 +131,7 @@ class DecodesAhead(Protocol):
     """An executor, or what it lets write, that may decode children that selection has not opened
     yet (FlashTTS 4.1).
 
-    speculation: whether it ever does ("off"), always ("exact"), or where it pays ("auto").
+    speculation: whether it ever does ("off"), always ("exact", "truncate"), or where it pays.
     speculating: there are some that it can go on with. last_rows: those of the last iteration whose
     nodes are open, and the speculative ones.
     """
@@ -148,6 +148,10 @@ class DecodesAhead(Protocol):
 
         Instead of those that waited; what is under way goes on until it is cancelled.
         """
+        ...
+
+    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+        """Let an open node begin with this share of its sibling's tokens (`truncate`)."""
         ...
 
 

@@ -1,11 +1,13 @@
 """Exact speculation: the tree is the same, whatever was decoded ahead and whatever became of it."""
 
+import itertools
 import random
 
 import pytest
 
 from beamwright.decode import RunningBatch
 from beamwright.errors import PolicyError
+from beamwright.models import PrefillRequest
 from beamwright.protocols import Prospect, StepDecoded, StepDropped
 from beamwright.runtime.obeyed import foreseen
 from beamwright.runtime.speculation import SpeculativeChildren
@@ -133,6 +135,50 @@ def test_open_steps_join_before_anything_that_was_decoded_ahead_goes_on(make_sol
     assert not late
 
 
+def test_truncated_duplicates_are_written_as_any_step_is(make_solver):
+    """The paper's way changes the tree, and says so; tokens, KV and ends still fit together."""
+    options = {**FAST, "search": "beam", "dtype": "float64", "max_step_tokens": 40}
+    options |= {"max_tokens": 90, "n": 12, "width": 4}
+    (exact_hash, _), plain = facts(make_solver(**options))
+    seen = []
+    with make_solver(**options, speculation="truncate") as solver:
+        solution = solver.solve(PROBLEM, on_round=lambda report: seen.append(report.tree))
+        assert_nothing_allocated(solver)
+        tree = seen[-1]
+        families = [node.children for node in tree.nodes() if len(node.children) > 1]
+        shared = [common(*family[:2]) for family in families if family[0].parent is not tree.root]
+        assert max(shared) > 3, "siblings begin alike"
+        for node in tree.finished():
+            assert logprobs_of(solver, node) == pytest.approx(written(node), abs=1e-5)
+    assert len(solution.candidates) == len(plain.candidates)
+    assert solution.tree_hash != exact_hash
+    assert (plain.exact, solution.exact) == (True, False)
+    assert any("--speculation truncate" in line for line in solution.warnings)
+
+
+def common(first, second):
+    """Tokens that two steps begin with."""
+    pairs = zip(first.token_ids, second.token_ids, strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def written(leaf):
+    """Log-probabilities of a path's tokens as they were written."""
+    return [logprob for node in leaf.path()[1:] for logprob in node.logprobs]
+
+
+def logprobs_of(solver, leaf):
+    """The same from one forward pass over the whole path."""
+    model = solver.generator
+    tokens = leaf.path_token_ids()
+    segment = model.store.create()
+    (hidden,) = model.prefill([PrefillRequest((), segment, tuple(tokens), 0)])
+    model.store.free(segment)
+    logits = model.decoder.logits(hidden).log_softmax(-1)
+    start = leaf.root.end
+    return [float(logits[place - 1, tokens[place]]) for place in range(start, len(tokens))]
+
+
 # --- the children of one tree ----------------------------------------------------------------
 
 
@@ -169,7 +215,7 @@ def test_what_is_opened_is_taken_as_it_is():
     assert [node.state for node in opened] == [NodeState.CANDIDATE, NodeState.OPEN, NodeState.OPEN]
     assert not any(node.speculative for node in opened)
     assert {node.round for node in opened} == {1}
-    assert children.rest() == [made[2]]
+    assert children.rest(tree) == [made[2]]
     assert made[0].usage["speculated_kept"] == 2
     assert second.usage["speculated"] == 2, "a parent bears what was lost"
     assert not list(children)
@@ -189,11 +235,25 @@ def test_parents_that_nothing_was_decided_about_keep_theirs():
     (deeper,) = children.of([Prospect(made[0], 1)])
     tree.keep(first)
     tree.expand(first, 1, begun=children.taken(first, 1, greedy=False))
-    assert children.rest() == [made[1]], "the child that was opened is undecided, as is `second`"
+    assert children.rest(tree) == [made[1]], "nothing was decided about what was opened"
     assert set(children) == {made[2], deeper}
     tree.prune(made[0])
     tree.prune(second)
-    assert children.rest() == [deeper, made[2]]
+    assert children.rest(tree) == [deeper, made[2]]
+
+
+def test_a_search_that_is_over_keeps_none():
+    tree, _, _, children, made = begun_tree()
+    assert children.rest(tree) == [], "nothing is decided"
+    tree.done = True
+    assert children.rest(tree) == made[::-1]
+
+
+def test_searches_that_end_at_a_limit_free_what_was_ahead(make_solver):
+    options = {**FAST, "search": "beam", "max_rounds": 2, "max_tokens": 400, "ignore_eos": True}
+    with make_solver(**options, speculation="exact") as solver:
+        for _ in range(2):
+            assert facts(solver)[1].tokens.speculated
 
 
 def test_late_news_of_a_dropped_child_is_nothing(make_solver):

@@ -153,7 +153,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "speculation": (
         None,
         "Decode children of complete steps in slots that nobody waits for, before selection has "
-        "chosen among those steps (exact: the tree is the same); auto: where it pays.",
+        "chosen among those steps (exact: the tree is the same; truncate: it is not, as in "
+        "FlashTTS siblings begin with a part of what one of them has); auto: exact where it pays.",
     ),
     "write_back": (
         None,

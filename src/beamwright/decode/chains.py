@@ -42,8 +42,8 @@ class Chains:
     def __init__(self, residency: Residency, prefill: Prefill, progress: Progress) -> None:
         self._residency, self._prefill, self._progress = residency, prefill, progress
 
-    def complete(self, beams: Sequence[Node], lease: Lease) -> list[Segment]:
-        """Forward what the beams' paths still owe: prompts and turns.
+    def complete(self, rows: Sequence[Row], lease: Lease) -> list[Segment]:
+        """Forward what the rows' paths still owe: prompts and turns, and tokens that were given.
 
         A reply's last step was cleared when it ended; behind a turn it is computed again.
         Returns the segments that have grown; those that were empty join the lease.
@@ -51,7 +51,7 @@ class Chains:
         Raises:
             CapacityError: if the KV budget cannot hold them.
         """
-        parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
+        parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
         grown: list[Segment] = []
         for level in _owing(parents):
             requests = [self._owed(node) for node in level]
@@ -67,7 +67,23 @@ class Chains:
             if not state.extended:  # once, in however many batches its children are decoded
                 node.usage["generator_reused"] += node.end
                 state.extended = True
+        self._forward_given(rows, lease)
         return grown
+
+    def _forward_given(self, rows: Sequence[Row], lease: Lease) -> None:
+        """Tokens of rows that nobody has decoded for them."""
+        owing = [row for row in rows if row.segment.length < row.forwarded]
+        if not owing:
+            return
+        requests = []
+        for row in owing:
+            stored = row.segment.length
+            tokens = tuple(row.tokens[stored : row.forwarded])
+            row.node.usage["generator_prefilled"] += len(tokens)
+            path = path_to(row.node.parent)
+            requests.append(PrefillRequest(path, row.segment, tokens, row.node.start + stored))
+        lease.add({row.segment: 1 for row in owing if not row.segment.length})
+        self._prefill(requests)
 
     def _owed(self, node: Node) -> PrefillRequest:
         """What a node lacks; it has a segment afterwards."""

@@ -17,6 +17,8 @@ from beamwright.kv import Path, PathPart, Residency, Segment, copies_needed
 from beamwright.protocols import KVDemand
 from beamwright.tree import Node
 
+_LEAST_BEGUN = 2
+
 
 class Room:
     """The device of one residency, as rows see it. Creates their segments."""
@@ -35,6 +37,23 @@ class Room:
             state = node.handles[OWNER] = GeneratorState(segment, row=row)
         assert state.row is not None
         return state.row
+
+    def duplicates(self, node: Node, begun: Node, share: float) -> list[Row]:
+        """The row of an open node with a share of its sibling's tokens; none if that is too few.
+
+        Their KV is computed when it joins (`chains`).
+        """
+        state: GeneratorState | None = begun.handles.get(OWNER)
+        under_way = None if begun.token_ids or state is None else state.row
+        tokens: Sequence[int] = begun.token_ids if under_way is None else under_way.tokens
+        source = begun if under_way is None else under_way
+        row = self.row(node, 0)
+        count = min(int(share * len(tokens)), row.limit.tokens - 1)
+        if count < _LEAST_BEGUN or row.tokens:
+            return []
+        row.tokens, row.logprobs = list(tokens[:count]), list(source.logprobs[:count])
+        row.stats = {name: list(values[:count]) for name, values in source.stats.items()}
+        return [row]
 
     def read_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Device copies that these rows read."""

@@ -147,6 +147,10 @@ class Rows(Protocol):
         """
         ...
 
+    def learn_begun(self, row: Row) -> None:
+        """A row was given tokens that nobody drew for it: where its stop detection is."""
+        ...
+
     def max_tokens(self, running: Sequence[Row]) -> int:
         """Tokens until a row's newest ones have to be read as stored ones."""
         ...

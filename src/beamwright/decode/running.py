@@ -61,7 +61,8 @@ class RunningBatch:
         progress: Progress | None = None,
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
-        self.batching, self._memory = batching, memory or WorkingMemory.unknown()
+        self.batching, self.speculation = batching, str(batching.speculation)
+        self._memory = memory or WorkingMemory.unknown()
         self._room = Room(residency, lengths)
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
@@ -81,11 +82,6 @@ class RunningBatch:
     def busy(self) -> bool:
         """True if an open step runs or waits."""
         return bool(self._queue) or not all(row.speculative for row in self.running)
-
-    @property
-    def speculation(self) -> str:
-        """Whether slots that nobody waits for are filled."""
-        return self.batching.speculation
 
     @property
     def speculating(self) -> bool:
@@ -132,6 +128,11 @@ class RunningBatch:
     def speculate(self, nodes: Sequence[Node]) -> None:
         """Children to be decoded in slots that no open step waits for, the likeliest first."""
         self._ahead.replace(nodes)
+
+    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+        """Let an open node begin with this share of its sibling's tokens."""
+        for row in self._room.duplicates(node, begun, share):
+            self._rows.learn_begun(row)
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Give these nodes' steps up, whether they run or wait, and free what they hold."""
@@ -318,7 +319,7 @@ class RunningBatch:
         residency = self._residency
         held = residency.acquire(self._room.read_by(rows))
         try:
-            grown = self._chains.complete([row.node for row in rows], held)
+            grown = self._chains.complete(rows, held)
             if self._eager and not rows[0].speculative:
                 residency.write_back(grown)
                 residency.write_back(residency.dirty())
@@ -345,7 +346,7 @@ class RunningBatch:
     @property
     def _fills(self) -> bool:
         """True if something is, or surely will be, decoded ahead in this round."""
-        return self._ahead.active or self.speculation == "exact"
+        return self._ahead.active or self.speculation in ("exact", "truncate")
 
     def _fill(self) -> None:
         """Give slots that nobody waits for to children of complete steps, where room is free."""
@@ -420,10 +421,9 @@ class RunningBatch:
         row.let_go()
         if row.speculative:
             self._ahead.put_back(row.node)
-            return
-        self._queue.put_back(row.node, row.group)
-        self._full = True
-        self.counts.preempted += 1
+        else:
+            self._queue.put_back(row.node, row.group)
+            self.counts.preempted, self._full = self.counts.preempted + 1, True
 
     def _out_of_memory(self) -> None:
         """Begin all running steps again, half as many at a time: same streams, same tree."""

@@ -120,6 +120,16 @@ class StopWords:
         """Where a step's text begins, and its delimiter's matched bytes count from."""
         return 0 if step.step_tokens is not None else self._first.get(step.delimiter, 0)
 
+    def matched(self, step: StepSettings, token_ids: Sequence[int]) -> int:
+        """Bytes of the delimiter that a step with these tokens, which do not complete it, ends
+        with."""
+        if not self.learn([step]):
+            return 0
+        first = state = self.first_state(step)
+        for token in token_ids:
+            state = int(self._next_state[state, token])
+        return state - first
+
     def learn(self, steps: Sequence[StepSettings]) -> bool:
         """Have the tables of these settings' delimiters; False if there are none."""
         wanted = {step.delimiter for step in steps if step.step_tokens is None}

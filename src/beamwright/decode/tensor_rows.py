@@ -146,6 +146,9 @@ class TensorRows:
     def held_bytes(self) -> int:
         return self._session.held_bytes if self._stays else 0
 
+    def learn_begun(self, row: Row) -> None:
+        row.matched = self._words.matched(row.decoding.step, row.tokens)
+
     def max_tokens(self, running: Sequence[Row]) -> int:
         del running
         return self._session.max_tokens()

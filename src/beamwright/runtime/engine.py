@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from beamwright.errors import BeamwrightError, LinkError
 from beamwright.protocols import (
@@ -139,6 +140,8 @@ class Engine:
             with self._fails_alone(run):
                 found += run.prospects()
         found.sort(key=lambda prospect: -prospect.potential)
+        if executor.speculation == "truncate":  # one writes, and its siblings begin alike
+            found = [replace(prospect, children=1) for prospect in found]
         children = [self._live[each.node.root].speculative.of([each]) for each in found]
         executor.speculate([child for some in children for child in some])
 
@@ -146,7 +149,7 @@ class Engine:
         """True if children of finished steps are to be decoded ahead."""
         if executor.speculation == "auto":
             return len(self._live) == 1 and self._payoff.pays
-        return executor.speculation == "exact"
+        return executor.speculation in ("exact", "truncate")
 
     def _commit(self, run: TreeRun, event: Event) -> None:
         """Write an event into its tree, or keep it until it is known whether it belongs there."""
@@ -206,7 +209,7 @@ class Engine:
 
     def _drop_rest(self, run: TreeRun) -> None:
         """Free what was decoded ahead and cannot be opened any more."""
-        left = run.speculative.rest()
+        left = run.speculative.rest(run.tree)
         self._payoff.speculated += sum(node.usage["speculated"] for node in left)
         self._executor.release(left)
 
@@ -232,6 +235,9 @@ class Engine:
                 run.obey(action)
         if run.error is not None:
             return
+        if isinstance(self._executor, DecodesAhead) and self._executor.speculation == "truncate":
+            for node, begun, share in run.duplicates():
+                self._executor.begin_like(node, begun, share)
         self._drop_rest(run)
         total_s = run.note_ends(candidates, clock())
         self._executor.release(tree.release_dead())

@@ -87,6 +87,10 @@ class PlainExecutor:
         if isinstance(self._writer, DecodesAhead):
             self._writer.speculate(nodes)
 
+    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+        if isinstance(self._writer, DecodesAhead):
+            self._writer.begin_like(node, begun, share)
+
     def cancel(self, nodes: Sequence[Node]) -> None:
         self._writer.cancel(nodes)
 

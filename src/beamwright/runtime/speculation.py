@@ -91,15 +91,16 @@ class SpeculativeChildren:
             node.usage["speculated_kept"] = node.usage["speculated"]
         return found
 
-    def rest(self) -> list[Node]:
+    def rest(self, tree: SearchTree) -> list[Node]:
         """Those that cannot be opened any more; they are forgotten, the last made first.
 
-        A parent that nothing was decided about may still get children.
+        A parent that nothing was decided about may still get children, unless the search is over.
         """
         gone: dict[Node, None] = {}
         for node in self:  # parents come first
             assert node.parent is not None
-            if node.parent in gone or node.parent.state is not NodeState.CANDIDATE:
+            undecided = node.parent.state is NodeState.CANDIDATE and not tree.done
+            if node.parent in gone or not undecided:
                 gone[node] = None
         for node in reversed(gone):
             self.forget(node)

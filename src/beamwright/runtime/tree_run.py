@@ -25,6 +25,8 @@ from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.speculation import SpeculativeChildren
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
+_TRUNCATED, _SPREAD = 0.85, 0.1
+
 Aggregate = Callable[[Sequence[float | None]], float | None]
 # Token ids of a turn behind an ended reply; None where it does not fit the context.
 RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
@@ -77,6 +79,7 @@ class TreeRun:
     num_calls: int = 0
     error: BeamwrightError | None = None
     _complete: list[Node] = field(default_factory=list)
+    _opened: list[list[Node]] = field(default_factory=list)
 
     def own_s(self, now: float) -> float:
         """Seconds that this process has spent on the tree."""
@@ -168,6 +171,7 @@ class TreeRun:
                 begun = self.speculative.taken(node, children, greedy=greedy)
                 opened = tree.expand(node, children, greedy=greedy, begun=begun)
                 self._complete += [n for n in opened if n.state is NodeState.CANDIDATE]
+                self._opened.append(opened)
             case Ask(node, turn):
                 token_ids = self.render_turn(node, turn)
                 if token_ids is None:
@@ -182,6 +186,19 @@ class TreeRun:
             case Finish(reason):
                 tree.done = True
                 tree.reason_fewer = reason
+
+    def duplicates(self) -> list[tuple[Node, Node, float]]:
+        """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
+        sibling that has tokens, and the share of these, R ~ N(0.85, 0.1), that they begin with."""
+        opened, self._opened = self._opened, []
+        found: list[tuple[Node, Node, float]] = []
+        for siblings in opened:
+            begun = next((node for node in siblings if node.usage["speculated"]), None)
+            for node in siblings:
+                if begun is not None and not node.usage["speculated"]:
+                    drawn = Random(f"truncate {node.lineage}").gauss(_TRUNCATED, _SPREAD)
+                    found.append((node, begun, min(1.0, max(0.0, drawn))))
+        return found
 
     def note_ends(self, candidates: Sequence[Node], now: float) -> float:
         """Count the seconds of what has been decided about these; returns those so far."""

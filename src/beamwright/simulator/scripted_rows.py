@@ -54,6 +54,9 @@ class ScriptedRows:
         if joining:
             self._open()
 
+    def learn_begun(self, row: Row) -> None:
+        del row.tokens[self._script.step(row.node).tokens - 1 :]
+
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
 

@@ -32,6 +32,10 @@ from beamwright.solver.solution import (
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
 _ROUND_LIMIT = "round_limit"
+_TRUNCATED = (
+    "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
+    "was time for; another run gives another tree"
+)
 
 
 def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
@@ -172,6 +176,8 @@ def _warnings(
         answers = [candidate.answer for candidate in candidates]
         stops = [candidate.stop for candidate in candidates]
         found += doubts_about_answers(answers, stops, facts.settings)
+    if facts.settings.schedule.speculation == "truncate":
+        found += [_TRUNCATED]
     return tuple(found)
 
 

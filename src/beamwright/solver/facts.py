@@ -111,7 +111,7 @@ class Meter:
             else moved.counts.most_generator_bytes,
             memory=memory_stats(settings.memory.split, parts.plan, moved),
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
-            exact=machinery.exact,
+            exact=machinery.exact and settings.schedule.speculation != "truncate",
             schedule=policy_name(self._schedule),
             attention=parts.generator.backend.name,
             batch=_batch(settings.schedule.max_batch, machinery.batch.counts, since.batch),

@@ -178,7 +178,8 @@ class SolverOptions(RequestOptions, total=False):
     """
     speculation: Speculation
     """Decode children of complete steps in slots that nobody waits for, before selection has chosen
-    (exact: the tree is the same); auto: where it pays.
+    (exact: the tree is the same; truncate: it is not, as in FlashTTS siblings begin with a part of
+    what one of them has); auto: exact where it pays.
     """
     write_back: Literal["auto", "eager", "lazy"]
     """Store KV on the host as soon as it is complete (eager), or what has to leave next, a group
