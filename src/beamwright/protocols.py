@@ -231,7 +231,10 @@ class Foresees(Protocol):
     beams: of the round that is under way; candidates have their step, and some of them a score.
     ahead: speculative children that have their step. A wrong prospect costs time and changes
     nothing.
+    foresees_by_score: scores of this round's steps are worth having before the round is over.
     """
+
+    foresees_by_score: bool
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]

@@ -267,6 +267,8 @@ def test_late_news_of_a_dropped_child_is_nothing(make_solver):
 
 
 class Foreseeing:
+    foresees_by_score = True
+
     def __init__(self, *found):
         self.found = found
 

@@ -135,8 +135,8 @@ class Engine:
             return
         found: list[Prospect] = []
         for run in list(self._live.values()):
-            if run.open:
-                self._have_scored(run)  # what its scores are says what to go on with
+            if run.scores_early:
+                self._have_scored(run)
             with self._fails_alone(run):
                 found += run.prospects()
         found.sort(key=lambda prospect: -prospect.potential)

@@ -125,6 +125,11 @@ class TreeRun:
         if lengths:
             payoff.note_round(lengths, decode_s, verify_s, self.num_calls)
 
+    @property
+    def scores_early(self) -> bool:
+        """True if scores are worth having while other steps of the round are decoded."""
+        return bool(self.open) and getattr(self.strategy, "foresees_by_score", False)
+
     def prospects(self) -> list[Prospect]:
         """What the strategy may extend when this round is over."""
         return foreseen(self.strategy, self.tree, self.beams, self.speculative.complete())

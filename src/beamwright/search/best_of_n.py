@@ -31,6 +31,8 @@ from beamwright.tree import Node, SearchTree
 class BestOfN(SearchPolicy):
     """Every unfinished path goes on until it ends, or until the rounds are used up."""
 
+    foresees_by_score = False
+
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         n, max_rounds = self.search.n, self.search.max_rounds
         if tree.rounds == 0:

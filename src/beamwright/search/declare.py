@@ -35,6 +35,7 @@ class SearchPolicy(Section):
     """
 
     shared: ClassVar[frozenset[str]] = frozenset({"search"})
+    foresees_by_score: ClassVar[bool] = True
     search: SearchSettings = SearchSettings()
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:

@@ -47,6 +47,8 @@ class OnlineDeepConf(SearchPolicy):
         InputError: if the warm-up has more than n paths.
     """
 
+    foresees_by_score = False
+
     warmup: int | None = option(
         None, ge=1, metavar="PATHS", help="Paths that set the bar (default: n / 4, at most 16)."
     )

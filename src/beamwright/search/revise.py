@@ -34,6 +34,8 @@ REVISION = (
 class SequentialRevision(SearchPolicy):
     """n paths from the root; a reply that ends by itself is answered with the next turn."""
 
+    foresees_by_score = False
+
     revisions: int = option(1, ge=1, help="Critiques and new answers per path.")
     critique_prompt: str = option(
         CRITIQUE, min_length=1, metavar="TEXT", help="What asks for a critique."

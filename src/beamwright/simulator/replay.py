@@ -102,6 +102,7 @@ class ReplayStrategy:
 
     def __init__(self, script: Script, foresee: Foresee = foresee_by_scores) -> None:
         self._script, self._foresee = script, foresee
+        self.foresees_by_score = foresee is foresee_by_scores
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
