@@ -33,7 +33,7 @@ def tree():
 
 @pytest.fixture
 def run(tree):
-    def simulated(total_bytes, split=None, share=0.5):
+    def simulated(total_bytes, split=None, share=0.5, speculation="off"):
         costs, own = RooflineCosts.of(MODEL, CARD, Layout.TREE), int(share * total_bytes)
         case = Simulation(
             tree,
@@ -45,6 +45,7 @@ def run(tree):
             verifier=VerifierCase(MODEL, costs, total_bytes - own),
             split=split,
             hardware=CARD,
+            speculation=speculation,
         )
         return simulate(case)
 
@@ -145,3 +146,14 @@ def test_what_fits_in_equal_parts_fits_however_memory_moves(seed):
     if base is not None:
         assert all(each is not None for each in found.values())
         assert found["auto"].time_s <= 1.01 * base.time_s
+
+
+@pytest.mark.parametrize("split", MOVING)
+@pytest.mark.parametrize("of_need", [0.35, 0.5, 0.7])
+def test_what_fits_in_halves_fits_however_memory_moves_with_steps_scored_early(run, split, of_need):
+    """Speculation scores steps while others hold the generator's part, and cannot wait for it."""
+    total = int(of_need * 2 * NEED)
+    run(total, speculation="exact")
+    found = run(total, split, speculation="exact")
+    assert found.split_moves > 0 or split == "roofline"
+    assert found.speculated_tokens >= found.kept_tokens

@@ -51,7 +51,9 @@ class MovingSplit:
     before every round how large the parts are, or that both take turns, if that is faster.
     offload: whoever runs next gets everything.
 
-    costs: of generator and verifier. most_step_tokens: how long a step may become.
+    costs: of generator and verifier. most_step_tokens: how long a step may become. scores_early:
+    steps are scored while others are decoded (speculation), so that neither model may be left
+    without room for its longest path while the other has its turn.
     """
 
     def __init__(
@@ -62,10 +64,13 @@ class MovingSplit:
         hardware: Hardware,
         split: str = "auto",
         most_step_tokens: int = 256,
+        *,
+        scores_early: bool = False,
     ) -> None:
         self._generator, self._verifier = generator, verifier
         self._costs, self._hardware = costs, hardware
         self._split, self._most_step_tokens = split, most_step_tokens
+        self._scores_early = scores_early
         self._first_bytes = generator.device.budget.total_bytes
         self.total_bytes = self._first_bytes + verifier.device.budget.total_bytes
         self.restart()
@@ -101,7 +106,7 @@ class MovingSplit:
         self._seen = seen
         with suppress(CapacityError):  # of the host tier: everything stays where it is
             if scoring:
-                self._score(scoring)
+                self._score(scoring, beams)
             else:
                 self._decode(beams)
 
@@ -124,13 +129,21 @@ class MovingSplit:
         if self._split == "roofline":
             self._choose(beams, step)
         if self._takes_turns and self._is_short(needed > self.generator_bytes):
-            self._move(self._part(needed, self._verifier))
+            kept = self._kept(self._verifier, beams)
+            self._move(min(self._part(needed, self._verifier), self.total_bytes - kept))
 
-    def _score(self, nodes: Sequence[Node]) -> None:
-        """Scoring is next."""
+    def _score(self, nodes: Sequence[Node], beams: Sequence[Node]) -> None:
+        """Scoring is next; the beams are decoded meanwhile, or after it."""
         needed = _need_bytes(self._verifier, [len(node.token_ids) + 1 for node in nodes])
         if self._takes_turns and self._is_short(needed > self.verifier_bytes):
-            self._move(self.total_bytes - self._part(needed, self._generator))
+            kept = self._kept(self._generator, beams)
+            self._move(max(self.total_bytes - self._part(needed, self._generator), kept))
+
+    def _kept(self, idle: Residency, beams: Sequence[Node]) -> int:
+        """What the model whose turn it is not keeps, half of the memory at most."""
+        if not (self._scores_early and beams):
+            return 0
+        return min(self._least(idle, beams), self.total_bytes // 2)
 
     def _is_short(self, now: bool) -> bool:
         """Memory is short, or has been: needs are estimates, so all that is free is taken then."""

@@ -246,7 +246,15 @@ class _Bench:
             return None
         costs = case.model, case.verifier.model
         longest = case.step.step_tokens or case.step.max_step_tokens
-        return MovingSplit(self.residency, self.scorer, costs, case.hardware, case.split, longest)
+        return MovingSplit(
+            self.residency,
+            self.scorer,
+            costs,
+            case.hardware,
+            case.split,
+            longest,
+            scores_early=case.speculation != "off",
+        )
 
     def stalled_s(self) -> float:
         """Seconds in which compute waited for the link, the verifier's included."""

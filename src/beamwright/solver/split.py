@@ -38,6 +38,7 @@ def moving_split(settings: Settings, generator: TreeModel, verifier: TreeModel) 
         machine_profile(settings.model.device),
         str(settings.memory.split),
         longest,
+        scores_early=settings.schedule.speculation != "off",
     )
 
 
