@@ -1,0 +1,69 @@
+"""The figures' comparison on a small search: what may not depend on how it is run."""
+
+import pytest
+
+from benchmarks.flashtts.baseline import Workload, baseline_of, simulate_baseline
+from benchmarks.flashtts.figures import (
+    FULL,
+    VARIANTS,
+    compare,
+    goodput_rows,
+    latency_rows,
+    mean_run,
+    ours,
+    split_rows,
+    summary,
+    throughput_rows,
+)
+
+WORK = Workload(generate_tokens=256, step_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    case = baseline_of("1.5B+1.5B", WORK.tree(16), 16)
+    return compare(case, WORK, VARIANTS)
+
+
+def test_every_variant_runs_the_search(runs):
+    assert set(VARIANTS) < set(runs)
+    for run in runs.values():
+        assert run.time_s == pytest.approx(run.decode_s + run.verify_s)
+
+
+def test_where_all_fits_order_and_split_change_nothing_and_speculation_gains(runs):
+    assert runs["strong"] == runs["P"] == runs["P+M"]
+    assert runs[FULL] == runs["M+S"] == runs["P+S"]
+    assert runs[FULL].goodput > runs["strong"].goodput
+
+
+def test_a_baseline_that_reads_less_or_keeps_more_is_no_slower(runs):
+    assert runs["baseline, KV once"].time_s <= runs["baseline"].time_s
+    assert runs["baseline, uncached"].verify_s > runs["baseline"].verify_s
+    assert runs["baseline, uncached"].decode_s == runs["baseline"].decode_s
+
+
+def test_both_sides_count_goodput_alike():
+    """Without a straggler's slack and with one round, tokens and seconds are nearly the same."""
+    work = Workload(generate_tokens=64, step_tokens=64, step_sigma=0.0)
+    case = baseline_of("1.5B+1.5B", work.tree(8), 8)
+    found, base = ours(case, VARIANTS["strong"], work), simulate_baseline(case)[0]
+    assert found is not None
+    assert found.goodput_tok_s == pytest.approx(base.goodput_tok_s, rel=0.05)
+
+
+def test_tables_say_ratios_of_what_ran(runs):
+    rows = [{"pair": "1.5B+1.5B", "n": 16, "runs": {n: mean_run([r]) for n, r in runs.items()}}]
+    (goodput,), (latency,) = goodput_rows(rows), latency_rows(rows)
+    ratio = runs[FULL].goodput / runs["baseline"].goodput
+    assert float(goodput[f"{FULL} / baseline"]) == pytest.approx(ratio, rel=0.01)
+    assert latency["latency"].startswith("-")
+    first = summary(rows, "one")[0]
+    assert first["mean"] == first["least"] == first["most"]
+
+
+def test_the_cost_model_alone_has_the_paper_s_asymmetry():
+    for row in throughput_rows():
+        assert float(row["prefill, GiB at 80 %"]) < 1 < float(row["decode, GiB at 80 %"])
+    gains = [float(row["throughput over half and half"]) for row in split_rows()]
+    assert gains == sorted(gains, reverse=True)
