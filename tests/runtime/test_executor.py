@@ -85,6 +85,7 @@ def test_a_verifier_that_fails_names_a_node_of_its_tree():
     scorer.error = CapacityError("a thing", 8, 4, 4)
     executor.verify(nodes)
     assert executor.wait() == [StepFailed(nodes[0], scorer.error)]
+    executor.release([tree.root])
     scorer.error = LinkError("gone")
     executor.verify(nodes)
     with pytest.raises(LinkError):

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections import deque
 from contextlib import contextmanager
 
 import pytest
@@ -17,9 +18,10 @@ from beamwright.errors import (
 from beamwright.progress import Progress
 from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
 from beamwright.runtime import Accounting, PlainExecutor
+from beamwright.runtime.executor import without
 from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.search import make_strategy
-from beamwright.tree import tree_hash
+from beamwright.tree import tree_hash, unborn
 from fakes import new_tree
 from lane_parts import Scorer, Writer, by_lineage, lanes, open_scorer, search
 from played import Loop, new_run
@@ -115,10 +117,12 @@ def test_a_verifier_that_fails_ends_its_tree_alone(overlapped):
     scorer.error = CapacityError("a thing", 8, 4, 4)
     executor.verify(nodes)
     assert executor.wait() == [StepFailed(nodes[0], scorer.error)]
+    executor.release([tree.root])
     scorer.error = MemoryError()
     executor.verify(nodes)
     (event,) = executor.wait()
     assert isinstance(event.error, DeviceMemoryError)
+    executor.release([tree.root])
     for error in (LinkError("gone"), KeyboardInterrupt(), AssertionError("a bug")):
         scorer.error = error
         executor.verify(nodes)
@@ -127,6 +131,38 @@ def test_a_verifier_that_fails_ends_its_tree_alone(overlapped):
     scorer.error = None
     executor.verify(nodes)
     assert [type(event) for event in executor.wait()] == [StepScored] * 2, "it goes on"
+
+
+def test_a_tree_that_has_failed_is_not_scored_any_more(overlapped):
+    """Its other steps may wait already, where steps are scored as they end."""
+    tree, other = new_tree(), new_tree()
+    first, second = tree.expand(tree.root, 2)
+    (third,) = other.expand(other.root, 1)
+
+    def script(node):
+        if node is first:
+            raise InputError("no step")
+        return None, 0.5
+
+    scorer = Scorer(script)
+    executor = overlapped(Writer(), scorer)
+    for batch in ((first,), (second,), (third,)):
+        executor.verify(batch)
+    scorer.gate.release(3)
+    (failed,) = executor.wait()
+    assert (type(failed), failed.node) == (StepFailed, first)
+    assert [event.node for event in (*executor.wait(), *executor.wait())] == [third]
+    assert scorer.scored == [(first,), (third,)]
+
+
+def test_a_batch_waits_for_its_open_steps():
+    tree = new_tree()
+    first, second = tree.expand(tree.root, 2)
+    ahead = unborn(first, 0)
+    batches = [(first, ahead), (second,)]
+    assert without(batches, [ahead]) == deque([(first,), (second,)])
+    assert without(batches, [first]) == deque([(second,)])
+    assert without(batches, [second]) == deque([(first, ahead)])
 
 
 def test_what_freeing_raises_is_raised_in_the_loop(overlapped):

@@ -54,10 +54,10 @@ class Queue:
             found.setdefault(group if self.barriers else place // size, []).append(node)
         return list(found.values())
 
-    def leave(self, count: int = 1) -> None:
-        """So many in front do not wait any more."""
-        for _ in range(count):
-            self._pairs.popleft()
+    def leave(self, count: int = 1) -> Node:
+        """So many in front, one at least, do not wait any more; returns the first of them."""
+        first, *_ = (self._pairs.popleft()[0] for _ in range(count))
+        return first
 
     def put_back(self, node: Node, group: int) -> None:
         """In front of all."""

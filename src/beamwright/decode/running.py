@@ -441,9 +441,9 @@ class RunningBatch:
         if self._tried > 1:
             self._memory.failed(self._tried)
             self._most_rows = self._tried // 2
-        elif rows:
-            self._queue.leave()
-            self._fail(rows[0].node, DeviceMemoryError("one beam's step cannot be decoded"))
+        elif self._queue:
+            node = self._queue.leave()
+            self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))
 
     def _fail(self, node: Node, error: BeamwrightError) -> None:
         self.release([node])

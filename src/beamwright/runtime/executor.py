@@ -130,6 +130,12 @@ class PlainExecutor:
 
 
 def without(batches: Iterable[tuple[Node, ...]], nodes: Sequence[Node]) -> deque[tuple[Node, ...]]:
-    """The batches of which these nodes do not hold every step."""
+    """The batches that somebody waits for when these nodes are gone, without speculative ones of
+    them."""
     gone = set(nodes)
-    return deque(each for each in batches if not gone.issuperset(each))
+    left = (
+        tuple(node for node in batch if not (node.speculative and node in gone))
+        for batch in batches
+        if not gone.issuperset(node for node in batch if not node.speculative)
+    )
+    return deque(left)

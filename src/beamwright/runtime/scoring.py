@@ -32,6 +32,7 @@ class Scoring:
     ) -> None:
         self._verifier, self._accounting, self._stalled_s = verifier, accounting, stalled_s
         self._timeline = timeline or NullTimeline()
+        self._failed: set[Node] = set()
 
     def score(self, nodes: Sequence[Node]) -> list[Event]:
         """An event per step, or the failure of their tree.
@@ -44,11 +45,15 @@ class Scoring:
         Raises:
             LinkError: if the link has failed.
         """
+        root = nodes[0].root
+        if root in self._failed:  # its other steps may have been on their way already
+            return []
         try:
             events = self._level([node for node in nodes if not node.speculative])
         except BeamwrightError as error:
             if isinstance(error, LinkError):
                 raise
+            self._failed.add(root)
             return [StepFailed(nodes[0], error)]
         beside = isinstance(self._verifier, ScoresBeside) and self._verifier.beside_decoding
         ahead = [node for node in nodes if node.speculative and beside]
@@ -81,6 +86,7 @@ class Scoring:
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free what the verifier keeps on these nodes."""
+        self._failed.difference_update(nodes)
         self._verifier.release(nodes)
 
 
