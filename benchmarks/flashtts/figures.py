@@ -237,6 +237,8 @@ def latency_rows(rows: Sequence[Row]) -> list[Row]:
 def summary(rows: Sequence[Row], label: str) -> list[Row]:
     """Mean and range over pairs and n, of what fits."""
     runs = [row["runs"] for row in rows if FULL in row["runs"]]
+    if not runs:
+        return []
     ratios: dict[str, tuple[list[float], str]] = {
         f"goodput, full / {name}": (
             [each[FULL].goodput / each[name].goodput for each in runs],
