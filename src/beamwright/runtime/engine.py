@@ -138,7 +138,7 @@ class Engine:
             if run.scores_early:
                 self._have_scored(run)
             with self._fails_alone(run):
-                found += run.prospects()
+                found += run.prospects() if run.error is None else []
         found.sort(key=lambda prospect: -prospect.potential)
         if executor.speculation == "truncate":  # one writes, and its siblings begin alike
             found = [replace(prospect, children=1) for prospect in found]

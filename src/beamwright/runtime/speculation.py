@@ -2,7 +2,7 @@
 
 They hang below their parents and are in no tree. What they write follows from their lineage, so
 those that selection opens are taken as they are, and the others cost nothing but their time
-(FlashTTS section 4.1, without its truncation).
+(FlashTTS section 4.1).
 """
 
 from __future__ import annotations
