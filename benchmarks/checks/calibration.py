@@ -185,10 +185,10 @@ class _PerIteration(Timeline):
         self.iterations: list[Array] = []
 
     @contextmanager
-    def span(self, name: str, track: str, **args: Any) -> Iterator[None]:
+    def span(self, name: str, track: str, **args: Any) -> Iterator[dict[str, Any]]:
         before = self._counter.counts.copy()
-        with super().span(name, track, **args):
-            yield
+        with super().span(name, track, **args) as facts:
+            yield facts
         if name == "decode":
             self.iterations.append(self._counter.counts - before)
 

@@ -103,7 +103,7 @@ class Bench:
             "seed": 1,
             **options,
         }
-        with Solver(timeline=timeline, **settings) as solver:
+        with Solver(timeline=timeline, speculation="off", **settings) as solver:
             solution = solver.synthetic(prompt, on_round=lambda r: trees.update(last=r.tree))
         file = self.folder / "tree.json"
         write_recorded(trees["last"], file)
