@@ -40,8 +40,7 @@ from beamwright.tree import Node
 
 ITERATION_TOKENS = 16
 _LEAST_TOKENS = 2
-_REFILL_SHARE = 16
-_FILL_SHARE = 4
+_REFILL_SHARE, _FILL_SHARE = 16, 4
 
 
 class RunningBatch:
@@ -61,8 +60,7 @@ class RunningBatch:
         progress: Progress | None = None,
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
-        self.batching, self.speculation = batching, str(batching.speculation)
-        self._memory = memory or WorkingMemory.unknown()
+        self.batching, self._memory = batching, memory or WorkingMemory.unknown()
         self._room = Room(residency, lengths)
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
@@ -73,8 +71,7 @@ class RunningBatch:
         self._group: int | None = None
         self._most_rows: int | None = None
         self._most_together: int | None = None
-        self._tried = 0
-        self._events: list[Event] = []
+        self._tried, self._events = 0, list[Event]()
 
     # --- what is to be decoded ---------------------------------------------------------------
 
@@ -82,6 +79,11 @@ class RunningBatch:
     def busy(self) -> bool:
         """True if an open step runs or waits."""
         return bool(self._queue) or not all(row.speculative for row in self.running)
+
+    @property
+    def speculation(self) -> str:
+        """Whether slots that nobody waits for are filled: not once KV has had to leave."""
+        return "off" if self._residency.outgrown else self.batching.speculation
 
     @property
     def speculating(self) -> bool:
@@ -255,7 +257,7 @@ class RunningBatch:
         self._most_together = None
         coming = self._queue.batches(max(1, len(self.running))) if self._residency.evicts else []
         self._room.look_ahead(coming, self.running, prefetch=self.batching.prefetch)
-        if self._fills and not self._queue:
+        if not self._queue:
             self._fill()
 
     def _try_again(self, joining: Sequence[Row], error: BeamwrightError) -> bool:
@@ -346,12 +348,14 @@ class RunningBatch:
     @property
     def _fills(self) -> bool:
         """True if something is, or surely will be, decoded ahead in this round."""
-        return self._ahead.active or self.speculation in ("exact", "truncate")
+        return self.speculation != "off" and (self._ahead.active or self.speculation != "auto")
 
     def _fill(self) -> None:
         """Give slots that nobody waits for to children of complete steps, where room is free."""
+        while self.speculation == "off" and self._drop_last():
+            pass
         limits = [*self._limits, self.batching.slots or self._ahead.most_rows]
-        free = max(0, min(limits) - len(self.running))
+        free = max(0, min(limits) - len(self.running)) if self._fills else 0
         rows = self._ahead.begin(self._room, self.running, free)
         self.counts.speculative += len(rows)
         try:
@@ -359,7 +363,7 @@ class RunningBatch:
                 self._join(rows)
         except (CapacityError, DeviceMemoryError):
             for row in rows:
-                self._drop(row.node)
+                self._fail(row.node)
 
     def _make_way(self, rows: Sequence[Row]) -> None:
         """What selection has not opened leaves slots and room to these rows."""
@@ -373,14 +377,9 @@ class RunningBatch:
 
     def _drop_last(self) -> bool:
         """Drop what is least worth of what is speculative; False if nothing is."""
-        node = self._ahead.last()
-        if node is not None:
-            self._drop(node)
+        if (node := self._ahead.last()) is not None:
+            self._fail(node)
         return node is not None
-
-    def _drop(self, node: Node) -> None:
-        self.release([node])
-        self._events.append(StepDropped(node))
 
     # --- who leaves --------------------------------------------------------------------------
 
@@ -431,7 +430,7 @@ class RunningBatch:
         self._rows.release()
         for row in rows:
             if row.speculative:
-                self._drop(row.node)
+                self._fail(row.node)
         rows = [row for row in rows if not row.speculative]
         for row in reversed(rows):
             row.restart()
@@ -445,6 +444,7 @@ class RunningBatch:
             node = self._queue.leave()
             self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))
 
-    def _fail(self, node: Node, error: BeamwrightError) -> None:
+    def _fail(self, node: Node, error: BeamwrightError | None = None) -> None:
         self.release([node])
-        self._events.append(StepDropped(node) if node.speculative else StepFailed(node, error))
+        why = None if node.speculative else error
+        self._events.append(StepFailed(node, why) if why is not None else StepDropped(node))

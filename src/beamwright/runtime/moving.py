@@ -141,8 +141,8 @@ class MovingSplit:
 
     def _kept(self, idle: Residency, beams: Sequence[Node]) -> int:
         """What the model whose turn it is not keeps, half of the memory at most."""
-        if not (self._scores_early and beams):
-            return 0
+        if self._generator.outgrown or not (self._scores_early and beams):
+            return 0  # nothing is decoded ahead, or scored early, where KV has had to leave
         return min(self._least(idle, beams), self.total_bytes // 2)
 
     def _is_short(self, now: bool) -> bool:
