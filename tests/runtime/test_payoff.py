@@ -4,7 +4,7 @@ import pytest
 
 from beamwright.runtime.payoff import CallCosts, Payoff
 
-UNEVEN, EVEN = [10, 20, 30, 100], [30, 31, 32, 30]
+UNEVEN, EVEN = [10, 20, 30, 140], [30, 31, 32, 30]
 
 
 def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
@@ -26,6 +26,10 @@ def test_uneven_steps_and_cheap_calls_pay():
     assert not after([1, 5], of_a_call=0.02, lengths=EVEN).pays, "nobody waits for long"
 
 
+def test_short_steps_do_not_pay_for_rows_that_join():
+    assert not after([1, 5], of_a_call=0.0, lengths=[12, 17, 20, 24]).pays
+
+
 def test_a_call_costs_what_more_of_them_take():
     costs = CallCosts()
     for calls, steps in ((1, 16), (1, 8), (5, 16), (3, 12)):
@@ -42,7 +46,7 @@ def test_rounds_of_one_call_leave_hope():
 
 
 def test_what_is_dropped_makes_it_pay_less():
-    payoff = after([1, 5, 5], of_a_call=0.02)
+    payoff = after([1, 5, 5], of_a_call=0.002)
     assert payoff.kept_share == 0.5
     assert payoff.pays
     payoff.speculated = 100_000

@@ -2,7 +2,8 @@
 
 A round lasts as long as its longest step; the other rows' slots are idle for the rest of it. Tokens
 that are written there, and kept, are missing from the next round. What it costs is a call of the
-verifier for every few steps that end, in the place of one for all of them.
+verifier for every few steps that end, in the place of one for all of them, and as often rows join:
+that takes about as long as a token of all rows (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -60,15 +61,16 @@ class Payoff:
     """Adds up rounds of trees that were alone in flight.
 
     speculated, kept: tokens that were decoded ahead, and those that selection has opened.
-    idle_s: seconds of slots whose steps had ended, as a share of the batch.
+    waited: tokens that the longest steps had more than the mean ones.
     """
 
     speculated: int = 0
     kept: int = 0
     rounds: int = 0
-    idle_s: float = 0.0
-    more_calls: float = 0.0
+    waited: float = 0.0
+    fills: float = 0.0
     scoring: CallCosts = field(default_factory=CallCosts)
+    decoding: CallCosts = field(default_factory=CallCosts)
 
     def note_round(
         self, lengths: Sequence[int], decode_s: float, verify_s: float, calls: int
@@ -76,9 +78,10 @@ class Payoff:
         """A round of steps of these lengths is over, which were scored in so many calls."""
         longest = max(lengths)
         self.rounds += 1
-        self.idle_s += decode_s * (1 - sum(lengths) / (longest * len(lengths)))
-        self.more_calls += _CALLS + longest / _TOKENS_PER_CALL
+        self.waited += longest - sum(lengths) / len(lengths)
+        self.fills += _CALLS + longest / _TOKENS_PER_CALL
         self.scoring.note(calls, len(lengths), verify_s)
+        self.decoding.note(longest, sum(lengths), decode_s)
 
     @property
     def kept_share(self) -> float:
@@ -88,5 +91,7 @@ class Payoff:
     @property
     def pays(self) -> bool:
         """True if what is won is more than what it costs, with a margin."""
-        gain_s, cost_s = self.kept_share * self.idle_s, self.more_calls * self.scoring.of_a_call
+        token_s = self.decoding.seconds / max(1.0, self.decoding.calls)
+        gain_s = self.kept_share * self.waited * token_s
+        cost_s = self.fills * (self.scoring.of_a_call + token_s)
         return self.rounds >= _LEAST_ROUNDS and gain_s > _MARGIN * cost_s
