@@ -228,8 +228,9 @@ class TensorRows:
     def _tokens(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Iterator[None]:
         """Launches token after token, and looks at what each drew one step late."""
         places = self._places()
-        live = {places[row] for row in awaited([*places])}
-        going = {places[row] for row in awaited([*places]) if row.stop is None}
+        counting = awaited([*places])
+        live = {places[row] for row in counting}
+        going = {places[row] for row in counting if row.stop is None}
         behind = None
         step = partial(self._step, buffers)
         key = (self._session.tail_shape, buffers.ways)

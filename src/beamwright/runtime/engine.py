@@ -48,6 +48,7 @@ class Engine:
         payoff: Payoff | None = None,
     ) -> None:
         self._executor, self._schedule = executor, schedule
+        self._ahead = executor if isinstance(executor, DecodesAhead) else None
         self._payoff = payoff or Payoff()
         self._accounting, self._clock = accounting, clock
         self._live: dict[Node, TreeRun] = {}
@@ -58,8 +59,14 @@ class Engine:
         """Trees in flight."""
         return len(self._live)
 
-    def run(self, runs: Sequence[TreeRun]) -> None:
+    def run(
+        self,
+        runs: Sequence[TreeRun],
+        look: Callable[[Sequence[TreeRun]], object] = lambda live: None,
+    ) -> None:
         """Grow these trees to their end, all at a time; `TreeRun.error` says which could not be.
+
+        look: sees those in flight before every piece of work, while no model runs.
 
         Raises:
             LinkError: if the link has failed; all KV is freed first.
@@ -68,6 +75,7 @@ class Engine:
             for run in runs:
                 self.admit(run)
             while self._live:
+                look(list(self._live.values()))
                 self.step()
         finally:
             self.abort()
@@ -115,8 +123,8 @@ class Engine:
         for run in list(self._live.values()):
             if not run.open and not run.unscored:
                 self._end_round(run)
-        if self._foresee and isinstance(self._executor, DecodesAhead):
-            self._speculate(self._executor)
+        if self._foresee and self._ahead is not None:
+            self._speculate(self._ahead)
         return [run for run in before if run.tree.done]
 
     # --- inside ------------------------------------------------------------------------------
@@ -235,9 +243,9 @@ class Engine:
                 run.obey(action)
         if run.error is not None:
             return
-        if isinstance(self._executor, DecodesAhead) and self._executor.speculation == "truncate":
+        if self._ahead is not None and self._ahead.speculation == "truncate":
             for node, begun, share in run.duplicates():
-                self._executor.begin_like(node, begun, share)
+                self._ahead.begin_like(node, begun, share)
         self._drop_rest(run)
         total_s = run.note_ends(candidates, clock())
         self._executor.release(tree.release_dead())

@@ -51,6 +51,7 @@ class PlainExecutor:
         progress: Progress | None = None,
     ) -> None:
         self._writer, self._accounting, self._stalled_s = writer, accounting, stalled_s
+        self._ahead = writer if isinstance(writer, DecodesAhead) else None
         self._timeline = timeline or NullTimeline()
         self._progress = progress or Progress()
         self._scoring = Scoring(verifier, accounting, stalled_s, self._timeline)
@@ -73,23 +74,23 @@ class PlainExecutor:
 
     @property
     def speculation(self) -> str:
-        return self._writer.speculation if isinstance(self._writer, DecodesAhead) else "off"
+        return "off" if self._ahead is None else self._ahead.speculation
 
     @property
     def last_rows(self) -> tuple[int, int]:
-        return self._writer.last_rows if isinstance(self._writer, DecodesAhead) else (0, 0)
+        return (0, 0) if self._ahead is None else self._ahead.last_rows
 
     @property
     def speculating(self) -> bool:
-        return isinstance(self._writer, DecodesAhead) and self._writer.speculating
+        return self._ahead is not None and self._ahead.speculating
 
     def speculate(self, nodes: Sequence[Node]) -> None:
-        if isinstance(self._writer, DecodesAhead):
-            self._writer.speculate(nodes)
+        if self._ahead is not None:
+            self._ahead.speculate(nodes)
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        if isinstance(self._writer, DecodesAhead):
-            self._writer.begin_like(node, begun, share)
+        if self._ahead is not None:
+            self._ahead.begin_like(node, begun, share)
 
     def cancel(self, nodes: Sequence[Node]) -> None:
         self._writer.cancel(nodes)
@@ -123,8 +124,8 @@ class PlainExecutor:
             self._timeline.span("decode", "compute", group=number) as facts,
         ):
             events = list(self._writer.iterate())
-            if isinstance(self._writer, DecodesAhead):
-                facts["open_rows"], facts["rows_ahead"] = self._writer.last_rows
+            if self._ahead is not None:
+                facts["open_rows"], facts["rows_ahead"] = self._ahead.last_rows
         self._accounting.num_groups = self._writer.num_groups - self._groups_before
         return events
 

@@ -61,7 +61,8 @@ class Payoff:
     """Adds up rounds of trees that were alone in flight.
 
     speculated, kept: tokens that were decoded ahead, and those that selection has opened.
-    waited: tokens that the longest steps had more than the mean ones.
+    waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
+    longest steps, and what their rounds took.
     """
 
     speculated: int = 0
@@ -70,7 +71,8 @@ class Payoff:
     waited: float = 0.0
     fills: float = 0.0
     scoring: CallCosts = field(default_factory=CallCosts)
-    decoding: CallCosts = field(default_factory=CallCosts)
+    decode_s: float = 0.0
+    tokens: int = 0
 
     def note_round(
         self, lengths: Sequence[int], decode_s: float, verify_s: float, calls: int
@@ -81,7 +83,7 @@ class Payoff:
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _CALLS + longest / _TOKENS_PER_CALL
         self.scoring.note(calls, len(lengths), verify_s)
-        self.decoding.note(longest, sum(lengths), decode_s)
+        self.decode_s, self.tokens = self.decode_s + decode_s, self.tokens + longest
 
     @property
     def kept_share(self) -> float:
@@ -91,7 +93,7 @@ class Payoff:
     @property
     def pays(self) -> bool:
         """True if what is won is more than what it costs, with a margin."""
-        token_s = self.decoding.seconds / max(1.0, self.decoding.calls)
+        token_s = self.decode_s / max(1, self.tokens)
         gain_s = self.kept_share * self.waited * token_s
         cost_s = self.fills * (self.scoring.of_a_call + token_s)
         return self.rounds >= _LEAST_ROUNDS and gain_s > _MARGIN * cost_s

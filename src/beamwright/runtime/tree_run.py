@@ -93,7 +93,7 @@ class TreeRun:
 
     def begin_round(self) -> None:
         """Its open nodes are this round's beams, and those that have their steps already."""
-        complete, self._complete = self._complete, []
+        complete, self._complete, self._opened = self._complete, [], []
         beams = [*self.tree.open_nodes(), *complete]
         self.beams = tuple(sorted(beams, key=lambda node: node.lineage[1:]))
         self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
@@ -195,9 +195,8 @@ class TreeRun:
     def duplicates(self) -> list[tuple[Node, Node, float]]:
         """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
         sibling that has tokens, and the share of these, R ~ N(0.85, 0.1), that they begin with."""
-        opened, self._opened = self._opened, []
         found: list[tuple[Node, Node, float]] = []
-        for siblings in opened:
+        for siblings in self._opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
             for node in siblings:
                 if begun is not None and not node.usage["speculated"]:
@@ -214,6 +213,18 @@ class TreeRun:
         if self.tree.done:
             self.ended_s = total_s
         return total_s
+
+    def goodput_tok_s(
+        self, nodes: Sequence[Node], answer: Callable[[Node], Node] = lambda leaf: leaf
+    ) -> float | None:
+        """FlashTTS's precise goodput (6.1): mean path tokens over mean seconds from admission to
+        the end of scoring, of these candidates; None without any.
+
+        answer: which node of a finished leaf's path is its candidate.
+        """
+        ended_s = {answer(leaf): seconds for leaf, seconds in self.finished_s.items()}
+        total_s = sum(ended_s.get(node, self.ended_s) for node in nodes)
+        return sum(node.num_path_tokens for node in nodes) / total_s if total_s > 0 else None
 
     def report(self, candidates: tuple[Node, ...], elapsed_s: float) -> RoundReport:
         """What became of these candidates."""

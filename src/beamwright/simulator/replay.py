@@ -59,10 +59,6 @@ class Script:
             found.setdefault(len(step.lineage), []).append(step)
         return found
 
-    def is_opened(self, node: Node) -> bool:
-        """True if the search opened the node."""
-        return node.lineage[1:] in self._steps
-
     def num_children(self, node: Node) -> int:
         """How many children the node gets; none where the search ended with it."""
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]

@@ -288,7 +288,7 @@ def simulate(
     if moving is None:
         engine.run([run])
     else:
-        _run_moving(engine, run, moving)
+        engine.run([run], moving.look)
     if run.error is not None:
         raise run.error
     return _result(bench, run, accounting, None if moving is None else moving.counts)
@@ -302,24 +302,8 @@ def simulate_if_fits(case: Simulation) -> SimulationResult | None:
         return None
 
 
-def _goodput(run: TreeRun) -> float:
-    ends = [(n, run.finished_s.get(n, run.ended_s)) for n in run.tree.finished()]
-    seconds = sum(end for _, end in ends)
-    return sum(node.num_path_tokens for node, _ in ends) / seconds if seconds else 0.0
-
-
 def _last(scores: Sequence[float | None]) -> float | None:
     return scores[-1]
-
-
-def _run_moving(engine: Engine, run: TreeRun, moving: MovingSplit) -> None:
-    try:
-        engine.admit(run)
-        while engine.num_live:
-            moving.look([run])
-            engine.step()
-    finally:
-        engine.abort()
 
 
 def _result(
@@ -359,5 +343,5 @@ def _result(
         split_moved_bytes=0 if moved is None else moved.moved_bytes,
         speculated_tokens=usage["speculated"],
         kept_tokens=usage["speculated_kept"],
-        goodput_tok_s=_goodput(run),
+        goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
     )

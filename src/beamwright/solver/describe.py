@@ -156,7 +156,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         ),
         time=_time(facts, usage.generated),
         io_share=facts.accounting.seconds["stall"] / facts.total_s if facts.total_s else 0.0,
-        goodput_tok_s=_goodput(run, nodes),
+        goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
         tree_hash=tree_hash(tree),
         exact=facts.exact,
         seed=facts.settings.search.seed,
@@ -235,13 +235,3 @@ def _time(facts: RunFacts, generated: int) -> TimeStats:
         stall_s=phases.get("stall", 0.0),
         other_s=max(0.0, total_s - sum(phases.values())),
     )
-
-
-def _goodput(run: TreeRun, nodes: Sequence[Node]) -> float | None:
-    """Mean path tokens over mean seconds from admission to the end of a candidate's scoring."""
-    if not nodes:
-        return None
-    ended_s = {best_answer(leaf): seconds for leaf, seconds in run.finished_s.items()}
-    seconds = [ended_s.get(node, run.ended_s) for node in nodes]
-    tokens = [node.num_path_tokens for node in nodes]
-    return sum(tokens) / sum(seconds) if sum(seconds) > 0 else None
