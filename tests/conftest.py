@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from asked_once import AskedOnce
+from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.tree import StopReason
 
@@ -71,6 +72,23 @@ def verifier_folder(tmp_path_factory):
 def make_solver(generator_folder):
     """See `engines.tiny_solver`."""
     return partial(engines.tiny_solver, generator_folder)
+
+
+@pytest.fixture
+def conserved(monkeypatch):
+    """After every look at memory that moves, both ledgers and the sum of the budgets are whole.
+
+    Returns the generator's parts.
+    """
+    parts, look = [], MovingSplit.look
+
+    def checked(self, runs):
+        look(self, runs)
+        self.check()
+        parts.append(self.generator_bytes)
+
+    monkeypatch.setattr(MovingSplit, "look", checked)
+    return parts
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.runtime.moving import MOVING, MovingSplit
+from beamwright.runtime.moving import MOVING
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,
@@ -24,6 +24,9 @@ MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
 GENERATE = 256
 NAMES = ("qwen2.5-math-1.5b", "math-shepherd-7b")
 NEED = 36 * 2**20  # of each model, about
+
+
+pytestmark = pytest.mark.usefixtures("conserved")
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +53,6 @@ def run(tree):
         return simulate(case)
 
     return simulated
-
-
-@pytest.fixture(autouse=True)
-def conserved(monkeypatch):
-    """After every look both ledgers and the sum of the budgets are whole; generator's parts."""
-    parts, look = [], MovingSplit.look
-
-    def checked(self, runs):
-        look(self, runs)
-        self.check()
-        parts.append(self.generator_bytes)
-
-    monkeypatch.setattr(MovingSplit, "look", checked)
-    return parts
 
 
 def test_where_everything_fits_nothing_moves(run):

@@ -3,7 +3,6 @@
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.runtime.moving import MovingSplit
 from engines import assert_nothing_allocated, exact_dtype, grow
 
 SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9, "auto", "roofline", "offload")
@@ -28,20 +27,6 @@ def expected(scored):
     solution, tree = grow(solver)
     peaks = [model.store.device_peak_bytes for model in solver._tree_models]
     return solution, [node.score for node in tree.nodes()], peaks
-
-
-@pytest.fixture
-def conserved(monkeypatch):
-    """Checks both pools and the sum of their parts after every look; returns the generator's."""
-    parts, look = [], MovingSplit.look
-
-    def checked(self, runs):
-        look(self, runs)
-        self.check()
-        parts.append(self.generator_bytes)
-
-    monkeypatch.setattr(MovingSplit, "look", checked)
-    return parts
 
 
 @pytest.mark.parametrize("split", SPLITS)
