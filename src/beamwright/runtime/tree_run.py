@@ -25,8 +25,6 @@ from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.speculation import SpeculativeChildren
 from beamwright.tree import Node, NodeState, SearchTree, Turn
 
-_TRUNCATED, _SPREAD = 0.85, 0.1
-
 Aggregate = Callable[[Sequence[float | None]], float | None]
 # Token ids of a turn behind an ended reply; None where it does not fit the context.
 RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
@@ -194,14 +192,13 @@ class TreeRun:
 
     def duplicates(self) -> list[tuple[Node, Node, float]]:
         """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
-        sibling that has tokens, and the share of these, R ~ N(0.85, 0.1), that they begin with."""
+        sibling that has tokens, and the share of these that they begin with."""
         found: list[tuple[Node, Node, float]] = []
         for siblings in self._opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
             for node in siblings:
                 if begun is not None and not node.usage["speculated"]:
-                    drawn = Random(f"truncate {node.lineage}").gauss(_TRUNCATED, _SPREAD)
-                    found.append((node, begun, min(1.0, max(0.0, drawn))))
+                    found.append((node, begun, truncation(node)))
         return found
 
     def note_ends(self, candidates: Sequence[Node], now: float) -> float:
@@ -241,6 +238,12 @@ class TreeRun:
             finished=in_state(NodeState.FINISHED),
             elapsed_s=elapsed_s,
         )
+
+
+def truncation(node: Node, mean: float = 0.85, spread: float = 0.1) -> float:
+    """FlashTTS's R ~ N(0.85, 0.1), between 0 and 1: drawn by lineage, whatever else is drawn."""
+    drawn = Random(f"truncate {node.lineage}").gauss(mean, spread)
+    return min(1.0, max(0.0, drawn))
 
 
 def _distinct_tokens(beams: Sequence[Node]) -> int:
