@@ -26,9 +26,9 @@ from beamwright.evaluate import load_problems
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import Prospect
-from beamwright.search.prospects import by_bins, can_go_on, certain
+from beamwright.search.prospects import by_bins, can_go_on
 from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
-from beamwright.simulator.replay import Foresee, Script, foresee_by_scores
+from beamwright.simulator.replay import Foresee, Script
 from beamwright.simulator.verifier import VerifierCase
 from beamwright.tree import Node, RecordedTree
 from benchmarks.common import finish, interleave, say, table
@@ -69,12 +69,6 @@ def oracle(script: Script) -> Foresee:
     return foresee
 
 
-def sure(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
-    """Best-of-n: every step has one child."""
-    del width
-    return certain([*beams, *ahead], GENERATE_TOKENS)
-
-
 def case(tree: RecordedTree) -> Simulation:
     """A search with nothing decoded ahead."""
     model = ModelCosts.of(shape_from_text(MODEL), 2)
@@ -113,9 +107,7 @@ def one_search(search: str, sigma: float, n: int) -> list[dict[str, Any]]:
         known = oracle(Script(off.tree))
         foresights = {"bins": bins, "random": by_chance, "oracle": known}
         runs |= {name: replace(ahead, foresee=each) for name, each in foresights.items()}
-        runs |= {"scores": replace(ahead, foresee=foresee_by_scores), "auto": auto}
-    else:
-        runs |= {"certain": replace(ahead, foresee=sure), "auto": replace(auto, foresee=sure)}
+    runs |= {"scores" if search == "beam" else "certain": ahead, "auto": auto}
     rows: list[dict[str, Any]] = []
     for name, each in runs.items():
         found = simulate(each)

@@ -109,6 +109,35 @@ def test_other_searches_share_less(cli, search):
     assert other["device_peak_bytes"] > beam["device_peak_bytes"]
 
 
+RAGGED = [*SMALL, "--kv-memory", "4GiB", "--schedules", "in-gpu/tree", "--step-spread", "0.9"]
+
+
+@pytest.mark.parametrize("search", ["beam", "best-of-n"])
+def test_what_is_decoded_ahead_is_said_and_saves_time(cli, search):
+    words = [*RAGGED, "--search", search, "--survival", "score"]
+    silent = cli(*words, "--json").json
+    reports = {
+        mode: cli(*words, "--speculation", mode, "--json").json for mode in ("off", "exact", "auto")
+    }
+    assert {mode: report["speculation"] for mode, report in reports.items()} == {
+        mode: mode for mode in reports
+    }
+    assert silent == reports["off"]
+    rows = {mode: report["schedules"]["in-gpu/tree"] for mode, report in reports.items()}
+    assert rows["off"]["speculated_tokens"] == 0
+    assert 0 < rows["exact"]["kept_tokens"] <= rows["exact"]["speculated_tokens"]
+    assert rows["exact"]["time_s"] < rows["off"]["time_s"]
+    if search == "best-of-n":
+        assert rows["exact"]["kept_tokens"] == rows["exact"]["speculated_tokens"]
+
+
+def test_the_table_says_what_was_decoded_ahead(cli):
+    out = " ".join(cli(*RAGGED, "--speculation", "exact").out.split())
+    assert "--speculation exact: decoded ahead of selection: in-gpu, tree " in out
+    assert "% kept" in out
+    assert "ahead" not in cli(*RAGGED).out
+
+
 def test_a_recorded_tree(cli, recorded):
     words = ["simulate", "--model", "opt-6.7b", "--kv-memory", "1GiB", "--recorded-tree", recorded]
     report = cli(*words, "--json").json
@@ -142,6 +171,8 @@ def test_a_table_for_people(cli):
         (["--recorded-tree", "/no/such/file"], "/no/such/file"),
         (["--link-bandwidth", "fast"], "fast"),
         (["--link-bandwidth", "1GB/s", "--schedules", "in-gpu"], "--link-bandwidth: does nothing"),
+        (["--speculation", "truncate"], "--speculation truncate"),
+        (["--speculation", "exact", "--schedules", "layerwise"], "--speculation exact"),
     ],
 )
 def test_bad_input_is_one_line(cli, words, message):

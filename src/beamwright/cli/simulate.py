@@ -26,11 +26,11 @@ from beamwright.cli.simulate_case import Case, find_case
 from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
 from beamwright.cli.simulate_view import comparison_view
 from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
-from beamwright.config import ScheduleSettings
+from beamwright.config import ScheduleSettings, Speculation
 from beamwright.cost import Layout
 from beamwright.errors import CapacityError, InputError
 from beamwright.registry import did_you_mean
-from beamwright.schedule import SCHEDULES
+from beamwright.schedule import SCHEDULES, schedule_row
 
 if TYPE_CHECKING:
     from beamwright.solver.memory import MemoryPlan
@@ -39,7 +39,7 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
-    "max_batch", "batching", "write_back",
+    "max_batch", "batching", "speculation", "write_back",
 )  # fmt: skip
 
 
@@ -116,6 +116,7 @@ def simulate(
     """Simulate a search under several schedules, and on serving engines. Loads no model.
 
     --model and --verifier take a model's name as well, such as qwen2.5-1.5b.
+    Parts of memory stay, and nothing is decoded ahead, unless --split and --speculation say so.
     """
     if gpu == LIST:
         print_profiles(as_json=invocation.as_json)
@@ -126,6 +127,7 @@ def simulate(
     linked = linked or _any_host_tier(named or ())
     if "link_bandwidth" in invocation.given and not linked:
         raise InputError(f"--link-bandwidth: does nothing with --schedules {schedules}")
+    speculation = _speculation(invocation, rows, ablation=ablation)
     own = {
         "prompt": prompt,
         "generate": generate,
@@ -136,7 +138,9 @@ def simulate(
         machine = _machine(invocation, gpu)
         check_verifier_options(invocation.given, invocation.settings.model)
         case = find_case(invocation, own, tree)
-        compared = _Compared(rows, ablation, named, all_schedules=schedules == _ALL)
+        compared = _Compared(
+            rows, ablation, named, all_schedules=schedules == _ALL, speculation=speculation
+        )
         report = _report(invocation, machine, case, compared)
     if invocation.as_json:
         print_json(report)
@@ -148,6 +152,21 @@ def _any_host_tier(engines: Sequence[str]) -> bool:
     from beamwright.simulator import ENGINES
 
     return any(ENGINES[name].host_tier for name in engines)
+
+
+def _speculation(
+    invocation: Invocation, rows: Mapping[str, _Row], *, ablation: bool
+) -> Speculation:
+    """What is given; without it nothing is decoded ahead, so that schedules alone are compared."""
+    if "speculation" not in invocation.given:
+        return "off"
+    given = invocation.settings.schedule.speculation
+    if given == "truncate":
+        raise InputError("--speculation truncate: changes the tree, and simulate replays one")
+    by_rows = any(not schedule_row(row.settings).streams_layers for row in rows.values())
+    if given != "off" and not (by_rows or ablation):
+        raise InputError(f"--speculation {given}: layer-wise decodes nothing ahead")
+    return given
 
 
 def _chosen(names: str) -> dict[str, _Row]:
@@ -189,6 +208,7 @@ class _Compared:
     ablation: bool
     engines: tuple[str, ...] | None
     all_schedules: bool
+    speculation: Speculation
 
 
 def _report(
@@ -221,6 +241,7 @@ def _report(
                 row.layout,
                 row.settings.model_copy(update=filled),
                 moves,
+                compared.speculation,
             )
             for name, row in chosen.items()
         }
@@ -249,6 +270,7 @@ def _report(
         **case.facts,
         "link_bandwidth": settings.schedule.link_bandwidth,
         "batching": settings.schedule.batching,
+        "speculation": compared.speculation,
         "write_back": settings.schedule.write_back,
         "max_batch": settings.schedule.max_batch,
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
@@ -269,6 +291,7 @@ def _simulate(
     layout: Layout,
     schedule: ScheduleSettings,
     split: str | None,
+    speculation: Speculation,
 ) -> dict[str, Any] | None:
     """The search under one schedule; None if it does not fit."""
     from beamwright.simulator import RooflineCosts, Simulation, VerifierCase, simulate_if_fits
@@ -290,6 +313,7 @@ def _simulate(
             verifier=scorer,
             split=split,
             hardware=models.profile,
+            speculation=speculation,
         )
     )
     return None if result is None else asdict(result)

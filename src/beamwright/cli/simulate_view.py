@@ -27,6 +27,8 @@ def comparison_view(report: Mapping[str, Any], machine: Machine) -> Group:
             "is held once; by row: attention reads it for every beam, as they do by default; once, "
             "and the columns after it: shared parts are read once; again: tokens computed again"
         )
+    if report["speculation"] != "off":
+        notes.append(_ahead(report))
     if report["engines_left_out"] is not None:
         notes.append(f"engines are left out: {report['engines_left_out']}")
     if report["link_bandwidth"] is not None:
@@ -65,6 +67,18 @@ def _engines_table(engines: Mapping[str, Any]) -> Table:
         left = "" if share == 1 else f" ({share:.0%} of the tree)"
         add_row(table, name + left, *_engine_cells(each))
     return table
+
+
+def _ahead(report: Mapping[str, Any]) -> str:
+    """What was decoded ahead of selection, and how much of it selection opened."""
+    found = []
+    for name, each in report["schedules"].items():
+        if each is not None and each["speculated_tokens"]:
+            tokens = each["speculated_tokens"]
+            kept = f"{each['kept_tokens'] / tokens:.0%} kept"
+            found.append(f"{name.replace('/', ', ')} {tokens:,} tokens, {kept}")
+    what = "; ".join(found) or "nothing"
+    return f"--speculation {report['speculation']}: decoded ahead of selection: {what}"
 
 
 def _engine_cells(each: Mapping[str, Any] | None) -> Iterator[str]:

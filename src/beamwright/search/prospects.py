@@ -48,7 +48,9 @@ def by_bins(beams: Sequence[Node], width: int) -> list[Prospect]:
     )
 
 
-def certain(nodes: Sequence[Node], max_depth: int, *, greedy: bool = False) -> list[Prospect]:
+def certain(
+    nodes: Sequence[Node], max_depth: int | None = None, *, greedy: bool = False
+) -> list[Prospect]:
     """One child of every step that is complete and can go on: nothing competes with it."""
     return [Prospect(node, 1, greedy) for node in nodes if can_go_on(node, max_depth)]
 

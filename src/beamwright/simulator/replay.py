@@ -13,7 +13,7 @@ from random import Random
 
 from beamwright.cost import Life
 from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Prune
-from beamwright.search.prospects import by_scores
+from beamwright.search.prospects import by_scores, certain
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
 
 Foresee = Callable[[Sequence[Node], Sequence[Node], int], list[Prospect]]
@@ -23,6 +23,12 @@ def foresee_by_scores(beams: Sequence[Node], ahead: Sequence[Node], width: int) 
     """As strategies do that do not know better."""
     del ahead
     return by_scores(beams, width)
+
+
+def foresee_certain(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
+    """As best-of-n does, where every step has one child."""
+    del width
+    return certain([*beams, *ahead])
 
 
 class Script:
@@ -93,12 +99,14 @@ class Script:
 class ReplayStrategy:
     """Does to every candidate what was done to it in the replayed tree.
 
-    foresee: what it says of the round under way, from its beams and the width.
+    foresee: what it says of the round under way, from its beams and the width; None for what
+    strategies say: by scores where steps compete, and where none has two children, that it goes on.
     """
 
-    def __init__(self, script: Script, foresee: Foresee = foresee_by_scores) -> None:
-        self._script, self._foresee = script, foresee
-        self.foresees_by_score = foresee is foresee_by_scores
+    def __init__(self, script: Script, foresee: Foresee | None = None) -> None:
+        own = foresee_certain if script.width == 1 else foresee_by_scores
+        self._script, self._foresee = script, foresee or own
+        self.foresees_by_score = self._foresee is foresee_by_scores
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]

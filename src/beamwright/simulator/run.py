@@ -37,7 +37,6 @@ from beamwright.simulator.replay import (
     ReplayStrategy,
     ReplayVerifier,
     Script,
-    foresee_by_scores,
 )
 from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright.simulator.scripted_rows import Moments, ScriptedRows
@@ -58,7 +57,7 @@ class Simulation:
     split: of `runtime.moving`, by which memory moves between the two models while the search runs;
     None where their parts stay. hardware: what `roofline` reckons with.
     speculation: in the place of the schedule's, whose default depends on a real machine's clock.
-    foresee: what is said of selection beforehand.
+    foresee: what is said of selection beforehand; None for what strategies say.
     """
 
     tree: RecordedTree
@@ -73,7 +72,7 @@ class Simulation:
     split: str | None = None
     hardware: Hardware | None = None
     speculation: Speculation = "off"
-    foresee: Foresee = foresee_by_scores
+    foresee: Foresee | None = None
 
 
 @dataclass(frozen=True)
