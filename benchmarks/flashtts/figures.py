@@ -5,11 +5,13 @@ engine with and without prefix order (P: locality against a random order), movin
 `auto` against half and half) and speculation (S: exact). "Strong" is this engine without the three.
 
     python -m benchmarks.flashtts.figures
+    python -m benchmarks.flashtts.figures --only 5 11
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import time
 from collections import Counter
@@ -24,6 +26,8 @@ from beamwright.cost import Layout, Roofline
 from beamwright.cost.split import best_split, fixed_split
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
+from beamwright.schedule.engines import requests_by_round
+from beamwright.search.beam import VARYING_LIMITS
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,
@@ -293,33 +297,94 @@ def memory_rows(work: Workload, num_beams: int, sizes: Sequence[float]) -> list[
     return rows
 
 
-# --- Figure 3 ---------------------------------------------------------------------------------
+# --- Figures 3, 5 left and 11: methods --------------------------------------------------------
+
+METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "best-of-n": {},
+        "beam": {},
+        "dvts": {},
+        # "Each beam branches proportionally to its verifier score"; made-up scores are normal.
+        "dynamic": {"options": {"branching": "linear"}},
+        "varying": {"step_limits": VARYING_LIMITS},
+    }
+)
+"""What each method of Figure 11 has besides its name, and best-of-n of Figures 3 and 5."""
 
 
-def method_rows(work: Workload, num_beams: int) -> list[Row]:
-    """Left, without its accuracy: seconds of each method, 1.5B+1.5B."""
-    rows = []
-    for search in ("best-of-n", "beam", "dvts", "dynamic"):
-        tree = grow(
-            SyntheticSearch(
-                num_beams, work.width, work.prompt_tokens, work.generate_tokens,
-                work.step_tokens, work.step_sigma, search=search, survival="score",
-            )
-        )  # fmt: skip
-        runs = compare(baseline_of("1.5B+1.5B", tree, num_beams), work, ("strong", FULL))
-        rows.append(
-            {
-                "search": search,
-                "n": num_beams,
-                "tokens": sum(node.tokens for node in tree.nodes),
-                **{
-                    f"{name}, s": _g(run.time_s)
-                    for name, run in runs.items()
-                    if name in ("baseline", "strong", FULL)
-                },
-            }
+def method_tree(work: Workload, search: str, num_beams: int, seed: int) -> RecordedTree:
+    """The tree of one method."""
+    return grow(
+        SyntheticSearch(
+            num_beams, work.width, work.prompt_tokens, work.generate_tokens, work.step_tokens,
+            work.step_sigma, search=search, survival="score", seed=seed, **METHODS[search],
         )
+    )  # fmt: skip
+
+
+def method_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
+    """3 left, without its accuracy: seconds of each method; 11: its goodput. 1.5B+1.5B."""
+    rows = []
+    for num_beams in beams:
+        for search in METHODS:
+            trees = [method_tree(work, search, num_beams, seed) for seed in seeds_of(num_beams)]
+            cases = [baseline_of("1.5B+1.5B", tree, num_beams) for tree in trees]
+            found = [compare(case, work, ("strong", FULL)) for case in cases]
+            rows.append({"search": search, "n": num_beams, **_method_row(found)})
+            say("methods", rows[-1])
     return rows
+
+
+def _method_row(found: Sequence[Mapping[str, Run]]) -> Row:
+    runs = {
+        name: mean_run([each[name] for each in found])
+        for name in found[0]
+        if all(name in each for each in found)
+    }
+    base, sides = runs["baseline"], ("baseline", "strong", FULL)
+    row: Row = {f"{name}, s": _g(runs[name].time_s) for name in sides if name in runs}
+    row["baseline, tok/s"] = _g(base.goodput)
+    for name in ("strong", FULL):
+        if name in runs:
+            row[f"{name} / baseline"] = _g(runs[name].goodput / base.goodput)
+    if FULL in runs:
+        uncached = runs["baseline, uncached"]
+        row["full / uncached"] = _g(runs[FULL].goodput / uncached.goodput)
+    return row
+
+
+def sharing_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
+    """5 left: the generator's KV in the round that needs most, 1.5B; a copy per beam, and shared.
+
+    Steps are whole; what has been pruned or has ended is gone.
+    """
+    token_bytes = costs_of("1.5B+1.5B")[0].kv_bytes_per_token
+    rows = []
+    for num_beams in beams:
+        for search in METHODS:
+            tree = method_tree(work, search, num_beams, 0)
+            copies, shared = most_kv(tree)
+            rows.append(
+                {
+                    "search": search,
+                    "n": num_beams,
+                    "copies, GiB": _g(copies * token_bytes / GIB),
+                    "shared, GiB": _g(shared * token_bytes / GIB),
+                    "saved": f"{1 - shared / copies:.0%}",
+                }
+            )
+    return rows
+
+
+def most_kv(tree: RecordedTree) -> tuple[int, int]:
+    """Most tokens that a round's paths have, each counted apart, and what they share once."""
+    lengths = {(): tree.prompt_tokens, **{node.lineage: node.tokens for node in tree.nodes}}
+    copies = shared = 0
+    for requests in requests_by_round(tree.prompt_tokens, tree.nodes):
+        nodes = {node for each in requests for node in (*each.path, each.node)}
+        copies = max(copies, sum(each.final_tokens for each in requests))
+        shared = max(shared, sum(lengths[node] for node in nodes))
+    return copies, shared
 
 
 def step_rows(sigmas: Sequence[float], num_beams: int) -> list[Row]:
@@ -485,12 +550,31 @@ def _change(new: float, old: float) -> str:
 def figures(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
     """Tables by the paper's figure, the quick ones first."""
     main_work, other = Workload(), Workload(step_sigma=args.other_sigma)
-    yield "3 left: methods", method_rows(main_work, 64)
-    yield "3 right: steps", step_rows((args.other_sigma, main_work.step_sigma), 64)
-    yield "4 and 16 left: utilisation", utilisation_rows(main_work, 64)
-    yield "6: throughput and KV", throughput_rows()
-    yield "10: split", split_rows()
-    yield "17 right: memory", memory_rows(main_work, args.memory_n, args.sizes)
+    single: Mapping[str, Callable[[], list[Row]]] = {
+        "3 right: steps": lambda: step_rows((args.other_sigma, main_work.step_sigma), 64),
+        "4 and 16 left: utilisation": lambda: utilisation_rows(main_work, 64),
+        "5 left: memory of methods": lambda: sharing_rows(main_work, args.methods_n),
+        "6: throughput and KV": throughput_rows,
+        "10: split": split_rows,
+        "3 left and 11: methods": lambda: method_rows(main_work, args.methods_n),
+        "17 right: memory": lambda: memory_rows(main_work, args.memory_n, args.sizes),
+    }
+    for name, rows in single.items():
+        if is_wanted(name, args.only):
+            yield name, rows()
+    if is_wanted("12, 13 and 15", args.only):
+        yield from search_figures(args, main_work, other)
+
+
+def is_wanted(name: str, numbers: Sequence[int]) -> bool:
+    """True if a table is of one of these figures; without any, all are wanted."""
+    return not numbers or any(str(number) in re.findall(r"\d+", name) for number in numbers)
+
+
+def search_figures(
+    args: argparse.Namespace, main_work: Workload, other: Workload
+) -> Iterator[tuple[str, list[Row]]]:
+    """Figures 12, 13 and 15, which are of the same searches, and what they come to."""
     found = searches(other, [n for n in args.n if n <= args.other_most], ("strong", "P+M", FULL))
     sigma = f"sigma {other.step_sigma}"
     yield f"12, {sigma}", goodput_rows(found)
@@ -507,9 +591,11 @@ def figures(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", type=int, nargs="+", default=[], help="numbers of figures")
     parser.add_argument("--n", type=int, nargs="+", default=list(BEAMS))
     parser.add_argument("--other-sigma", type=float, default=0.5)
     parser.add_argument("--other-most", type=int, default=128, help="largest n of it")
+    parser.add_argument("--methods-n", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--memory-n", type=int, default=256)
     parser.add_argument("--sizes", type=float, nargs="+", default=[1.5, 3, 6, 14], help="GiB of KV")
     args = parser.parse_args()

@@ -66,6 +66,14 @@ def test_dvts_keeps_every_family_alive():
         assert {node.lineage[0] // 2 for node in beams} == set(range(32))
 
 
+def test_steps_are_cut_at_the_limit_of_their_place():
+    limits = (20, 20, 40)
+    tree = grow(replace(PAPER, step_sigma=0.9, num_beams=16, step_limits=limits))
+    longest = [max(beam.tokens for beam in beams) for beams in rounds(tree)[:6]]
+    assert longest == [20, 20, 40, 40, 40, 40]
+    assert {beam.stop for beam in rounds(tree)[0]} == {StopReason.STEP_LENGTH}
+
+
 def test_lognormal_steps_have_the_mean_that_was_asked_for():
     tree = grow(replace(PAPER, step_sigma=0.6, generate_tokens=4000, num_beams=16))
     lengths = [node.tokens for node in tree.nodes if node.stop is StopReason.STEP_LENGTH]

@@ -36,6 +36,8 @@ class SyntheticSearch:
 
     step_tokens: of every step, or their mean where `step_sigma`, the standard deviation of the
         logarithm of a lognormal length, is not 0.
+    step_limits: most tokens of the first, second, ... step, the last for the rest: longer steps
+        are cut.
     survival: "random" keeps any candidates; "score" those with the best scores, which children
         inherit from their parents up to noise.
     options: of the search, by name.
@@ -51,6 +53,7 @@ class SyntheticSearch:
     step_tokens: int
     step_sigma: float = 0.0
     search: str = "beam"
+    step_limits: Sequence[int] | None = None
     survival: Survival = "random"
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -151,9 +154,15 @@ class _Chance:
 
     def _decode(self, node: Node) -> StepDecoded:
         left = self._search.generate_tokens - (node.start - self._search.prompt_tokens)
-        tokens = min(left, self._length())
+        tokens = min(left, self._length(), self._limit(node))
         stop = StopReason.PATH_LIMIT if tokens == left else StopReason.STEP_LENGTH
         return StepDecoded(node, (0,) * tokens, (), stop, "")
+
+    def _limit(self, node: Node) -> int:
+        limits = self._search.step_limits
+        if limits is None:
+            return self._search.generate_tokens
+        return limits[min(node.depth, len(limits)) - 1]
 
     def _length(self) -> int:
         mean, sigma = self._search.step_tokens, self._search.step_sigma
