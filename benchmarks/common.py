@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from beamwright.hardware import measure_gemm_flops
 from beamwright.models import ModelShape
 
 RESULTS = Path(__file__).parent / "results"
@@ -68,15 +68,39 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-class Ceiling:
-    """Best float32 GEMM rate seen (FLOP/s). Measured again between rounds: it only ever rises."""
+# Ways to multiply two square matrices of one element type.
+Products = Callable[[torch.Tensor, torch.Tensor], Sequence[Callable[[], object]]]
 
-    def __init__(self) -> None:
+
+def torch_product(left: torch.Tensor, right: torch.Tensor) -> list[Callable[[], object]]:
+    """torch's own product."""
+    multiply = torch._int_mm if left.dtype is torch.int8 else torch.matmul
+    return [partial(multiply, left, right)]
+
+
+class Ceiling:
+    """Best GEMM rate seen of one element type (FLOP/s), of square products.
+
+    Measured again between rounds: it only ever rises.
+    """
+
+    def __init__(
+        self,
+        dtype: str = "float32",
+        sizes: Sequence[int] = (1024,),
+        products: Products = torch_product,
+    ) -> None:
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._sizes, self._products = sizes, products
         self.flops = 0.0
         self.refresh()
 
+    @torch.inference_mode()
     def refresh(self) -> None:
-        self.flops = max(self.flops, measure_gemm_flops())
+        for size in self._sizes:
+            left, right = (30 * torch.randn(2, size, size)).to(self._dtype)
+            for run in self._products(left, right):
+                self.flops = max(self.flops, 2 * size**3 / least_s(run))
 
     def share(self, num_flops: float, seconds: float) -> float:
         return num_flops / seconds / self.flops
@@ -89,22 +113,21 @@ class Ceilings:
     """
 
     def __init__(self) -> None:
-        self.gemm = dict.fromkeys(("float32", "bfloat16", "int8"), 0.0)
+        self._gemm = {each: Ceiling(each, (1024, 2048)) for each in ("float32", "bfloat16", "int8")}
         self.read = 0.0
-        self.refresh()
+        self._refresh_read()
+
+    @property
+    def gemm(self) -> dict[str, float]:
+        """FLOP/s by element type."""
+        return {dtype: each.flops for dtype, each in self._gemm.items()}
 
     def refresh(self) -> None:
-        for size in (1024, 2048):
-            left, right = torch.randn(size, size), torch.randn(size, size)
-            whole = [each.mul(30).to(torch.int8) for each in (left, right)]
-            half = left.bfloat16(), right.bfloat16()
-            runs: dict[str, Callable[[], object]] = {
-                "float32": lambda a=left, b=right: a @ b,  # type: ignore[misc]
-                "bfloat16": lambda a=half[0], b=half[1]: a @ b,  # type: ignore[misc]
-                "int8": lambda a=whole[0], b=whole[1]: torch._int_mm(a, b),  # type: ignore[misc]
-            }
-            for dtype, run in runs.items():
-                self.gemm[dtype] = max(self.gemm[dtype], 2 * size**3 / least_s(run))
+        for each in self._gemm.values():
+            each.refresh()
+        self._refresh_read()
+
+    def _refresh_read(self) -> None:
         # A sum reads faster than torch's matrix-vector product, which peers pass by far.
         values = torch.ones(1 << 28, dtype=torch.bfloat16)
         self.read = max(self.read, values.nbytes / least_s(values.sum))
@@ -114,7 +137,7 @@ class Ceilings:
         return {name: round(v, 1) for name, v in {**found, "read_gb_s": self.read / 1e9}.items()}
 
 
-def least_s(run: Callable[[], object], repeats: int = 5) -> float:
+def least_s(run: Callable[[], object], repeats: int = 8) -> float:
     """Least seconds of a few runs."""
     best = math.inf
     for _ in range(repeats):

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Timing, finish, interleave, say, table
+from benchmarks.engine.worker import Worker
 
 _ROOT = Path(__file__).resolve().parents[2]
 _COLUMNS = ("case", "n", "checkout", "passes", "least steps s", "ratio", "least s", "median s")
@@ -50,19 +48,12 @@ for line in sys.stdin:
 """
 
 
-class Worker:
+class Searches(Worker):
     """A checkout's solver in a process of its own."""
 
     def __init__(self, checkout: Path, options: dict[str, Any]) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, json.dumps(options), _PROBLEM],
-            env=environment,
-            cwd=checkout,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ["-c", _WORKER, json.dumps(options), _PROBLEM]
+        super().__init__(words, checkout, [checkout / "src"], {"OMP_NUM_THREADS": "1"})
         self.steps: list[list[float]] = []
         self.found: set[tuple[int, str]] = set()
         self._search()
@@ -73,11 +64,7 @@ class Worker:
         return sum(self.steps[-1])
 
     def _search(self) -> list[float]:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        print("go", file=process.stdin, flush=True)
-        steps, num_tokens, tree_hash = json.loads(process.stdout.readline())
+        steps, num_tokens, tree_hash = self.ask("go")
         self.found.add((num_tokens, tree_hash))
         return list(steps)
 
@@ -86,19 +73,15 @@ class Worker:
         """See the module."""
         return sum(map(min, zip(*self.steps, strict=True)))
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
 
 def measure(
     checkouts: list[Path], options: dict[str, Any], rounds: int
-) -> dict[str, tuple[Timing, Worker]]:
+) -> dict[str, tuple[Timing, Searches]]:
     """CPU seconds of every checkout's searches."""
-    workers: dict[str, Worker] = {}
+    workers: dict[str, Searches] = {}
     try:
         for each in checkouts:
-            workers[str(each)] = Worker(each, options)
+            workers[str(each)] = Searches(each, options)
         timings = interleave({name: worker.search for name, worker in workers.items()}, rounds)
     finally:
         for worker in workers.values():

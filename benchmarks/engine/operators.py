@@ -16,9 +16,7 @@ import argparse
 import functools
 import importlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -32,6 +30,7 @@ import torch
 from beamwright import Solver
 from beamwright.models.decoder import Decoder
 from benchmarks.common import finish, interleave, say, table
+from benchmarks.engine.worker import Worker
 from benchmarks.peers.models import model_folder
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -188,37 +187,20 @@ def worker(options: dict[str, Any], prompt_tokens: int) -> None:
         print(json.dumps(answers[line.strip()]()), flush=True)
 
 
-class Worker:
+class Engine(Worker):
     """A checkout's engine in a process of its own."""
 
     def __init__(self, checkout: Path, options: dict[str, Any], prompt_tokens: int) -> None:
-        path = os.pathsep.join([str(checkout / "src"), str(_ROOT)])
-        words = [json.dumps(options), str(prompt_tokens)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.engine.operators", "--worker", *words],
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ["-m", "benchmarks.engine.operators", "--worker"]
+        words += [json.dumps(options), str(prompt_tokens)]
+        super().__init__(words, _ROOT, [checkout / "src", _ROOT], {})
         self.steps_s: list[float] = []
-
-    def ask(self, what: str) -> Any:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        print(what, file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
 
     def search(self) -> float:
         """Seconds of all decode steps of one search."""
         found = self.ask("search")
         self.steps_s += found
         return float(sum(found))
-
-    def close(self) -> None:
-        self._process.communicate()
 
 
 def compare(
@@ -238,7 +220,7 @@ def compare(
     with ExitStack() as stack:
         workers = {}
         for each in args.checkouts:
-            workers[str(each)] = Worker(each.resolve(), options, args.prompt_tokens)
+            workers[str(each)] = Engine(each.resolve(), options, args.prompt_tokens)
             stack.callback(workers[str(each)].close)
         for each in workers.values():
             each.search()

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,8 @@ from beamwright.models.decoder import Linear
 from beamwright.models.find import read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.onednn import prepack
-from benchmarks.common import Timing, finish, interleave, least_s, say, table
+from benchmarks.common import Ceiling, Timing, finish, interleave, say, table
+from benchmarks.engine.worker import Worker
 
 _ROOT = Path(__file__).resolve().parents[2]
 _COLUMNS = (
@@ -185,73 +185,40 @@ class Work:
         return 2.0 * (shape.num_parameters - tables) * self.tokens + attention
 
 
-class Ceiling:
-    """Best rate of a product of these elements in torch or prepacked (FLOP/s); it only rises."""
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype, self.flops = getattr(torch, dtype), 0.0
-        self.refresh()
-
-    @torch.inference_mode()
-    def refresh(self) -> None:
-        for size in (512, 1024):
-            rows, weight = torch.randn(2, size, size).to(self._dtype)
-            packed, plain = prepack(Linear(weight)), Linear(weight)
-            for each in (packed, plain):
-                took_s = least_s(lambda each=each, rows=rows: each(rows))  # type: ignore[misc]
-                self.flops = max(self.flops, 2 * size**3 / took_s)
+def linear_products(rows: torch.Tensor, weight: torch.Tensor) -> list[Callable[[], object]]:
+    """The product of rows and a weight as the decoder has it: prepacked, and plain."""
+    linear = Linear(weight)
+    return [partial(prepack(linear), rows), partial(linear, rows)]
 
 
-class Worker:
+class Prefills(Worker):
     """A checkout's model in a process of its own."""
 
     def __init__(self, checkout: Path, options: dict[str, Any], file: Path) -> None:
-        threads = str(options["threads"])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(checkout / "src"),
-            "OMP_NUM_THREADS": threads,
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER, json.dumps(options), str(file)],
-            env=environment,
-            cwd=checkout,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ["-c", _WORKER, json.dumps(options), str(file)]
+        environment = {"OMP_NUM_THREADS": str(options["threads"])}
+        super().__init__(words, checkout, [checkout / "src"], environment)
         self.digest: str = self.ask("digest")
         self.operators: list[int] = self.ask("operators")
-
-    def ask(self, what: str) -> Any:
-        """The answer to a line."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        print(what, file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
 
     def replay(self) -> float:
         """Seconds of all prefills."""
         return float(self.ask("replay"))
 
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
 
 def measure(
     checkouts: list[Path], options: dict[str, Any], searches: Searches, rounds: int
-) -> tuple[dict[str, tuple[Timing, Worker]], Ceiling]:
+) -> tuple[dict[str, tuple[Timing, Prefills]], Ceiling]:
     """Seconds of every checkout's prefills, and the ceiling beside them."""
     torch.set_num_threads(options["threads"])
-    ceiling, workers = Ceiling(options["dtype"]), dict[str, Worker]()
+    ceiling = Ceiling(options["dtype"], (512, 1024), linear_products)
+    workers = dict[str, Prefills]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "searches.json"
         file.write_text(json.dumps(searches), encoding="utf-8")
         try:
             for each in checkouts:
-                workers[str(each)] = Worker(each, options, file)
+                workers[str(each)] = Prefills(each, options, file)
             sides = {name: worker.replay for name, worker in workers.items()}
             timings = interleave(sides, rounds, ceiling.refresh)
         finally:
