@@ -27,10 +27,11 @@ FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figu
 STAGES = (
     ("link", 35, 12),
     ("parity", 50, 15),
-    (FIGURES[0], 175, 25),
+    (FIGURES[0], 165, 25),
     ("roofline", 55, 15),
     ("kernels", 60, 15),
-    ("peers", 75, 20),
+    ("speculation", 25, 10),
+    ("peers", 60, 20),
     (FIGURES[1], 55, 20),
     (FIGURES[2], 40, 20),
     (FIGURES[3], 35, 20),

@@ -62,6 +62,7 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
         _parity(data.get("parity", {})),
         _roofline(data.get("roofline", {})),
         _points(figures, data.get("simulator", {})),
+        _speculation(data.get("speculation", {})),
         _peers(data.get("peers", {})),
     ):
         if section:
@@ -228,6 +229,29 @@ def _point(row: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, An
 
 def _gib(num_bytes: float | None) -> float | None:
     return None if num_bytes is None else round(num_bytes / GIB, 2)
+
+
+def _speculation(data: Mapping[str, Any]) -> str:
+    rows = [
+        {
+            "n": row["n"],
+            "deterministic": row["deterministic"],
+            "exact": row.get("exact"),
+            "s: off, exact, auto": _join(row, ("off_s", "exact_s", "auto_s")),
+            "of off's time": _join(row, ("exact_over_off", "auto_over_off")),
+            "equal trees": _join(row, ("exact_equal", "auto_equal", "problems")),
+            "kept": _join(row, ("exact_kept", "auto_kept")),
+            "error": _short(row.get("error")),
+        }
+        for row in data.get("rows", [])
+    ]
+    return _section("Speculation, bundled pair; equal trees: exact, auto, of", rows)
+
+
+def _join(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    if "error" in row:
+        return None
+    return ", ".join("-" if row[name] is None else str(row[name]) for name in names)
 
 
 def _peers(data: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from benchmarks.gpu import (
     predict,
     roofline,
     simulator,
+    speculation,
 )
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.goals import UNMEASURED, goal_rows
@@ -222,6 +223,26 @@ def test_decode_steps_are_set_against_a_ceiling(context):
     assert fixed["cost"] == pytest.approx(cost, abs=0.01)
     assert data["host"]["graphs"] == "auto"
     assert data["host_token_by_token"]["graphs"] == "off"
+
+
+def test_speculation_grows_the_trees_that_are_grown_without_it(folder, context):
+    data = speculation.run(context)
+    assert [(row["n"], row["deterministic"]) for row in data["rows"]] == [(8, False), (8, True)]
+    for row in data["rows"]:
+        assert (row["exact_equal"], row["auto_equal"], row["problems"]) == (1, 1, 1)
+        assert row["exact_tokens"] > 0
+        assert row["off_s"] > 0
+    assert "error" not in data
+    goals = {r["goal"]: r["measured"] for r in goal_rows({"speculation": data})}
+    assert goals["trees equal with speculation, --deterministic"] == "2 of 2"
+    assert "Speculation, bundled pair" in render({"speculation": keep(folder, "speculation", data)})
+
+
+def test_other_trees_with_speculation_fail_the_stage_where_results_are_exact():
+    row = {"n": 8, "exact": True, "exact_equal": 1, "auto_equal": 2, "problems": 2}
+    wrong = "trees differ from those without speculation: n = 8, exact"
+    assert speculation.what_is_wrong([row]) == wrong
+    assert speculation.what_is_wrong([row | {"exact": False}, {"n": 8, "error": "no room"}]) is None
 
 
 def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):
