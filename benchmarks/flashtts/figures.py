@@ -26,6 +26,7 @@ from beamwright.cost import Layout, Roofline
 from beamwright.cost.split import best_split, fixed_split
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
+from beamwright.protocols import Foresees
 from beamwright.schedule.engines import requests_by_round
 from beamwright.search.beam import VARYING_LIMITS
 from beamwright.simulator import (
@@ -34,6 +35,7 @@ from beamwright.simulator import (
     SimulationResult,
     SyntheticSearch,
     VerifierCase,
+    foresight,
     grow,
     simulate,
 )
@@ -93,7 +95,9 @@ PAPER: Mapping[str, str] = MappingProxyType(
 )
 
 
-def ours(case: Baseline, variant: Variant, work: Workload) -> SimulationResult | None:
+def ours(
+    case: Baseline, variant: Variant, work: Workload, foresees: Foresees | None = None
+) -> SimulationResult | None:
     """The baseline's search and memory on this engine; None where it does not fit."""
     half = int(0.5 * case.kv_bytes)
     generator, verifier = (
@@ -115,6 +119,7 @@ def ours(case: Baseline, variant: Variant, work: Workload) -> SimulationResult |
             split="auto" if variant.memory else None,
             hardware=case.hardware,
             speculation=variant.speculation,
+            foresees=foresees,
         )
     )
 
@@ -145,7 +150,9 @@ class Run:
     goodput: float
 
 
-def compare(case: Baseline, work: Workload, names: Iterable[str]) -> dict[str, Run]:
+def compare(
+    case: Baseline, work: Workload, names: Iterable[str], foresees: Foresees | None = None
+) -> dict[str, Run]:
     """Every variant of one search; loads that were waited for count as the generator's seconds."""
     by_row, once = simulate_baseline(case)
     uncached, _ = simulate_baseline(replace(case, rules=Rules(verifier_prefix_cache=False)))
@@ -155,7 +162,7 @@ def compare(case: Baseline, work: Workload, names: Iterable[str]) -> dict[str, R
         for name, each in named.items()
     }
     for name in names:
-        ran = ours(case, VARIANTS[name], work)
+        ran = ours(case, VARIANTS[name], work, foresees)
         if ran is not None:
             decode_s = ran.time_s - ran.verify_s
             found[name] = Run(ran.time_s, decode_s, ran.verify_s, ran.goodput_tok_s)
@@ -312,13 +319,11 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """What each method of Figure 11 has besides its name, and best-of-n of Figures 3 and 5."""
 
 
-def method_tree(work: Workload, search: str, num_beams: int, seed: int) -> RecordedTree:
-    """The tree of one method."""
-    return grow(
-        SyntheticSearch(
-            num_beams, work.width, work.prompt_tokens, work.generate_tokens, work.step_tokens,
-            work.step_sigma, search=search, survival="score", seed=seed, **METHODS[search],
-        )
+def made_up(work: Workload, search: str, num_beams: int, seed: int) -> SyntheticSearch:
+    """The search of one method."""
+    return SyntheticSearch(
+        num_beams, work.width, work.prompt_tokens, work.generate_tokens, work.step_tokens,
+        work.step_sigma, search=search, survival="score", seed=seed, **METHODS[search],
     )  # fmt: skip
 
 
@@ -327,9 +332,11 @@ def method_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
     rows = []
     for num_beams in beams:
         for search in METHODS:
-            trees = [method_tree(work, search, num_beams, seed) for seed in seeds_of(num_beams)]
-            cases = [baseline_of("1.5B+1.5B", tree, num_beams) for tree in trees]
-            found = [compare(case, work, ("strong", FULL)) for case in cases]
+            found = []
+            for seed in seeds_of(num_beams):
+                method = made_up(work, search, num_beams, seed)
+                case = baseline_of("1.5B+1.5B", grow(method), num_beams)
+                found.append(compare(case, work, ("strong", FULL), foresight(method)))
             rows.append({"search": search, "n": num_beams, **_method_row(found)})
             say("methods", rows[-1])
     return rows
@@ -362,8 +369,7 @@ def sharing_rows(work: Workload, beams: Sequence[int]) -> list[Row]:
     rows = []
     for num_beams in beams:
         for search in METHODS:
-            tree = method_tree(work, search, num_beams, 0)
-            copies, shared = most_kv(tree)
+            copies, shared = most_kv(grow(made_up(work, search, num_beams, 0)))
             rows.append(
                 {
                     "search": search,

@@ -27,8 +27,16 @@ from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import Prospect
 from beamwright.search.prospects import by_bins, can_go_on
-from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
-from beamwright.simulator.replay import Foresee, Script
+from beamwright.simulator import (
+    Foresight,
+    RooflineCosts,
+    Script,
+    Simulation,
+    SyntheticSearch,
+    grow,
+    simulate,
+)
+from beamwright.simulator.replay import Foresee
 from beamwright.simulator.verifier import VerifierCase
 from beamwright.tree import Node, RecordedTree
 from benchmarks.common import finish, interleave, say, table
@@ -106,7 +114,10 @@ def one_search(search: str, sigma: float, n: int) -> list[dict[str, Any]]:
     if search == "beam":
         known = oracle(Script(off.tree))
         foresights = {"bins": bins, "random": by_chance, "oracle": known}
-        runs |= {name: replace(ahead, foresee=each) for name, each in foresights.items()}
+        runs |= {
+            name: replace(ahead, foresees=Foresight(each, WIDTH))
+            for name, each in foresights.items()
+        }
     runs |= {"scores" if search == "beam" else "certain": ahead, "auto": auto}
     rows: list[dict[str, Any]] = []
     for name, each in runs.items():

@@ -3,9 +3,18 @@ from statistics import mean
 
 import pytest
 
+from beamwright.cost import Layout
 from beamwright.errors import InputError
-from beamwright.simulator import SyntheticSearch, grow
+from beamwright.simulator import (
+    RooflineCosts,
+    Simulation,
+    SyntheticSearch,
+    foresight,
+    grow,
+    simulate,
+)
 from beamwright.tree import NodeState, StopReason
+from simulated import CARD, GIB, MODEL
 
 PAPER = SyntheticSearch(64, 2, 128, 1920, 32)
 
@@ -64,6 +73,17 @@ def test_dvts_keeps_every_family_alive():
     for beams in rounds(tree):
         assert len(beams) == 64
         assert {node.lineage[0] // 2 for node in beams} == set(range(32))
+
+
+@pytest.mark.parametrize("search", ["dvts", "dynamic"])
+def test_the_strategy_that_grew_a_tree_foresees_better_than_its_scores_alone(search):
+    made = replace(PAPER, search=search, survival="score", step_sigma=0.9, generate_tokens=512)
+    costs = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+    usual = Simulation(grow(made), MODEL, costs, 64 * GIB, speculation="exact")
+    known = simulate(replace(usual, foresees=foresight(made)))
+    plain = simulate(usual)
+    shares = [each.kept_tokens / each.speculated_tokens for each in (known, plain)]
+    assert shares[0] > shares[1]
 
 
 def test_steps_are_cut_at_the_limit_of_their_place():

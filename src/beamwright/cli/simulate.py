@@ -314,6 +314,7 @@ def _simulate(
             split=split,
             hardware=models.profile,
             speculation=speculation,
+            foresees=case.foresees,
         )
     )
     return None if result is None else asdict(result)

@@ -10,6 +10,7 @@ from typing import Any
 from beamwright.cli.options import Invocation
 from beamwright.config import StepSettings
 from beamwright.errors import InputError
+from beamwright.protocols import Foresees
 from beamwright.saved.recorded import read_recorded
 from beamwright.search import strategy_row
 from beamwright.tree import RecordedTree
@@ -20,12 +21,17 @@ _MADE_UP = ("n", "width", "search", "seed")
 
 @dataclass(frozen=True)
 class Case:
-    """A tree, and what is said of it. longest: tokens of its longest path."""
+    """A tree, and what is said of it.
+
+    longest: tokens of its longest path. foresees: the strategy that says beforehand what it may
+    extend; None where it is not known.
+    """
 
     tree: RecordedTree
     facts: Mapping[str, Any]
     longest: int
     step: StepSettings
+    foresees: Foresees | None = None
 
 
 def find_case(invocation: Invocation, own: Mapping[str, Any], recorded: Path | None) -> Case:
@@ -63,18 +69,18 @@ def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
         "options": dict(search.model_extra or {}),
         "tree": None,
     }
-    tree = _grow(facts)
+    tree, foresees = _grow(facts)
     step = _step_settings(tree, step_tokens if sigma == 0 else None, generate)
-    return Case(tree, facts, prompt + generate, step)
+    return Case(tree, facts, prompt + generate, step, foresees)
 
 
-def _grow(facts: Mapping[str, Any]) -> RecordedTree:
-    """The tree of a made-up search with these settings, named as `beamwright simulate` does.
+def _grow(facts: Mapping[str, Any]) -> tuple[RecordedTree, Foresees | None]:
+    """A made-up search with these settings, named as `beamwright simulate` does.
 
     Raises:
         InputError: if they do not go together.
     """
-    from beamwright.simulator import SyntheticSearch, grow
+    from beamwright.simulator import SyntheticSearch, foresight, grow
 
     search = SyntheticSearch(
         num_beams=facts["n"],
@@ -88,7 +94,7 @@ def _grow(facts: Mapping[str, Any]) -> RecordedTree:
         seed=facts["seed"],
         options=facts["options"],
     )
-    return grow(search)
+    return grow(search), foresight(search)
 
 
 def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Case:

@@ -7,12 +7,14 @@ subtree has `width` places, and its finished paths keep theirs, so a search ends
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from beamwright.protocols import Action, Complete, Extend, Prune
+from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
 from beamwright.search.beam import check_width
 from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search.prospects import by_families
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import open_round
 from beamwright.tree import Node, SearchTree
@@ -51,6 +53,16 @@ class DiverseTrees(SearchPolicy):
             best, *rest = ranked(nodes)
             actions += [Extend(best, places[number]), *map(Prune, rest)]
         return actions
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        """By the scores within each subtree."""
+        del tree, ahead
+        families: defaultdict[int, list[Node]] = defaultdict(list)
+        for beam in beams:
+            families[self._subtree(beam)].append(beam)
+        return by_families(families.values(), self.search.width)
 
     def _subtree(self, node: Node) -> int:
         ordinal = node.lineage[1]

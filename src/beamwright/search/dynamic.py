@@ -7,15 +7,17 @@ REBASE rounds each on its own and can give out more or fewer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
-from beamwright.protocols import Action
+from beamwright.protocols import Action, Prospect
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
+from beamwright.search.prospects import by_shares
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import give_children, open_round
 from beamwright.search.share import Branching, largest_remainder, weights_of
-from beamwright.tree import SearchTree
+from beamwright.tree import Node, SearchTree
 
 
 @strategy(
@@ -39,10 +41,18 @@ class DynamicBranching(SearchPolicy):
         if this.decided:
             return list(this.actions)
         best_first = ranked(this.going)
-        weights = weights_of(
-            [node.score for node in best_first],
-            self.branching,
-            self.score_temperature,
-        )
-        shares = largest_remainder(weights, this.slots)
+        shares = self._shares([node.score for node in best_first], this.slots)
         return [*this.actions, *give_children(best_first, shares)]
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> list[Prospect]:
+        """The children that each would get by the scores so far; an ended path keeps its place."""
+        del tree, ahead
+        return by_shares(beams, lambda scores: self._shares(scores, len(scores)))
+
+    def _shares(self, scores: Sequence[float | None], slots: int) -> list[int]:
+        if not scores:
+            return []
+        weights = weights_of(scores, self.branching, self.score_temperature)
+        return largest_remainder(weights, slots)

@@ -4,13 +4,14 @@ Scores of consecutive steps are correlated, so a step is as likely to be kept as
 was good: the last scores of a round's beams are divided into `width` bins of equal size, and a step
 whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
 `by_bins` looks at the step before, as SelectSPEC does; `by_scores` at a step's own score where it
-is known, because steps are scored as they end.
+is known, because steps are scored as they end; `by_families` and `by_shares` likewise, for DVTS and
+dynamic branching.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from beamwright.protocols import Prospect
 from beamwright.tree import Node, NodeState
@@ -34,6 +35,29 @@ def by_scores(beams: Sequence[Node], width: int) -> list[Prospect]:
         Prospect(beam, width, potential=potential(beam, rank))
         for beam, rank in zip(beams, ranks(known), strict=True)
         if can_go_on(beam) and (beam.score is None or rank > 1 - 2 / width)
+    )
+
+
+def by_families(families: Iterable[Sequence[Node]], width: int) -> list[Prospect]:
+    """The same where beams compete only within their family."""
+    return _best_first(each for family in families for each in by_scores(family, width))
+
+
+def by_shares(
+    beams: Sequence[Node], shares: Callable[[Sequence[float | None]], Sequence[int]]
+) -> list[Prospect]:
+    """As many children as each would get if the others' last scores were their scores.
+
+    shares: children by score, of paths that go on. Those that are scored come first.
+    """
+    going = [beam for beam in beams if not beam.ended]
+    known = [beam.score if beam.score is not None else last_score(beam) for beam in going]
+    counts = shares(known)
+    most = max(counts, default=0)
+    return _best_first(
+        Prospect(beam, count, potential=count + (most if beam.score is not None else 0))
+        for beam, count in zip(going, counts, strict=True)
+        if count and can_go_on(beam)
     )
 
 

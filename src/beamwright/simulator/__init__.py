@@ -13,7 +13,7 @@ from beamwright.simulator.engines import (
     simulate_engine,
 )
 from beamwright.simulator.link import VirtualLink
-from beamwright.simulator.replay import Script
+from beamwright.simulator.replay import Foresight, Script
 from beamwright.simulator.run import (
     Simulation,
     SimulationResult,
@@ -21,13 +21,14 @@ from beamwright.simulator.run import (
     simulate_if_fits,
 )
 from beamwright.simulator.scripted_rows import Moments
-from beamwright.simulator.synthetic import SyntheticSearch, grow
+from beamwright.simulator.synthetic import SyntheticSearch, foresight, grow
 from beamwright.simulator.verifier import VerifierCase
 
 __all__ = [
     "ENGINES",
     "FAIR",
     "EngineCase",
+    "Foresight",
     "Moments",
     "RooflineCosts",
     "Script",
@@ -37,6 +38,7 @@ __all__ = [
     "VerifierCase",
     "VirtualClock",
     "VirtualLink",
+    "foresight",
     "grow",
     "simulate",
     "simulate_engine",

@@ -7,12 +7,12 @@ makes others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 
 from beamwright.cost import Life
-from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Prune
+from beamwright.protocols import Action, Complete, Extend, Finish, Foresees, Prospect, Prune
 from beamwright.search.prospects import by_scores, certain
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
 
@@ -96,22 +96,40 @@ class Script:
         return sum(-(-tokens // block_tokens) for tokens in lengths)
 
 
-class ReplayStrategy:
-    """Does to every candidate what was done to it in the replayed tree.
+@dataclass
+class Foresight:
+    """What a function says of the round under way: from its beams and `width`."""
 
-    foresee: what it says of the round under way, from its beams and the width; None for what
-    strategies say: by scores where steps compete, and where none has two children, that it goes on.
-    """
-
-    def __init__(self, script: Script, foresee: Foresee | None = None) -> None:
-        own = foresee_certain if script.width == 1 else foresee_by_scores
-        self._script, self._foresee = script, foresee or own
-        self.foresees_by_score = self._foresee is foresee_by_scores
+    say: Foresee
+    width: int
+    foresees_by_score: bool = False
 
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> list[Prospect]:
-        return self._foresee(beams, ahead, self._script.width)
+        """See `protocols.Foresees`."""
+        del tree
+        return self.say(beams, ahead, self.width)
+
+
+class ReplayStrategy:
+    """Does to every candidate what was done to it in the replayed tree.
+
+    foresees: who says what it may extend, such as the strategy that grew the tree. None: by scores
+    where steps compete, and where none has two children, that it goes on.
+    """
+
+    def __init__(self, script: Script, foresees: Foresees | None = None) -> None:
+        usual = Foresight(foresee_by_scores, script.width, foresees_by_score=True)
+        if script.width == 1:
+            usual = Foresight(foresee_certain, 1)
+        self._script, self._foresees = script, foresees or usual
+        self.foresees_by_score = self._foresees.foresees_by_score
+
+    def prospects(
+        self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
+    ) -> Sequence[Prospect]:
+        return self._foresees.prospects(tree, beams, ahead)
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]:
         actions: list[Action] = []

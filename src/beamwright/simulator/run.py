@@ -20,7 +20,7 @@ from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepL
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, Direction, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
-from beamwright.protocols import Verifier
+from beamwright.protocols import Foresees, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.engine import Engine
 from beamwright.runtime.executor import PlainExecutor, StepWriter
@@ -33,7 +33,6 @@ from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.layerwise import SimulatedLayerwise
 from beamwright.simulator.link import VirtualLink
 from beamwright.simulator.replay import (
-    Foresee,
     ReplayStrategy,
     ReplayVerifier,
     Script,
@@ -57,7 +56,7 @@ class Simulation:
     split: of `runtime.moving`, by which memory moves between the two models while the search runs;
     None where their parts stay. hardware: what `roofline` reckons with.
     speculation: in the place of the schedule's, whose default depends on a real machine's clock.
-    foresee: what is said of selection beforehand; None for what strategies say.
+    foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
     """
 
     tree: RecordedTree
@@ -72,7 +71,7 @@ class Simulation:
     split: str | None = None
     hardware: Hardware | None = None
     speculation: Speculation = "off"
-    foresee: Foresee | None = None
+    foresees: Foresees | None = None
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,7 @@ def simulate(
     accounting = Accounting(bench.clock)
     writer = bench.writer
     executor = PlainExecutor(writer, bench.verifier, accounting, bench.stalled_s, timeline)
-    strategy = ReplayStrategy(bench.script, case.foresee)
+    strategy = ReplayStrategy(bench.script, case.foresees)
     run = TreeRun(bench.script.search_tree(), strategy, _last, lambda tree: Random(0))
     engine = Engine(executor, make_schedule(case.schedule), accounting, bench.clock)
     moving = bench.moving()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from beamwright.config import ScheduleSettings, SearchSettings
 from beamwright.errors import InputError
-from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepScored
+from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded, StepScored
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.engine import Engine
 from beamwright.runtime.tree_run import TreeRun
@@ -87,6 +87,12 @@ def grow(search: SyntheticSearch) -> RecordedTree:
     if run.error is not None:
         raise run.error
     return RecordedTree(0, search.prompt_tokens, tree.rounds, tuple(map(_step, _decoded(tree))))
+
+
+def foresight(search: SyntheticSearch) -> Foresees | None:
+    """What the strategy of a made-up search says beforehand of its selection, if it does."""
+    strategy = make_strategy(_settings(search))
+    return strategy if isinstance(strategy, Foresees) else None
 
 
 def _decoded(tree: SearchTree) -> list[Node]:
