@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.errors import CapacityError, LinkError
+from beamwright.errors import CapacityError, InputError, LinkError
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed, StepScored
 from beamwright.runtime import Accounting, PlainExecutor
 from beamwright.tree import StopReason
@@ -83,6 +83,9 @@ def test_a_verifier_that_fails_names_a_node_of_its_tree():
     nodes = tree.expand(tree.root, 2)
     executor = PlainExecutor(Writer(), scorer, Accounting())
     scorer.error = CapacityError("a thing", 8, 4, 4)
+    executor.verify(nodes)
+    assert executor.wait() == [StepFailed(node, scorer.error) for node in nodes]
+    scorer.error = InputError("no step")
     executor.verify(nodes)
     assert executor.wait() == [StepFailed(nodes[0], scorer.error)]
     executor.release([tree.root])

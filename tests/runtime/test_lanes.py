@@ -116,6 +116,9 @@ def test_a_verifier_that_fails_ends_its_tree_alone(overlapped):
     scorer.gate.release(10)
     scorer.error = CapacityError("a thing", 8, 4, 4)
     executor.verify(nodes)
+    assert executor.wait() == [StepFailed(node, scorer.error) for node in nodes]
+    scorer.error = InputError("no step")
+    executor.verify(nodes)
     assert executor.wait() == [StepFailed(nodes[0], scorer.error)]
     executor.release([tree.root])
     scorer.error = MemoryError()

@@ -5,12 +5,16 @@ import random
 
 import pytest
 
+from beamwright import Solver
 from beamwright.decode import RunningBatch
-from beamwright.errors import PolicyError
+from beamwright.errors import CapacityError, PolicyError
+from beamwright.evaluate import load_problems
 from beamwright.models import PrefillRequest
 from beamwright.protocols import Prospect, StepDecoded, StepDropped
 from beamwright.runtime.obeyed import foreseen
+from beamwright.runtime.scoring import Scoring
 from beamwright.runtime.speculation import SpeculativeChildren
+from beamwright.runtime.tree_run import TreeRun
 from beamwright.search import STRATEGIES
 from beamwright.tree import NodeState, StopReason
 from declared import real_options
@@ -93,6 +97,38 @@ def test_the_tree_is_the_same_wherever_it_is_kept(make_solver, monkeypatch, plac
         for seed in range(3):
             chaos.rng.seed(seed)
             assert facts(solver)[0] == expected
+
+
+@pytest.mark.parametrize("executor", ["plain", "overlapped"])
+def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, executor):
+    to_score, level = TreeRun.to_score, Scoring._level
+    early, refused, ahead = set(), [], [False]
+
+    def noted(run):
+        new = to_score(run)
+        (early.update if run.open else early.difference_update)(new)
+        return new
+
+    def sometimes(scoring, nodes):
+        is_ahead = any(node.speculative for node in nodes)
+        if is_ahead if ahead[0] else len(refused) % 2 == 0 and early.intersection(nodes):
+            refused.append(is_ahead)
+            raise CapacityError("a segment", 8, 4, 4)
+        if early.intersection(nodes):
+            refused.append(None)
+        return level(scoring, nodes)
+
+    problem = load_problems("bundled:test", 2).problems[1].problem
+    options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
+    options |= {"dtype": exact_dtype(), "executor": executor}
+    with Solver(**options, speculation="off") as solver:
+        expected, _ = facts(solver, problem)
+    monkeypatch.setattr(TreeRun, "to_score", noted)
+    monkeypatch.setattr(Scoring, "_level", sometimes)
+    with Solver(**options, speculation="exact") as solver:
+        for ahead[0] in (False, True):
+            assert facts(solver, problem)[0] == expected
+    assert {True, False} < set(refused)
 
 
 def test_many_problems_in_flight_find_what_each_finds_alone(make_solver):

@@ -61,6 +61,7 @@ class RunningBatch:
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
         self.batching, self._memory = batching, memory or WorkingMemory.unknown()
+        self.speculation = str(batching.speculation)
         self._room = Room(residency, lengths)
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
@@ -79,11 +80,6 @@ class RunningBatch:
     def busy(self) -> bool:
         """True if an open step runs or waits."""
         return bool(self._queue) or not all(row.speculative for row in self.running)
-
-    @property
-    def speculation(self) -> str:
-        """Whether slots that nobody waits for are filled: not once KV has had to leave."""
-        return "off" if self._residency.outgrown else self.batching.speculation
 
     @property
     def speculating(self) -> bool:
@@ -352,8 +348,6 @@ class RunningBatch:
 
     def _fill(self) -> None:
         """Give slots that nobody waits for to children of complete steps, where room is free."""
-        while self.speculation == "off" and self._drop_last():
-            pass
         limits = [*self._limits, self.batching.slots or self._ahead.most_rows]
         free = max(0, min(limits) - len(self.running)) if self._fills else 0
         rows = self._ahead.begin(self._room, self.running, free)

@@ -175,7 +175,7 @@ class Engine:
             run.unscored.pop(node, None)
             self._score(run, node, event.score)
             self._foresee = True
-        elif isinstance(event, StepFailed):
+        elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
             self._fail(run, event.error)
 
     def _note(self, run: TreeRun, event: Event) -> None:
@@ -200,10 +200,7 @@ class Engine:
 
     def _have_scored(self, run: TreeRun) -> None:
         """Give the verifier what it does not have yet of this round's steps."""
-        new = [node for node in run.decoded() if node not in run.submitted]
-        if not new:
-            return
-        run.submitted.update(new)
+        new = run.to_score()
         for node in new:
             known, score = run.speculative.score_of(node)
             if known:

@@ -129,21 +129,29 @@ class MovingSplit:
         if self._split == "roofline":
             self._choose(beams, step)
         if self._takes_turns and self._is_short(needed > self.generator_bytes):
-            kept = self._kept(self._verifier, beams)
+            kept = self._kept(self._verifier, beams, needed)
             self._move(min(self._part(needed, self._verifier), self.total_bytes - kept))
 
     def _score(self, nodes: Sequence[Node], beams: Sequence[Node]) -> None:
         """Scoring is next; the beams are decoded meanwhile, or after it."""
         needed = _need_bytes(self._verifier, [len(node.token_ids) + 1 for node in nodes])
         if self._takes_turns and self._is_short(needed > self.verifier_bytes):
-            kept = self._kept(self._generator, beams)
+            kept = self._kept(self._generator, beams, needed)
             self._move(max(self.total_bytes - self._part(needed, self._generator), kept))
+        # A step that was decoded ahead may be longer than any that the parts were chosen for.
+        least = min(self._least(self._verifier, nodes), self.total_bytes)
+        if least > self.verifier_bytes:
+            self._move(self.total_bytes - least)
 
-    def _kept(self, idle: Residency, beams: Sequence[Node]) -> int:
-        """What the model whose turn it is not keeps, half of the memory at most."""
-        if self._generator.outgrown or not (self._scores_early and beams):
-            return 0  # nothing is decoded ahead, or scored early, where KV has had to leave
-        return min(self._least(idle, beams), self.total_bytes // 2)
+    def _kept(self, idle: Residency, beams: Sequence[Node], needed_bytes: int) -> int:
+        """What the model whose turn it is not keeps: a path, where there is room for that.
+
+        Where there is not, a score that comes too early is put off until the round's end.
+        """
+        if not (self._scores_early and beams):
+            return 0
+        least = self._least(idle, beams)
+        return least if needed_bytes + least <= self.total_bytes else 0
 
     def _is_short(self, now: bool) -> bool:
         """Memory is short, or has been: needs are estimates, so all that is free is taken then."""

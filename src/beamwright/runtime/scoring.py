@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 
-from beamwright.errors import BeamwrightError, DeviceMemoryError, LinkError
+from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, LinkError
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.protocols import Event, ScoresBeside, StepFailed, Verifier
 from beamwright.runtime.accounting import Accounting
@@ -33,14 +33,17 @@ class Scoring:
         self._verifier, self._accounting, self._stalled_s = verifier, accounting, stalled_s
         self._timeline = timeline or NullTimeline()
         self._failed: set[Node] = set()
+        self._without_room: set[Node] = set()
 
     def score(self, nodes: Sequence[Node]) -> list[Event]:
-        """An event per step, or the failure of their tree.
+        """An event per step, or the failure of their tree; where room is missing, of every step.
+
+        What there was no room for is released, and may be asked about again.
 
         Speculative children, where a verifier says that it may be asked about them, come behind
         their parents, level by level in the same turn: FlashTTS (section 4.1.3) sends both steps as
         one request, which reads as little KV and would change a score's last bits. What cannot be
-        scored of them is released, and gets no event.
+        scored of them gets no event.
 
         Raises:
             LinkError: if the link has failed.
@@ -48,11 +51,15 @@ class Scoring:
         root = nodes[0].root
         if root in self._failed:  # its other steps may have been on their way already
             return []
+        steps = [node for node in nodes if not node.speculative]
         try:
-            events = self._level([node for node in nodes if not node.speculative])
+            events = self._level(steps)
+        except CapacityError as error:
+            self._give_up(steps)
+            return [StepFailed(node, error) for node in steps]
+        except LinkError:
+            raise
         except BeamwrightError as error:
-            if isinstance(error, LinkError):
-                raise
             self._failed.add(root)
             return [StepFailed(nodes[0], error)]
         beside = isinstance(self._verifier, ScoresBeside) and self._verifier.beside_decoding
@@ -60,14 +67,20 @@ class Scoring:
         ahead.sort(key=lambda node: node.depth)
         for _, level in groupby(ahead, key=lambda node: node.depth):
             children = list(level)
+            ready = [child for child in children if child.parent not in self._without_room]
             try:
-                events += self._level(children)
-            except BeamwrightError as error:
-                if isinstance(error, LinkError):
-                    raise
-                self._verifier.release(children)
-                break
+                events += self._level(ready)
+            except LinkError:
+                raise
+            except BeamwrightError:
+                ready = []
+            self._give_up([child for child in children if child not in ready])
         return events
+
+    def _give_up(self, nodes: Sequence[Node]) -> None:
+        """These could not be scored, and so nothing that reads them."""
+        self._without_room.update(nodes)
+        self._verifier.release(nodes)
 
     def _level(self, nodes: Sequence[Node]) -> list[Event]:
         if not nodes:
@@ -78,6 +91,7 @@ class Scoring:
             self._timeline.span("verify", "verify", steps=len(nodes)),
         ):
             scores = self._verifier.score(nodes)
+        self._without_room.difference_update(nodes)
         return [*scored(self._verifier, nodes, scores)]
 
     def leave(self, thread: int | None) -> None:
@@ -87,6 +101,7 @@ class Scoring:
     def release(self, nodes: Sequence[Node]) -> None:
         """Free what the verifier keeps on these nodes."""
         self._failed.difference_update(nodes)
+        self._without_room.difference_update(nodes)
         self._verifier.release(nodes)
 
 

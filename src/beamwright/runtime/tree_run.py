@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from beamwright.errors import BeamwrightError
+from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
     Action,
     Ask,
@@ -76,6 +76,8 @@ class TreeRun:
     began_s: Mapping[str, float] = field(default_factory=dict)
     num_calls: int = 0
     error: BeamwrightError | None = None
+    _early: set[Node] = field(default_factory=set)
+    _put_off: bool = False
     _complete: list[Node] = field(default_factory=list)
     _opened: list[list[Node]] = field(default_factory=list)
 
@@ -95,13 +97,31 @@ class TreeRun:
         beams = [*self.tree.open_nodes(), *complete]
         self.beams = tuple(sorted(beams, key=lambda node: node.lineage[1:]))
         self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
-        self.submitted = set()
+        self.submitted, self._early, self._put_off = set(), set(), False
         self.num_calls = 0
         self.round_tokens.append(_distinct_tokens(self.beams))
 
     def decoded(self) -> tuple[Node, ...]:
         """This round's steps that can be scored, in the order of its beams."""
         return tuple(n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers)
+
+    def to_score(self) -> list[Node]:
+        """Those that the verifier was not given yet; they count as given from now on."""
+        new = [node for node in self.decoded() if node not in self.submitted]
+        self.submitted.update(new)
+        if self.open:
+            self._early.update(new)
+        return new
+
+    def put_off(self, node: Node, error: BeamwrightError) -> bool:
+        """True if there was no room for a score before the end of the round, and will be then."""
+        if not isinstance(error, CapacityError) or node not in self._early:
+            return False
+        self._early.discard(node)
+        self.submitted.discard(node)
+        self.unscored.pop(node, None)
+        self._put_off = True
+        return True
 
     def steps_ahead(self, num_steps: int) -> list[Node]:
         """Speculative children that can be scored behind so many steps of this round.
@@ -126,7 +146,8 @@ class TreeRun:
     @property
     def scores_early(self) -> bool:
         """True if scores are worth having while other steps of the round are decoded."""
-        return bool(self.open) and getattr(self.strategy, "foresees_by_score", False)
+        foresees = getattr(self.strategy, "foresees_by_score", False)
+        return bool(self.open) and foresees and not self._put_off
 
     def prospects(self) -> list[Prospect]:
         """What the strategy may extend when this round is over."""

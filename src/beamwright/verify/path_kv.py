@@ -59,7 +59,11 @@ class PathKV:
             root.handles[OWNER] = VerifierState(token_ids, segment, ())
             if token_ids:
                 requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
-        self.model.prefill(requests)
+        try:
+            self.model.prefill(requests)
+        except BaseException:
+            self.release(new)
+            raise
         for root in new:
             state = root.handles[OWNER]
             root.usage["verifier_prefilled"] += state.segment.length
