@@ -53,7 +53,9 @@ def both(solver, solve, file):
         step=solver.settings.step,
         context=shape.context,
     )
-    return solution.kv, simulate(case)
+    simulated = simulate(case)
+    assert simulated.generator_cache == solution.cache.generator
+    return solution.kv, simulated
 
 
 def synthetic(tmp_path, **options):

@@ -31,6 +31,7 @@ SOLVE_KEYS = {
     },
     "batch": {"slots", "iterations", "rows_mean", "occupancy", "admitted", "preempted"},
     "speculation": {"mode", "rows", "tokens", "kept", "kept_share"},
+    "cache": {"generator", "verifier"},
     "memory": {"split", "generator_kv_bytes", "verifier_kv_bytes", "moves", "moved_bytes"},
     "time": {
         *("total_s", "decode_s", "verify_s", "both_s", "schedule_s", "stall_s", "other_s"),
@@ -123,6 +124,54 @@ def test_the_round_limit_shows_in_stops_and_reason(make_solver):
 def test_dm_lower_bound_counts_what_exceeds_the_budget(make_solver):
     ample = grow(make_solver(step_tokens=4, ignore_eos=True))[0]
     assert ample.kv.dm_lower_bound_bytes == 0
+
+
+CACHE_KEYS = {
+    *("hit_rate", "needed_tokens", "reused_tokens", "loaded_tokens", "recomputed_tokens"),
+    *("prefilled_tokens", "evicted_blocks", "loaded_blocks", "recomputed_blocks"),
+}
+
+
+def test_hits_and_misses_of_both_models(with_prm, make_solver):
+    """Where everything fits, what is computed is computed once and never leaves."""
+    solution, tree = grow(with_prm(n=8))
+    found = solution.to_json()["cache"]
+    assert set(found["generator"]) == set(found["verifier"]) == CACHE_KEYS
+    for role in ("generator", "verifier"):
+        each = found[role]
+        parts = ("reused_tokens", "loaded_tokens", "recomputed_tokens", "prefilled_tokens")
+        assert each["needed_tokens"] == sum(each[part] for part in parts)
+        assert each["prefilled_tokens"] == getattr(solution.tokens, f"{role}_prefilled")
+        assert each["hit_rate"] == each["reused_tokens"] / each["needed_tokens"] > 0.5
+        assert not any(count for name, count in each.items() if name.endswith("blocks"))
+    assert found["verifier"]["reused_tokens"] == solution.tokens.verifier_reused
+    joined = [node for node in tree.nodes() if node.parent is not None]
+    needed = sum(node.start for node in joined) + tree.root.end
+    assert found["generator"]["needed_tokens"] == needed
+    assert grow(make_solver())[0].cache.verifier is None
+
+
+@pytest.mark.parametrize("evict", ["host", "recompute"])
+def test_what_had_left_and_is_needed_again_is_counted(make_solver, evict):
+    options = {"n": 8, "max_step_tokens": 24, "max_rounds": 3, "speculation": "off"}
+    peak = grow(make_solver(**options))[0].kv.device_peak_bytes
+    tight = make_solver(
+        **options, evict=evict, kv_memory=peak // 2, host_memory="8MiB", prefetch=False
+    )
+    solution, _ = grow(tight)
+    found = solution.cache.generator
+    back = found.loaded_blocks + found.recomputed_blocks
+    assert found.evicted_blocks >= back > 0
+    assert (found.loaded_blocks == 0) == (evict == "recompute")
+    assert (found.recomputed_blocks == 0) == (evict == "host")
+    assert found.hit_rate < grow(make_solver(**options))[0].cache.generator.hit_rate
+    block_bytes = tight.generator.store.device.bytes_per_block
+    assert found.loaded_blocks * block_bytes == solution.kv.h2d_bytes
+
+
+def test_layerwise_has_no_prefix_cache(make_solver):
+    solver = make_solver(schedule="layerwise", kv_memory="4MiB", host_memory="8MiB", n=4)
+    assert grow(solver)[0].cache.generator is None
 
 
 def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):

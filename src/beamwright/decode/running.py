@@ -28,7 +28,7 @@ from beamwright.decode.paths import OWNER
 from beamwright.decode.queue import Queue
 from beamwright.decode.request import Decoding
 from beamwright.decode.room import Room
-from beamwright.decode.row import Row, Rows, awaited
+from beamwright.decode.row import Row, Rows, awaited, parts_read
 from beamwright.decode.speculation import SpeculativeQueue
 from beamwright.decode.working_memory import WorkingMemory
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
@@ -318,6 +318,7 @@ class RunningBatch:
         held = residency.acquire(self._room.read_by(rows))
         try:
             grown = self._chains.complete(rows, held)
+            residency.needed(map(parts_read, rows))
             if self._eager and not rows[0].speculative:
                 residency.write_back(grown)
                 residency.write_back(residency.dirty())

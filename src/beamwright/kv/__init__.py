@@ -1,6 +1,7 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
+from beamwright.kv.counts import CacheCounts, CacheStats
 from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
@@ -29,6 +30,8 @@ __all__ = [
     "BlockLedger",
     "BlockPool",
     "ByteBudget",
+    "CacheCounts",
+    "CacheStats",
     "CudaStreams",
     "Direction",
     "HostStreams",

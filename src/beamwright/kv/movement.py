@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from beamwright.kv.counts import ResidencyCounts
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Link, Piece, Transfer
-from beamwright.kv.segments import Segment
+from beamwright.kv.segments import Return, Segment
 from beamwright.protocols import Direction
 from beamwright.schedule.eviction import eviction_order
 
@@ -39,15 +40,6 @@ class HostTier:
     link: Link
     recompute: bool = False
     share_loads: bool = True
-
-
-@dataclass
-class ResidencyCounts:
-    """What residency did. Bytes are the link's own business."""
-
-    stall_s: float = 0.0
-    recomputed_tokens: int = 0
-    cancelled: int = 0
 
 
 class Movement:
@@ -93,6 +85,9 @@ class Movement:
     def _load(self, segment: Segment, blocks: list[int], kind: str) -> Transfer:
         """Start loading a segment from the host into fresh device blocks."""
         assert self.host is not None
+        if not segment.copies:
+            segment.returned = Return.LOADED
+            self.counts.cache.loaded_blocks += len(blocks)
         segment.copies.append(blocks)  # owned before anything can fail
         # A store of the same blocks may still be under way: the load must read its result.
         self._wait_for(segment, Direction.D2H)
@@ -169,6 +164,7 @@ class Movement:
             num_blocks -= sum(len(blocks) for blocks in spare)
         leaving = [s for s in chosen if s.pins == 0]
         self.write_back(leaving)
+        self.counts.cache.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
         for segment in chosen:
             # Loads and stores under way read or write these blocks.
             self._wait_for(segment, Direction.D2H)

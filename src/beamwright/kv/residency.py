@@ -14,7 +14,7 @@ from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Transfer
 from beamwright.kv.movement import HostTier, Movement, ResidenceLog
-from beamwright.kv.segments import Segment
+from beamwright.kv.segments import Path, Return, Segment
 from beamwright.protocols import Direction
 
 
@@ -63,6 +63,7 @@ class Residency(Movement):
             self.host.ledger.free(segment.host_blocks)
         segment.copies, segment.host_blocks = [], []
         segment.length = segment.host_length = 0
+        segment.returned = None
         if had:
             self._log_residence(segment)
 
@@ -222,6 +223,17 @@ class Residency(Movement):
             return dict(needs)
         return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
 
+    def needed(self, paths: Iterable[Path]) -> None:
+        """Count the tokens of paths that were needed and are on the device."""
+        counts = self.counts.cache
+        for path in paths:
+            for part in path:
+                segment, returned = part.segment, part.segment.returned
+                counts.needed_tokens += part.visible
+                counts.loaded_tokens += part.visible * (returned is Return.LOADED)
+                counts.recomputed_tokens += part.visible * (returned is Return.RECOMPUTED)
+                segment.returned = None
+
     # --- the host tier -----------------------------------------------------------------------
 
     def evict_all(self) -> None:
@@ -285,7 +297,9 @@ class Residency(Movement):
             raise AssertionError("a segment is neither on the device nor on the host")
         self.counts.recomputed_tokens += sum(segment.length for segment in lost)
         for segment in lost:
+            self.counts.cache.recomputed_blocks += self.device.blocks_for(segment.length)
             self.clear(segment)
+            segment.returned = Return.RECOMPUTED
         self.recompute_segments(lost)
 
     # --- looking -----------------------------------------------------------------------------

@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from beamwright.kv.link import Transfer
+
+
+class Return(Enum):
+    """How KV that had left the device came back."""
+
+    LOADED = "loaded"
+    RECOMPUTED = "recomputed"
 
 
 @dataclass(eq=False)
@@ -25,6 +33,7 @@ class Segment:
     last_use: tick of the last lease that named it.
     transfers: what is under way; they are waited for, or cancelled, before blocks change hands.
     source: how to compute the KV again.
+    returned: how it came back, if it has left the device since it was needed last.
     """
 
     name: str = ""
@@ -37,6 +46,7 @@ class Segment:
     freed: bool = False
     transfers: list[Transfer] = field(default_factory=list)
     source: Source | None = None
+    returned: Return | None = None
 
     @property
     def blocks(self) -> list[int]:

@@ -23,6 +23,7 @@ class PrefillRequest:
 
     start: position of the first token.
     read: which of the tokens' hidden states are wanted, in order; None for all of them.
+    again: they had KV that has left the device.
     """
 
     path: Path
@@ -30,6 +31,7 @@ class PrefillRequest:
     token_ids: Sequence[int]
     start: int
     read: Sequence[int] | None = None
+    again: bool = False
 
     def reads(self, offset: int, count: int) -> list[int]:
         """Which of the `count` tokens from `offset` on are read, counted from there."""
@@ -57,8 +59,19 @@ def prefill_in_batches(
             with residency.lease(prefill_needs(residency, mine)) as lease:
                 lease.add({request.segment: 1 for request in mine})
                 forward(batch, [r.token_ids[offset : offset + chunk_tokens] for r in mine], offset)
+            if not offset:
+                _count(residency, mine)
     if residency.outgrown:
         residency.write_back(request.segment for request in requests)
+
+
+def _count(residency: Residency, requests: Sequence[PrefillRequest]) -> None:
+    """Count what these needed. What is computed again is needed by whoever asked for it."""
+    fresh = [request for request in requests if not request.again]
+    residency.needed(request.path for request in fresh)
+    num_tokens = sum(len(request.token_ids) for request in fresh)
+    residency.counts.cache.needed_tokens += num_tokens
+    residency.counts.cache.prefilled_tokens += num_tokens
 
 
 def prefill_needs(residency: Residency, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:
@@ -77,7 +90,7 @@ def remember(request: PrefillRequest, token_ids: Sequence[int]) -> None:
 def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
     """Requests that compute the KV of evicted segments again, level by level."""
     requests = [
-        PrefillRequest(source.path, segment, source.token_ids, source.start, read=())
+        PrefillRequest(source.path, segment, source.token_ids, source.start, read=(), again=True)
         for segment in lost
         if (source := segment.source) is not None
     ]

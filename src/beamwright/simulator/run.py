@@ -18,7 +18,7 @@ from beamwright.cost.model import Hardware
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
 from beamwright.errors import CapacityError
-from beamwright.kv import BlockLedger, ByteBudget, Direction, HostTier
+from beamwright.kv import BlockLedger, ByteBudget, CacheStats, Direction, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.protocols import Foresees, Verifier
 from beamwright.runtime.accounting import Accounting
@@ -91,6 +91,8 @@ class SimulationResult:
         to the end of its scoring.
     device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
         verifier's, on the device.
+    generator_cache, verifier_cache: how often KV was where it was needed; None where none is kept
+        or layers of it are streamed.
     split_moves, split_moved_bytes: device memory that went from one model to the other.
     """
 
@@ -116,6 +118,8 @@ class SimulationResult:
     speculated_tokens: int = 0
     kept_tokens: int = 0
     goodput_tok_s: float = 0.0
+    generator_cache: CacheStats | None = None
+    verifier_cache: CacheStats | None = None
 
 
 class _Bench:
@@ -342,4 +346,10 @@ def _result(
         speculated_tokens=usage["speculated"],
         kept_tokens=usage["speculated_kept"],
         goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
+        generator_cache=None if residency is None else CacheStats.between(residency.counts.cache),
+        verifier_cache=_of_verifier(bench),
     )
+
+
+def _of_verifier(bench: _Bench) -> CacheStats | None:
+    return None if bench.scorer is None else CacheStats.between(bench.scorer.counts.cache)

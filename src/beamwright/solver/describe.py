@@ -145,6 +145,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
             recomputed_tokens=facts.recomputed_tokens,
             link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
         ),
+        cache=facts.cache,
         memory=facts.memory,
         batch=facts.batch,
         speculation=SpeculationStats(

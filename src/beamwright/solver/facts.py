@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from beamwright.config import Settings
 from beamwright.decode.batching import BatchCounts
+from beamwright.kv import CacheCounts, CacheStats
+from beamwright.models import TreeModel
 from beamwright.protocols import SchedulePolicy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import num_generated
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.obeyed import policy_name
 from beamwright.solver.assembly import Machinery
-from beamwright.solver.solution import BatchStats, MemoryStats
+from beamwright.solver.solution import BatchStats, CacheReport, MemoryStats
 from beamwright.solver.split import memory_stats
 from beamwright.solver.tiers import Traffic
 
@@ -31,6 +33,7 @@ class RunFacts:
     device_peak_bytes: int
     generator_budget_bytes: int
     memory: MemoryStats
+    cache: CacheReport
     kv_bytes_per_token: int
     exact: bool
     schedule: str
@@ -46,7 +49,8 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Mark:
-    """All counters when a tree was admitted. tokens: drawn for all trees; batch: what it did."""
+    """All counters when a tree was admitted. tokens: drawn for all trees; batch: what it did;
+    cache: of each model that keeps KV."""
 
     time_s: float
     traffic: Traffic
@@ -54,6 +58,7 @@ class Mark:
     num_groups: int
     tokens: int
     batch: BatchCounts
+    cache: Sequence[CacheCounts]
 
 
 class Meter:
@@ -79,6 +84,7 @@ class Meter:
             accounting.num_groups,
             counts.row_tokens,
             replace(counts),
+            [replace(each.store.counts.cache) for each in self._machinery.parts.tree_models],
         )
 
     def spent(self, since: Mark, before: Accounting | None = None) -> Accounting:
@@ -110,6 +116,7 @@ class Meter:
             if moved is None
             else moved.counts.most_generator_bytes,
             memory=memory_stats(settings.memory.split, parts.plan, moved),
+            cache=_cache(models, since.cache),
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
             exact=machinery.exact and settings.schedule.speculation != "truncate",
             schedule=policy_name(self._schedule),
@@ -125,6 +132,14 @@ class Meter:
 
     def _traffic(self) -> Traffic:
         return Traffic.now(self._machinery.parts.tier)
+
+
+def _cache(models: Sequence[TreeModel], since: Sequence[CacheCounts]) -> CacheReport:
+    found = [
+        None if model.store.streams_layers else CacheStats.between(model.store.counts.cache, then)
+        for model, then in zip(models, since, strict=True)
+    ]
+    return CacheReport(found[0], found[1] if len(found) > 1 else None)
 
 
 def _batch(slots: int | None, now: BatchCounts, then: BatchCounts) -> BatchStats:

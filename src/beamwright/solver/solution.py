@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from beamwright.config import Settings
+from beamwright.kv import CacheStats
 from beamwright.tree import Lineage, SearchTree
 
 
@@ -99,6 +100,18 @@ class MemoryStats:
 
 
 @dataclass(frozen=True)
+class CacheReport:
+    """How often KV was where it was needed, of each model (`kv.CacheCounts`).
+
+    Of all problems that were in flight together. None where a model keeps no KV, and for layer-wise
+    offloading, which fetches layers for every token.
+    """
+
+    generator: CacheStats | None
+    verifier: CacheStats | None
+
+
+@dataclass(frozen=True)
 class BatchStats:
     """The generator's running batch while the problem was in flight, others beside it included.
 
@@ -168,6 +181,7 @@ class Solution:
     tree_stats: TreeStats
     tokens: TokenCounts
     kv: KVStats
+    cache: CacheReport
     memory: MemoryStats
     batch: BatchStats
     speculation: SpeculationStats
@@ -189,7 +203,7 @@ class Solution:
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found["tree_stats"]
-        for name in ("tokens", "kv", "memory", "batch", "speculation", "time"):
+        for name in ("tokens", "kv", "cache", "memory", "batch", "speculation", "time"):
             found[name] = asdict(found[name])
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
         found["tree"] = asdict(self.tree_stats)
