@@ -1,7 +1,7 @@
 """Does the tree depend on how problems are run beside each other? Equal hashes are required.
 
 A pairwise covering array of slots, batching, KV budget, problems in flight, executor, speculation,
-the split of KV between generator and verifier, and the order of beams. Each row
+the split of KV between generator and verifier, the order of beams, and whose KV leaves. Each row
 takes its share of the problems in turn, so that the rows together run all of them. Compared with
 every problem alone, all KV on the device, plain executor. Float64: a row's bits do not depend on
 who is beside it where the machine's products do.
@@ -32,6 +32,7 @@ FACTORS: dict[str, list[Any]] = {
     "speculation": ["off", "exact", "auto"],
     "split": ["auto", "0.2", "0.8", "roofline", "offload"],
     "schedule": ["locality", "prefix"],
+    "victims": ["tree", "lru", "cost"],
 }
 SHARES = {"in-gpu": 1.0, "half": 0.5, "quarter": 0.25, "least": 0.0}
 COLUMNS = [*FACTORS, "equal", "trees", "kv_kib", "raised", "ahead", "h2d_mib", "d2h_mib", "seconds"]
@@ -58,6 +59,7 @@ class Compared:
             "executor": row["executor"],
             "speculation": row["speculation"],
             "split": row["split"],
+            "victims": row["victims"],
         }
         found, budget, raised = self._within(row, options, problems)
         solved = [each for each in found.values() if isinstance(each, Solution)]

@@ -1,7 +1,7 @@
 """Does the tree depend on tiers and budgets? Equal hashes with in-gpu are required.
 
-1. A pairwise covering array of schedule, budget, prefetch, balance, inter-beam, planner, attention
-   and eviction, on a few problems. Recompute runs in float64, everything else in float32.
+1. A pairwise covering array of schedule, budget, prefetch, balance, inter-beam, planner, attention,
+   eviction and its victims, on a few problems. Recompute runs in float64, the rest in float32.
 2. Four configurations on many problems.
 """
 
@@ -31,6 +31,7 @@ FACTORS: dict[str, list[Any]] = {
     "planner": ["ranges", "greedy"],
     "attention": ["tree", "dense"],
     "evict": ["host", "recompute"],
+    "victims": ["tree", "lru", "cost"],
 }
 SHARES = {"all": 1.0, "half": 0.5, "quarter": 0.25, "minimum": 0.0}
 PLAIN = {"prefetch": True, "balance": True, "inter_beam": True, "planner": "ranges"}

@@ -29,6 +29,9 @@ Some KB of host memory each before the first token. Repeated sampling goes to 10
 Speculation = Literal["off", "exact", "truncate", "auto"]
 """Whether children of finished steps are decoded before selection has chosen among those."""
 
+Victims = Literal["tree", "lru", "cost"]
+"""Whose KV leaves the device first, see `schedule.eviction`."""
+
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
 
@@ -149,6 +152,7 @@ class ScheduleSettings(OpenSection):
     prefetch: bool = True
     reuse: bool = True
     evict: Literal["host", "recompute"] = "host"
+    victims: Victims = "tree"
     link_bandwidth: Rate = None
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
     batching: Literal["auto", "continuous", "grouped"] = "auto"

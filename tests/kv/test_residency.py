@@ -24,7 +24,9 @@ def tiers(layout):
     links = []
 
     def make(device=6, host=64, bandwidth=None, **options):
-        host_options = {k: options.pop(k) for k in ("recompute", "share_loads") if k in options}
+        host_options = {
+            k: options.pop(k) for k in ("recompute", "share_loads", "victims") if k in options
+        }
         links.append(StreamLink(HostStreams(), bandwidth))
         host_pool = BlockPool(layout, ByteBudget(host * layout.bytes_per_block, "host KV budget"))
         host = HostTier(host_pool, links[-1], **host_options)
@@ -75,6 +77,37 @@ def test_dirty_segments_are_written_back_before_their_blocks_are_reused(tiers, l
     assert sum(segment.resident for segment in expected) == 2
     check_leased(store, expected)
     assert moved(store)[Direction.D2H] > 0
+
+
+@pytest.mark.parametrize(
+    ("victims", "recompute", "leaves"),
+    [("tree", False, 0), ("lru", False, 1), ("cost", False, 1), ("cost", True, 2)],
+)
+def test_who_leaves_first(tiers, layout, victims, recompute, leaves):
+    """A path of three segments, the second of which the host has, and the third ends early."""
+    store = tiers(device=6, victims=victims, recompute=recompute)
+    segments = [store.create(str(start), start) for start in (0, 8, 4)]
+    for segment, num_tokens in zip(segments, (8, 8, 5), strict=True):
+        store.append([segment], [values_of(layout, num_tokens, 0)])
+    store.write_back(segments[1:2])
+    for segment in segments:  # used one after the other, then all together
+        with store.lease({segment: 1}):
+            pass
+    segments[1].last_touch = segments[2].last_touch = segments[0].last_touch
+    if victims == "tree":
+        store.write_back(segments)
+    assert store._victims()[0] is segments[leaves]
+
+
+def test_what_is_held_counts_as_used(tiers, layout):
+    store = tiers(device=6, victims="lru")
+    held, other = several(store, layout, 2)
+    with store.lease({held: 1}):
+        with store.lease({other: 1}):
+            pass
+        with store.lease({other: 1}):
+            pass
+    assert held.last_touch == other.last_touch > held.last_use
 
 
 def test_clean_segments_leave_without_traffic(tiers, layout):

@@ -100,12 +100,15 @@ def test_equal_bytes_under_every_budget(tmp_path, attention, blocks):
         {"inter_beam": False},
         {"reuse": False},
         {"evict": "recompute"},
+        {"victims": "lru"},
+        {"victims": "cost"},
+        {"evict": "recompute", "victims": "cost"},
         {"max_batch": 3},
         {"write_back": "lazy"},
         {"write_back": "eager"},
         {"search": "best-of-n"},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_equal_bytes_whatever_is_switched_off(tmp_path, attention, blocks, options):
     memory = str(blocks * BLOCK)

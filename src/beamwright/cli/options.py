@@ -137,6 +137,12 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "prefetch": (None, "Load the next group's KV while a group computes."),
     "reuse": (None, "Keep what is on the device from one step to the next."),
     "evict": (None, "Evicted KV comes back from host memory, or is computed again."),
+    "victims": (
+        None,
+        "Whose KV leaves the device first: what the round does not use, then what it uses last "
+        "(tree); least recently used, deepest first (lru, as vLLM); what the round does not use, "
+        "then what is cheapest to bring back (cost).",
+    ),
     "link_bandwidth": ("SIZE/s", "Throttle the link to this rate (emulated)."),
     "max_batch": ("BEAMS", "Most beams decoded together."),
     "batching": (

@@ -39,7 +39,7 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
-    "max_batch", "batching", "speculation", "write_back",
+    "max_batch", "batching", "speculation", "write_back", "victims",
 )  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _report(
             f"{generator.shape.context} tokens"
         )
     plan = split_memory(settings, models).plan
-    names = ("max_batch", "batching", "write_back")
+    names = ("max_batch", "batching", "write_back", "victims")
     # Parts stay unless something is said of them: so far nothing moves on a GPU.
     split = settings.memory.split if "split" in invocation.given else None
     moves = split if verifier is not None and isinstance(split, str) else None
@@ -272,6 +272,7 @@ def _report(
         "batching": settings.schedule.batching,
         "speculation": compared.speculation,
         "write_back": settings.schedule.write_back,
+        "victims": settings.schedule.victims,
         "max_batch": settings.schedule.max_batch,
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "split": split,

@@ -88,7 +88,9 @@ class Chains:
     def _owed(self, node: Node) -> PrefillRequest:
         """What a node lacks; it has a segment afterwards."""
         if OWNER not in node.handles:
-            node.handles[OWNER] = GeneratorState(self._residency.create(segment_name(node)))
+            node.handles[OWNER] = GeneratorState(
+                self._residency.create(segment_name(node), node.start)
+            )
         segment: Segment = node.handles[OWNER].segment
         tokens = node.token_ids[segment.length :]
         if len(tokens) > 1 or node.parent is None:

@@ -31,7 +31,7 @@ class Room:
         """A node's step: at its start, or where it was preempted."""
         state: GeneratorState | None = node.handles.get(OWNER)
         if state is None:
-            segment = self._residency.create(segment_name(node))
+            segment = self._residency.create(segment_name(node), node.start)
             decoding = self._lengths.decodings.of(node)
             row = Row(node, segment, decoding, self._lengths.limit(node), group)
             state = node.handles[OWNER] = GeneratorState(segment, row=row)

@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from beamwright.config import Victims
 from beamwright.kv.counts import ResidencyCounts
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Link, Piece, Transfer
 from beamwright.kv.segments import Return, Segment
 from beamwright.protocols import Direction
-from beamwright.schedule.eviction import eviction_order
+from beamwright.schedule.eviction import cheapest_order, eviction_order, least_recent_order
 
 
 class ResidenceLog(Protocol):
@@ -34,12 +35,14 @@ class HostTier:
     recompute: evicted segments are not kept on the host; they are computed again.
     share_loads: several copies of a segment cross the link once; otherwise each on its own
         (no inter-beam locality, LBS Fig. 10b).
+    victims: who leaves the device first (`schedule.eviction`).
     """
 
     ledger: BlockLedger
     link: Link
     recompute: bool = False
     share_loads: bool = True
+    victims: Victims = "tree"
 
 
 class Movement:
@@ -147,10 +150,29 @@ class Movement:
 
     def _in_order(self, segments: Iterable[Segment]) -> list[Segment]:
         """These segments, the one to be evicted first in front."""
-        found = list(segments)
+        found, rule = list(segments), "tree" if self.host is None else self.host.victims
+        if rule == "lru":
+            return least_recent_order(
+                found, {s: s.last_touch for s in found}, {s: s.start for s in found}
+            )
         last_use = {segment: segment.last_use for segment in found}
         stored = frozenset(segment for segment in found if segment.stored)
-        return eviction_order(found, self._next_use, last_use, stored)
+        order = eviction_order(found, self._next_use, last_use, stored)
+        if rule == "cost":
+            return cheapest_order(order, self._next_use, {s: self._return_cost(s) for s in order})
+        return order
+
+    def _return_cost(self, segment: Segment) -> float:
+        """What it costs to have a segment again, per block that its leaving frees.
+
+        In tokens to compute, or in blocks to copy: back, and to the host if they are not there.
+        """
+        assert self.host is not None
+        blocks = self.device.blocks_for(segment.length)
+        if self.host.recompute:
+            return segment.length / blocks
+        stored = segment.host_length // self.device.block_tokens
+        return 1 + (0 if segment.stored else (blocks - stored) / blocks)
 
     def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
         """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""

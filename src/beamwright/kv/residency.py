@@ -38,9 +38,9 @@ class Residency(Movement):
 
     # --- life of a segment -------------------------------------------------------------------
 
-    def create(self, name: str = "") -> Segment:
-        """An empty segment that owns no block yet."""
-        segment = Segment(name)
+    def create(self, name: str = "", start: int = 0) -> Segment:
+        """An empty segment that owns no block yet. start: position of its first token."""
+        segment = Segment(name, start=start)
         self._segments[segment] = None
         return segment
 
@@ -101,6 +101,7 @@ class Residency(Movement):
         self.reserve({segment: segment.length + num_tokens})
         first = segment.length == 0 and num_tokens > 0
         segment.length += num_tokens
+        segment.last_touch = self._tick
         if first:
             self._log_residence(segment)
 
@@ -268,7 +269,11 @@ class Residency(Movement):
     def _make_resident(self, needs: Mapping[Segment, int]) -> None:
         self._tick += 1
         for segment in needs:
-            segment.last_use = self._tick
+            segment.last_use = segment.last_touch = self._tick
+        if self.host is not None and self.host.victims == "lru":
+            for segment in self._segments:
+                if segment.pins:
+                    segment.last_touch = self._tick
         self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
         lost = {s: None for s in needs if not s.resident and not s.stored}
         waiting: list[Transfer] = []

@@ -30,7 +30,9 @@ class Segment:
     host_blocks, host_length: blocks on the host, and how many tokens they hold or will hold once
         `transfers` have finished.
     pins: copies that may not be evicted.
-    last_use: tick of the last lease that named it.
+    last_use: tick of the last lease that named it. last_touch: tick at which it was last leased,
+        written or held.
+    start: position of its first token in the path.
     transfers: what is under way; they are waited for, or cancelled, before blocks change hands.
     source: how to compute the KV again.
     returned: how it came back, if it has left the device since it was needed last.
@@ -43,6 +45,8 @@ class Segment:
     host_length: int = 0
     pins: int = 0
     last_use: int = 0
+    last_touch: int = 0
+    start: int = 0
     freed: bool = False
     transfers: list[Transfer] = field(default_factory=list)
     source: Source | None = None

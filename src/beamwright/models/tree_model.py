@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import torch
 
+from beamwright.config import Victims
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv import (
     BlockPool,
@@ -48,6 +49,7 @@ class HostOptions:
     link: Link
     recompute: bool = False
     share_loads: bool = True
+    victims: Victims = "tree"
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _host_tier(layout: KVLayout, host: HostOptions | None, *, pinned: bool) -> H
         host.budget_bytes, "host KV budget", "raise --host-memory, or use --evict recompute"
     )
     pool = BlockPool(layout, budget, pinned=pinned)
-    return HostTier(pool, host.link, host.recompute, host.share_loads)
+    return HostTier(pool, host.link, host.recompute, host.share_loads, host.victims)
 
 
 class _Recording:

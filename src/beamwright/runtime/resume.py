@@ -50,7 +50,7 @@ def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
     requests: list[PrefillRequest] = []
     owners: list[Node] = []
     for node in nodes:
-        segment = model.store.create(segment_name(node))
+        segment = model.store.create(segment_name(node), node.start)
         state = GeneratorState(segment, extended=_extended(node))
         node.handles[OWNER] = state  # before anything can fail, so that it is released
         tokens = _stored(node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from beamwright.config import ScheduleSettings
 from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
-from beamwright.schedule.eviction import eviction_order
+from beamwright.schedule.eviction import cheapest_order, eviction_order, least_recent_order
 from beamwright.schedule.in_gpu import InGpuSchedule, LayerwiseSchedule
 from beamwright.schedule.locality import LocalitySchedule
 from beamwright.schedule.prefix_order import PrefixSchedule
@@ -40,7 +40,9 @@ __all__ = [
     "LocalitySchedule",
     "PrefixSchedule",
     "Schedule",
+    "cheapest_order",
     "eviction_order",
+    "least_recent_order",
     "make_schedule",
     "schedule",
     "schedule_row",

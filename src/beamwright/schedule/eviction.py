@@ -1,8 +1,11 @@
-"""The order in which KV leaves the device. A pure function; knows neither tiers nor bytes."""
+"""The order in which KV leaves the device. Pure functions; they know neither tiers nor bytes.
+
+`eviction_order` is `--victims tree`, `least_recent_order` is `lru`, `cheapest_order` is `cost`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TypeVar
 
@@ -35,3 +38,23 @@ def eviction_order(
     if stored:
         unused.sort(key=lambda key: key not in stored)
     return unused + wanted
+
+
+def least_recent_order(
+    candidates: Iterable[K], last_touch: Mapping[K, int], start: Mapping[K, int]
+) -> list[K]:
+    """vLLM's order: least recently used first; of those, the one behind the longest prefix.
+
+    last_touch: a tick that grows. start: tokens before it in its path.
+    """
+    return sorted(candidates, key=lambda key: (last_touch[key], -start[key]))
+
+
+def cheapest_order(
+    order: Sequence[K], next_use: Mapping[K, int], return_cost: Mapping[K, float]
+) -> list[K]:
+    """What the rest of the round does not use, then the others; of each the cheapest first.
+
+    order: decides between those that cost the same. return_cost: of having it again, per block.
+    """
+    return sorted(order, key=lambda key: (key in next_use, return_cost[key]))

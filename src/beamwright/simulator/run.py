@@ -230,7 +230,8 @@ class _Bench:
             bytes_per_token, BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
         )
         recompute = case.schedule.evict == "recompute"
-        return HostTier(ledger, self.link, recompute, case.schedule.inter_beam)
+        schedule = case.schedule
+        return HostTier(ledger, self.link, recompute, schedule.inter_beam, schedule.victims)
 
     def _most_bytes(self) -> int | None:
         """How far a budget can grow; None where it stays."""

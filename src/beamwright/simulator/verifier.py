@@ -73,7 +73,7 @@ class SimulatedVerifier:
         for node, num_tokens in lengths:
             path = _path(node.parent)
             start = sum(part.visible for part in path)
-            segment = self._residency.create()
+            segment = self._residency.create(start=start)
             node.handles[_OWNER] = segment
             requests.append(PrefillRequest(path, segment, (0,) * num_tokens, start))
         self._prefill.run(requests)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_type_hints
 
-from beamwright.config import Settings, Speculation
+from beamwright.config import Settings, Speculation, Victims
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
@@ -168,6 +168,11 @@ class SolverOptions(RequestOptions, total=False):
     """Keep what is on the device from one step to the next."""
     evict: Literal["host", "recompute"]
     """Evicted KV comes back from host memory, or is computed again."""
+    victims: Victims
+    """Whose KV leaves the device first: what the round does not use, then what it uses last (tree);
+    least recently used, deepest first (lru, as vLLM); what the round does not use, then what is
+    cheapest to bring back (cost).
+    """
     link_bandwidth: int | str | None
     """Throttle the link to this rate (emulated)."""
     max_batch: int | None

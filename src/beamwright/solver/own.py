@@ -29,7 +29,8 @@ from beamwright.verify.confidence import WITHOUT_MODEL
 _GROUPING = ("planner", "balance")  # read by the locality schedule alone
 IGNORED = {
     "in-gpu": (
-        *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "link_bandwidth", "host_memory",
+        *_GROUPING, "inter_beam", "prefetch", "reuse", "evict", "victims", "link_bandwidth",
+        "host_memory",
     ),
     "layerwise": _GROUPING,
     "prefix": (*_GROUPING, "inter_beam"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from beamwright.config import Settings
+from beamwright.config import Settings, Victims
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
@@ -60,6 +60,7 @@ class HostShares:
     verifier_bytes: int
     recompute: bool
     share_loads: bool
+    victims: Victims
 
     @classmethod
     def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
@@ -74,16 +75,19 @@ class HostShares:
             verifier_bytes=total - generator,
             recompute=settings.schedule.evict == "recompute",
             share_loads=settings.schedule.inter_beam,
+            victims=settings.schedule.victims,
         )
 
     def of_generator(self) -> HostOptions:
         """What the generator needs to know of it."""
-        return HostOptions(self.generator_bytes, self.link, self.recompute, self.share_loads)
+        return self._options(self.generator_bytes, self.link)
 
     def of_verifier(self) -> HostOptions:
         """What the verifier needs to know of it."""
-        link = self.verifier_link
-        return HostOptions(self.verifier_bytes, link, self.recompute, self.share_loads)
+        return self._options(self.verifier_bytes, self.verifier_link)
+
+    def _options(self, num_bytes: int, link: Link) -> HostOptions:
+        return HostOptions(num_bytes, link, self.recompute, self.share_loads, self.victims)
 
     def close(self) -> None:
         """Stop copier threads; they start again with use."""

@@ -80,7 +80,7 @@ class PathKV:
         """
         parent = self._parent(node)
         path = truncate_path(parent.path, start)
-        segment = self.model.store.create()
+        segment = self.model.store.create(start=start)
         new = len(token_ids) - start
         node.handles[OWNER] = VerifierState(token_ids, segment, (*path, PathPart(segment, new)))
         node.usage["verifier_prefilled"] += new
