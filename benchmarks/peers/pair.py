@@ -9,6 +9,7 @@ every token's state is asked for, and reads it ("cached").
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,11 +20,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from beamwright import Solution, Solver
+from beamwright.cost import ModelCosts
 from beamwright.evaluate import Problem
+from beamwright.hardware import find_profile
 from beamwright.models.find import read_shape, resolve_folder
+from beamwright.saved.recorded import read_recorded, write_recorded
+from beamwright.tree import RecordedTree
 from beamwright.units import parse_size
 from beamwright.verify import load_spec
 from benchmarks.common import RESULTS, say
+from benchmarks.flashtts.baseline import Baseline, Rules, simulate_baseline
 from benchmarks.flashtts.measured import ARMS
 from benchmarks.peers.adapters.beam_search import Outcome, beam_search
 from benchmarks.peers.adapters.prm import VllmPrm
@@ -33,6 +39,7 @@ from benchmarks.peers.adapters.vllm_worker import CONTEXT, VllmWorker, cores_of
 
 Row = TypeVar("Row")
 _SINGLE = 4
+_MACHINE = "epyc-2core"
 
 
 class PairSides:
@@ -41,7 +48,7 @@ class PairSides:
     def __init__(self, args: argparse.Namespace, steps: VllmSteps, stack: ExitStack) -> None:
         self._args, self._steps = args, steps
         self._random = Random(0)
-        memory = parse_size(args.kv_memory)
+        self._memory = memory = parse_size(args.kv_memory)
         options = {
             "width": args.width,
             "max_rounds": args.max_rounds,
@@ -137,10 +144,53 @@ class PairSides:
             **_completions(out, scored),
         }
 
+    def modelled(self, problems: Sequence[Problem], n: int) -> list[dict[str, Any]]:
+        """What the frozen baseline (`flashtts.baseline`) makes of Beamwright's searches here.
+
+        A row for the verifier without a prefix cache and one with it: means over problems.
+        """
+        solver, block = self._solvers["auto", n], self._args.vllm_block_size
+        trees = [_recorded(solver.solve(each.problem)) for each in problems]
+        generator, verifier = (
+            ModelCosts.of(read_shape(resolve_folder("bundled", role), None), _SINGLE)
+            for role in ("generator", "verifier")
+        )
+        rows = []
+        for cached in (False, True):
+            rules = Rules(block_tokens=block, verifier_prefix_cache=cached)
+            cases = [
+                Baseline(tree, generator, verifier, find_profile(_MACHINE), self._memory, rules)
+                for tree in trees
+            ]
+            found = [simulate_baseline(case)[0] for case in cases]
+            mean = {
+                key: statistics.fmean(float(getattr(each, key)) for each in found)
+                for key in ("verified_tokens", "decode_s", "verify_s", "goodput_tok_s")
+            }
+            rows.append(
+                {
+                    "n": n,
+                    "side": "modelled" + (", verifier cached" if cached else ""),
+                    "s / problem": round(mean["decode_s"] + mean["verify_s"], 4),
+                    "PRM tokens": round(mean["verified_tokens"]),
+                    "goodput, tok/s": round(mean["goodput_tok_s"], 1),
+                    "decoding, s": round(mean["decode_s"], 3),
+                    "scoring, s": round(mean["verify_s"], 3),
+                }
+            )
+        return rows
+
     def _shuffled(self, call: Callable[[list[str]], list[Row]], texts: Sequence[str]) -> list[Row]:
         order = self._random.sample(range(len(texts)), len(texts))
         found = dict(zip(order, call([texts[i] for i in order]), strict=True))
         return [found[i] for i in range(len(texts))]
+
+
+def _recorded(solution: Solution) -> RecordedTree:
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tree.json"
+        write_recorded(solution.tree, file)
+        return read_recorded(file)
 
 
 def _without(name: str, folder: Path, stack: ExitStack) -> Path:

