@@ -18,8 +18,9 @@ from beamwright.cost import Layout
 from beamwright.errors import InputError
 from beamwright.protocols import Direction
 from beamwright.runtime.timeline import Timeline
+from beamwright.simulator.bench import Simulation
 from beamwright.simulator.clock import VirtualClock
-from beamwright.simulator.run import Simulation, simulate
+from beamwright.simulator.run import simulate
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

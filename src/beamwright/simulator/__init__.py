@@ -4,6 +4,7 @@ Trees are recorded or made up; costs come from the roofline (`benchmarks/checks/
 fits them to a machine instead).
 """
 
+from beamwright.simulator.bench import Simulation
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import RooflineCosts
 from beamwright.simulator.engines import (
@@ -13,9 +14,9 @@ from beamwright.simulator.engines import (
     simulate_engine,
 )
 from beamwright.simulator.link import VirtualLink
+from beamwright.simulator.many import ManyResult, simulate_many
 from beamwright.simulator.replay import Foresight, Script
 from beamwright.simulator.run import (
-    Simulation,
     SimulationResult,
     simulate,
     simulate_if_fits,
@@ -29,6 +30,7 @@ __all__ = [
     "FAIR",
     "EngineCase",
     "Foresight",
+    "ManyResult",
     "Moments",
     "RooflineCosts",
     "Script",
@@ -43,4 +45,5 @@ __all__ = [
     "simulate",
     "simulate_engine",
     "simulate_if_fits",
+    "simulate_many",
 ]

@@ -21,7 +21,7 @@ from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.link import VirtualLink
-from beamwright.simulator.replay import Script
+from beamwright.simulator.replay import Scripts
 from beamwright.tree import Node
 
 _NUM_BUFFERS = 2
@@ -40,13 +40,13 @@ class SimulatedLayerwise:
         budget: ByteBudget,
         link: VirtualLink,
         clock: VirtualClock,
-        script: Script,
+        scripts: Scripts,
         tail_tokens: int,
     ) -> None:
         self.budget, self.stall_s = budget, 0.0
         self._num_layers = model.num_layers
         self._layer_token_bytes = model.kv_bytes_per_token // model.num_layers
-        self._costs, self._link, self._clock, self._script = costs, link, clock, script
+        self._costs, self._link, self._clock, self._scripts = costs, link, clock, scripts
         self._resident = model.num_layers
         self._on_host = [0] * model.num_layers
         self._tail_tokens = tail_tokens
@@ -92,7 +92,7 @@ class SimulatedLayerwise:
         Raises:
             CapacityError: if not even two stream buffers fit.
         """
-        steps = [self._script.step(node) for node in beams]
+        steps = [self._scripts.step(node) for node in beams]
         self._complete_parents(beams)
         going, first = {}, 0
         for node, step in zip(beams, steps, strict=True):

@@ -6,12 +6,13 @@ makes others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 
 from beamwright.cost import Life
+from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Foresees, Prospect, Prune
 from beamwright.search.prospects import by_scores, certain
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
@@ -96,6 +97,26 @@ class Script:
         return sum(-(-tokens // block_tokens) for tokens in lengths)
 
 
+class Scripts:
+    """The scripts of trees that are replayed together, by problem.
+
+    Raises:
+        InputError: if two of them are of one problem.
+    """
+
+    def __init__(self, trees: Sequence[RecordedTree]) -> None:
+        self._of = {tree.problem_id: Script(tree) for tree in trees}
+        if len(self._of) < len(trees):
+            raise InputError("trees that are simulated together need problem ids of their own")
+
+    def __iter__(self) -> Iterator[Script]:
+        return iter(self._of.values())
+
+    def step(self, node: Node) -> RecordedNode:
+        """What an open node's step will be."""
+        return self._of[node.problem_id].step(node)
+
+
 @dataclass
 class Foresight:
     """What a function says of the round under way: from its beams and `width`."""
@@ -158,10 +179,10 @@ class ReplayVerifier:
     default_aggregate = "last"
     probabilities = False
 
-    def __init__(self, script: Script) -> None:
-        self._script = script
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
-        return [self._script.step(node).score for node in nodes]
+        return [self._scripts.step(node).score for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None: ...

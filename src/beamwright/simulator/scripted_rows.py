@@ -15,7 +15,7 @@ from beamwright.kv import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import DeviceCosts
-from beamwright.simulator.replay import Script
+from beamwright.simulator.replay import Scripts
 from beamwright.simulator.residency import SimulatedResidency
 
 _FORWARDED = object()
@@ -35,13 +35,13 @@ class ScriptedRows:
         residency: SimulatedResidency,
         clock: VirtualClock,
         costs: DeviceCosts,
-        script: Script,
+        scripts: Scripts,
         tail_tokens: int,
         moments: Moments | None = None,
     ) -> None:
         self._moments = moments
         self._residency, self._clock, self._costs = residency, clock, costs
-        self._script, self._tail_tokens = script, tail_tokens
+        self._scripts, self._tail_tokens = scripts, tail_tokens
         self.num_rows = 0
         self._read = self._seen = 0
         self._batch: list[Row] = []
@@ -55,7 +55,7 @@ class ScriptedRows:
             self._open()
 
     def learn_begun(self, row: Row) -> None:
-        del row.tokens[self._script.step(row.node).tokens - 1 :]
+        del row.tokens[self._scripts.step(row.node).tokens - 1 :]
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
@@ -64,9 +64,9 @@ class ScriptedRows:
         if any(row.forwarded and row.forwarded % self._tail_tokens == 0 for row in running):
             self._open()
         counting = awaited(running)
-        left = {row: self._script.step(row.node).tokens - len(row.tokens) for row in counting}
+        left = {row: self._scripts.step(row.node).tokens - len(row.tokens) for row in counting}
         # Seen a token late, except where nobody goes on.
-        last = max(n + (not self._script.step(row.node).stop.ends_path) for row, n in left.items())
+        last = max(n + (not self._scripts.step(row.node).stop.ends_path) for row, n in left.items())
         count = min(max_tokens, sorted(left.values())[enough - 1] + 1, last)
         grow = len(self._batch)
         own = sum(row.forwarded + 1 for row in self._batch)
@@ -98,7 +98,7 @@ class ScriptedRows:
 
     def _extend(self, row: Row, count: int) -> None:
         """So many tokens, as far as the step goes; one more forwards its last one."""
-        step = self._script.step(row.node)
+        step = self._scripts.step(row.node)
         left = step.tokens - len(row.tokens)
         row.tokens += [0] * min(count, left)
         if len(row.tokens) == step.tokens:

@@ -73,20 +73,21 @@ class SyntheticSearch:
             raise InputError(f"the spread of step lengths cannot be {self.step_sigma}")
 
 
-def grow(search: SyntheticSearch) -> RecordedTree:
+def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
     """The tree of a made-up search; equal settings give equal trees.
 
     Raises:
         InputError: if `width` does not divide `num_beams`.
     """
-    tree = SearchTree(0, (0,) * search.prompt_tokens, "")
+    tree = SearchTree(problem_id, (0,) * search.prompt_tokens, "")
     schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
     settings = _settings(search)
     run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
     Engine(_Chance(search), schedule, Accounting()).run([run])
     if run.error is not None:
         raise run.error
-    return RecordedTree(0, search.prompt_tokens, tree.rounds, tuple(map(_step, _decoded(tree))))
+    nodes = tuple(map(_step, _decoded(tree)))
+    return RecordedTree(problem_id, search.prompt_tokens, tree.rounds, nodes)
 
 
 def foresight(search: SyntheticSearch) -> Foresees | None:

@@ -14,7 +14,7 @@ from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.kv import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.simulator.costs import DeviceCosts
-from beamwright.simulator.replay import Script
+from beamwright.simulator.replay import Scripts
 from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
 from beamwright.tree import Node
 
@@ -38,15 +38,18 @@ class SimulatedVerifier:
 
     Its tokenizer is taken to make as many tokens of a step as the generator's, and one more: the
     mark that ends a step, or the token before it that a head looks back at.
+
+    num_calls, num_steps: of `score`, and the steps in them.
     """
 
     default_aggregate = "last"
     probabilities = False
 
     def __init__(
-        self, residency: SimulatedResidency, prefill: SimulatedPrefill, script: Script
+        self, residency: SimulatedResidency, prefill: SimulatedPrefill, scripts: Scripts
     ) -> None:
-        self._residency, self._prefill, self._script = residency, prefill, script
+        self._residency, self._prefill, self._scripts = residency, prefill, scripts
+        self.num_calls = self.num_steps = 0
         host = residency.host
         self._recomputes = host is not None and host.recompute
 
@@ -56,10 +59,11 @@ class SimulatedVerifier:
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
+        self.num_calls, self.num_steps = self.num_calls + 1, self.num_steps + len(nodes)
         roots = dict.fromkeys(node.root for node in nodes if _OWNER not in node.root.handles)
         self._encode([(root, len(root.token_ids)) for root in roots])
         self._encode([(node, len(node.token_ids) + MARK_TOKENS) for node in nodes])
-        return [self._script.step(node).score for node in nodes]
+        return [self._scripts.step(node).score for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""

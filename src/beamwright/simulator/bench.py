@@ -1,0 +1,277 @@
+"""The bench: the parts of a simulation put together, and the trees that run on it.
+
+Knows how the parts fit together. The verifier scores in turn with decoding; where none is given,
+scoring takes no time. Selection and pruning never do: they are counts on the host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from beamwright.config import ScheduleSettings, Speculation, StepSettings
+from beamwright.cost import Layout, ModelCosts
+from beamwright.cost.growth import BLOCK_TOKENS
+from beamwright.cost.model import Hardware
+from beamwright.cost.scoring import MARK_TOKENS
+from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
+from beamwright.errors import CapacityError
+from beamwright.kv import BlockLedger, ByteBudget, HostTier
+from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.protocols import Foresees, Verifier
+from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.engine import Engine
+from beamwright.runtime.executor import PlainExecutor, StepWriter
+from beamwright.runtime.moving import MoveCounts, MovingSplit
+from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.tree_run import TreeRun
+from beamwright.schedule import make_schedule, schedule_row
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import DeviceCosts
+from beamwright.simulator.layerwise import SimulatedLayerwise
+from beamwright.simulator.link import VirtualLink
+from beamwright.simulator.replay import ReplayStrategy, ReplayVerifier, Scripts
+from beamwright.simulator.residency import SimulatedPrefill, SimulatedResidency
+from beamwright.simulator.scripted_rows import Moments, ScriptedRows
+from beamwright.simulator.verifier import SimulatedVerifier, VerifierCase
+from beamwright.tree import RecordedTree
+
+_TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
+_NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated.
+
+    costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
+    step: how long steps may be, as far as the schedule could know. context: of the model.
+    host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
+    split: of `runtime.moving`, by which memory moves between the two models while the search runs;
+    None where their parts stay. hardware: what `roofline` reckons with.
+    speculation: in the place of the schedule's, whose default depends on a real machine's clock.
+    foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
+    """
+
+    tree: RecordedTree
+    model: ModelCosts
+    costs: DeviceCosts
+    kv_budget_bytes: int
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    step: StepSettings = field(default_factory=StepSettings)
+    context: int = _NO_LIMIT
+    host_bytes: int | None = None
+    verifier: VerifierCase | None = None
+    split: str | None = None
+    hardware: Hardware | None = None
+    speculation: Speculation = "off"
+    foresees: Foresees | None = None
+
+
+class Bench:
+    """The parts of one simulation.
+
+    cases: what is searched; all but tree and foresight is of the first.
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[Simulation],
+        clock: VirtualClock | None = None,
+        timeline: Timeline | None = None,
+        moments: Moments | None = None,
+    ) -> None:
+        self._cases, case = cases, cases[0]
+        self.case, self.clock, self.moments = case, clock or VirtualClock(), moments
+        self.scripts = Scripts([each.tree for each in cases])
+        self.link = VirtualLink(
+            self.clock,
+            case.costs.transfer,
+            emulated_bandwidth=case.schedule.link_bandwidth,
+            timeline=timeline,
+        )
+        self.budget = ByteBudget(case.kv_budget_bytes)
+        self.scorer: SimulatedResidency | None = None
+        self.residency: SimulatedResidency | None = None
+        self.layerwise: SimulatedLayerwise | None = None
+        self.batch: RunningBatch | None = None
+        self.accounting = Accounting(self.clock)
+        self._writer = self._make_writer(timeline)
+        self.verifier = self._make_verifier()
+        executor = PlainExecutor(
+            self._writer, self.verifier, self.accounting, self._stalled_s, timeline
+        )
+        schedule = make_schedule(case.schedule)
+        self._engine = Engine(executor, schedule, self.accounting, self.clock)
+        self._moving = self._make_moving()
+
+    # --- trees -------------------------------------------------------------------------------
+
+    def run(self, in_flight: int) -> list[TreeRun]:
+        """Grow the trees to their end in their order, at most so many at a time.
+
+        One that does not fit beside others is tried once more behind all, alone.
+
+        Raises:
+            CapacityError: if one does not fit alone.
+        """
+        runs = self._grow(range(len(self._cases)), in_flight)
+        if in_flight > 1:
+            short = [i for i, run in runs.items() if isinstance(run.error, CapacityError)]
+            runs |= self._grow(short, 1)
+        for run in runs.values():
+            if run.error is not None:
+                raise run.error
+        return list(runs.values())
+
+    def _grow(self, numbers: Sequence[int], in_flight: int) -> dict[int, TreeRun]:
+        """The same once; `TreeRun.error` says what has not fitted."""
+        engine, scripts = self._engine, list(self.scripts)
+        runs: dict[int, TreeRun] = {}
+        waiting = deque(numbers)
+        try:
+            while waiting or engine.num_live:
+                while waiting and engine.num_live < in_flight:
+                    i = waiting.popleft()
+                    strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
+                    tree = scripts[i].search_tree()
+                    runs[i] = TreeRun(tree, strategy, _last, lambda tree: Random(0))
+                    engine.admit(runs[i])
+                if self._moving is not None:
+                    self._moving.look([run for run in runs.values() if not run.tree.done])
+                engine.step()
+        finally:
+            engine.abort()
+        return runs
+
+    # --- parts -------------------------------------------------------------------------------
+
+    def _make_writer(self, timeline: Timeline | None) -> StepWriter:
+        case = self.case
+        tail_tokens = _TAIL_TOKENS[case.costs.layout]
+        if schedule_row(case.schedule).streams_layers:
+            self.layerwise = SimulatedLayerwise(
+                case.model,
+                case.costs,
+                self.budget,
+                self.link,
+                self.clock,
+                self.scripts,
+                tail_tokens,
+            )
+            return self.layerwise
+        self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
+        rows = ScriptedRows(
+            self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
+        )
+        batching = replace(Batching.of(case.schedule), speculation=case.speculation)
+        lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
+        prefill = self._prefill(self.residency, case.costs)
+        self.batch = RunningBatch(rows, self.residency, prefill, lengths, batching)
+        return self.batch
+
+    def _prefill(
+        self, residency: SimulatedResidency, costs: DeviceCosts
+    ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
+        prefill, recomputes = SimulatedPrefill(residency, self.clock, costs), False
+        if residency.host is not None:
+            recomputes = residency.host.recompute
+
+        def run(requests: Sequence[PrefillRequest]) -> list[bool]:
+            prefill.run(requests)
+            if recomputes:
+                for request in requests:
+                    remember(request, request.token_ids)
+            return [True] * len(requests)
+
+        return run
+
+    def _make_verifier(self) -> Verifier:
+        found = self.case.verifier
+        if found is None:
+            return ReplayVerifier(self.scripts)
+        budget = ByteBudget(found.kv_budget_bytes, "device KV budget of the verifier")
+        self.scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS)
+        prefill = SimulatedPrefill(self.scorer, self.clock, found.costs)
+        return SimulatedVerifier(self.scorer, prefill, self.scripts)
+
+    def _residency(
+        self,
+        model: ModelCosts,
+        costs: DeviceCosts,
+        budget: ByteBudget,
+        extra_tokens: int,
+        log: Timeline | None = None,
+    ) -> SimulatedResidency:
+        """The KV of one model, whose steps are longer than the scripts' by `extra_tokens`."""
+        bytes_per_token, host = model.kv_bytes_per_token, None
+        if not schedule_row(self.case.schedule).resident:
+            host = self._host_tier(bytes_per_token, extra_tokens)
+        return SimulatedResidency(
+            BlockLedger(bytes_per_token, BLOCK_TOKENS, budget, self._most_bytes()),
+            host,
+            self.clock,
+            costs,
+            copies_per_beam=costs.layout is Layout.DENSE,
+            log=log,
+        )
+
+    def _host_tier(self, bytes_per_token: int, extra_tokens: int) -> HostTier:
+        case = self.case
+        if case.host_bytes is None:
+            blocks = sum(each.host_blocks(BLOCK_TOKENS, extra_tokens) for each in self.scripts)
+            num_bytes = blocks * BLOCK_TOKENS * bytes_per_token
+        else:  # shared by KV bytes per token, as the device's
+            verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
+            total = case.model.kv_bytes_per_token + verifier
+            num_bytes = case.host_bytes * bytes_per_token // total
+        hint = "raise --host-memory, or use --evict recompute"
+        ledger = BlockLedger(
+            bytes_per_token, BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
+        )
+        schedule = case.schedule
+        recompute = schedule.evict == "recompute"
+        return HostTier(ledger, self.link, recompute, schedule.inter_beam, schedule.victims)
+
+    def _most_bytes(self) -> int | None:
+        """How far a budget can grow; None where it stays."""
+        case = self.case
+        if case.split is None or case.verifier is None:
+            return None
+        return case.kv_budget_bytes + case.verifier.kv_budget_bytes
+
+    def _make_moving(self) -> MovingSplit | None:
+        """What moves memory between the two models; None where nothing does."""
+        case = self.case
+        if case.verifier is None or self.scorer is None or self.residency is None:
+            return None
+        if case.hardware is None or case.split is None:
+            return None
+        costs = case.model, case.verifier.model
+        longest = case.step.step_tokens or case.step.max_step_tokens
+        return MovingSplit(
+            self.residency,
+            self.scorer,
+            costs,
+            case.hardware,
+            case.split,
+            longest,
+            scores_early=case.speculation != "off",
+        )
+
+    @property
+    def moved(self) -> MoveCounts | None:
+        """Memory that went from one model to the other; None where none does."""
+        return None if self._moving is None else self._moving.counts
+
+    def _stalled_s(self) -> float:
+        """Seconds in which compute waited for the link, the verifier's included."""
+        stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
+        held = (self.residency, self.scorer)
+        return stall_s + sum(each.counts.stall_s for each in held if each is not None)
+
+
+def _last(scores: Sequence[float | None]) -> float | None:
+    return scores[-1]

@@ -1,0 +1,121 @@
+"""Simulate many searches that are in flight together: throughput, and how busy both models are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from beamwright.errors import InputError
+from beamwright.kv import Direction
+from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.tree_run import TreeRun
+from beamwright.simulator.bench import Bench, Simulation
+from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.verifier import SimulatedVerifier
+
+
+@dataclass(frozen=True)
+class ManyResult:
+    """Searches that were in flight together.
+
+    runs: the trees, in the order of the cases; `TreeRun.own_s` of each ended at `ended_s`.
+    time_s: decode_s + verify_s + stall_s.
+    tokens: of all trees' steps, what was decoded ahead in vain left out.
+    mean_rows: of a forward pass of the generator, those ahead of selection included.
+    verifier_calls, steps_per_call: batches of steps that the verifier got; 0 where scores are free.
+    speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
+    mean_s, longest_s: from a problem's admission to its end. begun_s: until the last one began.
+    device_peak_bytes, verifier_peak_bytes: of each model's KV.
+    """
+
+    runs: tuple[TreeRun, ...]
+    time_s: float
+    decode_s: float
+    verify_s: float
+    stall_s: float
+    tokens: int
+    mean_rows: float
+    verifier_calls: int
+    steps_per_call: float
+    speculated_tokens: int
+    kept_tokens: int
+    mean_s: float
+    longest_s: float
+    begun_s: float
+    h2d_bytes: int
+    d2h_bytes: int
+    device_peak_bytes: int
+    verifier_peak_bytes: int
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens per second, of all trees."""
+        return self.tokens / self.time_s
+
+    @property
+    def problems_per_minute(self) -> float:
+        return 60 * len(self.runs) / self.time_s
+
+    @property
+    def decode_share(self) -> float:
+        """Of the time, in which the generator computes."""
+        return self.decode_s / self.time_s
+
+    @property
+    def verify_share(self) -> float:
+        """Of the time, in which the verifier computes."""
+        return self.verify_s / self.time_s
+
+    @property
+    def kept_share(self) -> float | None:
+        """Of what was decoded ahead; None if nothing was."""
+        return self.kept_tokens / self.speculated_tokens if self.speculated_tokens else None
+
+
+def simulate_many(
+    cases: Sequence[Simulation],
+    in_flight: int,
+    clock: VirtualClock | None = None,
+    timeline: Timeline | None = None,
+) -> ManyResult:
+    """Run searches on one machine, at most `in_flight` at a time; the next begins as one ends.
+
+    cases: equal in all but tree and foresight; each tree has a problem id of its own.
+
+    Raises:
+        InputError: if the cases differ in more, or two trees are of one problem.
+        CapacityError: if a search does not fit alone.
+    """
+    first = cases[0]
+    if any(replace(each, tree=first.tree, foresees=first.foresees) != first for each in cases):
+        raise InputError("searches that are simulated together differ in trees and foresight only")
+    bench = Bench(cases, clock, timeline)
+    return _result(bench, bench.run(in_flight))
+
+
+def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
+    seconds, time_s = bench.accounting.seconds, bench.clock.now_s
+    counts = None if bench.batch is None else bench.batch.counts
+    scorer = bench.verifier if isinstance(bench.verifier, SimulatedVerifier) else None
+    nodes = [node for run in runs for node in run.tree.nodes()]
+    calls = 0 if scorer is None else scorer.num_calls
+    return ManyResult(
+        runs=tuple(runs),
+        time_s=time_s,
+        decode_s=time_s - seconds["verify"] - seconds["stall"],
+        verify_s=seconds["verify"],
+        stall_s=seconds["stall"],
+        tokens=sum(len(node.token_ids) for node in nodes if node.parent is not None),
+        mean_rows=0.0 if counts is None else counts.row_tokens / max(1, counts.steps),
+        verifier_calls=calls,
+        steps_per_call=0.0 if scorer is None else scorer.num_steps / max(1, calls),
+        speculated_tokens=sum(node.usage["speculated"] for node in nodes),
+        kept_tokens=sum(node.usage["speculated_kept"] for node in nodes),
+        mean_s=sum(run.ended_s for run in runs) / len(runs),
+        longest_s=max(run.ended_s for run in runs),
+        begun_s=max(run.started_s or 0.0 for run in runs),
+        h2d_bytes=bench.link.bytes_moved[Direction.H2D],
+        d2h_bytes=bench.link.bytes_moved[Direction.D2H],
+        device_peak_bytes=bench.budget.peak_bytes,
+        verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
+    )

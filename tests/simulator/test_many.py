@@ -1,0 +1,97 @@
+from dataclasses import replace
+
+import pytest
+
+from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.cost import Layout
+from beamwright.errors import CapacityError, InputError
+from beamwright.saved.recorded import record_tree
+from beamwright.simulator import (
+    RooflineCosts,
+    Simulation,
+    SyntheticSearch,
+    VerifierCase,
+    grow,
+    simulate,
+    simulate_many,
+)
+from simulated import CARD, GIB, MODEL
+
+SEARCH = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
+TREES = [grow(replace(SEARCH, seed=seed), problem_id=seed) for seed in range(4)]
+COSTS = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+
+
+def cases(schedule="in-gpu", budget=64 * GIB, **options):
+    """options: of the schedule."""
+    return [
+        Simulation(
+            tree,
+            MODEL,
+            COSTS,
+            budget,
+            ScheduleSettings(schedule=schedule, **options),
+            StepSettings(max_step_tokens=256, max_tokens=256),
+            verifier=VerifierCase(MODEL, COSTS, budget),
+        )
+        for tree in TREES
+    ]
+
+
+def steps_of(tree):
+    """What is compared of a tree that was replayed."""
+    found = record_tree(tree)
+    return [(tuple(node["lineage"]), node["tokens"], node["state"]) for node in found["nodes"]]
+
+
+def replayed(tree):
+    return [(node.lineage, node.tokens, str(node.state)) for node in tree.nodes]
+
+
+@pytest.mark.parametrize("speculation", ["off", "exact"])
+@pytest.mark.parametrize("budget", [64 * GIB, GIB])
+def test_trees_are_what_they_are_alone(speculation, budget):
+    schedule = "in-gpu" if budget > GIB else "locality"
+    together = [replace(each, speculation=speculation) for each in cases(schedule, budget)]
+    found = simulate_many(together, 4)
+    assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
+    assert found.tokens == sum(node.tokens for tree in TREES for node in tree.nodes)
+    assert (found.speculated_tokens > 0) == (speculation == "exact")
+    assert found.device_peak_bytes <= budget
+
+
+def test_one_at_a_time_takes_what_they_take_alone():
+    alone = [simulate(case) for case in cases()]
+    found = simulate_many(cases(), 1)
+    assert found.time_s == pytest.approx(sum(each.time_s for each in alone))
+    assert found.verify_s == pytest.approx(sum(each.verify_s for each in alone))
+    assert found.mean_s == pytest.approx(found.time_s / 4)
+    assert found.device_peak_bytes == max(each.device_peak_bytes for each in alone)
+
+
+def test_together_they_are_faster_and_each_is_slower():
+    alone, two, four = (simulate_many(cases(), in_flight) for in_flight in (1, 2, 4))
+    assert four.time_s < two.time_s < alone.time_s
+    assert four.mean_rows > two.mean_rows > alone.mean_rows
+    assert four.mean_s > two.mean_s > alone.mean_s
+    assert four.begun_s == 0 < two.begun_s < alone.begun_s
+    assert four.problems_per_minute == pytest.approx(4 * 60 / four.time_s)
+    assert four.time_s == pytest.approx(four.decode_s + four.verify_s)
+    num_steps, num_rounds = sum(len(tree.nodes) for tree in TREES), sum(t.rounds for t in TREES)
+    assert alone.steps_per_call == pytest.approx(num_steps / num_rounds)
+
+
+def test_what_does_not_fit_beside_others_runs_alone():
+    peaks = [simulate(case).device_peak_bytes for case in cases()]
+    found = simulate_many(cases(budget=max(peaks)), 4)
+    assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
+    with pytest.raises(CapacityError):
+        simulate_many(cases(budget=min(peaks) // 2), 4)
+
+
+def test_cases_are_of_one_machine_and_of_different_problems():
+    first, second, *_ = cases()
+    with pytest.raises(InputError, match="trees and foresight only"):
+        simulate_many([first, replace(second, speculation="exact")], 2)
+    with pytest.raises(InputError, match="problem ids"):
+        simulate_many([first, first], 2)
