@@ -160,6 +160,7 @@ class ScheduleSettings(OpenSection):
     speculation: Speculation = "auto"
     write_back: Literal["auto", "eager", "lazy"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
+    score_cache: TextOrNone = None
 
 
 class Settings(Section):

@@ -31,7 +31,7 @@ SOLVE_KEYS = {
     },
     "batch": {"slots", "iterations", "rows_mean", "occupancy", "admitted", "preempted"},
     "speculation": {"mode", "rows", "tokens", "kept", "kept_share"},
-    "cache": {"generator", "verifier"},
+    "cache": {"generator", "verifier", "scores"},
     "memory": {"split", "generator_kv_bytes", "verifier_kv_bytes", "moves", "moved_bytes"},
     "time": {
         *("total_s", "decode_s", "verify_s", "both_s", "schedule_s", "stall_s", "other_s"),
@@ -137,6 +137,7 @@ def test_hits_and_misses_of_both_models(with_prm, make_solver):
     solution, tree = grow(with_prm(n=8))
     found = solution.to_json()["cache"]
     assert set(found["generator"]) == set(found["verifier"]) == CACHE_KEYS
+    assert found["scores"] is None
     for role in ("generator", "verifier"):
         each = found[role]
         parts = ("reused_tokens", "loaded_tokens", "recomputed_tokens", "prefilled_tokens")

@@ -168,6 +168,11 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "needed, what is stored already leaving first (lazy: most of what is pruned never goes); "
         "auto: eager where a step needs more than twice the device, or a copy per beam.",
     ),
+    "score_cache": (
+        "FILE",
+        "Keep the verifier's scores in this file, or for as long as the solver lives (memory): "
+        "steps that were scored before are not scored again. The same scores.",
+    ),
     "graphs": (
         None,
         "Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off).",

@@ -119,6 +119,13 @@ def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> to
 
 
 @torch.inference_mode()
+def sample_bits(decoder: Decoder) -> bytes:
+    """What the model computes of fixed tokens: other instructions or libraries, other bits."""
+    states = _on_their_own(decoder, sum(_THREADED_ROWS), _THREADED_ROWS)
+    return states.float().cpu().numpy().tobytes()
+
+
+@torch.inference_mode()
 def threads_agree(decoder: Decoder, backend: AttentionBackend, most: int) -> bool:
     """True if one thread of a CPU and `most` compute the same bits, as far as the LM head."""
     before, first = torch.get_num_threads(), _first_layer(decoder)

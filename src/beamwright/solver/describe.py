@@ -32,6 +32,10 @@ from beamwright.solver.solution import (
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
 
 _ROUND_LIMIT = "round_limit"
+_SCORES_NOT_KEPT = (
+    "--score-cache: not used: scores depend on the batch here (`exact` in the JSON), so those of "
+    "another run may differ in their last bits"
+)
 _TRUNCATED = (
     "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
     "was time for; another run gives another tree"
@@ -179,6 +183,8 @@ def _warnings(
         found += doubts_about_answers(answers, stops, facts.settings)
     if facts.settings.schedule.speculation == "truncate":
         found += [_TRUNCATED]
+    if facts.settings.schedule.score_cache is not None and facts.cache.scores is None:
+        found += [_SCORES_NOT_KEPT]
     return tuple(found)
 
 

@@ -16,9 +16,10 @@ from beamwright.runtime.limits import num_generated
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.obeyed import policy_name
 from beamwright.solver.assembly import Machinery
-from beamwright.solver.solution import BatchStats, CacheReport, MemoryStats
+from beamwright.solver.solution import BatchStats, CacheReport, MemoryStats, ScoreStats
 from beamwright.solver.split import memory_stats
 from beamwright.solver.tiers import Traffic
+from beamwright.verify import PrmVerifier
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Meter:
             if moved is None
             else moved.counts.most_generator_bytes,
             memory=memory_stats(settings.memory.split, parts.plan, moved),
-            cache=_cache(models, since.cache),
+            cache=_cache(models, since.cache, self._scores(run)),
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
             exact=machinery.exact and settings.schedule.speculation != "truncate",
             schedule=policy_name(self._schedule),
@@ -130,16 +131,29 @@ class Meter:
             recomputed_tokens=sum(model.store.counts.recomputed_tokens for model in models),
         )
 
+    def _scores(self, run: TreeRun) -> ScoreStats | None:
+        verifier = self._machinery.parts.verifier
+        if not isinstance(verifier, PrmVerifier) or verifier.scores is None:
+            return None
+        usages = [dict(node.usage) for node in run.tree.nodes()]  # a lane may be writing to them
+        found, computed = (
+            sum(usage.get(name, 0) for usage in usages)
+            for name in ("scores_found", "scores_computed")
+        )
+        return ScoreStats(found, computed, len(verifier.scores))
+
     def _traffic(self) -> Traffic:
         return Traffic.now(self._machinery.parts.tier)
 
 
-def _cache(models: Sequence[TreeModel], since: Sequence[CacheCounts]) -> CacheReport:
+def _cache(
+    models: Sequence[TreeModel], since: Sequence[CacheCounts], scores: ScoreStats | None
+) -> CacheReport:
     found = [
         None if model.store.streams_layers else CacheStats.between(model.store.counts.cache, then)
         for model, then in zip(models, since, strict=True)
     ]
-    return CacheReport(found[0], found[1] if len(found) > 1 else None)
+    return CacheReport(found[0], found[1] if len(found) > 1 else None, scores)
 
 
 def _batch(slots: int | None, now: BatchCounts, then: BatchCounts) -> BatchStats:

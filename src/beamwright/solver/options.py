@@ -200,6 +200,10 @@ class SolverOptions(RequestOptions, total=False):
     """Of `order="random"`."""
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
+    score_cache: str | PathLike[str] | None
+    """Keep the verifier's scores in this file, or for as long as the solver lives (memory): steps
+    that were scored before are not scored again. The same scores.
+    """
 
 
 def with_options(call: Callable[..., Any]) -> inspect.Signature:

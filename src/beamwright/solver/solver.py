@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -36,6 +37,7 @@ from beamwright.solver.flights import Arrivals, Flight, Flights, Listed, Outcome
 from beamwright.solver.handle import Handle, Service
 from beamwright.solver.options import RequestOptions, SolverOptions, with_options
 from beamwright.solver.own import Request
+from beamwright.solver.scores import check_scores_kept, keep_scores
 from beamwright.solver.solution import Solution
 from beamwright.verify import declared_verifier
 
@@ -81,6 +83,7 @@ class Solver:
         self._loaded, self._tier, self.verifier = parts.loaded, parts.tier, parts.verifier
         self.generator, self._tree_models = parts.generator, parts.tree_models
         self.schedule = self._own.schedule or parts.schedule
+        check_scores_kept(request.settings.schedule.score_cache, self.verifier)
         self.settings = with_system_prompt(request.settings, self._loaded.codec)
         self._request = replace(request, settings=self.settings)
         self._asked = self._asked.model_copy(update={"model": self.settings.model})
@@ -105,6 +108,8 @@ class Solver:
             kinds = unlike(decoders, parts.backends)
             self.exact = all(batches_are_exact(*each) for each in kinds)
             self._give_way(kinds, decoders)
+            named, count = self.settings.schedule.score_cache, self.threads.count
+            self._scores = keep_scores(named, self.verifier, count, exact=self.exact)
         self._machinery = Machinery(
             self.settings.schedule,
             parts,
@@ -133,6 +138,8 @@ class Solver:
         self._service.close()
         with self._calls.turn():
             self._machinery.stop_copiers()
+        if self._scores is not None:
+            self._scores.save()
 
     def __enter__(self) -> Solver:
         return self
@@ -390,7 +397,7 @@ class Solver:
 
     def _fly(self, flight: Flight) -> Solution:
         """Solve one problem alone; raises its error."""
-        ((_, outcome),) = self._flights(1).run(Listed([flight]))
+        ((_, outcome),) = self._fly_all(Listed([flight]), 1)
         if isinstance(outcome, BeamwrightError):
             raise outcome
         return outcome
@@ -399,8 +406,16 @@ class Solver:
         self, arrivals: Arrivals, in_flight: int | None = None
     ) -> Iterator[tuple[Flight, Outcome]]:
         with self._calls.turn():
-            yield from self._flights(in_flight).run(arrivals)
+            yield from self._fly_all(arrivals, in_flight)
 
-    def _flights(self, in_flight: int | None) -> Flights:
+    def _fly_all(
+        self, arrivals: Arrivals, in_flight: int | None
+    ) -> Iterator[tuple[Flight, Outcome]]:
         # The schedule as it is now: whoever has set another one since means it.
-        return Flights(self._machinery, self.schedule, self._prompts.turn, in_flight)
+        flights = Flights(self._machinery, self.schedule, self._prompts.turn, in_flight)
+        try:
+            yield from flights.run(arrivals)
+        finally:
+            if self._scores is not None:
+                with suppress(InputError):  # results first: `close` says what is wrong
+                    self._scores.save()

@@ -17,6 +17,7 @@ from beamwright.kv import Path, PathPart, Segment, truncate_path
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.tree import Node
 from beamwright.verify.encode import common_prefix
+from beamwright.verify.score_cache import digest, of_numbers
 
 OWNER = "verifier"
 
@@ -26,18 +27,27 @@ Requests = Callable[[Node, Sequence[Node]], Iterable[PrefillRequest | None]]
 
 @dataclass
 class VerifierState:
-    """What a node holds: its path's tokens, its own segment, and the path through the tree."""
+    """What a node holds: its path's tokens, its own segment, and the path through the tree.
+
+    key: digest of the path's tokens, cut into its segments. owed: what would fill its segment,
+    where that is put off until somebody reads it.
+    """
 
     token_ids: list[int]
     segment: Segment
     path: Path
+    key: bytes = b""
+    owed: PrefillRequest | None = None
 
 
 class PathKV:
     """Owns the `verifier` handles of one model's nodes.
 
     encode_prefix: from a problem's text to the token ids before the first step.
+    identity: first part of every node's key. Where it is set, problems' prefixes are put off, too.
     """
+
+    identity: bytes | None = None
 
     def __init__(self, model: TreeModel, encode_prefix: Callable[[str], list[int]]) -> None:
         self.model = model
@@ -56,18 +66,20 @@ class PathKV:
             if len(token_ids) > self.model.decoder.shape.context:
                 token_ids = []  # no path of this problem fits: none will be scored
             segment = self.model.store.create()
-            root.handles[OWNER] = VerifierState(token_ids, segment, ())
-            if token_ids:
-                requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
+            path = (PathPart(segment, len(token_ids)),)
+            state = root.handles[OWNER] = VerifierState(token_ids, segment, path)
+            state.key = self._key(b"", 0, token_ids)
+            request = PrefillRequest((), segment, token_ids, 0, read=())
+            if token_ids and self.identity is not None:
+                state.owed = request
+            elif token_ids:
+                root.usage["verifier_prefilled"] += len(token_ids)
+                requests.append(request)
         try:
             self.model.prefill(requests)
         except BaseException:
             self.release(new)
             raise
-        for root in new:
-            state = root.handles[OWNER]
-            root.usage["verifier_prefilled"] += state.segment.length
-            state.path = (PathPart(state.segment, state.segment.length),)
 
     def num_shared(self, node: Node, token_ids: Sequence[int]) -> int:
         """Tokens that this encoding of a node begins with and its parent's does, too."""
@@ -82,16 +94,62 @@ class PathKV:
         path = truncate_path(parent.path, start)
         segment = self.model.store.create(start=start)
         new = len(token_ids) - start
-        node.handles[OWNER] = VerifierState(token_ids, segment, (*path, PathPart(segment, new)))
-        node.usage["verifier_prefilled"] += new
-        node.usage["verifier_reused"] += start
-        return PrefillRequest(path, segment, token_ids[start:], start) if new else None
+        key = self._key(parent.key, start, token_ids[start:])
+        whole = (*path, PathPart(segment, new))
+        node.handles[OWNER] = VerifierState(token_ids, segment, whole, key)
+        request = PrefillRequest(path, segment, token_ids[start:], start)
+        _count(node, request)
+        return request if new else None
 
     def nothing_to_read(self, node: Node) -> None:
         """There is nothing to read: the node is where its parent is."""
         parent = self._parent(node)
         segment = self.model.store.create()
-        node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path)
+        node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path, parent.key)
+
+    # --- what is put off ---------------------------------------------------------------------
+
+    def key(self, node: Node) -> bytes:
+        """Digest of a node's path."""
+        state: VerifierState = node.handles[OWNER]
+        return state.key
+
+    def put_off(self, node: Node, request: PrefillRequest) -> None:
+        """Do not compute what `extend` returned before a node below is."""
+        node.handles[OWNER].owed = request
+        _count(node, request, -1)
+
+    def catch_up(self, nodes: Iterable[Node]) -> None:
+        """Compute what was put off above these nodes, parents first.
+
+        Each part is computed as it would have been, so its KV is the same bits.
+
+        Raises:
+            CapacityError: if the verifier's KV budget cannot hold it.
+        """
+        owing: dict[Node, None] = {}
+        for node in nodes:
+            while node.parent is not None:
+                node = self._before(node)  # noqa: PLW2901
+                if node.handles[OWNER].owed is not None:
+                    owing[node] = None
+        for _, level in groupby(sorted(owing, key=lambda node: node.depth), lambda n: n.depth):
+            mine = list(level)
+            requests = [node.handles[OWNER].owed for node in mine]
+            try:
+                self.model.prefill(requests)
+            except BaseException:
+                for request in requests:
+                    self.model.store.clear(request.segment)
+                raise
+            for node, request in zip(mine, requests, strict=True):
+                node.handles[OWNER].owed = None
+                _count(node, request)
+
+    def _key(self, above: bytes, start: int, token_ids: Sequence[int]) -> bytes:
+        if self.identity is None:
+            return b""
+        return digest(above or self.identity, of_numbers([start, *token_ids]))
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
@@ -126,17 +184,25 @@ class PathKV:
         requests: list[PrefillRequest | None] = []
         for root, mine in groupby(steps, key=lambda node: node.root):
             requests += extend(root, list(mine))
+        self.catch_up(steps)
         self.model.prefill([request for request in requests if request is not None])
 
-    def _parent(self, node: Node) -> VerifierState:
+    def _before(self, node: Node) -> Node:
         if node.parent is None:
             raise AssertionError("a root has no parent's encoding")
         # Every reply begins behind the problem: turns and earlier replies are not read.
-        before = node.parent if node.parent.turn is None else node.root
-        state: VerifierState | None = before.handles.get(OWNER)
+        return node.parent if node.parent.turn is None else node.root
+
+    def _parent(self, node: Node) -> VerifierState:
+        state: VerifierState | None = self._before(node).handles.get(OWNER)
         if state is None:
             raise AssertionError(f"{node!r}: its parent was not scored")
         return state
+
+
+def _count(node: Node, request: PrefillRequest, sign: int = 1) -> None:
+    node.usage["verifier_prefilled"] += sign * len(request.token_ids)
+    node.usage["verifier_reused"] += sign * request.start
 
 
 def by_root(nodes: Sequence[Node]) -> dict[Node, list[Node]]:

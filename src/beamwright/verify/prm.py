@@ -17,6 +17,7 @@ from beamwright.verify.aggregate import AGGREGATES
 from beamwright.verify.encode import Encoded, PathEncoder
 from beamwright.verify.heads import make_head
 from beamwright.verify.path_kv import PathKV, by_root
+from beamwright.verify.score_cache import ScoreCache, digest, of_numbers
 from beamwright.verify.spec import VerifierSpec
 
 
@@ -28,7 +29,7 @@ class PrmVerifier:
     def __init__(self, spec: VerifierSpec, model: LoadedModel, tree_model: TreeModel) -> None:
         if model.codec is None:
             raise ValueError("a verifier needs a tokenizer")
-        self.spec = spec
+        self.spec, self.model = spec, model
         self.name = spec.name if model.folder is None else str(model.folder)
         self.default_aggregate: str = spec.aggregate
         self.probabilities = spec.gives_probabilities
@@ -36,8 +37,16 @@ class PrmVerifier:
         self._encoder = PathEncoder(spec, model.codec)
         self._kv = PathKV(tree_model, self._encoder.encode_prefix)
         self._head = make_head(spec, model)
+        self.scores: ScoreCache | None = None
         # A head that looks back needs the hidden state before the first new token.
         self._look_back = 1 if spec.head.looks_back else 0
+
+    def remember(self, scores: ScoreCache) -> None:
+        """Look scores up, and keep them. What is read from KV must not depend on the batch.
+
+        KV of steps whose scores are known is computed once a step below is to be scored.
+        """
+        self.scores, self._kv.identity = scores, scores.identity
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -54,12 +63,33 @@ class PrmVerifier:
             encodings = self._encoder.encode(root.problem_text, mine)
             for node, encoded in zip(mine, encodings, strict=True):
                 request = self._request(node, encoded)
-                if request is not None:
+                if request is None:
+                    continue
+                scores[node] = self._known(node, encoded)
+                if scores[node] is None:
                     work.append((node, encoded, request))
+                else:
+                    self._kv.put_off(node, request)
+        self._kv.catch_up(node for node, _, _ in work)
         hidden = self.tree_model.prefill([request for _, _, request in work])
         values = self._read([(e, r) for _, e, r in work], hidden)
-        scores.update(zip((node for node, _, _ in work), values, strict=True))
+        for (node, encoded, _), value in zip(work, values, strict=True):
+            scores[node] = value
+            if self.scores is not None:
+                node.usage["scores_computed"] += 1
+                self.scores.put(self._key(node, encoded), value)
         return [scores[node] for node in nodes]
+
+    def _known(self, node: Node, encoded: Encoded) -> float | None:
+        """A score that was computed before."""
+        if self.scores is None:
+            return None
+        found = self.scores.get(self._key(node, encoded))
+        node.usage["scores_found"] += found is not None
+        return found
+
+    def _key(self, node: Node, encoded: Encoded) -> bytes:
+        return digest(self._kv.key(node), of_numbers(encoded.read_at))
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
