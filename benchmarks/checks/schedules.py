@@ -1,10 +1,10 @@
 """Does the tree depend on how problems are run beside each other? Equal hashes are required.
 
-A pairwise covering array of slots, batching, KV budget, problems in flight, executor, speculation,
-the split of KV between generator and verifier, the order of beams, and whose KV leaves. Each row
-takes its share of the problems in turn, so that the rows together run all of them. Compared with
-every problem alone, all KV on the device, plain executor. Float64: a row's bits do not depend on
-who is beside it where the machine's products do.
+A pairwise covering array of slots, batching, KV budget, problems in flight, how they share the
+device, executor, speculation, the split of KV between generator and verifier, the order of beams,
+and whose KV leaves. Each row takes its share of the problems in turn, so that the rows together run
+all of them. Compared with every problem alone, all KV on the device, plain executor. Float64: a
+row's bits do not depend on who is beside it where the machine's products do.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FACTORS: dict[str, list[Any]] = {
     "batching": ["grouped", "continuous"],
     "budget": ["in-gpu", "half", "quarter", "least"],
     "in_flight": [1, 16],
+    "explore": ["lockstep", "continuous", "decoupled"],
     "executor": ["plain", "overlapped"],
     "speculation": ["off", "exact", "auto"],
     "split": ["auto", "0.2", "0.8", "roofline", "offload"],
@@ -56,6 +57,7 @@ class Compared:
         options = {
             "max_batch": row["slots"],
             "batching": row["batching"],
+            "explore": row["explore"],
             "executor": row["executor"],
             "speculation": row["speculation"],
             "split": row["split"],

@@ -26,6 +26,9 @@ Some KB of host memory each before the first token. Repeated sampling goes to 10
 (arXiv 2407.21787).
 """
 
+Explore = Literal["lockstep", "continuous", "decoupled"]
+"""How several problems in flight share the device, see `runtime.admission` and `runtime.engine`."""
+
 Speculation = Literal["off", "exact", "truncate", "auto"]
 """Whether children of finished steps are decoded before selection has chosen among those."""
 
@@ -156,6 +159,8 @@ class ScheduleSettings(OpenSection):
     link_bandwidth: Rate = None
     max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
     batching: Literal["auto", "continuous", "grouped"] = "auto"
+    explore: Explore = "continuous"
+    min_problems: int | None = Field(None, ge=1, description="in flight, before others begin")
     executor: Literal["auto", "plain", "overlapped"] = "auto"
     speculation: Speculation = "auto"
     write_back: Literal["auto", "eager", "lazy"] = "auto"

@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections import deque
 from contextlib import contextmanager
 
 import pytest
@@ -18,8 +17,8 @@ from beamwright.errors import (
 from beamwright.progress import Progress
 from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
 from beamwright.runtime import Accounting, PlainExecutor
-from beamwright.runtime.executor import without
 from beamwright.runtime.lanes import OverlappedExecutor
+from beamwright.runtime.scoring_queue import without
 from beamwright.search import make_strategy
 from beamwright.tree import tree_hash, unborn
 from fakes import new_tree
@@ -163,9 +162,9 @@ def test_a_batch_waits_for_its_open_steps():
     first, second = tree.expand(tree.root, 2)
     ahead = unborn(first, 0)
     batches = [(first, ahead), (second,)]
-    assert without(batches, [ahead]) == deque([(first,), (second,)])
-    assert without(batches, [first]) == deque([(second,)])
-    assert without(batches, [second]) == deque([(first, ahead)])
+    assert without(batches, [ahead]) == [(first,), (second,)]
+    assert without(batches, [first]) == [(second,)]
+    assert without(batches, [second]) == [(first, ahead)]
 
 
 def test_what_freeing_raises_is_raised_in_the_loop(overlapped):

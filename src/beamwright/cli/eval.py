@@ -35,6 +35,7 @@ from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate import (
     AnswerChecker,
+    InFlight,
     ProblemSet,
     Record,
     RunOptions,
@@ -80,7 +81,8 @@ _InFlightOption = Annotated[
     str | None,
     option(
         "--in-flight",
-        "Problems solved at a time; the next begins as one ends (default: auto, 64 / n).",
+        "Problems solved at a time; the next begins as one ends (default: auto, as many as keep "
+        "the device busy).",
         "N",
     ),
 ]
@@ -250,7 +252,7 @@ def _solving(
         return stack.enter_context(Solver(settings, progress=status))
 
     def solve_many(
-        problems: Sequence[tuple[str | int, str]], /, *, in_flight: int
+        problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
         for problem_id, outcome in solver().solve_many(problems, in_flight=in_flight):
             if pages is not None:

@@ -151,6 +151,17 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "(grouped, the LBS paper); auto: barriers where the tree outgrows the device and "
         "steps have a fixed length.",
     ),
+    "explore": (
+        None,
+        "Several problems in flight: all decode, are scored and decide together (lockstep, as in "
+        "search-and-learn), each goes at its own pace (continuous), or problems are taken in until "
+        "the device is busy, and scored together (decoupled).",
+    ),
+    "min_problems": (
+        "N",
+        "Others begin only when fewer problems are in flight (default: at once; in lockstep when "
+        "all have ended).",
+    ),
     "executor": (
         None,
         "Score and decode in turns (plain), or at the same time where several problems are in "

@@ -7,10 +7,11 @@ from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet, load_problems
 from beamwright.evaluate.record import Record
-from beamwright.evaluate.run import RunOptions, Solved, SolveMany, run
+from beamwright.evaluate.run import InFlight, RunOptions, Solved, SolveMany, run
 
 __all__ = [
     "AnswerChecker",
+    "InFlight",
     "Problem",
     "ProblemSet",
     "Record",

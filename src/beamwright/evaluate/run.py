@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, NotFiniteError
@@ -17,7 +17,7 @@ from beamwright.evaluate.record import Record, make_error_record, make_record
 from beamwright.evaluate.results import ResultsFolder
 from beamwright.identity import plugin_code, stop_code
 
-_BEAMS_IN_FLIGHT = 64
+InFlight = int | Literal["auto"]
 
 
 class Solved(Protocol):
@@ -36,7 +36,7 @@ class SolveMany(Protocol):
     """
 
     def __call__(
-        self, problems: Sequence[tuple[str | int, str]], /, *, in_flight: int
+        self, problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterable[tuple[str | int, Solved | BeamwrightError]]:
         """Solutions in the order in which they finish."""
         ...
@@ -46,8 +46,8 @@ class SolveMany(Protocol):
 class RunOptions:
     """How a run is carried out; none of it changes a result.
 
-    out: folder to write and resume from. in_flight: problems solved at a time; None chooses
-    as many as make about 64 beams. on_record: called with a finished record, the number of
+    out: folder to write and resume from. in_flight: problems solved at a time; None for as many
+    as keep the device busy. on_record: called with a finished record, the number of
     finished problems and that of all; on resuming, first for what was finished before.
     """
 
@@ -72,10 +72,8 @@ def run(
         BeamwrightError: what solving raised; everything finished before is kept.
     """
     options = options or RunOptions()
-    in_flight = options.in_flight
-    if in_flight is None:
-        in_flight = max(1, _BEAMS_IN_FLIGHT // settings.search.n)
-    if in_flight < 1:
+    in_flight: InFlight = "auto" if options.in_flight is None else options.in_flight
+    if in_flight != "auto" and in_flight < 1:
         raise InputError(f"--in-flight must be at least 1, got {in_flight}")
     with ExitStack() as stack:
         checker = checker or stack.enter_context(AnswerChecker())
@@ -128,7 +126,7 @@ class _Log:
 
 def _solve(
     problems: Sequence[Problem],
-    in_flight: int,
+    in_flight: InFlight,
     solve_many: SolveMany,
     checker: AnswerChecker,
     log: _Log,

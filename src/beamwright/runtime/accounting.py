@@ -21,6 +21,7 @@ class _Phase:
 class Accounting:
     """Phase seconds ("decode", "verify", "schedule") and groups of one run.
 
+    calls, scored: of the verifier, and the steps in them.
     Phases of one thread do not nest. Instants in which two threads are in a phase count as "both".
     Tokens are counted on the nodes that they were spent on (`Node.usage`).
     clock: seconds from any fixed origin.
@@ -29,7 +30,7 @@ class Accounting:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
-        self.num_groups = 0
+        self.num_groups = self.calls = self.scored = 0
         self._lock = threading.Lock()
         self._phases: list[_Phase] = []
         self._counted_s = 0.0

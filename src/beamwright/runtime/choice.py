@@ -18,6 +18,9 @@ from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 
+_STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
+"""Steps of several trees that are scored in one turn of a verifier that is a model."""
+
 PATIENCE_S = 1.0
 """Seconds that nobody needs a user's verifier any more before its thread is left to itself."""
 
@@ -43,9 +46,12 @@ def make_executor(
     progress: Progress,
 ) -> Executor:
     """The executor for a run. models: the generator first, then the verifier's if it has one."""
+    most_steps = _STEPS_TOGETHER[settings.explore] if len(models) > 1 else 1
     if not overlaps(settings, run, verifier, models):
         stalled = partial(_stalled_s, models)
-        return PlainExecutor(writer, verifier, accounting, stalled, timeline, progress)
+        return PlainExecutor(
+            writer, verifier, accounting, stalled, timeline, progress, most_steps=most_steps
+        )
     return OverlappedExecutor(
         writer,
         verifier,
@@ -56,6 +62,7 @@ def make_executor(
         compute=lane_compute(models[-1].decoder.device),
         scoring_stalled_s=partial(_stalled_s, models[1:]),
         patience_s=PATIENCE_S if len(models) == 1 else None,
+        most_steps=most_steps,
     )
 
 

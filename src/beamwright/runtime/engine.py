@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from beamwright.config import Explore
 from beamwright.errors import BeamwrightError, LinkError
 from beamwright.protocols import (
     DecodesAhead,
@@ -36,7 +37,9 @@ class Engine:
     A tree is admitted, decided about, cancelled and finished, or fails, on its own. What one writes
     never depends on which others there are. One thread at a time may call it.
 
-    payoff: what earlier runs know of decoding ahead.
+    payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
+    all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
+    trees, too, where that pays.
     """
 
     def __init__(
@@ -46,13 +49,21 @@ class Engine:
         accounting: Accounting,
         clock: Callable[[], float] = time.perf_counter,
         payoff: Payoff | None = None,
+        *,
+        explore: Explore = "continuous",
     ) -> None:
         self._executor, self._schedule = executor, schedule
+        self._lockstep, self._beside = explore == "lockstep", explore == "decoupled"
         self._ahead = executor if isinstance(executor, DecodesAhead) else None
         self._payoff = payoff or Payoff()
         self._accounting, self._clock = accounting, clock
         self._live: dict[Node, TreeRun] = {}
         self._changed = self._foresee = False
+
+    @property
+    def num_open(self) -> int:
+        """Steps that are decoded, or wait for it."""
+        return sum(len(run.open) for run in self._live.values())
 
     @property
     def num_live(self) -> int:
@@ -120,14 +131,20 @@ class Engine:
             run = self._live.get(event.node.root)
             if run is not None:
                 self._commit(run, event)
-        for run in list(self._live.values()):
-            if not run.open and not run.unscored:
-                self._end_round(run)
+        for run in self._at_their_end():
+            self._end_round(run)
         if self._foresee and self._ahead is not None:
             self._speculate(self._ahead)
         return [run for run in before if run.tree.done]
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _at_their_end(self) -> list[TreeRun]:
+        """Trees with nothing left to be decoded, or to be scored, before they go on."""
+        runs = [run for run in self._live.values() if not run.open and not run.unscored]
+        if self._lockstep and len(runs) < len(self._live):
+            return [run for run in runs if run.cut]
+        return runs
 
     def _waiting(self) -> tuple[Node, ...]:
         """Open nodes, those of the tree that was served least in front: none waits for ever."""
@@ -156,7 +173,9 @@ class Engine:
     def _pays(self, executor: DecodesAhead) -> bool:
         """True if children of finished steps are to be decoded ahead."""
         if executor.speculation == "auto":
-            return len(self._live) == 1 and self._payoff.pays
+            if len(self._live) == 1:
+                return self._payoff.pays
+            return self._beside and self._payoff.pays_beside(self.num_open)
         return executor.speculation in ("exact", "truncate")
 
     def _commit(self, run: TreeRun, event: Event) -> None:
@@ -224,8 +243,7 @@ class Engine:
         if run.unscored:
             return
         run.tree.rounds += 1
-        if len(self._live) == 1:
-            run.note_costs(self._payoff, self._accounting.seconds)
+        run.note_costs(self._payoff, self._accounting.seconds, alone=len(self._live) == 1)
         run.save_round(self._clock())
         self._decide(run)
 

@@ -5,14 +5,14 @@ This is the specification that the overlapped executor (`lanes`) is compared wit
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from beamwright.progress import Progress
 from beamwright.protocols import DecodesAhead, Event, Plan, ScheduleView, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.scoring import Scoring, no_more_memory
+from beamwright.runtime.scoring_queue import ScoringQueue
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.tree import Node
 
@@ -36,7 +36,7 @@ class StepWriter(Protocol):
 class PlainExecutor:
     """An `Executor` that runs iterations and scores one after the other on one device.
 
-    stalled_s: seconds that models have waited for the link so far.
+    stalled_s: seconds that models have waited for the link so far. most_steps: see `ScoringQueue`.
     """
 
     patience_s: float | None = None
@@ -49,13 +49,15 @@ class PlainExecutor:
         stalled_s: Callable[[], float] = lambda: 0.0,
         timeline: Timeline | None = None,
         progress: Progress | None = None,
+        *,
+        most_steps: int = 1,
     ) -> None:
         self._writer, self._accounting, self._stalled_s = writer, accounting, stalled_s
         self._ahead = writer if isinstance(writer, DecodesAhead) else None
         self._timeline = timeline or NullTimeline()
         self._progress = progress or Progress()
         self._scoring = Scoring(verifier, accounting, stalled_s, self._timeline)
-        self._unscored: deque[tuple[Node, ...]] = deque()
+        self._unscored = ScoringQueue(most_steps)
         self._groups_before = writer.num_groups - accounting.num_groups
 
     @property
@@ -96,20 +98,19 @@ class PlainExecutor:
         self._writer.cancel(nodes)
 
     def verify(self, nodes: Sequence[Node]) -> None:
-        if nodes:
-            self._unscored.append(tuple(nodes))
+        self._unscored.put(nodes)
 
     def wait(self) -> list[Event]:
         """Scores come first: a round waits for them."""
         if self._unscored:
-            nodes = self._unscored.popleft()
+            nodes = self._unscored.take()
             self._progress.doing(f"round {nodes[0].round}: scoring {len(nodes)} steps")
             return self._scoring.score(nodes)
         return self._iterate() if self._writer.busy else []
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free every KV segment that these nodes own, and forget what waits for a score."""
-        self._unscored = without(self._unscored, nodes)
+        self._unscored.release(nodes)
         self._writer.release(nodes)
         self._scoring.release(nodes)
 
@@ -128,15 +129,3 @@ class PlainExecutor:
                 facts["open_rows"], facts["rows_ahead"] = self._ahead.last_rows
         self._accounting.num_groups = self._writer.num_groups - self._groups_before
         return events
-
-
-def without(batches: Iterable[tuple[Node, ...]], nodes: Sequence[Node]) -> deque[tuple[Node, ...]]:
-    """The batches that somebody waits for when these nodes are gone, without speculative ones of
-    them."""
-    gone = set(nodes)
-    left = (
-        tuple(node for node in batch if not (node.speculative and node in gone))
-        for batch in batches
-        if not gone.issuperset(node for node in batch if not node.speculative)
-    )
-    return deque(left)

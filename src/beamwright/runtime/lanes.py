@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Verifier
 from beamwright.runtime.accounting import Accounting
-from beamwright.runtime.executor import PlainExecutor, StepWriter, without
+from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.scoring import Scoring
+from beamwright.runtime.scoring_queue import ScoringQueue, without
 from beamwright.runtime.timeline import Timeline
 from beamwright.tree import Node
 
@@ -33,7 +34,7 @@ class OverlappedExecutor(PlainExecutor):
     It waits for scores only where there is nothing to decode.
 
     compute: see `LaneCompute`. scoring_stalled_s: seconds that the verifier has waited for its link
-    so far; `stalled_s` are the generator's. patience_s: see `Lane`.
+    so far; `stalled_s` are the generator's. patience_s: see `Lane`. most_steps: see `ScoringQueue`.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class OverlappedExecutor(PlainExecutor):
         compute: LaneCompute = nullcontext,
         scoring_stalled_s: Callable[[], float] = lambda: 0.0,
         patience_s: float | None = None,
+        most_steps: int = 1,
     ) -> None:
         super().__init__(writer, verifier, accounting, stalled_s, timeline, progress)
         scoring = Scoring(verifier, accounting, scoring_stalled_s, timeline)
-        self._lane, self.patience_s = Lane(scoring, compute, patience_s), patience_s
+        self._lane = Lane(scoring, compute, patience_s, most_steps)
+        self.patience_s = patience_s
 
     def verify(self, nodes: Sequence[Node]) -> None:
         if nodes:
@@ -96,12 +99,13 @@ class Lane:
         scoring: Scoring,
         compute: LaneCompute = nullcontext,
         patience_s: float | None = None,
+        most_steps: int = 1,
     ) -> None:
         self._scoring, self._compute, self._patience_s = scoring, compute, patience_s
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         # All below are read and written with `_changed` held.
-        self._unscored: deque[tuple[Node, ...]] = deque()
+        self._unscored = ScoringQueue(most_steps)
         self._unneeded: list[Node] = []
         self._results: deque[list[Event] | BaseException] = deque()
         self._failure: BaseException | None = None
@@ -115,11 +119,11 @@ class Lane:
         return bool(self._unscored) or (self._now is not None and self._unneeded_since_s is None)
 
     def put(self, nodes: tuple[Node, ...]) -> None:
-        """Score these steps of one tree, after those that wait."""
+        """Score these steps of one tree, after or beside those that wait."""
         if self._thread is None:
             self._start()
         with self._changed:
-            self._unscored.append(nodes)
+            self._unscored.put(nodes)
             self._changed.notify_all()
 
     def take(self, *, wait: bool = False) -> list[Event] | None:
@@ -146,7 +150,7 @@ class Lane:
             self._scoring.release(nodes)
             return
         with self._changed:
-            self._unscored = without(self._unscored, nodes)
+            self._unscored.release(nodes)
             self._unneeded += nodes
             now = self._now
             if now and self._patience_s is not None and not without([now], nodes):
@@ -227,7 +231,7 @@ class Lane:
             if not self._is_own():
                 return False
             unneeded, self._unneeded = self._unneeded, []
-            batch = self._unscored.popleft() if self._unscored and not unneeded else None
+            batch = self._unscored.take() if self._unscored and not unneeded else None
             self._now = batch
         if unneeded:
             self._free(unneeded)

@@ -9,7 +9,7 @@ that takes about as long as a token of all rows (docs/experiments.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 _MARGIN = 1.25
 _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
@@ -26,6 +26,7 @@ class CallCosts:
     """
 
     calls: float = 0.0
+    steps: float = 0.0
     seconds: float = 0.0
     several: bool = False
     _cc: float = 0.0
@@ -36,7 +37,8 @@ class CallCosts:
 
     def note(self, calls: int, steps: int, seconds: float) -> None:
         """A round's calls, their steps, and what they took."""
-        self.calls, self.seconds = self.calls + calls, self.seconds + seconds
+        self.calls, self.steps = self.calls + calls, self.steps + steps
+        self.seconds += seconds
         self.several = self.several or calls > 1
         self._cc, self._cs, self._ss = (
             self._cc + calls * calls,
@@ -44,6 +46,12 @@ class CallCosts:
             self._ss + steps * steps,
         )
         self._cv, self._sv = self._cv + calls * seconds, self._sv + steps * seconds
+
+    def add(self, others: CallCosts) -> None:
+        """What others have noted counts, too."""
+        for each in fields(CallCosts):
+            mine, theirs = getattr(self, each.name), getattr(others, each.name)
+            setattr(self, each.name, mine or theirs if each.name == "several" else mine + theirs)
 
     @property
     def of_a_call(self) -> float:
@@ -55,12 +63,20 @@ class CallCosts:
         found = (self._cv * self._ss - self._sv * self._cs) / spread
         return min(mean, max(0.0, found))
 
+    @property
+    def of_a_step(self) -> float:
+        """Seconds that one more in a call takes."""
+        rest = self.seconds - self.of_a_call * self.calls
+        return max(0.0, rest) / self.steps if self.steps else 0.0
+
 
 @dataclass
 class Payoff:
-    """Adds up rounds of trees that were alone in flight.
+    """Adds up rounds: what they cost, of trees that were alone in flight.
 
     speculated, kept: tokens that were decoded ahead, and those that selection has opened.
+    decoding: passes of the generator, as calls with so many rows. idle, idle_fills: slots that
+    the rows of a round had left, in tokens, and how often such are filled, of trees beside others.
     waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
     longest steps, and what their rounds took.
     """
@@ -71,6 +87,9 @@ class Payoff:
     waited: float = 0.0
     fills: float = 0.0
     scoring: CallCosts = field(default_factory=CallCosts)
+    decoding: CallCosts = field(default_factory=CallCosts)
+    idle: int = 0
+    idle_fills: float = 0.0
     decode_s: float = 0.0
     tokens: int = 0
 
@@ -81,9 +100,21 @@ class Payoff:
         longest = max(lengths)
         self.rounds += 1
         self.waited += longest - sum(lengths) / len(lengths)
-        self.fills += _CALLS + longest / _TOKENS_PER_CALL
+        self.fills += _fills(longest)
         self.scoring.note(calls, len(lengths), verify_s)
         self.decode_s, self.tokens = self.decode_s + decode_s, self.tokens + longest
+
+    def note_passes(self, passes: int, row_tokens: int, seconds: float) -> None:
+        """The generator has made so many passes, which wrote so many tokens."""
+        if passes > 0:
+            self.decoding.note(passes, row_tokens, seconds)
+            self.decoding.several = self.decoding.several or passes > 1
+
+    def note_beside(self, lengths: Sequence[int]) -> None:
+        """A round of steps of these lengths is over, of a tree beside others."""
+        longest = max(lengths)
+        self.idle += longest * len(lengths) - sum(lengths)
+        self.idle_fills += _fills(longest)
 
     @property
     def kept_share(self) -> float:
@@ -97,3 +128,20 @@ class Payoff:
         gain_s = self.kept_share * self.waited * token_s
         cost_s = self.fills * (self.scoring.of_a_call + token_s)
         return self.rounds >= _LEAST_ROUNDS and gain_s > _MARGIN * cost_s
+
+    def pays_beside(self, num_rows: int) -> bool:
+        """True if the same holds beside other trees, where so many rows share each pass.
+
+        A token that is kept saves its share of a later pass; one that is not costs a row in this.
+        """
+        per_row_s = self.decoding.of_a_step
+        pass_s = self.decoding.of_a_call / max(1, num_rows)
+        calls_s = self.idle_fills / max(1, self.idle) * (self.scoring.of_a_call + pass_s)
+        gain_s = self.kept_share * pass_s
+        cost_s = (1 - self.kept_share) * per_row_s + calls_s
+        return self.decoding.several and gain_s > _MARGIN * cost_s
+
+
+def _fills(longest: int) -> float:
+    """How often slots are filled in a round whose longest step has so many tokens."""
+    return _CALLS + longest / _TOKENS_PER_CALL

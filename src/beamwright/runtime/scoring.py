@@ -12,7 +12,7 @@ from beamwright.protocols import Event, ScoresBeside, StepFailed, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.scores import scored
 from beamwright.runtime.timeline import NullTimeline, Timeline
-from beamwright.tree import Node
+from beamwright.tree import Node, by_root
 
 _LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
@@ -36,7 +36,7 @@ class Scoring:
         self._without_room: set[Node] = set()
 
     def score(self, nodes: Sequence[Node]) -> list[Event]:
-        """An event per step, or the failure of their tree; where room is missing, of every step.
+        """An event per step, or the failure of its tree; where room is missing, of every step.
 
         What there was no room for is released, and may be asked about again.
 
@@ -48,20 +48,15 @@ class Scoring:
         Raises:
             LinkError: if the link has failed.
         """
-        root = nodes[0].root
-        if root in self._failed:  # its other steps may have been on their way already
-            return []
+        # A tree that has failed may have had other steps on their way already.
+        nodes = [node for node in nodes if node.root not in self._failed]
         steps = [node for node in nodes if not node.speculative]
         try:
             events = self._level(steps)
-        except CapacityError as error:
-            self._give_up(steps)
-            return [StepFailed(node, error) for node in steps]
         except LinkError:
             raise
         except BeamwrightError as error:
-            self._failed.add(root)
-            return [StepFailed(nodes[0], error)]
+            return self._without(steps, error)
         beside = isinstance(self._verifier, ScoresBeside) and self._verifier.beside_decoding
         ahead = [node for node in nodes if node.speculative and beside]
         ahead.sort(key=lambda node: node.depth)
@@ -76,6 +71,17 @@ class Scoring:
                 ready = []
             self._give_up([child for child in children if child not in ready])
         return events
+
+    def _without(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
+        """These could not be scored together: each tree on its own, or what went wrong."""
+        trees = by_root(steps)
+        if len(trees) == 1 and not isinstance(error, CapacityError):
+            self._failed.update(trees)
+            return [StepFailed(steps[0], error)]
+        self._give_up(steps)
+        if len(trees) > 1:
+            return [event for mine in trees.values() for event in self.score(mine)]
+        return [StepFailed(node, error) for node in steps]
 
     def _give_up(self, nodes: Sequence[Node]) -> None:
         """These could not be scored, and so nothing that reads them."""
@@ -92,6 +98,8 @@ class Scoring:
         ):
             scores = self._verifier.score(nodes)
         self._without_room.difference_update(nodes)
+        self._accounting.calls += 1
+        self._accounting.scored += len(nodes)
         return [*scored(self._verifier, nodes, scores)]
 
     def leave(self, thread: int | None) -> None:

@@ -131,17 +131,24 @@ class TreeRun:
         slack = len(self.beams) - num_steps if self.open else 0
         return self.speculative.to_score(self.submitted, slack)
 
-    def note_costs(self, payoff: Payoff, seconds: Mapping[str, float]) -> None:
-        """Tell what the round that is over has cost; seconds: by phase, so far."""
-        decode_s, verify_s = (
-            seconds.get(name, 0.0) - self.began_s.get(name, 0.0) for name in ("decode", "verify")
-        )
+    def note_costs(self, payoff: Payoff, seconds: Mapping[str, float], *, alone: bool) -> None:
+        """Tell what the round that is over was like, and alone what it has cost.
+
+        seconds: by phase, so far.
+        """
         for node in self.beams:
             payoff.kept += node.usage["speculated_kept"]
             payoff.speculated += node.usage["speculated_kept"]
         lengths = [len(node.token_ids) for node in self.beams if node.token_ids]
-        if lengths:
-            payoff.note_round(lengths, decode_s, verify_s, self.num_calls)
+        if not lengths:
+            return
+        if not alone:
+            payoff.note_beside(lengths)
+            return
+        decode_s, verify_s = (
+            seconds.get(name, 0.0) - self.began_s.get(name, 0.0) for name in ("decode", "verify")
+        )
+        payoff.note_round(lengths, decode_s, verify_s, self.num_calls)
 
     @property
     def scores_early(self) -> bool:

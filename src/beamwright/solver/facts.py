@@ -51,7 +51,7 @@ class RunFacts:
 @dataclass(frozen=True)
 class Mark:
     """All counters when a tree was admitted. tokens: drawn for all trees; batch: what it did;
-    cache: of each model that keeps KV."""
+    cache: of each model that keeps KV; calls, scored: of the verifier."""
 
     time_s: float
     traffic: Traffic
@@ -60,6 +60,8 @@ class Mark:
     tokens: int
     batch: BatchCounts
     cache: Sequence[CacheCounts]
+    calls: int
+    scored: int
 
 
 class Meter:
@@ -86,6 +88,8 @@ class Meter:
             counts.row_tokens,
             replace(counts),
             [replace(each.store.counts.cache) for each in self._machinery.parts.tree_models],
+            accounting.calls,
+            accounting.scored,
         )
 
     def spent(self, since: Mark, before: Accounting | None = None) -> Accounting:
@@ -122,7 +126,7 @@ class Meter:
             exact=machinery.exact and settings.schedule.speculation != "truncate",
             schedule=policy_name(self._schedule),
             attention=parts.generator.backend.name,
-            batch=_batch(settings.schedule.max_batch, machinery.batch.counts, since.batch),
+            batch=self._batch(settings.schedule.max_batch, since),
             rows_ahead=machinery.batch.counts.speculative - since.batch.speculative,
             host_peak_bytes=sum(m.store.host_peak_bytes for m in models) if has_host else None,
             h2d_bytes=after.h2d_bytes - since.traffic.h2d_bytes,
@@ -145,6 +149,22 @@ class Meter:
     def _traffic(self) -> Traffic:
         return Traffic.now(self._machinery.parts.tier)
 
+    def _batch(self, slots: int | None, since: Mark) -> BatchStats:
+        now, then = self._machinery.batch.counts, since.batch
+        tokens, steps = now.row_tokens - then.row_tokens, now.steps - then.steps
+        computed = now.slot_tokens - then.slot_tokens
+        calls = self._accounting.calls - since.calls
+        return BatchStats(
+            slots=slots,
+            iterations=now.iterations - then.iterations,
+            rows_mean=tokens / steps if steps else None,
+            occupancy=tokens / computed if computed else None,
+            admitted=now.admitted - then.admitted,
+            preempted=now.preempted - then.preempted,
+            verifier_calls=calls,
+            verifier_steps_mean=(self._accounting.scored - since.scored) / calls if calls else None,
+        )
+
 
 def _cache(
     models: Sequence[TreeModel], since: Sequence[CacheCounts], scores: ScoreStats | None
@@ -154,16 +174,3 @@ def _cache(
         for model, then in zip(models, since, strict=True)
     ]
     return CacheReport(found[0], found[1] if len(found) > 1 else None, scores)
-
-
-def _batch(slots: int | None, now: BatchCounts, then: BatchCounts) -> BatchStats:
-    tokens, steps = now.row_tokens - then.row_tokens, now.steps - then.steps
-    computed = now.slot_tokens - then.slot_tokens
-    return BatchStats(
-        slots=slots,
-        iterations=now.iterations - then.iterations,
-        rows_mean=tokens / steps if steps else None,
-        occupancy=tokens / computed if computed else None,
-        admitted=now.admitted - then.admitted,
-        preempted=now.preempted - then.preempted,
-    )

@@ -19,6 +19,7 @@ from beamwright.errors import (
 )
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
+from beamwright.runtime.admission import Admission
 from beamwright.runtime.choice import Run, make_executor
 from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
@@ -31,9 +32,6 @@ from beamwright.solver.own import Request
 from beamwright.solver.solution import Solution
 from beamwright.tree import SearchTree
 from beamwright.verify import aggregate
-
-BEAMS_IN_FLIGHT = 64
-"""Candidates of all problems together that keep a device busy; more wait."""
 
 Outcome = Solution | BeamwrightError
 
@@ -94,8 +92,7 @@ class Flights:
 
     One that did not fit beside others is tried once more, alone.
 
-    turn: renders what is asked again. in_flight: problems at a time; None for as many as have
-    `BEAMS_IN_FLIGHT` candidates together.
+    turn: renders what is asked again. in_flight: see `Admission`.
     """
 
     def __init__(
@@ -106,7 +103,7 @@ class Flights:
         in_flight: int | None = None,
     ) -> None:
         self._machinery, self._schedule = machinery, schedule
-        self._turn, self._in_flight = turn, in_flight
+        self._turn = turn
         parts, accounting = machinery.parts, Accounting()
         for model in parts.tree_models:
             model.store.reset_peaks()
@@ -120,7 +117,13 @@ class Flights:
             machinery.timeline,
             machinery.progress,
         )
-        self._engine = Engine(executor, schedule, accounting, payoff=machinery.payoff)
+        settings, payoff = machinery.settings, machinery.payoff
+        self._engine = Engine(
+            executor, schedule, accounting, payoff=payoff, explore=settings.explore
+        )
+        stores = [model.store for model in parts.tree_models]
+        self._admission = Admission(settings, in_flight, stores, payoff)
+        self._accounting = accounting
         if parts.moving is not None:
             parts.moving.restart()
         # Beside a lane nothing moves: its thread alone may touch the verifier's store.
@@ -144,7 +147,7 @@ class Flights:
                     if self._live and not self._ended:
                         if self._moving is not None:
                             self._moving.look(self._live)
-                        self._note(self._engine.step())
+                        self._step()
                 if not (self._live or self._ended or self._alone):
                     return
                 while self._ended:
@@ -160,6 +163,15 @@ class Flights:
             self._engine.abort()
             if self._live:
                 self._machinery.batch.abort()
+
+    def _step(self) -> None:
+        """One piece of work; what a pass of the generator takes is noted."""
+        counts, seconds = self._machinery.batch.counts, self._accounting.seconds
+        before = counts.steps, counts.row_tokens, seconds["decode"] + seconds["both"]
+        self._note(self._engine.step())
+        after = counts.steps, counts.row_tokens, seconds["decode"] + seconds["both"]
+        passes, tokens, decode_s = (new - old for new, old in zip(after, before, strict=True))
+        self._machinery.payoff.note_passes(int(passes), int(tokens), decode_s)
 
     # --- who comes ---------------------------------------------------------------------------
 
@@ -177,10 +189,8 @@ class Flights:
             self._begin(flight)
 
     def _is_full(self) -> bool:
-        if self._in_flight is not None:
-            return len(self._live) >= self._in_flight
         sizes = [each.flight.request.settings.search.n for each in self._live.values()]
-        return sum(sizes) >= BEAMS_IN_FLIGHT
+        return not self._admission.has_place(sizes, self._engine.num_open)
 
     def _begin(self, flight: Flight) -> None:
         machinery = self._machinery

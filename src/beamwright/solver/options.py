@@ -13,6 +13,7 @@ from os import PathLike
 from typing import Any, Literal, TypedDict, get_type_hints
 
 from beamwright.config import Settings, Speculation, Victims
+from beamwright.config import Explore, Settings, Speculation
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
@@ -189,6 +190,15 @@ class SolverOptions(RequestOptions, total=False):
     write_back: Literal["auto", "eager", "lazy"]
     """Store KV on the host as soon as it is complete (eager), or what has to leave next, a group
     ahead (lazy); auto: lazy until a step needs more than twice the device.
+    """
+    explore: Explore
+    """Several problems in flight: all decode, are scored and decide together (lockstep, as in
+    search-and-learn), each goes at its own pace (continuous), or problems are taken in until the
+    device is busy, and scored together (decoupled).
+    """
+    min_problems: int | None
+    """Others begin only when fewer problems are in flight (default: at once; in lockstep when all
+    have ended).
     """
     executor: Literal["auto", "plain", "overlapped"]
     """Score and decode in turns (plain), or at the same time where several problems are in flight

@@ -128,6 +128,7 @@ class BatchStats:
     slots: most rows at a time; None for as many as fit. iterations: of at most 16 tokens.
     rows_mean: rows that wrote a token, per forward pass. occupancy: the same per row that was
     computed, padding and rows that had ended included. admitted: rows that joined.
+    verifier_calls, verifier_steps_mean: turns of the verifier, and the steps in one.
     """
 
     slots: int | None
@@ -136,6 +137,8 @@ class BatchStats:
     occupancy: float | None
     admitted: int
     preempted: int
+    verifier_calls: int
+    verifier_steps_mean: float | None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.decode.generator import make_running_batch
@@ -274,7 +274,7 @@ class Solver:
         self,
         problems: Iterable[calls.GivenProblem],
         *,
-        in_flight: int,
+        in_flight: int | Literal["auto"],
         on_round: RoundCallback | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]: ...
@@ -283,7 +283,7 @@ class Solver:
         self,
         problems: Iterable[calls.GivenProblem],
         *,
-        in_flight: int | None = None,
+        in_flight: int | Literal["auto"] | None = None,
         on_round: RoundCallback | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[Solution | BeamwrightError] | Iterator[tuple[str | int, Solution | BeamwrightError]]:
@@ -291,9 +291,10 @@ class Solver:
 
         problems: texts, whose ids are then their places from 0, or (id, text) pairs. Equal ids and
         seeds give equal trees, here and in `solve`.
-        in_flight: None for all at a time and a list in the order of the problems. With a number,
-        so many at a time, and an iterator over (id, solution) as they finish; the next problem
-        begins as soon as one has ended. Until it is exhausted or closed the solver is in use.
+        in_flight: None for all at a time and a list in the order of the problems. With a number so
+        many at a time, with "auto" as many as keep the device busy, and an iterator over
+        (id, solution) as they finish; the next problem begins as soon as one has ended. Until it is
+        exhausted or closed the solver is in use.
         options: of these problems, in the place of the solver's own.
 
         A problem's own error takes its place, and the others are solved: bad input as
@@ -305,7 +306,8 @@ class Solver:
         """
         pairs = calls.with_ids(problems)
         request = self._requested(dict(options))
-        if in_flight is not None and in_flight < 1:
+        most = None if in_flight == "auto" else in_flight
+        if most is not None and most < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
         flights = {
             self._flight(text, problem_id, request, on_round): place
@@ -315,7 +317,7 @@ class Solver:
             found = self._serve(Listed(flights), max(1, len(pairs)))
             outcomes = {flights[flight]: outcome for flight, outcome in found}
             return [outcomes[place] for place in range(len(pairs))]
-        ended = self._serve(Listed(flights), in_flight)
+        ended = self._serve(Listed(flights), most)
         return ((pairs[flights[flight]][0], outcome) for flight, outcome in ended)
 
     async def asolve_many(

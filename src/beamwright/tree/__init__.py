@@ -1,7 +1,7 @@
 """The search tree: nodes, lineage, stop reasons, hash. Knows no torch, no KV, no strategy."""
 
 from beamwright.tree.hashing import tree_hash
-from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn
+from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn, by_root
 from beamwright.tree.recorded import RecordedNode, RecordedTree
 from beamwright.tree.search_tree import SearchTree, unborn
 
@@ -14,6 +14,7 @@ __all__ = [
     "SearchTree",
     "StopReason",
     "Turn",
+    "by_root",
     "tree_hash",
     "unborn",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -162,3 +163,11 @@ class Node:
 
     def __repr__(self) -> str:
         return f"Node({'.'.join(map(str, self.lineage))}, {self.state}, {len(self.token_ids)} tok)"
+
+
+def by_root(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """Nodes of each tree, under the tree's root."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.root, []).append(node)
+    return found

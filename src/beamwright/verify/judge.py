@@ -20,9 +20,9 @@ from beamwright.kv import Path, PathPart, Segment, copies_needed
 from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
 from beamwright.models.session import DecodeSession
-from beamwright.tree import Node
+from beamwright.tree import Node, by_root
 from beamwright.verify.judge_prompt import Asked, JudgePrompts, JudgeSpec
-from beamwright.verify.path_kv import OWNER, PathKV, by_root
+from beamwright.verify.path_kv import OWNER, PathKV
 
 _NOTE = "critique"
 

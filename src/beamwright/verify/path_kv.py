@@ -203,11 +203,3 @@ class PathKV:
 def _count(node: Node, request: PrefillRequest, sign: int = 1) -> None:
     node.usage["verifier_prefilled"] += sign * len(request.token_ids)
     node.usage["verifier_reused"] += sign * request.start
-
-
-def by_root(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """Nodes of each tree, under the tree's root."""
-    found: dict[Node, list[Node]] = {}
-    for node in nodes:
-        found.setdefault(node.root, []).append(node)
-    return found

@@ -12,11 +12,11 @@ import torch
 
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel
-from beamwright.tree import Node
+from beamwright.tree import Node, by_root
 from beamwright.verify.aggregate import AGGREGATES
 from beamwright.verify.encode import Encoded, PathEncoder
 from beamwright.verify.heads import make_head
-from beamwright.verify.path_kv import PathKV, by_root
+from beamwright.verify.path_kv import PathKV
 from beamwright.verify.score_cache import ScoreCache, digest, of_numbers
 from beamwright.verify.spec import VerifierSpec
 

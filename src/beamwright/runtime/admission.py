@@ -1,0 +1,77 @@
+"""Admission: whether one more problem is taken in beside those in flight.
+
+`decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
+tree exploration, Alg. 5), up to the rows beyond which another one costs as much as it is worth, and
+only where its KV fits as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from beamwright.config import ScheduleSettings
+from beamwright.kv import Residency
+from beamwright.runtime.payoff import Payoff
+
+USUAL_ROWS = 64
+"""Candidates of all problems together that keep most devices busy."""
+
+_MOST_ROWS = 512
+_CALL_SHARE = 0.1  # of a pass: what it takes whatever is in it
+_LEAST_PASSES = 64
+
+
+@dataclass
+class Admission:
+    """A place for one more, or none.
+
+    in_flight: problems at a time at most; None for as many as there is work for.
+    """
+
+    settings: ScheduleSettings
+    in_flight: int | None
+    stores: Sequence[Residency]
+    payoff: Payoff
+    _filling: bool = field(default=True, init=False)
+    _tree_bytes: float = field(default=0.0, init=False)
+
+    def has_place(self, sizes: Sequence[int], num_open: int) -> bool:
+        """sizes: candidates of the problems in flight; num_open: their steps that are decoded, or
+        wait for it."""
+        if not sizes:
+            self._filling = True
+            return True
+        least = self.settings.min_problems
+        if least is None and self.settings.explore == "lockstep":
+            least = 1
+        if self._is_full(sizes, num_open):
+            self._filling = least is None
+            return False
+        self._filling = self._filling or (least is not None and len(sizes) < least)
+        return self._filling
+
+    def _is_full(self, sizes: Sequence[int], num_open: int) -> bool:
+        if self.in_flight is not None and len(sizes) >= self.in_flight:
+            return True
+        if self.settings.explore != "decoupled":
+            return self.in_flight is None and sum(sizes) >= USUAL_ROWS
+        if sum(sizes) < USUAL_ROWS:
+            return False
+        return num_open >= self.most_rows or not self._fits(len(sizes))
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of which a pass's own cost is a tenth; as usual until that is known (N_LLM)."""
+        passes = self.payoff.decoding
+        if not passes.several or passes.calls < _LEAST_PASSES:
+            return USUAL_ROWS
+        rows = (1 / _CALL_SHARE - 1) * passes.of_a_call / max(passes.of_a_step, 1e-12)
+        return round(min(_MOST_ROWS, max(USUAL_ROWS, rows)))
+
+    def _fits(self, num_live: int) -> bool:
+        """True if one more has room, were all as large as they have been on average so far."""
+        held = sum(store.held_bytes for store in self.stores)
+        room = sum(store.device.budget.total_bytes for store in self.stores)
+        self._tree_bytes = max(self._tree_bytes, held / num_live)
+        return self._tree_bytes * (num_live + 1) <= room
