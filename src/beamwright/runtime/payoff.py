@@ -15,12 +15,12 @@ _MARGIN = 1.25
 _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
 _LEAST_ROUNDS = 2
 _FEW_TOKENS = 500
-_HOPE = 0.02
+_HOPE = 0.005
 
 
 @dataclass
 class CallCosts:
-    """Seconds of calls as a sum of so much for each call and so much for each step in it.
+    """Seconds of calls as a sum of so much for each call and so much for each item in it.
 
     Least squares through rounds, of which some had several calls.
     """
@@ -101,7 +101,7 @@ class Payoff:
         self.rounds += 1
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _fills(longest)
-        self.scoring.note(calls, len(lengths), verify_s)
+        self.scoring.note(calls, sum(lengths), verify_s)
         self.decode_s, self.tokens = self.decode_s + decode_s, self.tokens + longest
 
     def note_passes(self, passes: int, row_tokens: int, seconds: float) -> None:
