@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_type_hints
 
-from beamwright.config import Settings, Speculation, Victims
-from beamwright.config import Explore, Settings, Speculation
+from beamwright.config import Explore, Settings, Speculation, Victims
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
