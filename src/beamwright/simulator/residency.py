@@ -82,7 +82,7 @@ class SimulatedPrefill:
         read = (
             sum(segment.length for segment in prefill_needs(self._residency, requests)) + num_tokens
         )
-        self._clock.advance(self._costs.prefill(num_tokens, read, seen))
+        self._clock.run(self._costs.prefill(num_tokens, read, seen))
         self._residency.append([request.segment for request in requests], lengths)
 
     def _recompute(self, lost: Sequence[Segment]) -> None:
