@@ -85,3 +85,21 @@ def test_cases_are_of_one_machine_and_of_different_problems():
         simulate_many([first, replace(second, speculation="exact")], 2)
     with pytest.raises(InputError, match="problem ids"):
         simulate_many([first, first], 2)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_exploring_in_lockstep_and_decoupled(overlap):
+    """The same trees; steps of several are scored together, and with in_flight None all fit."""
+
+    def explore(how, in_flight=None):
+        return simulate_many([replace(e, overlap=overlap) for e in cases(explore=how)], in_flight)
+
+    lockstep, continuous, decoupled = map(explore, ("lockstep", "continuous", "decoupled"))
+    for found in (lockstep, continuous, decoupled):
+        assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
+        assert found.begun_s == 0
+    assert lockstep.steps_per_call > decoupled.steps_per_call >= continuous.steps_per_call
+    two = explore("lockstep", 2)
+    first, second, third, _ = two.runs
+    assert first.started_s == second.started_s == 0
+    assert third.started_s == max(first.ended_s, second.ended_s)

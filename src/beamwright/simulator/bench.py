@@ -1,7 +1,8 @@
 """The bench: the parts of a simulation put together, and the trees that run on it.
 
 Knows how the parts fit together. The verifier scores in turn with decoding, or beside it
-(`simulator.lanes`); where none is given, scoring takes no time. Selection and pruning never do: they are counts on the host.
+(`simulator.lanes`); where none is given, scoring takes no time. Selection and pruning never do:
+they are counts on the host.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from beamwright.kv import BlockLedger, ByteBudget, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.protocols import Foresees, Verifier
 from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.admission import Admission
+from beamwright.runtime.choice import STEPS_TOGETHER
 from beamwright.runtime.engine import Engine
 from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.moving import MoveCounts, MovingSplit
+from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule, schedule_row
@@ -120,21 +124,30 @@ class Bench:
         self._writer = self._make_writer(timeline)
         executor = self._executor(timeline)
         schedule = make_schedule(case.schedule)
-        self._engine = Engine(executor, schedule, self.accounting, self.clock)
+        self._payoff = Payoff()
+        self._engine = Engine(
+            executor,
+            schedule,
+            self.accounting,
+            self.clock,
+            self._payoff,
+            explore=case.schedule.explore,
+        )
         self._moving = self._make_moving()
 
     # --- trees -------------------------------------------------------------------------------
 
-    def run(self, in_flight: int) -> list[TreeRun]:
-        """Grow the trees to their end in their order, at most so many at a time.
+    def run(self, in_flight: int | None) -> list[TreeRun]:
+        """Grow the trees to their end, taken in by `runtime.admission` in their order.
 
-        One that does not fit beside others is tried once more behind all, alone.
+        in_flight: at most so many at a time; None for as many as there is work for. One that does
+        not fit beside others is tried once more behind all, alone.
 
         Raises:
             CapacityError: if one does not fit alone.
         """
         runs = self._grow(range(len(self._cases)), in_flight)
-        if in_flight > 1:
+        if in_flight != 1:
             short = [i for i, run in runs.items() if isinstance(run.error, CapacityError)]
             runs |= self._grow(short, 1)
         for run in runs.values():
@@ -142,14 +155,21 @@ class Bench:
                 raise run.error
         return list(runs.values())
 
-    def _grow(self, numbers: Sequence[int], in_flight: int) -> dict[int, TreeRun]:
+    def _grow(self, numbers: Sequence[int], in_flight: int | None) -> dict[int, TreeRun]:
         """The same once; `TreeRun.error` says what has not fitted."""
         engine, scripts = self._engine, list(self.scripts)
+        stores = [each for each in (self.residency, *self.scorers) if each is not None]
+        admission = Admission(self.case.schedule, in_flight, stores, self._payoff)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
+
+        def has_place() -> bool:
+            live = [i for i, run in runs.items() if not run.tree.done]
+            return admission.has_place([scripts[i].num_beams for i in live], engine.num_open)
+
         try:
             while waiting or engine.num_live:
-                while waiting and engine.num_live < in_flight:
+                while waiting and has_place():
                     i = waiting.popleft()
                     strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
                     tree = scripts[i].search_tree()
@@ -157,10 +177,21 @@ class Bench:
                     engine.admit(runs[i])
                 if self._moving is not None:
                     self._moving.look([run for run in runs.values() if not run.tree.done])
-                engine.step()
+                self._step()
         finally:
             engine.abort()
         return runs
+
+    def _step(self) -> None:
+        """One piece of work; what a pass of the generator takes is noted, as in `Flights`."""
+        if self.batch is None:
+            self._engine.step()
+            return
+        counts, seconds = self.batch.counts, self.accounting.seconds
+        before = counts.steps, counts.row_tokens, seconds["decode"]
+        self._engine.step()
+        passes, tokens = counts.steps - before[0], counts.row_tokens - before[1]
+        self._payoff.note_passes(passes, tokens, seconds["decode"] - before[2])
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -205,14 +236,29 @@ class Bench:
         return run
 
     def _executor(self, timeline: Timeline | None) -> PlainExecutor:
+        most_steps = STEPS_TOGETHER[self.case.schedule.explore]
         if isinstance(self.clock, SharedClock) and self.case.verifier is not None:
             lanes = []
             for copy in range(self.case.verifier.copies):
                 tape = Tape(self.clock, copy + 1 if self.case.verifier.own_cards else 0)
                 lanes.append((self._verifier(tape), tape))
-            return LanedExecutor(self._writer, lanes, self.accounting, self.clock, self._stalled_s)
+            return LanedExecutor(
+                self._writer,
+                lanes,
+                self.accounting,
+                self.clock,
+                self._stalled_s,
+                most_steps=most_steps,
+            )
         verifier = self._verifier(self.clock)
-        return PlainExecutor(self._writer, verifier, self.accounting, self._stalled_s, timeline)
+        return PlainExecutor(
+            self._writer,
+            verifier,
+            self.accounting,
+            self._stalled_s,
+            timeline,
+            most_steps=most_steps,
+        )
 
     def _verifier(self, clock: VirtualClock) -> Verifier:
         found = self.case.verifier

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from beamwright.protocols import Event, Verifier
 from beamwright.runtime.accounting import Accounting
-from beamwright.runtime.executor import PlainExecutor, StepWriter, without
+from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.scoring import Scoring
+from beamwright.runtime.scoring_queue import ScoringQueue
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import Work
 from beamwright.tree import Node
@@ -53,26 +54,21 @@ class Tape(VirtualClock):
 
 
 class Lane:
-    """A verifier that scores batch after batch on a tape.
+    """A verifier that scores batch after batch on a tape. most_steps: see `ScoringQueue`.
 
     A batch's KV is allocated when it begins; its scores are known when its work is done.
     """
 
-    def __init__(self, scoring: Scoring, tape: Tape) -> None:
+    def __init__(self, scoring: Scoring, tape: Tape, most_steps: int = 1) -> None:
         self._scoring, self._tape = scoring, tape
-        self._unscored: deque[tuple[Node, ...]] = deque()
+        self._unscored = ScoringQueue(most_steps)
         self._now: list[Event] | None = None
         self._begins = False
         self.results: deque[list[Event]] = deque()
 
-    @property
-    def num_waiting(self) -> int:
-        """Steps in batches that have not begun."""
-        return sum(map(len, self._unscored))
-
     def put(self, nodes: tuple[Node, ...]) -> None:
-        """Score these steps of one tree, after those that wait."""
-        self._unscored.append(nodes)
+        """Score these steps of one tree, after or beside those that wait."""
+        self._unscored.put(nodes)
 
     def piece(self) -> Piece | None:
         """What it does now; None if there is nothing to do."""
@@ -89,12 +85,12 @@ class Lane:
             if self._begins or not self._unscored:
                 return None
             self._begins = True  # asks the clock to wait where its KV has to be loaded
-            self._now = self._scoring.score(self._unscored.popleft())
+            self._now = self._scoring.score(self._unscored.take())
             self._begins = False
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free what is kept on these nodes; a batch that waits and is gone never begins."""
-        self._unscored = without(self._unscored, nodes)
+        self._unscored.release(nodes)
         self._scoring.release(nodes)
 
     def close(self) -> None:
@@ -174,8 +170,8 @@ def _rate(together: Sequence[Work]) -> float:
 class LanedExecutor(PlainExecutor):
     """`runtime.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier.
 
-    All steps of a problem are scored by one copy, which has its KV: by the one for which the fewest
-    steps waited when it came.
+    All steps of a problem are scored by one copy, which has its KV: by the one that had the fewest
+    problems when it came.
     """
 
     def __init__(
@@ -185,10 +181,14 @@ class LanedExecutor(PlainExecutor):
         accounting: Accounting,
         clock: SharedClock,
         stalled_s: Callable[[], float] = lambda: 0.0,
+        *,
+        most_steps: int = 1,
     ) -> None:
         super().__init__(writer, verifiers[0][0], accounting, stalled_s)
         self._clock = clock
-        self._lanes = [Lane(Scoring(each, accounting), tape) for each, tape in verifiers]
+        self._lanes = [
+            Lane(Scoring(each, accounting), tape, most_steps) for each, tape in verifiers
+        ]
         clock.lanes = self._lanes
         self._lane_of: dict[Node, Lane] = {}
 
@@ -222,6 +222,6 @@ class LanedExecutor(PlainExecutor):
     def _has_results(self) -> bool:
         return any(lane.results for lane in self._lanes)
 
-    def _load(self, lane: Lane) -> tuple[int, int]:
-        """Steps that wait, and problems that it has."""
-        return lane.num_waiting, sum(each is lane for each in self._lane_of.values())
+    def _load(self, lane: Lane) -> int:
+        """Problems that it has."""
+        return sum(each is lane for each in self._lane_of.values())

@@ -74,12 +74,13 @@ class ManyResult:
 
 def simulate_many(
     cases: Sequence[Simulation],
-    in_flight: int,
+    in_flight: int | None = None,
     clock: VirtualClock | None = None,
     timeline: Timeline | None = None,
 ) -> ManyResult:
-    """Run searches on one machine, at most `in_flight` at a time; the next begins as one ends.
+    """Run searches on one machine; who is taken in when is `runtime.admission`'s.
 
+    in_flight: at most so many at a time; None for as many as there is work for.
     cases: equal in all but tree and foresight; each tree has a problem id of its own.
 
     Raises:
