@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from beamwright.errors import InputError
-from beamwright.kv import Direction
+from beamwright.kv import CacheStats, Direction
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.simulator.bench import Bench, Seconds, Simulation, seconds_of
 from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.residency import cache_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class ManyResult:
     verifier_calls, steps_per_call: batches of steps that the verifier got; 0 where scores are free.
     speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
     mean_s, longest_s: from a problem's admission to its end. begun_s: until the last one began.
-    device_peak_bytes, verifier_peak_bytes: of each model's KV.
+    device_peak_bytes, verifier_peak_bytes: of each model's KV. generator_cache, verifier_cache: how
+    often it was where it was needed; None where none is kept, or layers of it are streamed.
     """
 
     runs: tuple[TreeRun, ...]
@@ -41,6 +43,8 @@ class ManyResult:
     d2h_bytes: int
     device_peak_bytes: int
     verifier_peak_bytes: int
+    generator_cache: CacheStats | None
+    verifier_cache: CacheStats | None
 
     @property
     def time_s(self) -> float:
@@ -116,4 +120,6 @@ def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
         device_peak_bytes=bench.budget.peak_bytes,
         verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
+        generator_cache=cache_of([] if bench.residency is None else [bench.residency]),
+        verifier_cache=cache_of(bench.scorers),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.kv import BlockLedger, HostTier, Residency, Segment
+from beamwright.kv import BlockLedger, CacheCounts, CacheStats, HostTier, Residency, Segment
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -50,6 +50,12 @@ class SimulatedResidency(Residency):
         self.reserve({segment: segment.length + length for segment, length in pairs})
         for segment, length in pairs:
             self.extend(segment, length)
+
+
+def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
+    """How often the KV of these stores was where it was needed; None where there is none."""
+    counts = [store.counts.cache for store in stores]
+    return CacheStats.between(sum(counts, start=CacheCounts())) if counts else None
 
 
 class SimulatedPrefill:

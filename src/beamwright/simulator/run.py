@@ -13,6 +13,7 @@ from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.simulator.bench import Bench, Simulation, seconds_of
 from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.residency import cache_of
 from beamwright.simulator.scripted_rows import Moments
 
 
@@ -128,11 +129,6 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         speculated_tokens=usage["speculated"],
         kept_tokens=usage["speculated_kept"],
         goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
-        generator_cache=None if residency is None else CacheStats.between(residency.counts.cache),
-        verifier_cache=_of_verifier(bench),
+        generator_cache=cache_of([] if residency is None else [residency]),
+        verifier_cache=cache_of(bench.scorers),
     )
-
-
-def _of_verifier(bench: Bench) -> CacheStats | None:
-    """How often the KV of its one verifier was where it was needed."""
-    return CacheStats.between(bench.scorers[0].counts.cache) if bench.scorers else None
