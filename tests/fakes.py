@@ -127,7 +127,7 @@ class ScriptedExecutor:
     def submit(self, plan):
         self.queue = list(plan.groups)
 
-    def verify(self, nodes):
+    def verify(self, nodes, priority=0):
         if nodes:
             self.unscored.append(nodes)
 

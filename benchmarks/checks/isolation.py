@@ -2,9 +2,10 @@
 
 Many problems are submitted at a time to a solver whose verifier is a user's own, on a lane: it
 raises in the middle of one problem, never comes back from a step of a second, which has a
-deadline, and a third is cancelled from outside. Required: all others have the trees of their solo
-runs (plain executor), what the three had finished is part of their solo trees, nothing stays
-allocated, and closing the solver does not wait for the call that hangs.
+deadline, and a third is cancelled from outside. These three begin first, so that it happens while
+all others are in flight or wait. Required: all others have the trees of their solo runs (plain
+executor), what the three had finished is part of their solo trees, nothing stays allocated, and
+closing the solver does not wait for the call that hangs.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import argparse
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from beamwright import Solution, Solver
+from beamwright.config import Explore
 from beamwright.errors import BeamwrightError
 from beamwright.evaluate import Problem, load_problems
 from beamwright.protocols import RoundReport
@@ -98,6 +100,7 @@ def in_company(
                 problem_id=each.unique_id,
                 on_round=cancelling.on_round if each.unique_id == kinds["cancelled"] else None,
                 deadline=deadline if each.unique_id == kinds["hangs"] else None,
+                priority=1 if each.unique_id in troubles else 0,
             )
             for each in problems
         }
@@ -148,6 +151,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=2)
     parser.add_argument("--max-rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float64")
+    parser.add_argument(
+        "--explore", choices=get_args(Explore), default="continuous", help="of those in company"
+    )
     parser.add_argument("--deadline", type=float, default=10.0, help="of the one that hangs")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
@@ -170,7 +176,7 @@ def main() -> None:
         alone = {p.unique_id: solver.solve(p.problem, problem_id=p.unique_id) for p in problems}
     say(f"  alone: {time.perf_counter() - start:.1f} s")
     troubles = unlucky(alone)
-    company = in_company(options, problems, troubles, args.deadline)
+    company = in_company({**options, "explore": args.explore}, problems, troubles, args.deadline)
     found = company.pop("found")
     rows = [described(k, kind, found[k], alone[k]) for k, (kind, _) in troubles.items()]
     others = [key for key in alone if key not in troubles]
@@ -185,6 +191,7 @@ def main() -> None:
         "n": args.n,
         "width": args.width,
         "dtype": args.dtype,
+        "explore": args.explore,
         "others": len(others),
         "equal": len(others) - len(different),
         "different": different,

@@ -84,8 +84,8 @@ class Executor(Protocol):
         """Decode what the plan says instead of what waited; steps under way go on."""
         ...
 
-    def verify(self, nodes: Sequence[Node]) -> None:
-        """Score these finished steps of one tree."""
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        """Score these finished steps of one tree; those of a larger priority first."""
         ...
 
     def wait(self) -> list[Event]:

@@ -185,3 +185,33 @@ def test_an_iterator_that_is_closed_cancels_what_is_left(solver):
 
     asyncio.run(ask())
     assert solver.solve(PROBLEM).rounds == 3
+
+
+def test_who_waits_begins_by_priority(solver, gate):
+    begun = []
+    handles = [
+        solver.submit(
+            PROBLEM,
+            problem_id=k,
+            n=64,
+            width=64,
+            priority=priority,
+            on_round=lambda report: begun.append(report.tree.root.problem_id),
+        )
+        for k, priority in enumerate([0, 5, -1, 5])
+    ]
+    gate.set()
+    for handle in handles:
+        handle.result(LONG_S)
+    assert list(dict.fromkeys(begun)) == [1, 3, 0, 2]
+
+
+def test_a_deadline_counts_while_a_problem_waits(solver, gate):
+    late, other = (solver.submit(PROBLEM, problem_id=k, deadline="30s") for k in (1, 2))
+    late._flight.asked_s -= 60
+    gate.set()
+    found = late.result(LONG_S)
+    assert found.rounds == 1, "it has a result all the same"
+    assert found.reason_fewer.endswith("--deadline 30s had passed")
+    assert all(candidate.score is not None for candidate in found.candidates)
+    assert other.result(LONG_S).tree_hash == solver.solve(PROBLEM, problem_id=2).tree_hash

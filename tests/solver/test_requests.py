@@ -113,3 +113,51 @@ def test_problems_that_fit_neither_together_nor_alone_all_come_out(make_solver, 
     errors = found if in_flight is None else [each for _, each in found]
     assert [type(each) for each in errors] == [CapacityError] * 2
     assert_nothing_allocated(solver)
+
+
+# --- one of several --------------------------------------------------------------------------
+
+
+def test_problems_of_one_call_have_options_of_their_own(make_solver):
+    solver = make_solver(**SMALL)
+    own = [("few", PROBLEM, {"n": 2}), ("late", PROBLEM, {"seed": 3, "priority": -1}), PROBLEM]
+    found = solver.solve_many(own, seed=2)
+    alone = [
+        solver.solve(PROBLEM, problem_id="few", n=2, seed=2),
+        solver.solve(PROBLEM, problem_id="late", seed=3),
+        solver.solve(PROBLEM, problem_id=2, seed=2),
+    ]
+    assert [each.tree_hash for each in found] == [each.tree_hash for each in alone]
+
+
+def test_a_larger_priority_begins_first(make_solver):
+    solver = make_solver(**SMALL)
+    problems = [(k, PROBLEM, {"priority": priority}) for k, priority in enumerate([0, 2, 1, 2])]
+    begun = [problem_id for problem_id, _ in solver.solve_many(problems, in_flight=1)]
+    assert begun == [1, 3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (("a", PROBLEM, {"priority": "high"}), "priority: is an int, not str"),
+        (("a", PROBLEM, {"priority": True}), "priority: is an int, not bool"),
+        (("a", PROBLEM, {"wdith": 3}), "did you mean"),
+        (("a", PROBLEM, 3), "problem 0: give a text"),
+    ],
+)
+def test_bad_options_of_one_of_several(make_solver, problem, words):
+    with pytest.raises(InputError, match=words):
+        make_solver(**SMALL).solve_many([problem])
+
+
+def test_each_ends_at_its_own_deadline_from_where_its_search_begins(make_solver):
+    """In a list only the first waits for nobody: the others' time begins as theirs do."""
+    solver = make_solver(**{**SMALL, "max_rounds": 6})
+    problems = [("short", PROBLEM, {"deadline": 1e-6}), ("long", PROBLEM, {"deadline": "1h"}), "x"]
+    for in_flight in (1, 3):
+        found = dict(solver.solve_many(problems, in_flight=in_flight))
+        assert found["short"].rounds == 1
+        assert "--deadline" in found["short"].reason_fewer
+        alone = solver.solve(PROBLEM, problem_id="long")
+        assert found["long"].tree_hash == alone.tree_hash

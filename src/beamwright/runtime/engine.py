@@ -28,6 +28,7 @@ from beamwright.runtime.obeyed import planned
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.scores import check_path_score
 from beamwright.runtime.tree_run import TreeRun
+from beamwright.runtime.turns import Turns
 from beamwright.tree import Node, NodeState
 
 
@@ -39,7 +40,7 @@ class Engine:
 
     payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
-    trees, too, where that pays.
+    trees, too, where that pays. turns: see `Turns`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Engine:
         self._payoff = payoff or Payoff()
         self._accounting, self._clock = accounting, clock
         self._live: dict[Node, TreeRun] = {}
+        self.turns = Turns()
         self._changed = self._foresee = False
 
     @property
@@ -125,12 +127,15 @@ class Engine:
         waiting = self._waiting() if self._changed or not self._executor.busy else ()
         if waiting:
             with self._accounting.phase("schedule"):
-                self._executor.submit(planned(self._schedule, self._executor.view(waiting)))
+                plan = planned(self._schedule, self._executor.view(waiting))
+                self._executor.submit(self.turns.cut(plan, self._live.values()))
             self._changed = False
         for event in self._executor.wait():
             run = self._live.get(event.node.root)
             if run is not None:
                 self._commit(run, event)
+        if len(self._live) > 1:
+            self.turns.note(self._live.values(), self._executor.running)
         for run in self._at_their_end():
             self._end_round(run)
         if self._foresee and self._ahead is not None:
@@ -147,9 +152,8 @@ class Engine:
         return runs
 
     def _waiting(self) -> tuple[Node, ...]:
-        """Open nodes, those of the tree that was served least in front: none waits for ever."""
-        runs = sorted(self._live.values(), key=lambda run: run.served)
-        running = self._executor.running
+        """Open nodes, those of the tree whose turn it is in front."""
+        runs, running = self.turns.order(self._live.values()), self._executor.running
         return tuple(node for run in runs for node in run.open if node not in running)
 
     def _speculate(self, executor: DecodesAhead) -> None:
@@ -187,6 +191,7 @@ class Engine:
             run.open.pop(node, None)
             self._foresee = True
             run.served += len(event.token_ids)
+            self.turns.decoded(run)
             run.tree.commit(
                 node, event.token_ids, event.logprobs, event.stop, event.text, event.stats
             )
@@ -229,7 +234,7 @@ class Engine:
         steps = [node for node in new if node in run.unscored]
         if steps:
             run.num_calls += 1
-            self._executor.verify((*steps, *run.steps_ahead(len(steps))))
+            self._executor.verify((*steps, *run.steps_ahead(len(steps))), run.priority)
 
     def _drop_rest(self, run: TreeRun) -> None:
         """Free what was decoded ahead and cannot be opened any more."""
@@ -268,6 +273,7 @@ class Engine:
             self._close(run)
         else:
             run.begin_round()
+            self.turns.began(run)
             run.began_s = dict(self._accounting.seconds)
             self._changed = self._foresee = True
         if run.on_round is not None and tree.rounds > 0:

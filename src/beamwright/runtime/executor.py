@@ -97,8 +97,8 @@ class PlainExecutor:
     def cancel(self, nodes: Sequence[Node]) -> None:
         self._writer.cancel(nodes)
 
-    def verify(self, nodes: Sequence[Node]) -> None:
-        self._unscored.put(nodes)
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        self._unscored.put(nodes, priority)
 
     def wait(self) -> list[Event]:
         """Scores come first: a round waits for them."""

@@ -56,9 +56,9 @@ class OverlappedExecutor(PlainExecutor):
         self._lane = Lane(scoring, compute, patience_s, most_steps)
         self.patience_s = patience_s
 
-    def verify(self, nodes: Sequence[Node]) -> None:
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         if nodes:
-            self._lane.put(tuple(nodes))
+            self._lane.put(tuple(nodes), priority)
 
     def wait(self) -> list[Event]:
         """Scores come first: a round waits for them."""
@@ -118,12 +118,12 @@ class Lane:
         """True while a batch waits, or one is scored that is not given up."""
         return bool(self._unscored) or (self._now is not None and self._unneeded_since_s is None)
 
-    def put(self, nodes: tuple[Node, ...]) -> None:
+    def put(self, nodes: tuple[Node, ...], priority: int = 0) -> None:
         """Score these steps of one tree, after or beside those that wait."""
         if self._thread is None:
             self._start()
         with self._changed:
-            self._unscored.put(nodes)
+            self._unscored.put(nodes, priority)
             self._changed.notify_all()
 
     def take(self, *, wait: bool = False) -> list[Event] | None:

@@ -47,6 +47,8 @@ class TreeRun:
     restore: gives the nodes of a resumed tree their KV back, once it is known which are needed.
     cut: True if the deadline has ended a round before all of it was decoded and scored.
     served: tokens that were decoded for it, from where the others were when it came.
+    priority: a larger one is decoded and scored first. waited_s: seconds before it was started
+    that its deadline counts.
     speculative: children that selection may open when the round is over.
     began_s: seconds by phase when the round began. num_calls: of the verifier in this round.
     error: why the tree could not be finished.
@@ -72,6 +74,8 @@ class TreeRun:
     restore: Callable[[Sequence[Node]], None] | None = None
     cut: bool = False
     served: int = 0
+    priority: int = 0
+    waited_s: float = 0.0
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
     began_s: Mapping[str, float] = field(default_factory=dict)
     num_calls: int = 0
@@ -174,7 +178,10 @@ class TreeRun:
 
     def out_of_time(self, now: float) -> bool:
         """True if the deadline has passed."""
-        return self.rule is not None and self.rule.out_of_time(self.own_s(now))
+        return self.rule is not None and self.rule.out_of_time(self._deadline_s(now))
+
+    def _deadline_s(self, now: float) -> float:
+        return self.own_s(now) + self.waited_s
 
     def save_round(self, now: float) -> None:
         """Half a round depends on when the deadline struck, and is no place to resume from."""
@@ -189,7 +196,7 @@ class TreeRun:
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or tree.rounds == 0:
             return actions
-        why = rule.why(tree, self.own_s(now), actions, cut=self.cut)
+        why = rule.why(tree, self._deadline_s(now), actions, cut=self.cut)
         return actions if why is None else rule.ending(tree, why, actions)
 
     def obey(self, action: Action) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from beamwright.simulator.costs import Work
-
 
 class VirtualClock:
     """Moves only by `advance` and `reach`. now_s: seconds since the start of the run."""
@@ -28,10 +26,6 @@ class VirtualClock:
             raise ValueError(f"a clock cannot advance by {seconds!r} s")
         self.now_s += seconds
         self._notify()
-
-    def run(self, work: Work) -> None:
-        """Let the device do something, which has it alone."""
-        self.advance(work.seconds)
 
     def reach(self, time_s: float) -> float:
         """Wait until a moment, which may be over already; returns the seconds waited."""

@@ -139,7 +139,7 @@ class _Chance:
     def submit(self, plan: Plan) -> None:
         self._nodes = [node for group in plan.groups for node in group]
 
-    def verify(self, nodes: Sequence[Node]) -> None:
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         self._unscored += nodes
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:

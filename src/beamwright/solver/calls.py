@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from beamwright.errors import InputError
+from beamwright.solver.options import ProblemOptions
 
-GivenProblem = str | tuple[str | int, str]
-"""A problem's text, or its id and its text."""
+GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]
+"""A problem's text, or its id and its text, or these and options of its own."""
 
 
 class OneAtATime:
@@ -52,27 +53,60 @@ def as_path(value: str | os.PathLike[str], name: str) -> Path:
     return Path(value)
 
 
-def with_ids(problems: Iterable[GivenProblem]) -> list[tuple[str | int, str]]:
-    """(id, text) pairs; the id of a plain text is its place, from 0.
+class Asked(NamedTuple):
+    """One of several problems: who it is, and what it is asked with but for its priority."""
+
+    problem_id: str | int
+    text: str
+    options: dict[str, Any]
+    priority: int
+
+
+def asked(problems: Iterable[GivenProblem], common: Mapping[str, Any]) -> list[Asked]:
+    """What several problems are asked with; the id of a plain text is its place, from 0.
+
+    common: options of all of them, before which those of one go.
 
     Raises:
-        InputError: if it is one text, or holds something else than texts and pairs.
+        InputError: if it is one text, or holds something else than texts and such tuples.
     """
     if isinstance(problems, str) or not isinstance(problems, Iterable):
         kind = type(problems).__name__
         raise InputError(f"solve_many takes a list of problems, not {kind}; one goes to solve")
-    return [_with_id(place, each) for place, each in enumerate(problems)]
+    found = []
+    for place, each in enumerate(problems):
+        problem_id, text, own = _with_id(place, each)
+        options = {**common, **own}
+        found.append(Asked(problem_id, text, options, take_priority(options)))
+    return found
 
 
-def _with_id(place: int, problem: Any) -> tuple[str | int, str]:
+def _with_id(place: int, problem: Any) -> tuple[str | int, str, Mapping[str, Any]]:
     match problem:
         case str():
-            return place, problem
+            return place, problem, {}
         case (str() | int() as problem_id, str() as text):
-            return problem_id, text
+            return problem_id, text, {}
+        case (str() | int() as problem_id, str() as text, dict() as options):
+            return problem_id, text, options
         case _:
             kind = type(problem).__name__
-            raise InputError(f"problem {place}: give a text or an (id, text) pair, not {kind}")
+            raise InputError(
+                f"problem {place}: give a text or an (id, text) pair, with options or without, "
+                f"not {kind}"
+            )
+
+
+def take_priority(options: dict[str, Any]) -> int:
+    """Takes it out of the options; 0 where it is not given.
+
+    Raises:
+        InputError: if it is no int.
+    """
+    priority = options.pop("priority", None)
+    if type(priority) is not int and priority is not None:
+        raise InputError(f"priority: is an int, not {type(priority).__name__}")
+    return priority or 0
 
 
 def check_problem(problem: Any, problem_id: Any) -> None:

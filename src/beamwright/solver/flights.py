@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Flight:
     make_tree: called once more where the tree did not fit beside others.
     save: of a tree's `TreeRun`, from what is measured of it. resume: makes a run go on where an
     earlier process was, and says what that has measured.
+    priority: a larger one goes first. asked_s: when it was submitted, on `time.perf_counter`: what
+    its deadline counts from; None: from where its search starts.
     cancelled: is to be given up; set by any thread. company: others were in flight beside it.
     """
 
@@ -51,8 +54,19 @@ class Flight:
     on_round: RoundCallback | None = None
     save: Callable[[Callable[[], Accounting]], CheckpointWriter] | None = None
     resume: Callable[[TreeRun], Accounting] | None = None
+    priority: int = 0
+    asked_s: float | None = None
     cancelled: bool = False
     company: bool = False
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that its deadline counts so far; no more than all of them, so that scores still
+        have the time that an executor gives them."""
+        deadline_s = self.request.settings.stop.deadline
+        if self.asked_s is None or deadline_s is None:
+            return 0.0
+        return min(deadline_s, time.perf_counter() - self.asked_s)
 
 
 class Arrivals(Protocol):
@@ -67,10 +81,10 @@ class Arrivals(Protocol):
 
 
 class Listed:
-    """Flights that are known beforehand, or come one by one from an iterator."""
+    """Flights that are known beforehand: a larger priority first, then in their order."""
 
     def __init__(self, flights: Iterable[Flight]) -> None:
-        self._flights = iter(flights)
+        self._flights = iter(sorted(flights, key=lambda flight: -flight.priority))
 
     def next(self, *, idle: bool) -> Flight | None:
         """The next one, whether or not others are in flight."""
@@ -213,6 +227,8 @@ class Flights:
             self._turn,
             on_round=flight.on_round,
             rule=flight.request.rule(),
+            priority=flight.priority,
+            waited_s=flight.waited_s,
         )
         before = None if flight.resume is None else flight.resume(run)
         self._live[run] = _Admitted(flight, self._meter.mark(), before)

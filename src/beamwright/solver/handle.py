@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -12,8 +11,12 @@ from typing import Any
 
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
+from beamwright.runtime.turns import Line
 from beamwright.solver.flights import Arrivals, Flight, Outcome
 from beamwright.solver.solution import Solution
+
+MOST_PASSED = 64
+"""Problems of a larger priority that begin before one that was submitted earlier."""
 
 
 class Handle:
@@ -94,7 +97,7 @@ class Service:
     def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Flight, Outcome]]]) -> None:
         self._serve = serve
         self._lock = threading.Lock()
-        self._waiting: deque[Flight] = deque()
+        self._waiting: Line[Flight] = Line(MOST_PASSED)
         self._handles: dict[Flight, Handle] = {}
         self._thread: threading.Thread | None = None
 
@@ -103,7 +106,7 @@ class Service:
         handle = Handle(problem_id, flight, self)
         with self._lock:
             self._handles[flight] = handle
-            self._waiting.append(flight)
+            self._waiting.put(flight, flight.priority)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="solver", daemon=True)
                 self._thread.start()
@@ -114,7 +117,7 @@ class Service:
         with self._lock:
             if flight not in self._waiting:
                 return
-            self._waiting.remove(flight)
+            self._waiting.change(lambda each: None if each is flight else each)
             handle = self._handles.pop(flight)
         handle.settle(Cancelled())
 
@@ -122,7 +125,7 @@ class Service:
         """See `Arrivals`; with nobody left the thread ends, and whoever comes starts another."""
         with self._lock:
             if self._waiting:
-                return self._waiting.popleft()
+                return self._waiting.take()
             if idle:
                 self._thread = None
             return None

@@ -71,7 +71,9 @@ class RequestOptions(TypedDict, total=False):
     # stop: What ends a search early, with the best so far. The tree up to there is the same.
 
     deadline: float | str | None
-    """Stop this long after the search starts or is resumed: 30s, 2m, 1h."""
+    """Stop this long after the search starts or is resumed (`submit`: after it is submitted): 30s,
+    2m, 1h.
+    """
     token_budget: int | None
     """Stop once this many tokens are generated."""
     stop_votes: bool
@@ -105,6 +107,17 @@ class RequestOptions(TypedDict, total=False):
     """revise: What asks for a critique."""
     revision_prompt: str | None
     """revise: What asks for a new answer."""
+
+
+class ProblemOptions(RequestOptions, total=False):
+    """What one of several problems may have of its own. The tree depends on the others alone."""
+
+    # who goes first
+
+    priority: int
+    """A problem of a larger priority begins, is decoded and is scored before others (default: 0).
+    Nobody waits for ever: see docs/python.md.
+    """
 
 
 class SolverOptions(RequestOptions, total=False):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -35,7 +36,7 @@ from beamwright.solver import calls, own
 from beamwright.solver.assembly import Machinery, assemble
 from beamwright.solver.flights import Arrivals, Flight, Flights, Listed, Outcome
 from beamwright.solver.handle import Handle, Service
-from beamwright.solver.options import RequestOptions, SolverOptions, with_options
+from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions, with_options
 from beamwright.solver.own import Request
 from beamwright.solver.scores import check_scores_kept, keep_scores
 from beamwright.solver.solution import Solution
@@ -184,19 +185,25 @@ class Solver:
         on_round: RoundCallback | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         strategy: Strategy | type[SearchPolicy] | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[ProblemOptions],
     ) -> Handle:
         """Have a problem solved beside others, in a thread of the solver's; as `solve`.
 
         The handle has its result, and can cancel it. Any number of problems may be submitted, by
-        any thread; as many as keep the device busy are in flight, and the others wait in turn.
+        any thread; as many as keep the device busy are in flight, and the others wait in turn,
+        those of a larger `priority` in front. A deadline counts from here, as long as it waits,
+        too.
         on_round is called by the solver's thread; what it raises ends this search alone.
 
         Raises:
             InputError: for a bad option; what is wrong with the problem is the handle's result.
         """
-        request = self._requested({"strategy": strategy, **options})
-        flight = self._flight(problem, problem_id, request, on_round, checkpoint)
+        own: dict[str, Any] = {"strategy": strategy, **options}
+        priority = calls.take_priority(own)
+        flight = self._flight(
+            problem, problem_id, self._requested(own), on_round, checkpoint, priority
+        )
+        flight.asked_s = time.perf_counter()
         return self._service.submit(problem_id, flight)
 
     def resume(
@@ -266,7 +273,7 @@ class Solver:
         *,
         in_flight: None = None,
         on_round: RoundCallback | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[ProblemOptions],
     ) -> list[Solution | BeamwrightError]: ...
 
     @overload
@@ -276,7 +283,7 @@ class Solver:
         *,
         in_flight: int | Literal["auto"],
         on_round: RoundCallback | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[ProblemOptions],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]: ...
 
     def solve_many(
@@ -285,12 +292,13 @@ class Solver:
         *,
         in_flight: int | Literal["auto"] | None = None,
         on_round: RoundCallback | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[ProblemOptions],
     ) -> list[Solution | BeamwrightError] | Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve several problems with their trees in flight together.
 
-        problems: texts, whose ids are then their places from 0, or (id, text) pairs. Equal ids and
-        seeds give equal trees, here and in `solve`.
+        problems: texts, whose ids are then their places from 0, or (id, text) pairs, or (id, text,
+        options): options of that problem, before those of the call. Equal ids and seeds give equal
+        trees, here and in `solve`. Those of a larger `priority` begin first, and are first served.
         in_flight: None for all at a time and a list in the order of the problems. With a number so
         many at a time, with "auto" as many as keep the device busy, and an iterator over
         (id, solution) as they finish; the next problem begins as soon as one has ended. Until it is
@@ -304,21 +312,17 @@ class Solver:
         Raises:
             InputError: if these are no problems, or an option is bad.
         """
-        pairs = calls.with_ids(problems)
-        request = self._requested(dict(options))
+        given = calls.asked(problems, options)
         most = None if in_flight == "auto" else in_flight
         if most is not None and most < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
-        flights = {
-            self._flight(text, problem_id, request, on_round): place
-            for place, (problem_id, text) in enumerate(pairs)
-        }
+        flights = {self._asked_flight(each, on_round): place for place, each in enumerate(given)}
         if in_flight is None:
-            found = self._serve(Listed(flights), max(1, len(pairs)))
+            found = self._serve(Listed(flights), max(1, len(given)))
             outcomes = {flights[flight]: outcome for flight, outcome in found}
-            return [outcomes[place] for place in range(len(pairs))]
+            return [outcomes[place] for place in range(len(given))]
         ended = self._serve(Listed(flights), most)
-        return ((pairs[flights[flight]][0], outcome) for flight, outcome in ended)
+        return ((given[flights[flight]].problem_id, outcome) for flight, outcome in ended)
 
     async def asolve_many(
         self,
@@ -326,22 +330,23 @@ class Solver:
         *,
         in_flight: int = 16,
         on_round: RoundCallback | None = None,
-        **options: Unpack[RequestOptions],
+        **options: Unpack[ProblemOptions],
     ) -> AsyncIterator[tuple[str | int, Solution | BeamwrightError]]:
         """`solve_many` for an event loop, beside whatever else is submitted.
 
         on_round is called by the solver's thread. What is not finished when the iterator is closed
         is cancelled.
         """
-        waiting = deque(calls.with_ids(problems))
+        given = calls.asked(problems, options)
+        waiting = deque(sorted(given, key=lambda each: -each.priority))
         if in_flight < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
         going: dict[asyncio.Future[Solution], Handle] = {}
         try:
             while waiting or going:
                 while waiting and len(going) < in_flight:
-                    problem_id, text = waiting.popleft()
-                    handle = self.submit(text, problem_id=problem_id, on_round=on_round, **options)
+                    flight = self._asked_flight(each := waiting.popleft(), on_round)
+                    handle = self._service.submit(each.problem_id, flight)
                     going[asyncio.ensure_future(handle)] = handle
                 ended, _ = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
                 for future in ended:
@@ -382,11 +387,17 @@ class Solver:
         request: Request,
         on_round: RoundCallback | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        priority: int = 0,
     ) -> Flight:
         calls.check_problem(problem, problem_id)
         calls.check_callback(on_round)
         make_tree = partial(self._prompts.tree, problem_id, problem)
-        return Flight(make_tree, request, on_round, self._saving(checkpoint, request))
+        saving = self._saving(checkpoint, request)
+        return Flight(make_tree, request, on_round, saving, priority=priority)
+
+    def _asked_flight(self, each: calls.Asked, on_round: RoundCallback | None) -> Flight:
+        request = self._requested(each.options)
+        return self._flight(each.text, each.problem_id, request, on_round, priority=each.priority)
 
     def _saving(
         self, checkpoint: str | os.PathLike[str] | None, request: Request
