@@ -20,6 +20,7 @@ from beamwright.protocols import Direction
 from beamwright.runtime.timeline import Timeline
 from beamwright.simulator.bench import Simulation
 from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.costs import Work
 from beamwright.simulator.run import simulate
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -65,13 +66,13 @@ class FittedCosts:
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> float:
+    ) -> Work:
         del seen_tokens
-        return self._sum(_tokens(num_rows, read_tokens, grow, count))
+        return Work.alone(self._sum(_tokens(num_rows, read_tokens, grow, count)))
 
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
         del seen_tokens
-        return self._sum(_prefill(num_tokens, read_tokens))
+        return Work.alone(self._sum(_prefill(num_tokens, read_tokens)))
 
     def copy(self, num_bytes: int) -> float:
         return self._sum({"copied_bytes": num_bytes})
@@ -156,13 +157,13 @@ class _Counter:
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> float:
+    ) -> Work:
         del seen_tokens
-        return self._count(_tokens(num_rows, read_tokens, grow, count))
+        return Work.alone(self._count(_tokens(num_rows, read_tokens, grow, count)))
 
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
         del seen_tokens
-        return self._count(_prefill(num_tokens, read_tokens))
+        return Work.alone(self._count(_prefill(num_tokens, read_tokens)))
 
     def copy(self, num_bytes: int) -> float:
         return self._count({"copied_bytes": num_bytes})

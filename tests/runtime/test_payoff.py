@@ -1,5 +1,7 @@
 """Whether decoding ahead pays, from made-up rounds."""
 
+from itertools import pairwise
+
 import pytest
 
 from beamwright.runtime.payoff import CallCosts, Payoff
@@ -46,9 +48,25 @@ def test_rounds_of_one_call_leave_hope():
 
 
 def test_what_is_dropped_makes_it_pay_less():
-    payoff = after([1, 5, 5], of_a_call=0.002)
+    payoff = after([1, 5], of_a_call=0.002)
     assert payoff.kept_share == 0.5
     assert payoff.pays
     payoff.speculated = 100_000
     assert payoff.kept_share < 0.01
     assert not payoff.pays
+
+
+def test_tries_in_vain_become_rare():
+    """Steps were scored early, and nothing had room: twice as many rounds pass without a try."""
+    payoff, tries = after([1], of_a_call=0.0), []
+    for number in range(60):
+        if payoff.pays:
+            tries.append(number)
+        payoff.note_round(UNEVEN, 1.0, 0.004, 5 if payoff.pays else 1)
+    gaps = [later - earlier for earlier, later in pairwise(tries) if later > earlier + 1]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 8
+    for _ in range(80):
+        payoff.speculated, payoff.kept = payoff.speculated + 1000, payoff.kept + 900
+        payoff.note_round(UNEVEN, 1.0, 0.004, 5 if payoff.pays else 1)
+    assert payoff.pays

@@ -1,153 +1,128 @@
-"""Who goes first: by priority, with bounds on every wait; and that no tree depends on it."""
-
-import random
-from functools import partial
+"""Asking again: what the model reads behind a turn, what is scored, what is kept."""
 
 import pytest
+import torch
 
-from beamwright.config import SearchSettings
-from beamwright.protocols import Plan
-from beamwright.runtime import Accounting, Engine, TreeRun
-from beamwright.runtime.scoring_queue import MOST_PASSED, ScoringQueue
-from beamwright.runtime.turns import PATIENT_ROUNDS, WAITING_ROUNDS, Line, Turns
-from beamwright.search import make_strategy, round_rng
-from beamwright.tree import StopReason, tree_hash
-from beamwright.verify import aggregate
-from fakes import Grouping, ScriptedExecutor, new_tree
+from beamwright.errors import InputError
+from engines import CHAT, grow
+from fakes import Grouping
 
-EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER
+EOS = 2
+TALK = {
+    "search": "revise",
+    "chat_template": CHAT,
+    "n": 4,
+    "max_tokens": 10,
+    "max_rounds": 30,
+    "critique_prompt": "be a cab",
+    "revision_prompt": "dab",
+}
 
 
-def a_run(name, priority=0, n=2, rounds=6):
-    search = SearchSettings(search="beam", n=n, width=2, max_rounds=rounds)
-    return TreeRun(
-        new_tree(name),
-        make_strategy(search),
-        partial(aggregate, how="last"),
-        partial(round_rng, search),
-        priority=priority,
+def test_tokens_behind_a_turn_are_what_the_whole_conversation_makes_likely(make_solver):
+    """The log-probabilities of every reply are those of one pass over the path, as it is."""
+    solver = make_solver(**TALK, dtype="float64")
+    _, tree = grow(solver)
+    again = [node for node in tree.nodes() if node.replies_to.turn is not None and not node.turn]
+    assert again
+    for node in again:
+        logprobs = whole_pass(solver, node.path_token_ids())
+        for place, (token, given) in enumerate(zip(node.token_ids, node.logprobs, strict=True)):
+            assert logprobs[node.start + place - 1, token].item() == pytest.approx(given, abs=1e-6)
+
+
+def whole_pass(solver, token_ids):
+    """Log-probabilities [tokens, vocab] by one prefill of the path, without a tree."""
+    from beamwright.models import PrefillRequest
+
+    model = solver.generator
+    segment = model.store.create()
+    with torch.inference_mode():
+        (hidden,) = model.prefill([PrefillRequest((), segment, token_ids, 0)])
+        logits = model.decoder.logits(hidden)
+    model.store.free(segment)
+    return logits.float().log_softmax(-1)
+
+
+def test_a_turn_is_rendered_by_the_chat_template_behind_the_reply(make_solver):
+    solver = make_solver(**TALK)
+    _, tree = grow(solver)
+    codec = solver._loaded.codec
+    turns = [node for node in tree.nodes() if node.turn is not None]
+    assert {node.turn.answers for node in turns} == {False, True}
+    ended_by_eos = 0
+    for node in turns:
+        last = node.parent.token_ids[-1]  # this model's paths end with other tokens, too
+        rendered = codec.decode_raw(([last] if last == EOS else []) + list(node.token_ids))
+        assert rendered == f"<eos><bos>{node.turn.text} a:"
+        ended_by_eos += last == EOS
+    assert ended_by_eos
+
+
+def test_critiques_are_not_scored_and_turns_are_not_generated(make_solver, verifier_folder):
+    solver = make_solver(**TALK, verifier=str(verifier_folder))
+    solution, tree = grow(solver)
+    steps = [node for node in tree.nodes() if node.parent is not None and node.turn is None]
+    assert {node.answers for node in steps} == {False, True}
+    assert all(node.step_score is None for node in steps if not node.answers)
+    assert all(node.step_score is not None for node in steps if node.answers and node.step_text)
+    assert solution.tokens.generated == sum(len(node.token_ids) for node in steps)
+    assert solution.tree_stats.nodes == len(steps)
+    given = sum(len(node.token_ids) for node in tree.nodes() if node.turn is not None)
+    assert solution.tokens.generator_prefilled >= len(tree.root.token_ids) + given
+
+
+def test_a_new_answer_is_scored_as_if_it_stood_behind_the_problem(make_solver, verifier_folder):
+    solver = make_solver(**TALK, verifier=str(verifier_folder), dtype="float64")
+    _, tree = grow(solver)
+    verifier = solver.verifier
+    for leaf in tree.finished():
+        again = type(tree)(0, tree.root.token_ids, tree.root.problem_text)
+        node = again.root
+        for step in leaf.reply():
+            (node,) = again.expand(node, 1)
+            again.commit(node, step.token_ids, step.logprobs, step.stop, step.text)
+            (score,) = verifier.score([node])
+            assert score == pytest.approx(step.step_score, abs=1e-9)
+            if step is not leaf:
+                again.keep(node)
+        verifier.release(list(again.nodes()))
+
+
+def test_a_turn_that_the_context_cannot_hold_leaves_the_draft(make_solver):
+    free = make_solver(**TALK)
+    _, tree = grow(free)
+    longest = max(node.end for node in tree.nodes() if node.replies_to is tree.root)
+    tight = make_solver(**TALK, context=longest + 2)
+    solution, tree = grow(tight)
+    assert all(node.turn is None for node in tree.nodes())
+    assert len(solution.candidates) == 4
+    assert all(
+        candidate.stop == "eos" or candidate.tokens == 10 for candidate in solution.candidates
     )
 
 
-def script(node):
-    return GOES_ON, random.Random(str(node.lineage)).random()
+def test_stopped_in_the_middle_the_drafts_stand(make_solver):
+    whole, tree = grow(make_solver(**TALK))
+    asked = [node for node in tree.nodes() if node.turn is not None and not node.turn.answers]
+    solution, cut = grow(make_solver(**{**TALK, "max_rounds": max(n.depth for n in asked)}))
+    drafts = {node.parent.text for node in cut.nodes() if node.turn and not node.turn.answers}
+    assert drafts
+    assert drafts <= {candidate.text for candidate in solution.candidates}
+    assert solution.reason_fewer.endswith("reached --max-rounds")
+    assert len(whole.candidates) == len(solution.candidates) == 4
 
 
-def an_engine(size=2, schedule=None):
-    return Engine(ScriptedExecutor(script), schedule or Grouping(size), Accounting())
+def test_replies_do_not_depend_on_the_groups(make_solver):
+    solver = make_solver(**TALK)
+    expected, _ = grow(solver)
+    for size in (1, 3):
+        solver.schedule = Grouping(size, reverse=True)
+        assert grow(solver)[0].tree_hash == expected.tree_hash
 
 
-def finish(engine, runs=(), arrivals=()):
-    """Run to the end, one more arriving as one ends; the order in which they end."""
-    arrivals, ended = iter(arrivals), []
-    for run in runs:
-        engine.admit(run)
-    while engine.num_live:
-        for run in engine.step():
-            ended.append(run.tree.root.problem_id)
-            if (newcomer := next(arrivals, None)) is not None:
-                engine.admit(newcomer)
-    return ended
-
-
-# --- decoding --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_of_trees_in_flight_those_of_a_higher_priority_end_first(reverse):
-    """Whatever the schedule makes of the order."""
-    runs = [a_run(f"low {k}") for k in range(3)] + [a_run("high", priority=1)]
-    assert finish(an_engine(schedule=Grouping(2, reverse)), runs)[0] == "high"
-
-
-def test_a_group_is_cut_where_ranks_differ():
-    turns, runs = Turns(), [a_run("low"), a_run("high", priority=2)]
-    low, high = (run.tree.expand(run.tree.root, 2) for run in runs)
-    plan = Plan(((low[0], high[0]), (low[1], high[1])), write_back=True)
-    found = turns.cut(plan, runs)
-    assert found.groups == ((high[0],), (high[1],), (low[0],), (low[1],))
-    assert found.write_back
-    runs[1].priority = 0
-    assert turns.cut(plan, runs) is plan, "as it is where nobody is in front"
-
-
-def test_a_stream_of_urgent_newcomers_does_not_keep_another_waiting():
-    engine = an_engine()
-    urgent = [a_run(k, priority=9, rounds=1) for k in range(400)]
-    ended = finish(engine, [a_run("patient"), *urgent[:3]], urgent[3:])
-    rounds, in_a_round = 6, 4 * 2
-    assert ended.index("patient") <= rounds * WAITING_ROUNDS * in_a_round
-    assert engine.turns.longest <= WAITING_ROUNDS * engine.turns.round_steps
-    assert engine.turns.longest >= PATIENT_ROUNDS * engine.turns.round_steps - in_a_round
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_nobody_waits_longer_than_the_bound(seed):
-    chance = random.Random(seed)
-    many = [
-        a_run(k, chance.choice([0, 0, 1, 5, -3]), chance.choice([2, 4, 8]), chance.randint(1, 9))
-        for k in range(40)
-    ]
-    first = chance.randint(2, 12)
-    engine = an_engine(schedule=Grouping(chance.randint(1, 9), chance.random() < 0.5))
-    assert len(finish(engine, many[:first], many[first:])) == len(many)
-    assert engine.turns.longest <= WAITING_ROUNDS * engine.turns.round_steps
-
-
-def test_no_tree_depends_on_priorities():
-    def trees(priorities):
-        runs = [a_run(k, priority) for k, priority in enumerate(priorities)]
-        finish(an_engine(3), runs)
-        return [tree_hash(run.tree) for run in runs]
-
-    assert trees([0, 0, 0, 0]) == trees([3, -1, 7, 0])
-
-
-# --- lines -----------------------------------------------------------------------------------
-
-
-def test_a_line_is_by_priority_then_by_who_came_first():
-    line = Line(100)
-    for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)]:
-        line.put(name, priority)
-    assert [line.take() for _ in range(len(line))] == ["b", "d", "a", "c", "e"]
-
-
-def test_so_many_pass_and_no_more():
-    line = Line(3)
-    line.put("patient")
-    for k in range(5):
-        line.put(k, 1)
-    assert list(line) == [0, 1, 2, "patient", 3, 4]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_nobody_is_passed_by_more_than_a_line_allows(seed):
-    chance, line, passed = random.Random(seed), Line(4), {}
-    for k in range(300):
-        if chance.random() < 0.6 or not line:
-            line.put(k, chance.randint(0, 3))
-            passed[k] = 0
-        else:
-            first = line.take()
-            for waiting in line:
-                passed[waiting] += waiting < first
-    assert max(passed.values()) <= 4
-
-
-def test_who_is_removed_waits_no_more():
-    line = Line(4)
-    for k in range(4):
-        line.put(k)
-    line.change(lambda each: None if each == 2 else each)
-    assert list(line) == [0, 1, 3]
-
-
-def test_a_batch_of_a_higher_priority_is_scored_first():
-    queue, trees = ScoringQueue(), [new_tree(k) for k in range(MOST_PASSED + 2)]
-    patient, *urgent = [tuple(tree.expand(tree.root, 1)) for tree in trees]
-    queue.put(patient)
-    for batch in urgent:
-        queue.put(batch, 1)
-    taken = [queue.take() for _ in trees]
-    assert taken == [*urgent[:MOST_PASSED], patient, *urgent[MOST_PASSED:]]
+def test_without_a_chat_template_the_search_does_not_begin(make_solver):
+    with pytest.raises(InputError, match="needs a chat template"):
+        make_solver(search="revise")
+    with pytest.raises(InputError, match="leaves out what the assistant has said"):
+        make_solver(search="revise", chat_template="{{ messages[0].content }}")

@@ -5,7 +5,6 @@ import pytest
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout
 from beamwright.errors import CapacityError, InputError
-from beamwright.saved.recorded import record_tree
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,
@@ -15,6 +14,7 @@ from beamwright.simulator import (
     simulate,
     simulate_many,
 )
+from replayed import replayed, steps_of
 from simulated import CARD, GIB, MODEL
 
 SEARCH = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
@@ -38,16 +38,6 @@ def cases(schedule="in-gpu", budget=64 * GIB, **options):
     ]
 
 
-def steps_of(tree):
-    """What is compared of a tree that was replayed."""
-    found = record_tree(tree)
-    return [(tuple(node["lineage"]), node["tokens"], node["state"]) for node in found["nodes"]]
-
-
-def replayed(tree):
-    return [(node.lineage, node.tokens, str(node.state)) for node in tree.nodes]
-
-
 @pytest.mark.parametrize("speculation", ["off", "exact"])
 @pytest.mark.parametrize("budget", [64 * GIB, GIB])
 def test_trees_are_what_they_are_alone(speculation, budget):
@@ -64,7 +54,7 @@ def test_one_at_a_time_takes_what_they_take_alone():
     alone = [simulate(case) for case in cases()]
     found = simulate_many(cases(), 1)
     assert found.time_s == pytest.approx(sum(each.time_s for each in alone))
-    assert found.verify_s == pytest.approx(sum(each.verify_s for each in alone))
+    assert found.seconds.verify_s == pytest.approx(sum(each.verify_s for each in alone))
     assert found.mean_s == pytest.approx(found.time_s / 4)
     assert found.device_peak_bytes == max(each.device_peak_bytes for each in alone)
 
@@ -76,7 +66,7 @@ def test_together_they_are_faster_and_each_is_slower():
     assert four.mean_s > two.mean_s > alone.mean_s
     assert four.begun_s == 0 < two.begun_s < alone.begun_s
     assert four.problems_per_minute == pytest.approx(4 * 60 / four.time_s)
-    assert four.time_s == pytest.approx(four.decode_s + four.verify_s)
+    assert four.time_s == pytest.approx(four.seconds.decode_s + four.seconds.verify_s)
     num_steps, num_rounds = sum(len(tree.nodes) for tree in TREES), sum(t.rounds for t in TREES)
     assert alone.steps_per_call == pytest.approx(num_steps / num_rounds)
 
@@ -95,3 +85,21 @@ def test_cases_are_of_one_machine_and_of_different_problems():
         simulate_many([first, replace(second, speculation="exact")], 2)
     with pytest.raises(InputError, match="problem ids"):
         simulate_many([first, first], 2)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_exploring_in_lockstep_and_decoupled(overlap):
+    """The same trees; steps of several are scored together, and with in_flight None all fit."""
+
+    def explore(how, in_flight=None):
+        return simulate_many([replace(e, overlap=overlap) for e in cases(explore=how)], in_flight)
+
+    lockstep, continuous, decoupled = map(explore, ("lockstep", "continuous", "decoupled"))
+    for found in (lockstep, continuous, decoupled):
+        assert [steps_of(run.tree) for run in found.runs] == [replayed(tree) for tree in TREES]
+        assert found.begun_s == 0
+    assert lockstep.steps_per_call > decoupled.steps_per_call >= continuous.steps_per_call
+    two = explore("lockstep", 2)
+    first, second, third, _ = two.runs
+    assert first.started_s == second.started_s == 0
+    assert third.started_s == max(first.ended_s, second.ended_s)

@@ -183,6 +183,8 @@ def _memory_report(
         "generator_kv_bytes": need.generator.worst,
         "verifier_kv_bytes": None if verifier is None else verifier.worst,
         "copies_bytes": most - fixed - kv_bytes,
+        "left_bytes": max(0, limit - most),
+        "outside_bytes": models.profile.device_memory_bytes - limit,
         "kv_memory_given": not memory.has_copies,
     }
 

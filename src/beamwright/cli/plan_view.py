@@ -92,6 +92,10 @@ def _memory(report: Mapping[str, Any]) -> Table:
     copies = "rounding" if memory["kv_memory_given"] else "attention's working copies of KV"
     if memory["copies_bytes"] > GIB / 100:
         add_row(table, copies, "", _gib(memory["copies_bytes"] / GIB))
+    if memory["left_bytes"]:
+        add_row(table, "left for more KV, and for what else runs", _gib(memory["left_bytes"] / GIB))
+    if memory["outside_bytes"] > GIB / 100:
+        add_row(table, "of the device, but not to be used", _gib(memory["outside_bytes"] / GIB))
     return table
 
 

@@ -76,9 +76,7 @@ class Roofline:
         self, num_rows: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
     ) -> Bound:
         """What a decode step, or a prefill of so many tokens, mostly waits for."""
-        memory_s, compute_s, launch_s = self._parts(
-            num_rows, kv_tokens_read, kv_tokens_seen, layout
-        )
+        memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
         if launch_s > max(memory_s, compute_s):
             return "launches"
         return "bandwidth" if memory_s >= compute_s else "compute"
@@ -86,15 +84,18 @@ class Roofline:
     def _forward(
         self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
     ) -> float:
-        memory_s, compute_s, launch_s = self._parts(
+        memory_s, compute_s, launch_s = self.parts(
             num_tokens, kv_tokens_read, kv_tokens_seen, layout
         )
         return max(memory_s, compute_s) + launch_s
 
-    def _parts(
+    def parts(
         self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
     ) -> tuple[float, float, float]:
-        """Seconds by memory, by compute, and of launches."""
+        """Seconds of a forward pass by memory, by compute, and of launches; see `decode_step`.
+
+        The pass takes the longer of the first two, and the third.
+        """
         model, hardware = self.model, self.hardware
         kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
         memory_s = (

@@ -25,6 +25,10 @@ class CacheCounts:
     loaded_blocks: int = 0
     recomputed_blocks: int = 0
 
+    def __add__(self, other: CacheCounts) -> CacheCounts:
+        pairs = [(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)]
+        return CacheCounts(*(own + its for own, its in pairs))
+
 
 @dataclass(frozen=True)
 class CacheStats:

@@ -18,7 +18,7 @@ from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 
-_STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
+STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 """Steps of several trees that are scored in one turn of a verifier that is a model."""
 
 PATIENCE_S = 1.0
@@ -46,7 +46,7 @@ def make_executor(
     progress: Progress,
 ) -> Executor:
     """The executor for a run. models: the generator first, then the verifier's if it has one."""
-    most_steps = _STEPS_TOGETHER[settings.explore] if len(models) > 1 else 1
+    most_steps = STEPS_TOGETHER[settings.explore] if len(models) > 1 else 1
     if not overlaps(settings, run, verifier, models):
         stalled = partial(_stalled_s, models)
         return PlainExecutor(

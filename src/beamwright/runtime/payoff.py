@@ -16,6 +16,7 @@ _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter 
 _LEAST_ROUNDS = 2
 _FEW_TOKENS = 500
 _HOPE = 0.005
+_MOST_REST = 64
 
 
 @dataclass
@@ -71,6 +72,30 @@ class CallCosts:
 
 
 @dataclass
+class Rest:
+    """Rounds without a try, after one in which steps were scored early and nothing had room.
+
+    rounds: still to come. Twice as many after every try in vain.
+    """
+
+    rounds: int = 0
+    _next: int = 1
+    _calls: int = 0
+    _speculated: int = 0
+
+    def note(self, calls: int, speculated: int) -> None:
+        """A round is over. speculated: tokens decoded ahead so far, up to the round before it."""
+        self.rounds = max(0, self.rounds - 1)
+        if self._calls > 1:
+            in_vain = speculated == self._speculated
+            if in_vain:
+                self.rounds, self._next = self._next, min(_MOST_REST, 2 * self._next)
+            else:
+                self._next = 1
+        self._calls, self._speculated = calls, speculated
+
+
+@dataclass
 class Payoff:
     """Adds up rounds: what they cost, of trees that were alone in flight.
 
@@ -92,6 +117,7 @@ class Payoff:
     idle_fills: float = 0.0
     decode_s: float = 0.0
     tokens: int = 0
+    _rest: Rest = field(default_factory=Rest)
 
     def note_round(
         self, lengths: Sequence[int], decode_s: float, verify_s: float, calls: int
@@ -99,6 +125,7 @@ class Payoff:
         """A round of steps of these lengths is over, which were scored in so many calls."""
         longest = max(lengths)
         self.rounds += 1
+        self._rest.note(calls, self.speculated)
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _fills(longest)
         self.scoring.note(calls, sum(lengths), verify_s)
@@ -127,7 +154,8 @@ class Payoff:
         token_s = self.decode_s / max(1, self.tokens)
         gain_s = self.kept_share * self.waited * token_s
         cost_s = self.fills * (self.scoring.of_a_call + token_s)
-        return self.rounds >= _LEAST_ROUNDS and gain_s > _MARGIN * cost_s
+        ready = self.rounds >= _LEAST_ROUNDS and not self._rest.rounds
+        return ready and gain_s > _MARGIN * cost_s
 
     def pays_beside(self, num_rows: int) -> bool:
         """True if the same holds beside other trees, where so many rows share each pass.

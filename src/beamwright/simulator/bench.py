@@ -1,7 +1,8 @@
 """The bench: the parts of a simulation put together, and the trees that run on it.
 
-Knows how the parts fit together. The verifier scores in turn with decoding; where none is given,
-scoring takes no time. Selection and pruning never do: they are counts on the host.
+Knows how the parts fit together. The verifier scores in turn with decoding, or beside it
+(`simulator.lanes`); where none is given, scoring takes no time. Selection and pruning never do:
+they are counts on the host.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from beamwright.kv import BlockLedger, ByteBudget, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.protocols import Foresees, Verifier
 from beamwright.runtime.accounting import Accounting
+from beamwright.runtime.admission import Admission
+from beamwright.runtime.choice import STEPS_TOGETHER
 from beamwright.runtime.engine import Engine
 from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.moving import MoveCounts, MovingSplit
+from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import DeviceCosts
+from beamwright.simulator.lanes import LanedExecutor, SharedClock, Tape
 from beamwright.simulator.layerwise import SimulatedLayerwise
 from beamwright.simulator.link import VirtualLink
 from beamwright.simulator.replay import ReplayStrategy, ReplayVerifier, Scripts
@@ -53,6 +58,7 @@ class Simulation:
     None where their parts stay. hardware: what `roofline` reckons with.
     speculation: in the place of the schedule's, whose default depends on a real machine's clock.
     foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
+    overlap: the verifier scores beside decoding (`simulator.lanes`); memory does not move then.
     """
 
     tree: RecordedTree
@@ -68,6 +74,22 @@ class Simulation:
     hardware: Hardware | None = None
     speculation: Speculation = "off"
     foresees: Foresees | None = None
+    overlap: bool = False
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time of a simulation goes: time_s = decode_s + verify_s + both_s + stall_s.
+
+    decode_s: the generator's computing, prefills included; verify_s: scoring; both_s: those in
+    which one ran beside the other, in neither of them. stall_s: waits for the link.
+    """
+
+    time_s: float
+    decode_s: float
+    verify_s: float
+    both_s: float
+    stall_s: float
 
 
 class Bench:
@@ -84,7 +106,7 @@ class Bench:
         moments: Moments | None = None,
     ) -> None:
         self._cases, case = cases, cases[0]
-        self.case, self.clock, self.moments = case, clock or VirtualClock(), moments
+        self.case, self.clock, self.moments = case, clock or _clock(case), moments
         self.scripts = Scripts([each.tree for each in cases])
         self.link = VirtualLink(
             self.clock,
@@ -93,32 +115,39 @@ class Bench:
             timeline=timeline,
         )
         self.budget = ByteBudget(case.kv_budget_bytes)
-        self.scorer: SimulatedResidency | None = None
+        self.scorers: list[SimulatedResidency] = []
+        self.verifiers: list[SimulatedVerifier] = []
         self.residency: SimulatedResidency | None = None
         self.layerwise: SimulatedLayerwise | None = None
         self.batch: RunningBatch | None = None
         self.accounting = Accounting(self.clock)
         self._writer = self._make_writer(timeline)
-        self.verifier = self._make_verifier()
-        executor = PlainExecutor(
-            self._writer, self.verifier, self.accounting, self._stalled_s, timeline
-        )
+        executor = self._executor(timeline)
         schedule = make_schedule(case.schedule)
-        self._engine = Engine(executor, schedule, self.accounting, self.clock)
+        self._payoff = Payoff()
+        self._engine = Engine(
+            executor,
+            schedule,
+            self.accounting,
+            self.clock,
+            self._payoff,
+            explore=case.schedule.explore,
+        )
         self._moving = self._make_moving()
 
     # --- trees -------------------------------------------------------------------------------
 
-    def run(self, in_flight: int) -> list[TreeRun]:
-        """Grow the trees to their end in their order, at most so many at a time.
+    def run(self, in_flight: int | None) -> list[TreeRun]:
+        """Grow the trees to their end, taken in by `runtime.admission` in their order.
 
-        One that does not fit beside others is tried once more behind all, alone.
+        in_flight: at most so many at a time; None for as many as there is work for. One that does
+        not fit beside others is tried once more behind all, alone.
 
         Raises:
             CapacityError: if one does not fit alone.
         """
         runs = self._grow(range(len(self._cases)), in_flight)
-        if in_flight > 1:
+        if in_flight != 1:
             short = [i for i, run in runs.items() if isinstance(run.error, CapacityError)]
             runs |= self._grow(short, 1)
         for run in runs.values():
@@ -126,14 +155,21 @@ class Bench:
                 raise run.error
         return list(runs.values())
 
-    def _grow(self, numbers: Sequence[int], in_flight: int) -> dict[int, TreeRun]:
+    def _grow(self, numbers: Sequence[int], in_flight: int | None) -> dict[int, TreeRun]:
         """The same once; `TreeRun.error` says what has not fitted."""
         engine, scripts = self._engine, list(self.scripts)
+        stores = [each for each in (self.residency, *self.scorers) if each is not None]
+        admission = Admission(self.case.schedule, in_flight, stores, self._payoff)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
+
+        def has_place() -> bool:
+            live = [i for i, run in runs.items() if not run.tree.done]
+            return admission.has_place([scripts[i].num_beams for i in live], engine.num_open)
+
         try:
             while waiting or engine.num_live:
-                while waiting and engine.num_live < in_flight:
+                while waiting and has_place():
                     i = waiting.popleft()
                     strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
                     tree = scripts[i].search_tree()
@@ -141,10 +177,21 @@ class Bench:
                     engine.admit(runs[i])
                 if self._moving is not None:
                     self._moving.look([run for run in runs.values() if not run.tree.done])
-                engine.step()
+                self._step()
         finally:
             engine.abort()
         return runs
+
+    def _step(self) -> None:
+        """One piece of work; what a pass of the generator takes is noted, as in `Flights`."""
+        if self.batch is None:
+            self._engine.step()
+            return
+        counts, seconds = self.batch.counts, self.accounting.seconds
+        before = counts.steps, counts.row_tokens, seconds["decode"]
+        self._engine.step()
+        passes, tokens = counts.steps - before[0], counts.row_tokens - before[1]
+        self._payoff.note_passes(passes, tokens, seconds["decode"] - before[2])
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -188,14 +235,41 @@ class Bench:
 
         return run
 
-    def _make_verifier(self) -> Verifier:
+    def _executor(self, timeline: Timeline | None) -> PlainExecutor:
+        most_steps = STEPS_TOGETHER[self.case.schedule.explore]
+        if isinstance(self.clock, SharedClock) and self.case.verifier is not None:
+            lanes = []
+            for copy in range(self.case.verifier.copies):
+                tape = Tape(self.clock, copy + 1 if self.case.verifier.own_cards else 0)
+                lanes.append((self._verifier(tape), tape))
+            return LanedExecutor(
+                self._writer,
+                lanes,
+                self.accounting,
+                self.clock,
+                self._stalled_s,
+                most_steps=most_steps,
+            )
+        verifier = self._verifier(self.clock)
+        return PlainExecutor(
+            self._writer,
+            verifier,
+            self.accounting,
+            self._stalled_s,
+            timeline,
+            most_steps=most_steps,
+        )
+
+    def _verifier(self, clock: VirtualClock) -> Verifier:
         found = self.case.verifier
         if found is None:
             return ReplayVerifier(self.scripts)
         budget = ByteBudget(found.kv_budget_bytes, "device KV budget of the verifier")
-        self.scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS)
-        prefill = SimulatedPrefill(self.scorer, self.clock, found.costs)
-        return SimulatedVerifier(self.scorer, prefill, self.scripts)
+        scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS, clock=clock)
+        prefill = SimulatedPrefill(scorer, clock, found.costs)
+        self.scorers.append(scorer)
+        self.verifiers.append(SimulatedVerifier(scorer, prefill, self.scripts))
+        return self.verifiers[-1]
 
     def _residency(
         self,
@@ -204,6 +278,7 @@ class Bench:
         budget: ByteBudget,
         extra_tokens: int,
         log: Timeline | None = None,
+        clock: VirtualClock | None = None,
     ) -> SimulatedResidency:
         """The KV of one model, whose steps are longer than the scripts' by `extra_tokens`."""
         bytes_per_token, host = model.kv_bytes_per_token, None
@@ -212,7 +287,7 @@ class Bench:
         return SimulatedResidency(
             BlockLedger(bytes_per_token, BLOCK_TOKENS, budget, self._most_bytes()),
             host,
-            self.clock,
+            clock or self.clock,
             costs,
             copies_per_beam=costs.layout is Layout.DENSE,
             log=log,
@@ -245,15 +320,15 @@ class Bench:
     def _make_moving(self) -> MovingSplit | None:
         """What moves memory between the two models; None where nothing does."""
         case = self.case
-        if case.verifier is None or self.scorer is None or self.residency is None:
+        if case.verifier is None or not self.scorers or self.residency is None:
             return None
-        if case.hardware is None or case.split is None:
+        if case.hardware is None or case.split is None or case.overlap:
             return None
         costs = case.model, case.verifier.model
         longest = case.step.step_tokens or case.step.max_step_tokens
         return MovingSplit(
             self.residency,
-            self.scorer,
+            self.scorers[0],
             costs,
             case.hardware,
             case.split,
@@ -269,9 +344,25 @@ class Bench:
     def _stalled_s(self) -> float:
         """Seconds in which compute waited for the link, the verifier's included."""
         stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
-        held = (self.residency, self.scorer)
+        held = (self.residency, *self.scorers)
         return stall_s + sum(each.counts.stall_s for each in held if each is not None)
 
 
 def _last(scores: Sequence[float | None]) -> float | None:
     return scores[-1]
+
+
+def _clock(case: Simulation) -> VirtualClock:
+    """The clock of a device on which one thing runs at a time, or two."""
+    return SharedClock() if case.overlap else VirtualClock()
+
+
+def seconds_of(bench: Bench) -> Seconds:
+    """Where the time has gone."""
+    clock, phases = bench.clock, bench.accounting.seconds
+    stall_s, verify_s, both_s = phases["stall"], phases["verify"], 0.0
+    if isinstance(clock, SharedClock):
+        stall_s = max(0.0, stall_s - clock.hidden_s)
+        verify_s, both_s = clock.beside_s, clock.both_s
+    decode_s = clock.now_s - verify_s - both_s - stall_s
+    return Seconds(clock.now_s, decode_s, verify_s, both_s, stall_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from beamwright.simulator.costs import Work
+
 
 class VirtualClock:
     """Moves only by `advance` and `reach`. now_s: seconds since the start of the run."""
@@ -26,6 +28,10 @@ class VirtualClock:
             raise ValueError(f"a clock cannot advance by {seconds!r} s")
         self.now_s += seconds
         self._notify()
+
+    def run(self, work: Work) -> None:
+        """Let the device do something, which has it alone."""
+        self.advance(work.seconds)
 
     def reach(self, time_s: float) -> float:
         """Wait until a moment, which may be over already; returns the seconds waited."""

@@ -6,12 +6,31 @@ copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from beamwright.cost import Layout, ModelCosts, Roofline
 from beamwright.cost.model import Hardware
 from beamwright.protocols import Direction
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that a device does.
+
+    seconds: what it takes alone. memory_s, compute_s: of them, those in which device memory, and
+    the arithmetic units, are in use; the least that other work beside it leaves them free.
+    """
+
+    seconds: float
+    memory_s: float
+    compute_s: float
+
+    @classmethod
+    def alone(cls, seconds: float) -> Work:
+        """Work that lets nothing run beside it."""
+        return cls(seconds, seconds, seconds)
 
 
 class DeviceCosts(Protocol):
@@ -29,7 +48,7 @@ class DeviceCosts(Protocol):
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> float:
+    ) -> Work:
         """`count` tokens for each of `num_rows` rows.
 
         read_tokens, seen_tokens: of the first of them, the new token of each row included (see
@@ -37,7 +56,7 @@ class DeviceCosts(Protocol):
         """
         ...
 
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
         """One forward pass of several tokens."""
         ...
 
@@ -69,16 +88,14 @@ class RooflineCosts:
 
     def tokens(
         self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
-    ) -> float:
-        step = self.roofline.decode_step
-        return sum(
-            step(num_rows, read_tokens + i * grow, seen_tokens + i * grow, self.layout)
-            for i in range(count)
-        )
+    ) -> Work:
+        reads = [read_tokens + i * grow for i in range(count)]
+        sees = [seen_tokens + i * grow for i in range(count)]
+        return self._passes(num_rows, reads, sees, self.layout)
 
-    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
         """Shared parts are read once whatever the layout."""
-        return self.roofline.decode_step(num_tokens, read_tokens, seen_tokens)
+        return self._passes(num_tokens, [read_tokens], [seen_tokens], Layout.TREE)
 
     def copy(self, num_bytes: int) -> float:
         """Every byte is read and written."""
@@ -87,3 +104,16 @@ class RooflineCosts:
 
     def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
         return self.roofline.transfer(num_bytes, num_pieces, direction)
+
+    def _passes(
+        self, num_rows: int, reads: Sequence[int], sees: Sequence[int], layout: Layout
+    ) -> Work:
+        """Forward passes one after the other, of these numbers of tokens read and seen."""
+        seconds = memory_s = compute_s = 0.0
+        for read_tokens, seen_tokens in zip(reads, sees, strict=True):
+            memory, compute, launch = self.roofline.parts(
+                num_rows, read_tokens, seen_tokens, layout
+            )
+            seconds += max(memory, compute) + launch
+            memory_s, compute_s = memory_s + memory, compute_s + compute
+        return Work(seconds, memory_s, compute_s)

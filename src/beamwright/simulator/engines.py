@@ -244,8 +244,8 @@ class EngineMeter:
             seen += tokens * request.computed + tokens * (tokens + 1) // 2
         read = iteration.distinct_tokens if self._once else by_row
         if iteration.passes == 1:
-            return self._costs.prefill(new, read, seen)
-        return self._costs.tokens(new, read, seen, new, iteration.passes)
+            return self._costs.prefill(new, read, seen).seconds
+        return self._costs.tokens(new, read, seen, new, iteration.passes).seconds
 
     def result(self, num_steps: int) -> EngineResult:
         """What was measured; num_steps: of the whole tree."""

@@ -115,7 +115,7 @@ class SimulatedLayerwise:
         for token in range(first, end):
             own, each = rows * token, rows * (token + 1)
             work = _Pass(
-                seconds=self._costs.tokens(rows, held + each, seen + each, 0, 1),
+                seconds=self._costs.tokens(rows, held + each, seen + each, 0, 1).seconds,
                 held=held + own,
                 fresh=rows,
                 union=union + own,
@@ -140,7 +140,7 @@ class SimulatedLayerwise:
         held = sum(before) if self._dense else union
         seen = sum(n * b + n * (n + 1) // 2 for n, b in zip(lengths, before, strict=True))
         work = _Pass(
-            seconds=self._costs.prefill(new, held + new, seen),
+            seconds=self._costs.prefill(new, held + new, seen).seconds,
             held=held,
             fresh=new,
             union=union,

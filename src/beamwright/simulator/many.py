@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from beamwright.errors import InputError
-from beamwright.kv import Direction
+from beamwright.kv import CacheStats, Direction
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
-from beamwright.simulator.bench import Bench, Simulation
+from beamwright.simulator.bench import Bench, Seconds, Simulation, seconds_of
 from beamwright.simulator.clock import VirtualClock
-from beamwright.simulator.verifier import SimulatedVerifier
+from beamwright.simulator.residency import cache_of
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,17 @@ class ManyResult:
     """Searches that were in flight together.
 
     runs: the trees, in the order of the cases; `TreeRun.own_s` of each ended at `ended_s`.
-    time_s: decode_s + verify_s + stall_s.
     tokens: of all trees' steps, what was decoded ahead in vain left out.
     mean_rows: of a forward pass of the generator, those ahead of selection included.
     verifier_calls, steps_per_call: batches of steps that the verifier got; 0 where scores are free.
     speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
     mean_s, longest_s: from a problem's admission to its end. begun_s: until the last one began.
-    device_peak_bytes, verifier_peak_bytes: of each model's KV.
+    device_peak_bytes, verifier_peak_bytes: of each model's KV. generator_cache, verifier_cache: how
+    often it was where it was needed; None where none is kept, or layers of it are streamed.
     """
 
     runs: tuple[TreeRun, ...]
-    time_s: float
-    decode_s: float
-    verify_s: float
-    stall_s: float
+    seconds: Seconds
     tokens: int
     mean_rows: float
     verifier_calls: int
@@ -46,6 +43,13 @@ class ManyResult:
     d2h_bytes: int
     device_peak_bytes: int
     verifier_peak_bytes: int
+    generator_cache: CacheStats | None
+    verifier_cache: CacheStats | None
+
+    @property
+    def time_s(self) -> float:
+        """Seconds from the first problem's admission to the last one's end."""
+        return self.seconds.time_s
 
     @property
     def tok_s(self) -> float:
@@ -59,12 +63,12 @@ class ManyResult:
     @property
     def decode_share(self) -> float:
         """Of the time, in which the generator computes."""
-        return self.decode_s / self.time_s
+        return (self.seconds.decode_s + self.seconds.both_s) / self.time_s
 
     @property
     def verify_share(self) -> float:
         """Of the time, in which the verifier computes."""
-        return self.verify_s / self.time_s
+        return (self.seconds.verify_s + self.seconds.both_s) / self.time_s
 
     @property
     def kept_share(self) -> float | None:
@@ -74,12 +78,13 @@ class ManyResult:
 
 def simulate_many(
     cases: Sequence[Simulation],
-    in_flight: int,
+    in_flight: int | None = None,
     clock: VirtualClock | None = None,
     timeline: Timeline | None = None,
 ) -> ManyResult:
-    """Run searches on one machine, at most `in_flight` at a time; the next begins as one ends.
+    """Run searches on one machine; who is taken in when is `runtime.admission`'s.
 
+    in_flight: at most so many at a time; None for as many as there is work for.
     cases: equal in all but tree and foresight; each tree has a problem id of its own.
 
     Raises:
@@ -94,21 +99,18 @@ def simulate_many(
 
 
 def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
-    seconds, time_s = bench.accounting.seconds, bench.clock.now_s
+    seconds = seconds_of(bench)
     counts = None if bench.batch is None else bench.batch.counts
-    scorer = bench.verifier if isinstance(bench.verifier, SimulatedVerifier) else None
     nodes = [node for run in runs for node in run.tree.nodes()]
-    calls = 0 if scorer is None else scorer.num_calls
+    calls = sum(each.num_calls for each in bench.verifiers)
+    scored = sum(each.num_steps for each in bench.verifiers)
     return ManyResult(
         runs=tuple(runs),
-        time_s=time_s,
-        decode_s=time_s - seconds["verify"] - seconds["stall"],
-        verify_s=seconds["verify"],
-        stall_s=seconds["stall"],
+        seconds=seconds,
         tokens=sum(len(node.token_ids) for node in nodes if node.parent is not None),
         mean_rows=0.0 if counts is None else counts.row_tokens / max(1, counts.steps),
         verifier_calls=calls,
-        steps_per_call=0.0 if scorer is None else scorer.num_steps / max(1, calls),
+        steps_per_call=scored / max(1, calls),
         speculated_tokens=sum(node.usage["speculated"] for node in nodes),
         kept_tokens=sum(node.usage["speculated_kept"] for node in nodes),
         mean_s=sum(run.ended_s for run in runs) / len(runs),
@@ -117,5 +119,7 @@ def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
         device_peak_bytes=bench.budget.peak_bytes,
-        verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
+        verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
+        generator_cache=cache_of([] if bench.residency is None else [bench.residency]),
+        verifier_cache=cache_of(bench.scorers),
     )

@@ -71,6 +71,11 @@ class Script:
         lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
         return self._children.get(lineage, 0)
 
+    @property
+    def num_beams(self) -> int:
+        """Candidates that the search begins with."""
+        return self._children.get((), 0)
+
     def search_tree(self) -> SearchTree:
         """A tree with only its prompt; token ids are all 0."""
         return SearchTree(self.problem_id, (0,) * self.prompt_tokens, "")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beamwright.kv import BlockLedger, HostTier, Residency, Segment
+from beamwright.kv import BlockLedger, CacheCounts, CacheStats, HostTier, Residency, Segment
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -52,6 +52,12 @@ class SimulatedResidency(Residency):
             self.extend(segment, length)
 
 
+def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
+    """How often the KV of these stores was where it was needed; None where there is none."""
+    counts = [store.counts.cache for store in stores]
+    return CacheStats.between(sum(counts, start=CacheCounts())) if counts else None
+
+
 class SimulatedPrefill:
     """Computes the KV of several tokens behind stored paths; see `models.TreeModel.prefill`."""
 
@@ -82,7 +88,7 @@ class SimulatedPrefill:
         read = (
             sum(segment.length for segment in prefill_needs(self._residency, requests)) + num_tokens
         )
-        self._clock.advance(self._costs.prefill(num_tokens, read, seen))
+        self._clock.run(self._costs.prefill(num_tokens, read, seen))
         self._residency.append([request.segment for request in requests], lengths)
 
     def _recompute(self, lost: Sequence[Segment]) -> None:

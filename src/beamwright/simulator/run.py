@@ -11,8 +11,9 @@ from beamwright.errors import CapacityError
 from beamwright.kv import CacheStats, Direction
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
-from beamwright.simulator.bench import Bench, Simulation
+from beamwright.simulator.bench import Bench, Simulation, seconds_of
 from beamwright.simulator.clock import VirtualClock
+from beamwright.simulator.residency import cache_of
 from beamwright.simulator.scripted_rows import Moments
 
 
@@ -20,8 +21,7 @@ from beamwright.simulator.scripted_rows import Moments
 class SimulationResult:
     """One search under one schedule.
 
-    time_s: decode_s + verify_s + stall_s; decode_s: the generator's computing, prefills included;
-        verify_s: scoring; io_share: stall_s / time_s.
+    time_s, decode_s, verify_s, stall_s, both_s: see `Seconds`. io_share: stall_s / time_s.
     dm_lower_bound_bytes: what must cross the link whatever the schedule (from the tree
         and the budget alone), of the generator's KV.
     load_bound_bytes, store_bound_bytes: the same both ways, in blocks and with a beam's growth, for
@@ -60,6 +60,7 @@ class SimulationResult:
     speculated_tokens: int = 0
     kept_tokens: int = 0
     goodput_tok_s: float = 0.0
+    both_s: float = 0.0
     generator_cache: CacheStats | None = None
     verifier_cache: CacheStats | None = None
 
@@ -92,12 +93,10 @@ def simulate_if_fits(case: Simulation) -> SimulationResult | None:
 
 
 def _result(bench: Bench, run: TreeRun) -> SimulationResult:
-    accounting, moved = bench.accounting, bench.moved
+    accounting, moved, spent = bench.accounting, bench.moved, seconds_of(bench)
     most_bytes = bench.case.kv_budget_bytes if moved is None else moved.most_generator_bytes
     residency = bench.residency
     host = residency.host if residency is not None else None
-    time_s, stall_s = bench.clock.now_s, accounting.seconds["stall"]
-    verify_s = accounting.seconds["verify"]
     block_bytes = BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
     (script,) = bench.scripts
     lives = script.lives(BLOCK_TOKENS)
@@ -107,18 +106,19 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         usage.update(node.usage)
     needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
     return SimulationResult(
-        time_s=time_s,
-        decode_s=time_s - verify_s - stall_s,
-        verify_s=verify_s,
-        stall_s=stall_s,
-        io_share=stall_s / time_s if time_s else 0.0,
+        time_s=spent.time_s,
+        decode_s=spent.decode_s,
+        verify_s=spent.verify_s,
+        both_s=spent.both_s,
+        stall_s=spent.stall_s,
+        io_share=spent.stall_s / spent.time_s if spent.time_s else 0.0,
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
         groups=accounting.num_groups,
         dm_lower_bound_bytes=dm_lower_bound_bytes(needed, most_bytes),
         device_peak_bytes=bench.budget.peak_bytes,
         host_peak_bytes=host.ledger.budget.peak_bytes if host is not None else 0,
-        verifier_peak_bytes=0 if bench.scorer is None else bench.scorer.device.budget.peak_bytes,
+        verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
         recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
         cancelled=residency.counts.cancelled if residency is not None else 0,
         load_bound_bytes=bound.loads * block_bytes,
@@ -129,10 +129,6 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         speculated_tokens=usage["speculated"],
         kept_tokens=usage["speculated_kept"],
         goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
-        generator_cache=None if residency is None else CacheStats.between(residency.counts.cache),
-        verifier_cache=_of_verifier(bench),
+        generator_cache=cache_of([] if residency is None else [residency]),
+        verifier_cache=cache_of(bench.scorers),
     )
-
-
-def _of_verifier(bench: Bench) -> CacheStats | None:
-    return None if bench.scorer is None else CacheStats.between(bench.scorer.counts.cache)

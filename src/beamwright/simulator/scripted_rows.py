@@ -71,7 +71,7 @@ class ScriptedRows:
         grow = len(self._batch)
         own = sum(row.forwarded + 1 for row in self._batch)
         read, seen = self._read + own, self._seen + own
-        self._clock.advance(self._costs.tokens(self.num_rows, read, seen, grow, count))
+        self._clock.run(self._costs.tokens(self.num_rows, read, seen, grow, count))
         for row in running:
             self._extend(row, count)
         return count

@@ -25,12 +25,16 @@ _OWNER = "verifier"
 class VerifierCase:
     """A verifier to be simulated beside the generator, on the same device and link.
 
-    costs: of the device with this model. kv_budget_bytes: device KV for it alone.
+    costs: of the device with this model. kv_budget_bytes: device KV for it alone, and each copy.
+    copies: that score at a time, where scoring is beside decoding. own_cards: each copy runs on a
+    card of its own, not on the generator's.
     """
 
     model: ModelCosts
     costs: DeviceCosts
     kv_budget_bytes: int
+    copies: int = 1
+    own_cards: bool = False
 
 
 class SimulatedVerifier:
