@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from beamwright.cli.in_flight import ProblemsInFlight
 from beamwright.errors import CapacityError
 
 CONTRACT = {
@@ -110,6 +111,20 @@ def test_levels_are_shown_and_a_float_is_its_whole_number(cli, fake, dataset):
 def test_progress_in_a_terminal(cli, fake, dataset, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert "accuracy 66.7%" in cli("eval", dataset).err
+
+
+def test_problems_in_flight_are_shown_in_a_terminal_alone(
+    cli, generator_folder, dataset, monkeypatch
+):
+    options = ("--model", generator_folder, "--verifier", "logprob", "--n", "4", "--width", "2")
+    command = ("eval", dataset, *options, "--max-rounds", "2", "--max-step-tokens", "6", "--json")
+    assert "problem" not in cli(*command).err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr(ProblemsInFlight, "ended", lambda status, problem_id: None)
+    err = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", cli(*command).err)
+    assert re.search(r"problem +round +beams +tokens +seconds", err)
+    assert "accuracy" in err
 
 
 # --- several settings ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -27,7 +27,7 @@ from rich.text import Text
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
 from beamwright.cli.imports import first_import
-from beamwright.cli.live import Status
+from beamwright.cli.in_flight import ProblemsInFlight
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import one_line, print_json, quiet_stdout
 from beamwright.cli.views import TreePages
@@ -207,7 +207,7 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
         pages = TreePages(out / "trees", work.problem_set.problems[: work.num_trees])
     with ExitStack() as stack:
         stack.enter_context(quiet_stdout())
-        status = Status()
+        status = ProblemsInFlight()
         on_record = stack.enter_context(_progress(named.name, status))
         solve_many = _solving(named.settings, pages, stack, status)
         options = RunOptions(out, work.in_flight, on_record)
@@ -241,7 +241,7 @@ def _in_flight(text: str) -> int | None:
 
 
 def _solving(
-    settings: Settings, pages: TreePages | None, stack: ExitStack, status: Status
+    settings: Settings, pages: TreePages | None, stack: ExitStack, status: ProblemsInFlight
 ) -> SolveMany:
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
@@ -251,10 +251,13 @@ def _solving(
 
         return stack.enter_context(Solver(settings, progress=status))
 
+    on_round = status.show if sys.stderr.isatty() else None  # trees are walked for it
+
     def solve_many(
         problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
-        for problem_id, outcome in solver().solve_many(problems, in_flight=in_flight):
+        found = solver().solve_many(problems, in_flight=in_flight, on_round=on_round)
+        for problem_id, outcome in found:
             if pages is not None:
                 pages.write([outcome])  # what fails there is reported at the end
             yield problem_id, outcome
@@ -284,7 +287,7 @@ class _Tally:
 class _StatusColumn(ProgressColumn):
     """What the engine is doing."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: ProblemsInFlight) -> None:
         super().__init__(Column(no_wrap=True))
         self._status = status
 
@@ -292,15 +295,30 @@ class _StatusColumn(ProgressColumn):
         return Text(self._status.line(), "cyan", overflow="ellipsis")
 
 
+class _Bar(Progress):
+    """A bar, and the problems in flight above it."""
+
+    def __init__(self, status: ProblemsInFlight, *columns: ProgressColumn, **options: Any) -> None:
+        self._status = status
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        table = self._status.table()
+        if table is not None:
+            yield table
+        yield from super().get_renderables()
+
+
 @contextmanager
-def _progress(name: str | None, status: Status) -> Iterator[_Tally]:
+def _progress(name: str | None, status: ProblemsInFlight) -> Iterator[_Tally]:
     """A bar on standard error, if that is a terminal. name: of the setting, of several.
 
     status: what goes on between two finished problems.
     """
     prefix = "" if name is None else f"{name}: "
     console = Console(stderr=True)
-    bar = Progress(
+    bar = _Bar(
+        status,
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),

@@ -237,6 +237,7 @@ class Flights:
         if len(self._live) > 1:
             for each in self._live.values():
                 each.flight.company = True
+        machinery.progress.began(tree.root.problem_id, search.n)
         self._note(self._engine.admit(run))
 
     # --- how they end ------------------------------------------------------------------------
@@ -251,6 +252,7 @@ class Flights:
         """These trees have ended: say how, or try again alone."""
         for run in ended:
             facts, flight = self._facts(run), self._live.pop(run).flight
+            self._machinery.progress.ended(run.tree.root.problem_id)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
             if too_large and flight.company:
                 flight.company = False
