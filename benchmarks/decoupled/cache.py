@@ -53,7 +53,7 @@ TOKENS_PER_REQUEST = (1, 16, 32, 64, 128, 256)
 BATCH_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PATH = 600  # tokens of a path in the middle of a search
 SHARING = 4  # candidates that go on from one path
-CROWDS = (1, 4, 8, 16, 32, 64, 128)
+CROWDS = (1, 4, 8, 16, 32, 48)
 CROWDED = "rtx-4090", 0.2
 SPLIT_COLUMNS = (
     "card", "in flight", "victims", "split", "KV, GiB", "verifier's", "tok/s", "verify", "hits",
