@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from beamwright.evaluate.recipes import read_recipe
+from beamwright.runtime import PlainExecutor
+
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 
@@ -28,3 +31,27 @@ def test_a_shipped_recipe_runs_every_setting_and_can_be_reported(cli, small, rec
         assert run["tokens"]["generated"] > 0
     report = cli("report", out, "--no-png", "--json").json
     assert {run["name"] for run in report["runs"]} == {run["name"] for run in found["runs"]}
+
+
+def test_chapter_4_samples_nothing_past_its_depth(make_solver, monkeypatch):
+    """No end-of-sequence sampling (thesis, 4.3.4), and nothing ahead of selection either."""
+    ahead, speculate = [], PlainExecutor.speculate
+
+    def noted(executor, nodes):
+        ahead.extend(nodes)
+        speculate(executor, nodes)
+
+    monkeypatch.setattr(PlainExecutor, "speculate", noted)
+    (path,) = [each for each in SHIPPED if each.stem == "decoupled_chapter4"]
+    endless = {"max_step_tokens": 6, "max_tokens": 999, "ignore_eos": True, "speculation": "exact"}
+    trees = []
+    for run in read_recipe(path, {"n": 4}).runs:
+        asked, explore = run.settings.search, run.settings.schedule.explore
+        search = {"n": asked.n, "width": asked.width, "max_rounds": asked.max_rounds}
+        with make_solver(search=asked.search, **search, **endless, explore=explore) as solver:
+            found = solver.solve_many(["How many?", "How few?"])
+        trees.append([each.tree_hash for each in found])
+        depths = {node.depth for each in found for node in each.tree.nodes()}
+        assert max(depths) == 40
+    assert trees[0] == trees[1] == trees[2]
+    assert max(node.depth for node in ahead) == 40

@@ -130,6 +130,7 @@ def test_mistakes_are_one_line_that_names_the_place(write, text, message):
     ("name", "num_runs"),
     [
         ("bundled_methods", 21),
+        ("decoupled_chapter4", 9),
         ("flashtts_fig11", 28),
         ("flashtts_fig12", 21),
         ("flashtts_fig13", 21),

@@ -49,7 +49,7 @@ class SearchPolicy(Section):
 
         Unless a strategy knows better: by the scores so far (`search.prospects`).
         """
-        return by_scores(beams, self.search.width)
+        return by_scores(beams, self.search.width, self.search.max_rounds)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class DiverseTrees(SearchPolicy):
         families: defaultdict[int, list[Node]] = defaultdict(list)
         for beam in beams:
             families[self._subtree(beam)].append(beam)
-        return by_families(families.values(), self.search.width)
+        return by_families(families.values(), self.search.width, self.search.max_rounds)
 
     def _subtree(self, node: Node) -> int:
         ordinal = node.lineage[1]

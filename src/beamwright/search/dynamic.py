@@ -49,7 +49,8 @@ class DynamicBranching(SearchPolicy):
     ) -> list[Prospect]:
         """The children that each would get by the scores so far; an ended path keeps its place."""
         del tree, ahead
-        return by_shares(beams, lambda scores: self._shares(scores, len(scores)))
+        most = self.search.max_rounds
+        return by_shares(beams, lambda scores: self._shares(scores, len(scores)), most)
 
     def _shares(self, scores: Sequence[float | None], slots: int) -> list[int]:
         if not scores:

@@ -67,7 +67,9 @@ class Lookahead(SearchPolicy):
             return certain(going, self.search.max_rounds, greedy=True)
         behind = {leaf: rolled_from(leaf) for leaf in beams}
         return [
-            replace(each, node=behind[each.node]) for each in by_scores(beams, self.search.width)
+            replace(each, node=behind[each.node])
+            for each in by_scores(beams, self.search.width)
+            if behind[each.node].depth < self.search.max_rounds
         ]
 
 

@@ -5,7 +5,7 @@ was good: the last scores of a round's beams are divided into `width` bins of eq
 whose score lies in bin j, the best one being 1, may get width - j + 1 children ahead of selection.
 `by_bins` looks at the step before, as SelectSPEC does; `by_scores` at a step's own score where it
 is known, because steps are scored as they end; `by_families` and `by_shares` likewise, for DVTS and
-dynamic branching.
+dynamic branching. Nothing is foreseen below `max_depth` (None: there is no such depth).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from beamwright.protocols import Prospect
 from beamwright.tree import Node, NodeState
 
 
-def by_scores(beams: Sequence[Node], width: int) -> list[Prospect]:
+def by_scores(beams: Sequence[Node], width: int, max_depth: int | None = None) -> list[Prospect]:
     """A prospect for every step of this round that is complete and can go on, the best first.
 
     First those that are scored and would be kept if the others' last scores were their scores;
@@ -34,17 +34,22 @@ def by_scores(beams: Sequence[Node], width: int) -> list[Prospect]:
     return _best_first(
         Prospect(beam, width, potential=potential(beam, rank))
         for beam, rank in zip(beams, ranks(known), strict=True)
-        if can_go_on(beam) and (beam.score is None or rank > 1 - 2 / width)
+        if can_go_on(beam, max_depth) and (beam.score is None or rank > 1 - 2 / width)
     )
 
 
-def by_families(families: Iterable[Sequence[Node]], width: int) -> list[Prospect]:
+def by_families(
+    families: Iterable[Sequence[Node]], width: int, max_depth: int | None = None
+) -> list[Prospect]:
     """The same where beams compete only within their family."""
-    return _best_first(each for family in families for each in by_scores(family, width))
+    found = (each for family in families for each in by_scores(family, width, max_depth))
+    return _best_first(found)
 
 
 def by_shares(
-    beams: Sequence[Node], shares: Callable[[Sequence[float | None]], Sequence[int]]
+    beams: Sequence[Node],
+    shares: Callable[[Sequence[float | None]], Sequence[int]],
+    max_depth: int | None = None,
 ) -> list[Prospect]:
     """As many children as each would get if the others' last scores were their scores.
 
@@ -57,7 +62,7 @@ def by_shares(
     return _best_first(
         Prospect(beam, count, potential=count + (most if beam.score is not None else 0))
         for beam, count in zip(going, counts, strict=True)
-        if count and can_go_on(beam)
+        if count and can_go_on(beam, max_depth)
     )
 
 
