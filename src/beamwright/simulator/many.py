@@ -20,7 +20,8 @@ class ManyResult:
 
     runs: the trees, in the order of the cases; `TreeRun.own_s` of each ended at `ended_s`.
     tokens: of all trees' steps, what was decoded ahead in vain left out.
-    mean_rows: of a forward pass of the generator, those ahead of selection included.
+    passes: of the generator, a token of every row each; mean_rows: in one, those ahead of selection
+    included.
     verifier_calls, steps_per_call: batches of steps that the verifier got; 0 where scores are free.
     speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
     mean_s, longest_s: from a problem's admission to its end. begun_s: until the last one began.
@@ -31,6 +32,7 @@ class ManyResult:
     runs: tuple[TreeRun, ...]
     seconds: Seconds
     tokens: int
+    passes: int
     mean_rows: float
     verifier_calls: int
     steps_per_call: float
@@ -108,6 +110,7 @@ def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
         runs=tuple(runs),
         seconds=seconds,
         tokens=sum(len(node.token_ids) for node in nodes if node.parent is not None),
+        passes=0 if counts is None else counts.steps,
         mean_rows=0.0 if counts is None else counts.row_tokens / max(1, counts.steps),
         verifier_calls=calls,
         steps_per_call=scored / max(1, calls),

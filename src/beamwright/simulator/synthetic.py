@@ -41,6 +41,7 @@ class SyntheticSearch:
     survival: "random" keeps any candidates; "score" those with the best scores, which children
         inherit from their parents up to noise.
     options: of the search, by name.
+    max_rounds: as of a real search; None for as many as paths have tokens.
 
     Raises:
         InputError: if a number is out of range.
@@ -57,6 +58,7 @@ class SyntheticSearch:
     survival: Survival = "random"
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    max_rounds: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "width", "prompt_tokens", "generate_tokens", "step_tokens"):
@@ -115,7 +117,7 @@ def _settings(search: SyntheticSearch) -> SearchSettings:
         search=search.search,
         n=search.num_beams,
         width=search.width,
-        max_rounds=search.generate_tokens,  # every step has a token: never reached
+        max_rounds=search.max_rounds or search.generate_tokens,  # every step has a token
         seed=search.seed,
         **search.options,
     )
