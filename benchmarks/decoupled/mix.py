@@ -47,9 +47,7 @@ def seconds(cases: list[Simulation], setting: Setting) -> tuple[float | None, di
 
 def less_kv(case: Simulation, share: float) -> Simulation:
     assert case.verifier is not None
-    verifier = replace(
-        case.verifier, kv_budget_bytes=int(share * case.verifier.kv_budget_bytes)
-    )
+    verifier = replace(case.verifier, kv_budget_bytes=int(share * case.verifier.kv_budget_bytes))
     return replace(case, kv_budget_bytes=int(share * case.kv_budget_bytes), verifier=verifier)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from beamwright.config import ScheduleSettings
 from beamwright.errors import CapacityError, InputError
+from beamwright.kv import CacheCounts
 from beamwright.protocols import StepFailed, StepScored
 from beamwright.runtime import Accounting, Engine
 from beamwright.runtime.admission import USUAL_ROWS, Admission
@@ -81,44 +82,66 @@ def test_others_begin_when_fewer_than_the_minimum_are_left(make_solver, monkeypa
     assert max(counts) == 3
 
 
-def admission(explore="continuous", in_flight=None, held=0, room=2**20, **settings):
-    budget = SimpleNamespace(budget=SimpleNamespace(total_bytes=room))
-    store = SimpleNamespace(held_bytes=held, device=budget)
+def admission(explore="continuous", in_flight=None, room=2**20, **settings):
+    budget = SimpleNamespace(bytes_per_token=10, budget=SimpleNamespace(total_bytes=room))
     payoff = Payoff()
     for rows in (8, 64) * 40:
         payoff.note_passes(16, 16 * rows, 16 * (1e-3 + rows * 1e-4))
     schedule = ScheduleSettings(explore=explore, **settings)
-    return Admission(schedule, in_flight, [store], payoff)
+    counts = SimpleNamespace(cache=CacheCounts())
+    return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)], payoff)
+
+
+class Run:
+    """A tree whose last round needs KV of so many tokens."""
+
+    def __init__(self, tokens=0):
+        self.round_tokens = [tokens]
+
+
+def live(sizes, tokens=0):
+    return {Run(tokens): size for size in sizes}
 
 
 def test_there_is_always_a_place_where_nobody_is():
-    assert admission(in_flight=1).has_place([], 0)
+    assert admission(in_flight=1).has_place({}, 0)
 
 
 @pytest.mark.parametrize(
     ("sizes", "place"), [([16] * 3, True), ([16] * 4, False), ([USUAL_ROWS], False)]
 )
 def test_as_usual_so_many_candidates_are_in_flight(sizes, place):
-    assert admission().has_place(sizes, 0) is place
+    assert admission().has_place(live(sizes), 0) is place
 
 
 def test_decoupled_takes_problems_in_until_a_pass_is_full():
     """A pass is 1 ms and 0.1 ms a row: with 90 rows nine tenths are the rows'."""
     each = admission("decoupled")
     assert each.most_rows == pytest.approx(90, abs=2)
-    assert each.has_place([16] * 6, 80)
-    assert not each.has_place([16] * 6, 96)
+    assert not each.has_place(live([16] * 6), 80), "how large a tree becomes is not known"
+    assert each.has_place(live([16] * 6), 80), "one has ended"
+    assert not each.has_place(live([16] * 6), 96)
 
 
 def test_decoupled_takes_in_what_fits():
-    sizes = [16] * 4
-    assert admission("decoupled", held=1000, room=1250).has_place(sizes, 8)
-    assert not admission("decoupled", held=1000, room=1249).has_place(sizes, 8)
+    for room, place in ((1000, True), (999, False)):
+        each = admission("decoupled", room=room)
+        each.has_place(live([16], tokens=20), 8)
+        assert each.has_place(live([16] * 4, tokens=10), 8) is place
+
+
+def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
+    each = admission("decoupled")
+    each.has_place(live([16]), 8)
+    each.stores[0].counts.cache.evicted_blocks = 3
+    assert not each.has_place(live([16] * 4), 8)
+    assert not each.payoff.pays_beside(1)
+    assert each.has_place(live([16] * 4), 8), "another has ended, and nothing has left since"
 
 
 def test_a_minimum_of_problems():
     each = admission(in_flight=3, min_problems=2)
-    places = [each.has_place([4] * live, 0) for live in (0, 1, 2, 3, 2, 1, 2, 3)]
+    places = [each.has_place(live([4] * count), 0) for count in (0, 1, 2, 3, 2, 1, 2, 3)]
     assert places == [True, True, True, False, False, True, True, False]
 
 

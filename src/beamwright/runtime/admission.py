@@ -2,17 +2,18 @@
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), up to the rows beyond which another one costs as much as it is worth, and
-only where its KV fits as well.
+only where its KV fits as well. How much that becomes is known when the first tree has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from beamwright.config import ScheduleSettings
 from beamwright.kv import Residency
 from beamwright.runtime.payoff import Payoff
+from beamwright.runtime.tree_run import TreeRun
 
 USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""
@@ -34,21 +35,25 @@ class Admission:
     stores: Sequence[Residency]
     payoff: Payoff
     _filling: bool = field(default=True, init=False)
-    _tree_bytes: float = field(default=0.0, init=False)
+    _largest_tokens: int = field(default=0, init=False)
+    _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
+    _ended: bool = field(default=False, init=False)
+    _evicted: int = field(default=0, init=False)
 
-    def has_place(self, sizes: Sequence[int], num_open: int) -> bool:
-        """sizes: candidates of the problems in flight; num_open: their steps that are decoded, or
-        wait for it."""
-        if not sizes:
+    def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
+        """live: trees in flight, and how many candidates each may have; num_open: their steps that
+        are decoded, or wait for it."""
+        self._look(live)
+        if not live:
             self._filling = True
             return True
         least = self.settings.min_problems
         if least is None and self.settings.explore == "lockstep":
             least = 1
-        if self._is_full(sizes, num_open):
+        if self._is_full(list(live.values()), num_open):
             self._filling = least is None
             return False
-        self._filling = self._filling or (least is not None and len(sizes) < least)
+        self._filling = self._filling or (least is not None and len(live) < least)
         return self._filling
 
     def _is_full(self, sizes: Sequence[int], num_open: int) -> bool:
@@ -69,9 +74,21 @@ class Admission:
         rows = (1 / _CALL_SHARE - 1) * passes.of_a_call / max(passes.of_a_step, 1e-12)
         return round(min(_MOST_ROWS, max(USUAL_ROWS, rows)))
 
+    def _look(self, live: Mapping[TreeRun, int]) -> None:
+        """See how large trees become; whenever one has ended, whether KV has had to leave since the
+        one before it: then nobody comes in its place, and nothing is decoded ahead."""
+        now = frozenset(live)
+        if not self._before <= now:
+            evicted = sum(store.counts.cache.evicted_blocks for store in self.stores)
+            self.payoff.pressed, self._evicted = evicted > self._evicted, evicted
+            self._ended = True
+        self._before = now
+        for run in live:
+            self._largest_tokens = max(self._largest_tokens, *run.round_tokens[-1:], 0)
+
     def _fits(self, num_live: int) -> bool:
-        """True if one more has room, were all as large as they have been on average so far."""
-        held = sum(store.held_bytes for store in self.stores)
+        """True if one more has room, were all as large as the largest so far."""
+        tree_bytes = self._largest_tokens * sum(s.device.bytes_per_token for s in self.stores)
         room = sum(store.device.budget.total_bytes for store in self.stores)
-        self._tree_bytes = max(self._tree_bytes, held / num_live)
-        return self._tree_bytes * (num_live + 1) <= room
+        roomy = self._ended and not self.payoff.pressed
+        return roomy and tree_bytes * (num_live + 1) <= room

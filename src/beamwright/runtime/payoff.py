@@ -102,6 +102,7 @@ class Payoff:
     speculated, kept: tokens that were decoded ahead, and those that selection has opened.
     decoding: passes of the generator, as calls with so many rows. idle, idle_fills: slots that
     the rows of a round had left, in tokens, and how often such are filled, of trees beside others.
+    pressed: of late, KV has had to leave the device while several were in flight.
     waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
     longest steps, and what their rounds took.
     """
@@ -115,6 +116,7 @@ class Payoff:
     decoding: CallCosts = field(default_factory=CallCosts)
     idle: int = 0
     idle_fills: float = 0.0
+    pressed: bool = False
     decode_s: float = 0.0
     tokens: int = 0
     _rest: Rest = field(default_factory=Rest)
@@ -167,7 +169,7 @@ class Payoff:
         calls_s = self.idle_fills / max(1, self.idle) * (self.scoring.of_a_call + pass_s)
         gain_s = self.kept_share * pass_s
         cost_s = (1 - self.kept_share) * per_row_s + calls_s
-        return self.decoding.several and gain_s > _MARGIN * cost_s
+        return self.decoding.several and not self.pressed and gain_s > _MARGIN * cost_s
 
 
 def _fills(longest: int) -> float:

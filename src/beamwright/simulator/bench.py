@@ -164,8 +164,8 @@ class Bench:
         waiting = deque(numbers)
 
         def has_place() -> bool:
-            live = [i for i, run in runs.items() if not run.tree.done]
-            return admission.has_place([scripts[i].num_beams for i in live], engine.num_open)
+            live = {run: scripts[i].num_beams for i, run in runs.items() if not run.tree.done}
+            return admission.has_place(live, engine.num_open)
 
         try:
             while waiting or engine.num_live:

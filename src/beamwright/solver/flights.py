@@ -203,7 +203,7 @@ class Flights:
             self._begin(flight)
 
     def _is_full(self) -> bool:
-        sizes = [each.flight.request.settings.search.n for each in self._live.values()]
+        sizes = {run: each.flight.request.settings.search.n for run, each in self._live.items()}
         return not self._admission.has_place(sizes, self._engine.num_open)
 
     def _begin(self, flight: Flight) -> None:
