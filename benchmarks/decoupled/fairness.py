@@ -1,10 +1,10 @@
 """Who waits how long where many problems share few slots, and what a priority buys.
 
-All problems are in flight at a time. Every schedule of one run is the engine's own; measured is
-the longest wait of a tree with open steps of which none runs, in steps of other trees that are
-decoded meanwhile, against its bound (`beamwright.runtime.turns`), and how many seconds problems of
-either priority took from the start. Required: no wait beyond the bound, and the trees of the run
-without priorities.
+Measured is the longest wait of a tree with open steps of which none runs, in steps of other trees
+that are decoded meanwhile, against its bound (`beamwright.runtime.turns`; round: steps of a round
+of all in flight), and how many seconds it took from the start until the urgent problems, every
+eighth, and the others had ended. All may be in flight; how many are is for `--explore`.
+Required: no wait beyond the bound, and the trees of the run without priorities.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measured(
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Who waits how long beside others?")
-    parser.add_argument("--problems", type=int, default=64, help="of bundled:test, all in flight")
+    parser.add_argument("--problems", type=int, default=64, help="of bundled:test")
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--n", type=int, default=4)
     parser.add_argument("--width", type=int, default=2)
