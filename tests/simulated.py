@@ -1,12 +1,40 @@
 """The search that tests of the simulator share: OPT-6.7B in 16 bits on an RTX 4090."""
 
-from beamwright.cost import ModelCosts
+from dataclasses import replace
+
+from beamwright.config import ScheduleSettings, StepSettings
+from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.simulator import SyntheticSearch, grow
+from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
 
 GIB = 2**30
 CARD = find_profile("rtx-4090")
 MODEL = ModelCosts.of(NAMED_SHAPES["opt-6.7b"], 2)
 SEARCH = SyntheticSearch(16, 2, 128, 256, 32)
 TREE = grow(SEARCH)
+
+MANY = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
+COSTS = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+
+
+def trees(count):
+    """Searches on so many problems."""
+    return [grow(replace(MANY, seed=seed), problem_id=seed) for seed in range(count)]
+
+
+def many(found, budget, schedule, verifier=None, **options):
+    """A case for each tree, with a verifier. options: of the case; verifier: of the verifier's."""
+    return [
+        Simulation(
+            tree,
+            MODEL,
+            COSTS,
+            budget,
+            ScheduleSettings(**schedule),
+            StepSettings(max_step_tokens=256, max_tokens=256),
+            verifier=VerifierCase(MODEL, COSTS, budget, **(verifier or {})),
+            **options,
+        )
+        for tree in found
+    ]

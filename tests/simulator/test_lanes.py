@@ -2,26 +2,19 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout
 from beamwright.errors import CapacityError
 from beamwright.simulator import (
     RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    VerifierCase,
-    grow,
     simulate,
     simulate_many,
 )
 from beamwright.simulator.costs import Work
 from beamwright.simulator.lanes import Piece, SharedClock
 from replayed import replayed, steps_of
-from simulated import CARD, GIB, MODEL
+from simulated import COSTS, GIB, many, trees
 
-SEARCH = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
-TREES = [grow(replace(SEARCH, seed=seed), problem_id=seed) for seed in range(6)]
-COSTS = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+TREES = trees(6)
 
 
 class Beside:
@@ -36,20 +29,8 @@ class Beside:
 
 def cases(overlap=True, budget=64 * GIB, schedule="in-gpu", speculation="off", **verifier):
     """verifier: of its case."""
-    return [
-        Simulation(
-            tree,
-            MODEL,
-            COSTS,
-            budget,
-            ScheduleSettings(schedule=schedule),
-            StepSettings(max_step_tokens=256, max_tokens=256),
-            verifier=VerifierCase(MODEL, COSTS, budget, **verifier),
-            speculation=speculation,
-            overlap=overlap,
-        )
-        for tree in TREES
-    ]
+    beside = {"speculation": speculation, "overlap": overlap}
+    return many(TREES, budget, {"schedule": schedule}, verifier, **beside)
 
 
 class Counted(RooflineCosts):

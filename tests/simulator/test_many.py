@@ -2,40 +2,20 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
-from beamwright.cost import Layout
 from beamwright.errors import CapacityError, InputError
 from beamwright.simulator import (
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    VerifierCase,
-    grow,
     simulate,
     simulate_many,
 )
 from replayed import replayed, steps_of
-from simulated import CARD, GIB, MODEL
+from simulated import GIB, many, trees
 
-SEARCH = SyntheticSearch(8, 2, 64, 256, 32, step_sigma=0.7, survival="score")
-TREES = [grow(replace(SEARCH, seed=seed), problem_id=seed) for seed in range(4)]
-COSTS = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+TREES = trees(4)
 
 
 def cases(schedule="in-gpu", budget=64 * GIB, **options):
     """options: of the schedule."""
-    return [
-        Simulation(
-            tree,
-            MODEL,
-            COSTS,
-            budget,
-            ScheduleSettings(schedule=schedule, **options),
-            StepSettings(max_step_tokens=256, max_tokens=256),
-            verifier=VerifierCase(MODEL, COSTS, budget),
-        )
-        for tree in TREES
-    ]
+    return many(TREES, budget, {"schedule": schedule, **options})
 
 
 @pytest.mark.parametrize("speculation", ["off", "exact"])

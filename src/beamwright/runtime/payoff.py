@@ -8,8 +8,12 @@ that takes about as long as a token of all rows (docs/experiments.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+
+from beamwright.decode.batching import BatchCounts
+from beamwright.runtime.accounting import BOTH
 
 _MARGIN = 1.25
 _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
@@ -36,7 +40,7 @@ class CallCosts:
     _cv: float = 0.0
     _sv: float = 0.0
 
-    def note(self, calls: int, steps: int, seconds: float) -> None:
+    def note(self, calls: float, steps: float, seconds: float) -> None:
         """A round's calls, their steps, and what they took."""
         self.calls, self.steps = self.calls + calls, self.steps + steps
         self.seconds += seconds
@@ -133,11 +137,25 @@ class Payoff:
         self.scoring.note(calls, sum(lengths), verify_s)
         self.decode_s, self.tokens = self.decode_s + decode_s, self.tokens + longest
 
-    def note_passes(self, passes: int, row_tokens: int, seconds: float) -> None:
+    @contextmanager
+    def noting(self, counts: BatchCounts, seconds: Mapping[str, float]) -> Iterator[None]:
+        """Note the passes that the generator makes meanwhile, and what they take.
+
+        counts: of the running batch. seconds: by phase, so far.
+        """
+
+        def now() -> tuple[int, int, float]:
+            decoding_s = seconds.get("decode", 0.0) + seconds.get(BOTH, 0.0)
+            return counts.steps, counts.row_tokens, decoding_s
+
+        before = now()
+        yield
+        self.note_passes(*(new - old for new, old in zip(now(), before, strict=True)))
+
+    def note_passes(self, passes: float, row_tokens: float, seconds: float) -> None:
         """The generator has made so many passes, which wrote so many tokens."""
         if passes > 0:
             self.decoding.note(passes, row_tokens, seconds)
-            self.decoding.several = self.decoding.several or passes > 1
 
     def note_beside(self, lengths: Sequence[int]) -> None:
         """A round of steps of these lengths is over, of a tree beside others."""

@@ -18,6 +18,7 @@ from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.cost.model import Hardware
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.decode import Batching, Decoding, Decodings, RunningBatch, StepLengths
+from beamwright.decode.batching import BatchCounts
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
@@ -162,6 +163,7 @@ class Bench:
         admission = Admission(self.case.schedule, in_flight, stores, self._payoff)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
+        counts = BatchCounts() if self.batch is None else self.batch.counts
 
         def has_place() -> bool:
             live = {run: scripts[i].num_beams for i, run in runs.items() if not run.tree.done}
@@ -177,21 +179,11 @@ class Bench:
                     engine.admit(runs[i])
                 if self._moving is not None:
                     self._moving.look([run for run in runs.values() if not run.tree.done])
-                self._step()
+                with self._payoff.noting(counts, self.accounting.seconds):
+                    engine.step()
         finally:
             engine.abort()
         return runs
-
-    def _step(self) -> None:
-        """One piece of work; what a pass of the generator takes is noted, as in `Flights`."""
-        if self.batch is None:
-            self._engine.step()
-            return
-        counts, seconds = self.batch.counts, self.accounting.seconds
-        before = counts.steps, counts.row_tokens, seconds["decode"]
-        self._engine.step()
-        passes, tokens = counts.steps - before[0], counts.row_tokens - before[1]
-        self._payoff.note_passes(passes, tokens, seconds["decode"] - before[2])
 
     # --- parts -------------------------------------------------------------------------------
 

@@ -153,15 +153,17 @@ class Flights:
         Raises:
             LinkError, Interrupted: with what was finished of a tree that was alone in flight.
         """
+        machinery, seconds = self._machinery, self._accounting.seconds
         try:
             while True:
-                with self._machinery.threads.in_use():
+                with machinery.threads.in_use():
                     self._admit(arrivals)
                     self._cancel()
                     if self._live and not self._ended:
                         if self._moving is not None:
                             self._moving.look(self._live)
-                        self._step()
+                        with machinery.payoff.noting(machinery.batch.counts, seconds):
+                            self._note(self._engine.step())
                 if not (self._live or self._ended or self._alone):
                     return
                 while self._ended:
@@ -177,15 +179,6 @@ class Flights:
             self._engine.abort()
             if self._live:
                 self._machinery.batch.abort()
-
-    def _step(self) -> None:
-        """One piece of work; what a pass of the generator takes is noted."""
-        counts, seconds = self._machinery.batch.counts, self._accounting.seconds
-        before = counts.steps, counts.row_tokens, seconds["decode"] + seconds["both"]
-        self._note(self._engine.step())
-        after = counts.steps, counts.row_tokens, seconds["decode"] + seconds["both"]
-        passes, tokens, decode_s = (new - old for new, old in zip(after, before, strict=True))
-        self._machinery.payoff.note_passes(int(passes), int(tokens), decode_s)
 
     # --- who comes ---------------------------------------------------------------------------
 
