@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+import ledger
 from make_tokenizer import prompt_text, train
 from model import Decoder, Shape, sample
 from problems import (
@@ -136,6 +137,52 @@ def check_drills() -> None:
         assert 0 < int(result) <= 999, question + result
 
 
+def check_ledger() -> None:
+    """Ledgers: the right solution passes, a change is found where it is, encoding is lossless."""
+    rng = random.Random(6)
+    for length, announced in ((128, False), (128, True), (1000, False), (1000, True)):
+        (problem,) = ledger.ledgers(length, 1, announced, 3)
+        assert [problem] == ledger.ledgers(length, 1, announced, 3)
+        text = ledger.solution_text(problem)
+        verdict = ledger.judge(problem, text)
+        assert (verdict.copied, verdict.looked_up, verdict.added, verdict.right_tokens) == (1,) * 4
+        assert verdict.answered
+        assert verdict.complete
+        assert extract_answer(text) == ledger.answer(problem)
+        written = [key for key, _ in problem.given] + [s.target for s in problem.statements]
+        read = [s.operand for s in problem.statements]
+        assert len(set(written)) == len(written)
+        assert len(set(read)) == len(read)
+        place = rng.choice([m.start() for m in re.finditer(r"(?<=[a-z])\d(?=\+)", text)])
+        changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+        assert ledger.first_error(problem, changed) == place
+        assert ledger.first_error(problem, text[:place]) is None
+        num = len(problem.statements)
+        found = ledger.judge(problem, changed)
+        assert [round(num * each) for each in (found.copied, found.looked_up, found.added)] == [
+            num, num - 1, num - 1,
+        ]  # fmt: skip
+        assert not found.complete
+
+
+def check_ledger_tokens() -> None:
+    """One token a piece, in the prompt as the chat template renders it and in the solution."""
+    tokenizer = ledger.make_tokenizer(4096)
+    names = ledger.vocabulary()
+    assert len(set(names)) == len(names) == len(tokenizer)
+    for announced in (False, True):
+        (problem,) = ledger.ledgers(1000, 1, announced, 4)
+        chat = [{"role": "user", "content": ledger.question_text(problem)}]
+        rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = (
+            tokenizer(rendered)["input_ids"] + tokenizer(ledger.solution_text(problem))["input_ids"]
+        )
+        pieces = [*ledger.prompt_pieces(problem), *ledger.solution_pieces(problem)[:-1]]
+        assert [names[i] for i in ids] == [text for text, _ in pieces]
+        assert len(ids) < 1000
+        assert tokenizer.decode(ids) == "".join(text for text, _ in pieces)
+
+
 def main() -> None:
     """Run every check."""
     for check in (
@@ -145,6 +192,8 @@ def main() -> None:
         check_tokens,
         check_sampler,
         check_drills,
+        check_ledger,
+        check_ledger_tokens,
     ):
         check()
         print(f"{check.__name__}: ok")
