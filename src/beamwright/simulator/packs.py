@@ -44,7 +44,7 @@ def simulate_packs(
     distance: int | None = None,
     selection_s: float = 0.0,
 ) -> PacksRun:
-    """Decode so many tokens of all rows, pack after pack.
+    """Decode so many tokens of all rows, two at least, pack after pack.
 
     distance: what a pack attends to is chosen by queries that leave when the pack so many before
         it ends. Default: all of a token, so that the same pack of the token before chooses
