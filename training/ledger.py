@@ -87,15 +87,25 @@ class Ledger:
         return [each.operand for each in self.statements[1:]] + [NONE]
 
 
-def make_ledger(rng: random.Random, num_statements: int, num_given: int, announced: bool) -> Ledger:
-    """A random problem; operands are drawn evenly from the keys not looked up so far."""
+def make_ledger(
+    rng: random.Random,
+    num_statements: int,
+    num_given: int,
+    announced: bool,
+    digits: Sequence[int] = range(10),
+    adds: Sequence[int] = range(10),
+) -> Ledger:
+    """A random problem; operands are drawn evenly from the keys not looked up so far.
+
+    digits, adds: what the digits given and those to add are drawn from.
+    """
     drawn = rng.sample(key_names(), num_given + num_statements - len(LAST))
     live = drawn[:num_given]
-    given = tuple((key, rng.randrange(10)) for key in live)
+    given = tuple((key, rng.choice(digits)) for key in live)
     statements = []
     for target in (*drawn[num_given:], *LAST):
         place = rng.randrange(num_given)
-        statements.append(Statement(live[place], rng.randrange(10), target))
+        statements.append(Statement(live[place], rng.choice(adds), target))
         live[place] = target
     return Ledger(given, tuple(statements), announced)
 

@@ -10,6 +10,7 @@ right value. Problems become longer from stage to stage; every batch is of one l
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from collections import defaultdict
@@ -74,6 +75,26 @@ def example(
     return [ids[text] for text, _ in pieces], positions, roles
 
 
+def problems_of(
+    rng: random.Random, length: int, num: int, announced: bool, easy: bool
+) -> list[Ledger]:
+    """Problems of one size; an easy one has few live keys, few different digits, small numbers.
+
+    Where all ten digits stand in sight, seeing digits is worth nothing before the right one is
+    found; where only some do, it is, and zeros leave a digit as it was.
+    """
+    size, given = sizes(length, announced)
+    if not easy:
+        return [make_ledger(rng, size, given, announced) for _ in range(num)]
+    given = min(given, 1 + int(rng.expovariate(0.3)))
+    found = []
+    for _ in range(num):
+        digits = rng.sample(range(10), min(10, 1 + int(rng.expovariate(0.4))))
+        adds = rng.choice([[0], [0, 0, 0, 1], [0, 0, 1, 1, 2, 3], range(10)])
+        found.append(make_ledger(rng, size, given, announced, digits, adds))
+    return found
+
+
 def batch_of(
     rng: random.Random, found: Sequence[Ledger], ids: dict[str, int], spread: bool
 ) -> Batch:
@@ -118,6 +139,19 @@ def rate(step: int, steps: int, cooldown: int) -> float:
     return min(1.0, (step + 1) / 100, max(0.02, (steps - step) / max(1, cooldown)))
 
 
+def write(model: Decoder, folder: Path) -> None:
+    """Weights, tokenizer and configs, as `transformers` and Beamwright read them."""
+    special = [vocabulary().index(token) for token in (BOS, EOS, PAD)]
+    save(model, folder, (special[0], special[1], special[2]))
+    make_tokenizer(CONTEXT).save_pretrained(folder, save_jinja_files=False)
+    for name, changes in (
+        ("generation_config.json", {"do_sample": False, "temperature": 1.0, "top_k": 50}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        content = json.loads((folder / name).read_text(encoding="utf-8")) | changes
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Run the training."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -130,6 +164,7 @@ def main() -> None:
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=1e-3)
     parser.add_argument("--theta", type=float, default=1e8)
+    parser.add_argument("--easy", type=float, default=0.0, help="share of easy batches")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.manual_seed(args.seed)
@@ -146,8 +181,7 @@ def main() -> None:
     for step, length in enumerate(plan, 1):
         announced = rng.random() < 0.5
         num = max(1, args.batch_tokens // length)
-        size = sizes(length, announced)
-        found = [make_ledger(rng, *size, announced) for _ in range(num)]
+        found = problems_of(rng, length, num, announced, easy=rng.random() < args.easy)
         logits, right, _ = predict(model, batch_of(rng, found, ids, rng.random() < 0.9))
         loss = F.cross_entropy(logits, right)
         torch.autograd.backward(loss)
@@ -157,13 +191,15 @@ def main() -> None:
         if step % args.every and step != len(plan):
             continue
         print(f"step {step} tokens {length} loss {mean:.4f} {time.monotonic() - begin:.0f}s")
+        if args.easy:
+            easy = problems_of(random.Random(0), length, 8192 // length, announced, easy=True)
+            shares = shares_right(model, batch_of(random.Random(0), easy, ids, spread=True))
+            print("  easy", *(f"{role} {share:.3f}" for role, share in shares.items()))
         for announced in (False, True):
             dev = ledgers(length, max(2, 8192 // length), announced, -1)
             shares = shares_right(model, batch_of(random.Random(0), dev, ids, spread=True))
             print("   ", *(f"{role} {share:.3f}" for role, share in shares.items()), flush=True)
-        folder = args.out / f"step-{step:05d}"
-        save(model, folder, (ids[BOS], ids[EOS], ids[PAD]))
-        make_tokenizer(CONTEXT).save_pretrained(folder, save_jinja_files=False)
+        write(model, args.out / f"step-{step:05d}")
 
 
 if __name__ == "__main__":
