@@ -163,6 +163,7 @@ class ScheduleSettings(OpenSection):
     min_problems: int | None = Field(None, ge=1, description="in flight, before others begin")
     executor: Literal["auto", "plain", "overlapped"] = "auto"
     speculation: Speculation = "auto"
+    verify_ahead: Literal["slack", "never"] = "slack"
     write_back: Literal["auto", "eager", "lazy"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
     score_cache: TextOrNone = None

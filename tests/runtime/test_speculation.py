@@ -11,6 +11,7 @@ from beamwright.errors import CapacityError, PolicyError
 from beamwright.evaluate import load_problems
 from beamwright.models import PrefillRequest
 from beamwright.protocols import Prospect, StepDecoded, StepDropped
+from beamwright.runtime import Engine
 from beamwright.runtime.obeyed import foreseen
 from beamwright.runtime.scoring import Scoring
 from beamwright.runtime.speculation import SpeculativeChildren
@@ -142,6 +143,57 @@ def test_many_problems_in_flight_find_what_each_finds_alone(make_solver):
         found = list(solver.solve_many(problems, in_flight=3))
         assert {key: solution.tree_hash for key, solution in found} == expected
         assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("name", ["beam", "dynamic", "best-of-n"])
+def test_what_a_tree_foresees_is_what_it_would_if_it_were_asked_anew(
+    make_solver, monkeypatch, name
+):
+    """The engine asks a tree again only when something has become of it."""
+    asked, kept, speculate = [], [], Engine._speculate
+
+    def twice(engine, executor):
+        kept.append(len(engine._foreseen))
+        speculate(engine, executor)
+        first = asked[-1]
+        engine._foreseen.clear()
+        speculate(engine, executor)
+        assert asked[-1] == first
+
+    batch_speculate = RunningBatch.speculate
+
+    def noted(batch, nodes):
+        asked.append(list(nodes))
+        batch_speculate(batch, nodes)
+
+    monkeypatch.setattr(Engine, "_speculate", twice)
+    monkeypatch.setattr(RunningBatch, "speculate", noted)
+    problems = [f"Ann has {k} apples. She eats 3." for k in range(4)]
+    with make_solver(**real_options(name, **FAST), speculation="exact") as solver:
+        assert len(list(solver.solve_many(problems, in_flight=3))) == 4
+    assert any(asked)
+    assert max(kept) >= 1
+
+
+def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
+    """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
+    level, ahead = Scoring._level, []
+
+    def noted(scoring, nodes):
+        ahead.extend(node for node in nodes if node.speculative)
+        return level(scoring, nodes)
+
+    problem = load_problems("bundled:test", 2).problems[1].problem
+    options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
+    options |= {"dtype": exact_dtype(), "speculation": "exact"}
+    found = {}
+    monkeypatch.setattr(Scoring, "_level", noted)
+    for verify_ahead in ("never", "slack"):
+        with Solver(**options, verify_ahead=verify_ahead) as solver:
+            found[verify_ahead], solution = facts(solver, problem)
+            assert solution.tokens.speculated > 0
+        assert bool(ahead) == (verify_ahead == "slack")
+    assert found["never"] == found["slack"]
 
 
 def test_what_is_certain_is_never_dropped(make_solver):

@@ -165,13 +165,18 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "executor": (
         None,
         "Score and decode in turns (plain), or at the same time where several problems are in "
-        "flight (overlapped); auto: what was measured to be faster.",
+        "flight (overlapped); auto: what is measured to be faster.",
     ),
     "speculation": (
         None,
         "Decode children of complete steps in slots that nobody waits for, before selection has "
         "chosen among those steps (exact: the tree is the same; truncate: it is not, as in "
         "FlashTTS siblings begin with a part of what one of them has); auto: exact where it pays.",
+    ),
+    "verify_ahead": (
+        None,
+        "Steps that were decoded ahead are scored, too, while the verifier has nothing else "
+        "(slack), or once they are chosen (never).",
     ),
     "write_back": (
         None,

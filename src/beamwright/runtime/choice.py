@@ -1,10 +1,10 @@
-"""Which executor a run has: what the settings name, or what was measured to be faster."""
+"""Which executor a run has: what the settings name, or what is measured to be faster."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from beamwright.config import ScheduleSettings
@@ -17,6 +17,7 @@ from beamwright.runtime.lane_compute import lane_compute
 from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.trial import Trial
 
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 """Steps of several trees that are scored in one turn of a verifier that is a model."""
@@ -28,11 +29,12 @@ PATIENCE_S = 1.0
 @dataclass(frozen=True)
 class Run:
     """What the choice depends on: trees in flight (None for as many as there is work for), whether
-    results depend on a batch, threads."""
+    results depend on a batch, threads; trial: of earlier problems."""
 
     in_flight: int | None
     exact: bool
     threads: Threads
+    trial: Trial = field(default_factory=Trial)
 
 
 def make_executor(
@@ -63,6 +65,7 @@ def make_executor(
         scoring_stalled_s=partial(_stalled_s, models[1:]),
         patience_s=PATIENCE_S if len(models) == 1 else None,
         most_steps=most_steps,
+        trial=run.trial if settings.executor == "auto" else None,
     )
 
 
@@ -71,9 +74,9 @@ def overlaps(
 ) -> bool:
     """True if the verifier has a lane of its own; never one that does not say that it may.
 
-    "auto": where that was measured to be faster (docs/experiments.md), and changes nothing else: a
-    model on a CPU with a core for each of the lane's threads, several trees in flight, no KV that
-    has had to leave the device so far, and results that do not depend on a batch.
+    "auto": where that may be faster (docs/experiments.md), and changes nothing else: a model on a
+    CPU with a core for each of the lane's threads, several trees in flight, no KV that has had to
+    leave the device so far, and results that do not depend on a batch. `Trial` measures it then.
     """
     if not (isinstance(verifier, ScoresBeside) and verifier.beside_decoding):
         return False

@@ -16,7 +16,6 @@ from beamwright.protocols import (
     DecodesAhead,
     Event,
     Executor,
-    Prospect,
     SchedulePolicy,
     StepDecoded,
     StepDropped,
@@ -40,7 +39,8 @@ class Engine:
 
     payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
-    trees, too, where that pays. turns: see `Turns`.
+    trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
+    opened; without, as in the decoupled thesis (Alg. 4), never. turns: see `Turns`.
     """
 
     def __init__(
@@ -52,15 +52,18 @@ class Engine:
         payoff: Payoff | None = None,
         *,
         explore: Explore = "continuous",
+        verify_ahead: bool = True,
     ) -> None:
         self._executor, self._schedule = executor, schedule
         self._lockstep, self._beside = explore == "lockstep", explore == "decoupled"
         self._ahead = executor if isinstance(executor, DecodesAhead) else None
-        self._payoff = payoff or Payoff()
+        self._payoff, self._verify_ahead = payoff or Payoff(), verify_ahead
         self._accounting, self._clock = accounting, clock
         self._live: dict[Node, TreeRun] = {}
         self.turns = Turns()
         self._changed = self._foresee = False
+        # What each tree foresees, until something becomes of it.
+        self._foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = {}
 
     @property
     def num_open(self) -> int:
@@ -160,19 +163,25 @@ class Engine:
         """Say which children of finished steps may be decoded where nothing else can be."""
         self._foresee = False
         if not self._pays(executor):
+            self._foreseen.clear()
             executor.speculate(())
             return
-        found: list[Prospect] = []
-        for run in list(self._live.values()):
+        for run in [run for run in self._live.values() if run not in self._foreseen]:
             if run.scores_early:
                 self._have_scored(run)
-            with self._fails_alone(run):
-                found += run.prospects() if run.error is None else []
-        found.sort(key=lambda prospect: -prospect.potential)
+            if run.error is None:
+                with self._fails_alone(run):
+                    self._foreseen[run] = self._children_of(run, executor)
+        found = [each for run in self._live.values() for each in self._foreseen[run]]
+        found.sort(key=lambda each: -each[0])
+        executor.speculate([child for _, children in found for child in children])
+
+    def _children_of(self, run: TreeRun, executor: DecodesAhead) -> list[tuple[float, list[Node]]]:
+        """What a tree foresees: children that may be opened, and how likely that is."""
+        found = run.prospects()
         if executor.speculation == "truncate":  # one writes, and its siblings begin alike
             found = [replace(prospect, children=1) for prospect in found]
-        children = [self._live[each.node.root].speculative.of([each]) for each in found]
-        executor.speculate([child for some in children for child in some])
+        return [(each.potential, run.speculative.of([each])) for each in found]
 
     def _pays(self, executor: DecodesAhead) -> bool:
         """True if children of finished steps are to be decoded ahead."""
@@ -185,6 +194,7 @@ class Engine:
     def _commit(self, run: TreeRun, event: Event) -> None:
         """Write an event into its tree, or keep it until it is known whether it belongs there."""
         node = event.node
+        self._foreseen.pop(run, None)
         if node.speculative:
             self._note(run, event)
         elif isinstance(event, StepDecoded):
@@ -234,7 +244,8 @@ class Engine:
         steps = [node for node in new if node in run.unscored]
         if steps:
             run.num_calls += 1
-            self._executor.verify((*steps, *run.steps_ahead(len(steps))), run.priority)
+            ahead = run.steps_ahead(len(steps)) if self._verify_ahead else ()
+            self._executor.verify((*steps, *ahead), run.priority)
 
     def _drop_rest(self, run: TreeRun) -> None:
         """Free what was decoded ahead and cannot be opened any more."""
@@ -244,6 +255,7 @@ class Engine:
 
     def _end_round(self, run: TreeRun) -> None:
         """All steps are decoded: have them scored, then decide."""
+        self._foreseen.pop(run, None)
         self._have_scored(run)
         if run.unscored:
             return
@@ -255,6 +267,7 @@ class Engine:
     def _decide(self, run: TreeRun) -> None:
         """Let the strategy decide, obey, free what nobody needs, report to the caller."""
         tree, clock = run.tree, self._clock
+        self._foreseen.pop(run, None)
         candidates = tuple(tree.candidates())
         with self._fails_alone(run):
             with self._accounting.phase("schedule"):
@@ -313,6 +326,7 @@ class Engine:
         """A tree is over: nothing of it waits, runs or is held."""
         run.tree.done = True
         self._live.pop(run.tree.root, None)
+        self._foreseen.pop(run, None)
         self._executor.cancel(tuple(run.open))
         run.open.clear()
         self._drop_rest(run)

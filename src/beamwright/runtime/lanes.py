@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from beamwright.progress import Progress
-from beamwright.protocols import Event, Verifier
+from beamwright.protocols import Event, StepDecoded, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.scoring import Scoring
 from beamwright.runtime.scoring_queue import ScoringQueue, without
 from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.trial import Trial
 from beamwright.tree import Node
 
 LaneCompute = Callable[[], AbstractContextManager[object]]
@@ -35,6 +36,7 @@ class OverlappedExecutor(PlainExecutor):
 
     compute: see `LaneCompute`. scoring_stalled_s: seconds that the verifier has waited for its link
     so far; `stalled_s` are the generator's. patience_s: see `Lane`. most_steps: see `ScoringQueue`.
+    trial: says when it takes turns after all; None: never.
     """
 
     def __init__(
@@ -50,11 +52,14 @@ class OverlappedExecutor(PlainExecutor):
         scoring_stalled_s: Callable[[], float] = lambda: 0.0,
         patience_s: float | None = None,
         most_steps: int = 1,
+        trial: Trial | None = None,
     ) -> None:
         super().__init__(writer, verifier, accounting, stalled_s, timeline, progress)
         scoring = Scoring(verifier, accounting, scoring_stalled_s, timeline)
         self._lane = Lane(scoring, compute, patience_s, most_steps)
-        self.patience_s = patience_s
+        self.patience_s, self._trial = patience_s, trial
+        if trial is not None:
+            trial.begin()
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         if nodes:
@@ -63,11 +68,20 @@ class OverlappedExecutor(PlainExecutor):
     def wait(self) -> list[Event]:
         """Scores come first: a round waits for them."""
         events = self._lane.take()
-        if events is not None:
-            return events
-        if self._writer.busy or (self._lane.busy and self.speculating):
+        if events is None:
+            events = self._work()
+        if self._trial is not None:
+            tokens = sum(len(each.token_ids) for each in events if isinstance(each, StepDecoded))
+            self._trial.note(tokens, awaited=self._lane.busy)
+        return events
+
+    def _work(self) -> list[Event]:
+        """Decode beside the lane, or wait for it."""
+        scoring = self._lane.busy
+        waits = scoring and self._trial is not None and self._trial.drains
+        if not waits and (self._writer.busy or (scoring and self.speculating)):
             return self._iterate()
-        if self._lane.busy:
+        if scoring:
             self._progress.doing("scoring steps")
         return self._lane.take(wait=True) or []
 

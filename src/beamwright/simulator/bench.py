@@ -133,6 +133,7 @@ class Bench:
             self.clock,
             self._payoff,
             explore=case.schedule.explore,
+            verify_ahead=case.schedule.verify_ahead == "slack",
         )
         self._moving = self._make_moving()
 

@@ -26,6 +26,7 @@ from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
+from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
 from beamwright.solver.split import moving_split, shared_bytes
@@ -66,7 +67,8 @@ class Parts:
 class Machinery:
     """What all problems of a solver share, loaded or allocated once.
 
-    exact: results do not depend on the batch. payoff: what problems have taught of speculation.
+    exact: results do not depend on the batch. payoff, trial: what problems have taught of
+    speculation, and of scoring beside decoding.
     """
 
     settings: ScheduleSettings
@@ -77,6 +79,7 @@ class Machinery:
     timeline: Timeline
     progress: Progress
     payoff: Payoff = field(default_factory=Payoff)
+    trial: Trial = field(default_factory=Trial)
 
     def stop_copiers(self) -> None:
         """Stop the link's threads; they start again when they are needed."""

@@ -123,7 +123,7 @@ class Flights:
             model.store.reset_peaks()
         executor = make_executor(
             machinery.settings,
-            Run(in_flight, machinery.exact, machinery.threads),
+            Run(in_flight, machinery.exact, machinery.threads, machinery.trial),
             machinery.batch,
             parts.verifier,
             accounting,
@@ -133,7 +133,12 @@ class Flights:
         )
         settings, payoff = machinery.settings, machinery.payoff
         self._engine = Engine(
-            executor, schedule, accounting, payoff=payoff, explore=settings.explore
+            executor,
+            schedule,
+            accounting,
+            payoff=payoff,
+            explore=settings.explore,
+            verify_ahead=settings.verify_ahead == "slack",
         )
         stores = [model.store for model in parts.tree_models]
         self._admission = Admission(settings, in_flight, stores, payoff)

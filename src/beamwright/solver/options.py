@@ -199,6 +199,10 @@ class SolverOptions(RequestOptions, total=False):
     (exact: the tree is the same; truncate: it is not, as in FlashTTS siblings begin with a part of
     what one of them has); auto: exact where it pays.
     """
+    verify_ahead: Literal["slack", "never"]
+    """Steps that were decoded ahead are scored, too, while the verifier has nothing else (slack),
+    or once they are chosen (never).
+    """
     write_back: Literal["auto", "eager", "lazy"]
     """Store KV on the host as soon as it is complete (eager), or what has to leave next, a group
     ahead (lazy); auto: lazy until a step needs more than twice the device.
@@ -214,7 +218,7 @@ class SolverOptions(RequestOptions, total=False):
     """
     executor: Literal["auto", "plain", "overlapped"]
     """Score and decode in turns (plain), or at the same time where several problems are in flight
-    (overlapped); auto: what was measured to be faster.
+    (overlapped); auto: what is measured to be faster.
     """
     order: Literal["greedy", "siblings", "depth-first", "random", "worst"] | None
     """Order of beams of `schedule="prefix"`."""
