@@ -6,7 +6,8 @@ tenths of the card less both models' weights, half for each. Foresight: `SelectS
 the step before; SPEX's selection before rewards arrive), `by scores` (steps are scored as they
 end: ours), `oracle` (knows what is opened of this round), and the ceiling, who knows the whole
 tree: every step begins as soon as the one above it has ended and there is a slot. All of them
-decode in at most `--max-batch` rows.
+decode in at most `--max-batch` rows. What was decoded ahead may be scored ahead, too, but for those
+named `Alg. 4`, as the decoupled thesis has it.
 
 `--what kept`: the share of tokens decoded ahead that selection opens, against width, depth and
 problems in flight.
@@ -81,6 +82,8 @@ FORESIGHTS: dict[str, Foresee] = {
     "by scores": foresee_by_scores,
     "by scores, together": foresee_by_scores,
     "by scores, deeper, together": scores_deeper,
+    "SelectSPEC, deeper, Alg. 4": deeper,
+    "by scores, deeper, together, Alg. 4": scores_deeper,
 }
 
 
@@ -98,8 +101,10 @@ def ahead(off: Sequence[Simulation], name: str, width: int = WIDTH) -> list[Simu
         script = Script(case.tree)
         say_of = {**FORESIGHTS, "oracle": oracle(script), "ceiling": knows_all(script)}[name]
         foresight = Foresight(say_of, width, foresees_by_score=name.startswith("by scores"))
-        explore = "decoupled" if name.endswith("together") else case.schedule.explore
-        schedule = case.schedule.model_copy(update={"explore": explore})
+        changed = {"explore": "decoupled"} if "together" in name else {}
+        if name.endswith("Alg. 4"):
+            changed["verify_ahead"] = "never"
+        schedule = case.schedule.model_copy(update=changed)
         found.append(replace(case, schedule=schedule, speculation="exact", foresees=foresight))
     return found
 
