@@ -29,6 +29,8 @@ from functools import cache
 from pathlib import Path
 
 NUM_KEYS = 1536
+WAIT = 2
+"""Statements before a result may be looked up."""
 LAST = (" w", " x", " y", " z")
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 PLAIN, ANNOUNCED, BREAK, NONE, END, BOX = "plain", "announced", "\n", " end", ".", "\\boxed{"
@@ -97,6 +99,7 @@ def make_ledger(
 ) -> Ledger:
     """A random problem; operands are drawn evenly from the keys not looked up so far.
 
+    Those written by the last two statements wait: an operand is known when it is announced.
     digits, adds: what the digits given and those to add are drawn from.
     """
     drawn = rng.sample(key_names(), num_given + num_statements - len(LAST))
@@ -104,7 +107,8 @@ def make_ledger(
     given = tuple((key, rng.choice(digits)) for key in live)
     statements = []
     for target in (*drawn[num_given:], *LAST):
-        place = rng.randrange(num_given)
+        fresh = {each.target for each in statements[-WAIT:]} if num_given > WAIT else set()
+        place = rng.choice([i for i, key in enumerate(live) if key not in fresh])
         statements.append(Statement(live[place], rng.choice(adds), target))
         live[place] = target
     return Ledger(given, tuple(statements), announced)
@@ -193,12 +197,13 @@ def solution_text(ledger: Ledger) -> str:
 class Verdict:
     """What is right in a solution.
 
-    Shares are of all statements of the problem. copied: the statement is the one that is due.
-    looked_up: the digit is what the prompt or the solution itself says of the key named before it.
-    added: the sum of the digits before it. right_tokens: how many tokens come before the first
-    that the right solution does not have, as a share.
+    recall: of the statements that stand there, how many look up the digit that the prompt or the
+    solution itself says of the key before it. The other shares are of all statements of the
+    problem: looked_up, the same; copied, the statement that is due; added, the sum of the digits
+    before it. right_tokens: the share of the solution before the first wrong token.
     """
 
+    recall: float
     copied: float
     looked_up: float
     added: float
@@ -223,12 +228,13 @@ def judge(ledger: Ledger, text: str) -> Verdict:
     same = [a == b for a, b in zip(tokens, right, strict=False)]
     begin, width = (1, 6) if ledger.announced else (0, 5)
     known = {key: str(digit) for key, digit in ledger.given}
-    copied = looked_up = added = 0
+    copied = looked_up = added = there = 0
     for index, each in enumerate(ledger.statements):
         at = begin + index * width + width - 5
         statement = tokens[at : at + 5]
         if len(statement) < 5:
             break
+        there += 1
         operand, digit, add, target, result = statement
         copied += (operand, add, target) == (each.operand, f"+{each.add}", each.target)
         looked_up += known.get(operand) == digit
@@ -237,6 +243,7 @@ def judge(ledger: Ledger, text: str) -> Verdict:
         known.setdefault(target, result)
     num = len(ledger.statements)
     return Verdict(
+        recall=looked_up / max(1, there),
         copied=copied / num,
         looked_up=looked_up / num,
         added=added / num,

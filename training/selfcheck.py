@@ -153,6 +153,8 @@ def check_ledger() -> None:
         read = [s.operand for s in problem.statements]
         assert len(set(written)) == len(written)
         assert len(set(read)) == len(read)
+        after = zip(problem.statements, read[1:], read[2:], strict=False)
+        assert not any(each.target in later for each, *later in after)
         place = rng.choice([m.start() for m in re.finditer(r"(?<=[a-z])\d(?=\+)", text)])
         changed = text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
         assert ledger.first_error(problem, changed) == place

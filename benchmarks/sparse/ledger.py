@@ -2,13 +2,13 @@
 
 Greedy decoding of problems of `training/ledger.py`, both variants, at several lengths (tokens of
 prompt and solution together), by a `Solver` with whatever options are given, such as those of
-sparse decoding. Every statement is checked: whether it is the one that is due (`copied`), its
-look-up against what stands before it (`looked_up`), its sum (`added`); then the answer, and how far
-the solution is right without a break (`right_tokens`). Shares are over all statements of all
-problems of a row.
+sparse decoding. Every statement is checked: its look-up against what stands before it (`recall`: of
+those written; `looked_up`: of all there should be), its sum (`added`), whether it is the one that
+is due (`copied`); then the answer, and the share of the solution before the first wrong token
+(`right_tokens`). Columns are means over the problems of a row.
 
-    python -m benchmarks.sparse.ledger --model FOLDER
-    python -m benchmarks.sparse.ledger --model FOLDER --option dtype=bfloat16 --option memory=1GiB
+    python -m benchmarks.sparse.ledger
+    python -m benchmarks.sparse.ledger --tokens 4096 --option dtype=bfloat16 --option memory=1GiB
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import yaml
 from beamwright import Solver
 from benchmarks.common import fingerprint, finish, say, table
 
+MODEL = Path(__file__).parent / "ledger_model"
 TRAINING = Path(__file__).resolve().parents[2] / "training"
 LENGTHS = (256, 1024, 2048, 4096, 8000)
 COLUMNS = (
-    "variant", "tokens", "problems", "statements", "looked_up", "added", "copied", "answered",
-    "complete", "right_tokens", "tokens/s",
+    "variant", "tokens", "problems", "statements", "recall", "looked_up", "added", "copied",
+    "right_tokens", "answered", "complete", "tokens/s",
 )  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def row(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--variants", nargs="+", default=["plain", "announced"])
     parser.add_argument("--problems", type=int, help="of each row (default: 16384 / tokens)")

@@ -54,6 +54,7 @@ def test_a_solution_that_breaks_off_counts_what_it_has():
     half = maker.judge(ledger, text[: len(text) // 2])
     assert 0.3 < half.right_tokens < 0.7
     assert 0.3 < half.looked_up <= half.right_tokens + 0.1
+    assert half.recall == 1
     assert not half.complete
     assert maker.judge(ledger, "").right_tokens == 0
 
