@@ -6,8 +6,8 @@ tenths of the card less both models' weights, half for each. Foresight: `SelectS
 the step before; SPEX's selection before rewards arrive), `by scores` (steps are scored as they
 end: ours), `oracle` (knows what is opened of this round), and the ceiling, who knows the whole
 tree: every step begins as soon as the one above it has ended and there is a slot. All of them
-decode in at most `--max-batch` rows. What was decoded ahead may be scored ahead, too, but for those
-named `Alg. 4`, as the decoupled thesis has it.
+decode in at most `--max-batch` rows. The verifier never sees what is ahead (decoupled thesis, Alg.
+4), but where it says `scored ahead`: with slack, as FlashTTS's and this engine's do.
 
 `--what kept`: the share of tokens decoded ahead that selection opens, against width, depth and
 problems in flight.
@@ -82,9 +82,10 @@ FORESIGHTS: dict[str, Foresee] = {
     "by scores": foresee_by_scores,
     "by scores, together": foresee_by_scores,
     "by scores, deeper, together": scores_deeper,
-    "SelectSPEC, deeper, Alg. 4": deeper,
-    "by scores, deeper, together, Alg. 4": scores_deeper,
+    "by scores, together, scored ahead": foresee_by_scores,
+    "by scores, deeper, together, scored ahead": scores_deeper,
 }
+NAMES = ("ceiling", "oracle", *FORESIGHTS)
 
 
 def searches(n: int, sigma: float, width: int = WIDTH, count: int = PROBLEMS) -> list[RecordedTree]:
@@ -101,16 +102,17 @@ def ahead(off: Sequence[Simulation], name: str, width: int = WIDTH) -> list[Simu
         script = Script(case.tree)
         say_of = {**FORESIGHTS, "oracle": oracle(script), "ceiling": knows_all(script)}[name]
         foresight = Foresight(say_of, width, foresees_by_score=name.startswith("by scores"))
-        changed = {"explore": "decoupled"} if "together" in name else {}
-        if name.endswith("Alg. 4"):
-            changed["verify_ahead"] = "never"
-        schedule = case.schedule.model_copy(update=changed)
-        found.append(replace(case, schedule=schedule, speculation="exact", foresees=foresight))
+        explore = "decoupled" if "together" in name else case.schedule.explore
+        schedule = case.schedule.model_copy(update={"explore": explore})
+        assert case.verifier is not None
+        verifier = replace(case.verifier, scores_ahead=name.endswith("scored ahead"))
+        changed = replace(case, schedule=schedule, verifier=verifier, foresees=foresight)
+        found.append(replace(changed, speculation="exact"))
     return found
 
 
 def gained(
-    sigmas: Sequence[float], beams: Sequence[int], max_batch: int | None
+    sigmas: Sequence[float], beams: Sequence[int], names: Sequence[str], max_batch: int | None
 ) -> list[dict[str, Any]]:
     """A row per search and foresight."""
     machine, rows = Machine.of(CARD, MODEL, VERIFIER), []
@@ -118,7 +120,7 @@ def gained(
         for n in beams:
             off = machine.cases(searches(n, sigma), Setting(), max_batch=max_batch)
             runs = {"off": off}
-            for name in ("ceiling", "oracle", *FORESIGHTS):
+            for name in names:
                 runs[name] = ahead(off, name)
             first_s = best_s = 0.0
             for name, cases in runs.items():
@@ -187,11 +189,12 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", default=["gained", "kept"])
     parser.add_argument("--sigma", type=float, nargs="+", default=[0.9])
     parser.add_argument("--n", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--foresights", nargs="+", default=list(NAMES), choices=NAMES)
     parser.add_argument("--max-batch", type=int, default=256)
     args = parser.parse_args()
     found: dict[str, Any] = {}
     if "gained" in args.what:
-        found["gained"] = gained(args.sigma, args.n, args.max_batch)
+        found["gained"] = gained(args.sigma, args.n, args.foresights, args.max_batch)
         say(table(found["gained"], GAINED))
     if "kept" in args.what:
         found["kept"] = kept(args.sigma[-1], 16, (2, 4, 8), 8)

@@ -44,6 +44,7 @@ CARDS = ("rtx-4090", "a100-80gb")
 WIDTH, DEPTH, BEAMS, PROBLEMS = 4, 40, 16, 128
 PROMPT_TOKENS, LEVEL_TOKENS, LEVELS, STEP_TOKENS, SIGMA = 256, 320, 5, 40, 0.7
 ROWS, BATCH_TOKENS = 512, 4096
+WHAT = ("settings", "utilisation", "invocations")
 MOST_TOKENS = LEVELS * LEVEL_TOKENS
 COLUMNS = (
     "card", "setting", "in flight", "seconds", "problems/min", "tok/s", "times", "of ceiling",
@@ -353,13 +354,17 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=PROBLEMS)
     parser.add_argument("--most", type=int, help="problems at a time of the decoupled settings")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--what", nargs="+", default=list(WHAT), choices=WHAT)
     args = parser.parse_args()
     found = trees(args.problems)
     settings, used, calls = [], [], []
     for card in args.cards:
-        settings += card_rows(card, found, args.settings, args.most)
-        used += utilisation(card)
-        calls += invocations(card, found[: min(32, len(found))])
+        if "settings" in args.what:
+            settings += card_rows(card, found, args.settings, args.most)
+        if "utilisation" in args.what:
+            used += utilisation(card)
+        if "invocations" in args.what:
+            calls += invocations(card, found[: min(32, len(found))])
     say(table(settings, COLUMNS))
     say(table(used, ("card", "share", "rows", "tok/s", "times")))
     say(table(calls, ("card", "in flight", "foresight", "kept", "passes", "seconds")))

@@ -261,7 +261,10 @@ class Bench:
         scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS, clock=clock)
         prefill = SimulatedPrefill(scorer, clock, found.costs)
         self.scorers.append(scorer)
-        self.verifiers.append(SimulatedVerifier(scorer, prefill, self.scripts))
+        ahead = found.scores_ahead
+        self.verifiers.append(
+            SimulatedVerifier(scorer, prefill, self.scripts, beside_decoding=ahead)
+        )
         return self.verifiers[-1]
 
     def _residency(
