@@ -16,7 +16,17 @@ from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
 from beamwright.registry import declared_options, did_you_mean
-from beamwright.units import Duration, Names, Rate, Size, Split, StepLimits, Text, TextOrNone
+from beamwright.units import (
+    Duration,
+    Names,
+    Rate,
+    Select,
+    Size,
+    Split,
+    StepLimits,
+    Text,
+    TextOrNone,
+)
 from beamwright.yaml_file import read_yaml
 
 MOST_CANDIDATES = 2**16
@@ -31,6 +41,22 @@ Explore = Literal["lockstep", "continuous", "decoupled"]
 
 Speculation = Literal["off", "exact", "truncate", "auto"]
 """Whether children of finished steps are decoded before selection has chosen among those."""
+
+Sparse = Literal[
+    "off",
+    "auto",
+    "exact",
+    "pages",
+    "quest",
+    "tova",
+    "ahead",
+    "window",
+    "asyncspade",
+    "algorithm-1",
+    "harmonic",
+    "last",
+]
+"""Which tokens of a long path decoding attends to, see `sparse.rule`."""
 
 Victims = Literal["tree", "lru", "cost"]
 """Whose KV leaves the device first, see `schedule.eviction`."""
@@ -169,6 +195,19 @@ class ScheduleSettings(OpenSection):
     score_cache: TextOrNone = None
 
 
+class SparseSettings(Section):
+    """Which tokens decoding attends to where paths are long. Changes the tree."""
+
+    sparse: Sparse = "off"
+    select: Select = Field(2048, description="tokens of each KV head, all, or a share of them")
+    sparse_from: int = Field(4096, ge=0, description="tokens of a path up to which all are read")
+    sparse_layers: int | None = Field(None, ge=0, description="first layers that read all")
+    sparse_lag: int = Field(1, ge=1, description="tokens that a prediction looks ahead")
+    sparse_window: int = Field(16, ge=1, description="queries that a prediction reads")
+    sparse_frame: Literal["post", "pre"] = "post"
+    sparse_correct: float | None = Field(None, gt=-1.0, le=1.0, allow_inf_nan=False)
+
+
 class Settings(Section):
     """Everything one run depends on; the same sections as a recipe file."""
 
@@ -179,6 +218,7 @@ class Settings(Section):
     stop: StopSettings = StopSettings()
     memory: MemorySettings = MemorySettings()
     schedule: ScheduleSettings = ScheduleSettings()
+    sparse: SparseSettings = SparseSettings()
 
     @classmethod
     def build(cls, recipe: str | os.PathLike[str] | None = None, **options: Any) -> Settings:

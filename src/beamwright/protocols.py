@@ -367,6 +367,21 @@ class AttentionView(Protocol):
         ...
 
 
+@runtime_checkable
+class LooksAhead(Protocol):
+    """An `AttentionView` that wants to know a layer's queries while the one before it is computed.
+
+    They are computed from what that layer begins with: its own part is missing.
+    """
+
+    @property
+    def looks_ahead(self) -> bool: ...
+
+    def foresee(self, layer: int, query: Any) -> None:
+        """query [tokens, heads, head_dim]."""
+        ...
+
+
 class DecodeView(AttentionView, Protocol):
     """One token per row and call; rows share a tail that `advance` moves on."""
 

@@ -72,6 +72,26 @@ def parse_split(text: str | float) -> str | float:
     return share
 
 
+def parse_select(text: str | float) -> int | float:
+    """Tokens such as `2048`, or a share of those visible: `1/8`, `0.125`, or 1.0 for `all`.
+
+    Raises:
+        InputError: if the text is none of these, or is not positive.
+    """
+    if text == "all":
+        return 1.0
+    top, _, bottom = str(text).partition("/")
+    try:
+        value = float(top) / float(bottom or 1) if not isinstance(text, bool) else math.nan
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if 0 < value < 1 or (isinstance(text, float) and value == 1):
+        return value
+    if not (value >= 1 and value.is_integer()):
+        raise InputError(f"{text!r} selects nothing: write all, tokens such as 2048, or 1/8")
+    return int(value)
+
+
 def _or_none(parse: Callable[[Any], Any]) -> BeforeValidator:
     """None stays; what `parse` refuses is a setting's error."""
 
@@ -130,5 +150,7 @@ Rate = Annotated[int | None, _or_none(_parse_rate)]
 """Bytes per second, such as `16GB/s`."""
 Split = Annotated[Literal["auto", "roofline", "offload"] | float, _or_none(parse_split)]
 """A generator's share of the KV memory, or how it is found."""
+Select = Annotated[int | float, _or_none(parse_select)]
+"""Tokens, or a share of those that are visible; 1.0 is all of them."""
 Duration = Annotated[float | None, _or_none(parse_duration)]
 """Seconds, such as `30s`, `2m` or `1h`."""

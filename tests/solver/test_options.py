@@ -7,7 +7,13 @@ from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from beamwright import Solver, config
-from beamwright.config import MemorySettings, ModelSettings, ScheduleSettings, Settings
+from beamwright.config import (
+    MemorySettings,
+    ModelSettings,
+    ScheduleSettings,
+    Settings,
+    SparseSettings,
+)
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
 from beamwright.runtime.limits import StopFunction
@@ -25,6 +31,7 @@ WIDER = {
     config.Duration: float | str | None,
     config.StepLimits: Sequence[int] | str | None,
     config.Split: Literal["auto", "roofline", "offload"] | float,
+    config.Select: int | float | str,
     config.Names: Sequence[str | StopFunction] | str | None,
     config.Text: str | PathLike[str],
     config.TextOrNone: str | PathLike[str] | None,
@@ -80,7 +87,7 @@ def test_what_a_request_may_have_of_its_own_is_not_of_models_memory_or_schedule(
     own = get_type_hints(RequestOptions)
     shared = {
         name
-        for section in (ModelSettings, MemorySettings, ScheduleSettings)
+        for section in (ModelSettings, MemorySettings, ScheduleSettings, SparseSettings)
         for name in section.model_fields
     }
     shared |= {name for row in SCHEDULES.values() for name in row.options}

@@ -34,6 +34,7 @@ _PANELS = {
     "stop": "Stopping early, with the best so far",
     "memory": "Memory",
     "schedule": "Schedule (never changes the tree)",
+    "sparse": "Sparse decoding (changes the tree)",
 }
 _DECLARED_PANELS = {
     "model": "Models: options of one verifier",
@@ -44,6 +45,7 @@ _DECLARED_PANELS = {
 
 _CHOICE = "CHOICE"
 _SPLIT = "SPLIT"
+_SELECT = "TOKENS|SHARE"
 _AS_TEXT = (
     "SIZE",
     "SIZE/s",
@@ -51,6 +53,7 @@ _AS_TEXT = (
     "NAME,...",
     "DURATION",
     _SPLIT,
+    _SELECT,
 )  # parsed by the settings
 
 # option: (metavar or None, help)
@@ -192,6 +195,30 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "graphs": (
         None,
         "Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off).",
+    ),
+    "sparse": (
+        None,
+        "Which tokens decoding attends to where paths are long: all (off), those with the largest "
+        "scores (exact), the same among the best pages (pages), whole pages (quest), without what "
+        "was not selected before (tova), by the query of the layer before (ahead), by one that is "
+        "predicted from earlier tokens (asyncspade, algorithm-1, harmonic, last), or the newest "
+        "(window); auto: pages. It changes the tree.",
+    ),
+    "select": (
+        _SELECT,
+        "Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8.",
+    ),
+    "sparse_from": ("TOKENS", "Up to a path of so many tokens --sparse reads all."),
+    "sparse_layers": (
+        "LAYERS",
+        "First layers that read all with --sparse (default: 1 for auto, else 0).",
+    ),
+    "sparse_lag": ("TOKENS", "How far ahead asyncspade and its like predict."),
+    "sparse_window": ("TOKENS", "Queries that they predict from."),
+    "sparse_frame": (None, "Queries are predicted behind rotary positions, or before (pre)."),
+    "sparse_correct": (
+        "COSINE",
+        "A head whose query is less like the predicted one selects by its own (FreeKV).",
     ),
 }
 

@@ -1,7 +1,7 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
-from beamwright.kv.counts import CacheCounts, CacheStats
+from beamwright.kv.counts import CacheCounts, CacheStats, SparseCounts
 from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
@@ -48,6 +48,7 @@ __all__ = [
     "Segment",
     "SegmentStore",
     "Source",
+    "SparseCounts",
     "StreamLink",
     "Tail",
     "Transfer",

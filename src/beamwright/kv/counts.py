@@ -62,6 +62,24 @@ class CacheStats:
 
 
 @dataclass
+class SparseCounts:
+    """What sparse decoding did, of one model since its store was made.
+
+    tokens: of rows that selected. visible_tokens, selected_tokens: that these saw, and attended to.
+    left_out: of the attention of so many `num_heads` (layers, heads and tokens), what was not
+    selected, or at most; none where the scores do not say. corrections: heads whose predicted query
+    was too far off.
+    """
+
+    tokens: int = 0
+    visible_tokens: int = 0
+    selected_tokens: int = 0
+    left_out: float = 0.0
+    num_heads: int = 0
+    corrections: int = 0
+
+
+@dataclass
 class ResidencyCounts:
     """What residency did. Bytes are the link's own business."""
 
@@ -69,3 +87,4 @@ class ResidencyCounts:
     recomputed_tokens: int = 0
     cancelled: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
+    sparse: SparseCounts = field(default_factory=SparseCounts)

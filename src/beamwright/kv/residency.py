@@ -63,7 +63,7 @@ class Residency(Movement):
             self.host.ledger.free(segment.host_blocks)
         segment.copies, segment.host_blocks = [], []
         segment.length = segment.host_length = 0
-        segment.returned = None
+        segment.returned = segment.memory = None
         if had:
             self._log_residence(segment)
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from beamwright.kv.link import Transfer
 
@@ -36,6 +37,7 @@ class Segment:
     transfers: what is under way; they are waited for, or cancelled, before blocks change hands.
     source: how to compute the KV again.
     returned: how it came back, if it has left the device since it was needed last.
+    memory: what attention keeps of the row that writes it, as long as its tokens.
     """
 
     name: str = ""
@@ -51,6 +53,7 @@ class Segment:
     transfers: list[Transfer] = field(default_factory=list)
     source: Source | None = None
     returned: Return | None = None
+    memory: Any = None
 
     @property
     def blocks(self) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.models.shape import ModelShape
-from beamwright.protocols import AttentionView
+from beamwright.protocols import AttentionView, LooksAhead
 
 ROW_MULTIPLE = 8
 TILE_ROWS = 64
@@ -142,6 +142,11 @@ class Decoder:
         """Where the weights are."""
         return self.weights.embedding.device
 
+    @property
+    def rotary(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [context, head_dim] of all positions; empty where they are learned."""
+        return self._cos, self._sin
+
     def hidden(
         self,
         token_ids: torch.Tensor,
@@ -164,9 +169,15 @@ class Decoder:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
         else:
             rotary = (self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
+        ahead = view if isinstance(view, LooksAhead) and view.looks_ahead else None
         for number, layer in enumerate(weights.layers):
             if self.before_layer is not None:
                 self.before_layer()
+            if ahead is not None and number + 1 < len(weights.layers):
+                nearly = self._by_tile(
+                    partial(self._before, weights.layers[number + 1]), x, *rotary
+                )
+                ahead.foresee(number + 1, nearly[0])
             query, key_value = self._by_tile(partial(self._before, layer), x, *rotary)
             context: torch.Tensor = view.attend(number, query, key_value)
             if read is not None and number == len(weights.layers) - 1:

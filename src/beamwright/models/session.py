@@ -36,6 +36,15 @@ class FixedBackend(Protocol):
     def workspace(self, store: SegmentStore) -> Workspace: ...
 
 
+@runtime_checkable
+class Remembers(Protocol):
+    """A view that keeps something of its rows for the next view."""
+
+    def own(self, segments: Sequence[Segment | None]) -> None:
+        """Who writes these rows; None pads the batch."""
+        ...
+
+
 @dataclass(eq=False)
 class _Own:
     """A row: its path and segment, tokens read as sealed, and tokens in its tail behind those."""
@@ -220,6 +229,8 @@ class DecodeSession:
         paths = [visible_path(own.path, own.segment, own.flushed) for own in rows]
         self._view = self._make_view(paths)
         num_real = max(row for row, own in enumerate(self._rows) if own is not None) + 1
+        if isinstance(self._view, Remembers):
+            self._view.own([None if own is None else own.segment for own in self._rows])
         self._view.count_rows(num_real)
         self._view.drop_rows([row for row, own in enumerate(self._rows) if own is None])
 

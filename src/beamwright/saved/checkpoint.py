@@ -27,7 +27,7 @@ from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 FORMAT = "beamwright checkpoint"
 VERSION = 3
 OWN = "python:"  # begins the name of what a user gave as an object
-DECISIVE_SECTIONS = ("model", "sampling", "step", "search")  # decide the tree
+DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
 _NOT_THE_TREE = {"device", "attention", "choose"}  # of these sections
 
 

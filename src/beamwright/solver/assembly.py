@@ -29,6 +29,7 @@ from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
+from beamwright.solver.sparse import sparse_attention
 from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import HostShares, chosen_schedule
 from beamwright.verify import VerifierSource, resolve_verifier
@@ -126,6 +127,14 @@ def assemble(
     backends, shared = [backend], None
     if model.deterministic:
         check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
+    attention = sparse_attention(settings, loaded, backend)
+    if row.streams_layers and attention is not backend:
+        raise InputError(f"--sparse {settings.sparse.sparse}: not with --schedule {name}")
+    if settings.schedule.evict == "recompute" and attention is not backend:
+        raise InputError(
+            f"--sparse {settings.sparse.sparse}: not with --evict recompute, which reads all of a "
+            "path and writes other KV"
+        )
     if row.streams_layers:
         backends = [_plain_attention(loaded, model)]
         generator = _streamed(loaded, plan, tier, backends[0])
@@ -134,7 +143,7 @@ def assemble(
         shared = None if sizes is None else shared_bytes(settings, plan)
         kv_bytes = plan.generator_kv_bytes
         generator = TreeModel(
-            loaded.decoder, backend, kv_bytes, host=host, log=timeline, shared=shared
+            loaded.decoder, attention, kv_bytes, host=host, log=timeline, shared=shared
         )
     tree_models, verifier = [generator], source.without_model
     if source.model is not None:

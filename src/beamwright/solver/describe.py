@@ -150,6 +150,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
             link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
         ),
         cache=facts.cache,
+        sparse=facts.sparse,
         memory=facts.memory,
         batch=facts.batch,
         speculation=SpeculationStats(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from beamwright.config import Settings
 from beamwright.decode.batching import BatchCounts
-from beamwright.kv import CacheCounts, CacheStats
+from beamwright.kv import CacheCounts, CacheStats, SparseCounts
 from beamwright.models import TreeModel
 from beamwright.protocols import SchedulePolicy
 from beamwright.runtime import Accounting, TreeRun
@@ -16,9 +16,16 @@ from beamwright.runtime.limits import num_generated
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.obeyed import policy_name
 from beamwright.solver.assembly import Machinery
-from beamwright.solver.solution import BatchStats, CacheReport, MemoryStats, ScoreStats
+from beamwright.solver.solution import (
+    BatchStats,
+    CacheReport,
+    MemoryStats,
+    ScoreStats,
+    SparseStats,
+)
 from beamwright.solver.split import memory_stats
 from beamwright.solver.tiers import Traffic
+from beamwright.sparse import SparseAttention
 from beamwright.verify import PrmVerifier
 
 
@@ -35,6 +42,7 @@ class RunFacts:
     generator_budget_bytes: int
     memory: MemoryStats
     cache: CacheReport
+    sparse: SparseStats | None
     kv_bytes_per_token: int
     exact: bool
     schedule: str
@@ -60,6 +68,7 @@ class Mark:
     tokens: int
     batch: BatchCounts
     cache: Sequence[CacheCounts]
+    sparse: SparseCounts
     calls: int
     scored: int
 
@@ -88,6 +97,7 @@ class Meter:
             counts.row_tokens,
             replace(counts),
             [replace(each.store.counts.cache) for each in self._machinery.parts.tree_models],
+            replace(self._machinery.parts.generator.store.counts.sparse),
             accounting.calls,
             accounting.scored,
         )
@@ -122,6 +132,7 @@ class Meter:
             else moved.counts.most_generator_bytes,
             memory=memory_stats(settings.memory.split, parts.plan, moved),
             cache=_cache(models, since.cache, self._scores(run)),
+            sparse=_sparse(parts.generator, since.sparse),
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
             exact=machinery.exact and settings.schedule.speculation != "truncate",
             schedule=policy_name(self._schedule),
@@ -164,6 +175,21 @@ class Meter:
             verifier_calls=calls,
             verifier_steps_mean=(self._accounting.scored - since.scored) / calls if calls else None,
         )
+
+
+def _sparse(model: TreeModel, since: SparseCounts) -> SparseStats | None:
+    if not isinstance(model.backend, SparseAttention):
+        return None
+    now = model.store.counts.sparse
+    tokens, heads = now.tokens - since.tokens, now.num_heads - since.num_heads
+    return SparseStats(
+        method=model.backend.rule.method,
+        tokens=tokens,
+        visible_mean=(now.visible_tokens - since.visible_tokens) / tokens if tokens else None,
+        selected_mean=(now.selected_tokens - since.selected_tokens) / tokens if tokens else None,
+        left_out_mean=(now.left_out - since.left_out) / heads if heads else None,
+        corrections=now.corrections - since.corrections,
+    )
 
 
 def _cache(

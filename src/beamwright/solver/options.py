@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_type_hints
 
-from beamwright.config import Explore, Settings, Speculation, Victims
+from beamwright.config import Explore, Settings, Sparse, Speculation, Victims
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
@@ -230,6 +230,25 @@ class SolverOptions(RequestOptions, total=False):
     """Keep the verifier's scores in this file, or for as long as the solver lives (memory): steps
     that were scored before are not scored again. The same scores.
     """
+
+    # sparse: Which tokens decoding attends to where paths are long. Changes the tree.
+
+    sparse: Sparse
+    """Which tokens decoding attends to where paths are long (docs/sparse.md)."""
+    select: int | float | str
+    """Tokens that `sparse` selects for each KV head: a number, "all", or a share such as 1/8."""
+    sparse_from: int
+    """Up to a path of so many tokens `sparse` reads all."""
+    sparse_layers: int | None
+    """First layers that read all with `sparse` (default: 1 for auto, else 0)."""
+    sparse_lag: int
+    """How far ahead asyncspade and its like predict."""
+    sparse_window: int
+    """Queries that they predict from."""
+    sparse_frame: Literal["post", "pre"]
+    """Queries are predicted behind rotary positions, or before (pre)."""
+    sparse_correct: float | None
+    """A head whose query is less like the predicted one selects by its own (FreeKV)."""
 
 
 def with_options(call: Callable[..., Any]) -> inspect.Signature:

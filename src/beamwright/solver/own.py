@@ -39,7 +39,7 @@ IGNORED = {
 
 _IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
-_SHARED = ("model", "memory", "schedule")  # sections: loaded, or allocated, once
+_SHARED = ("model", "memory", "schedule", "sparse")  # sections: loaded, or allocated, once
 
 
 @dataclass(frozen=True)

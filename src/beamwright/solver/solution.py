@@ -142,6 +142,23 @@ class BatchStats:
 
 
 @dataclass(frozen=True)
+class SparseStats:
+    """`--sparse`: what decoding has read, of all problems that were in flight together.
+
+    tokens: that were decoded by rows which select. visible_mean, selected_mean: tokens that these
+    saw, and read. left_out_mean: of the attention of a head, what was not read; where scores are of
+    pages at most so much; None where the scores do not say. corrections: see `--sparse-correct`.
+    """
+
+    method: str
+    tokens: int
+    visible_mean: float | None
+    selected_mean: float | None
+    left_out_mean: float | None
+    corrections: int
+
+
+@dataclass(frozen=True)
 class SpeculationStats:
     """What was decoded ahead of selection: rows of all in flight, tokens of this tree.
 
@@ -198,6 +215,7 @@ class Solution:
     memory: MemoryStats
     batch: BatchStats
     speculation: SpeculationStats
+    sparse: SparseStats | None
     time: TimeStats
     io_share: float
     goodput_tok_s: float | None
@@ -216,8 +234,9 @@ class Solution:
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found["tree_stats"]
-        for name in ("tokens", "kv", "cache", "memory", "batch", "speculation", "time"):
-            found[name] = asdict(found[name])
+        names = ("tokens", "kv", "cache", "memory", "batch", "speculation", "sparse", "time")
+        for name in names:
+            found[name] = None if found[name] is None else asdict(found[name])
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
         found["tree"] = asdict(self.tree_stats)
         found["settings"] = self.settings.model_dump(mode="json")

@@ -1,0 +1,96 @@
+"""Whole searches that decode sparsely: everything selected is `tree`, and no schedule matters."""
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.sparse import METHODS
+from engines import assert_nothing_allocated, exact_dtype
+
+PROBLEMS = [
+    (i, f"Ann has {i + 3} apples. She eats {i % 3} and buys as many again.") for i in range(5)
+]
+SMALL = {"search": "beam", "n": 8, "width": 4, "max_rounds": 5, "max_step_tokens": 12}
+FEW = {"select": 24, "sparse_from": 0}
+
+
+@pytest.fixture
+def trees(make_solver):
+    """Hashes of all problems' trees."""
+
+    def find(in_flight=3, **options):
+        with make_solver(**SMALL, dtype=exact_dtype(), **options) as solver:
+            found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
+            assert_nothing_allocated(solver)
+        return {name: each.tree_hash for name, each in found.items()}
+
+    return find
+
+
+@pytest.mark.parametrize("method", ["auto", "tova", "asyncspade"])
+def test_with_everything_selected_the_tree_is_the_same(trees, method):
+    full = trees()
+    assert trees(sparse=method, select=10_000, sparse_from=0) == full
+    assert trees(sparse=method, select=24) == full, "no path is that long"
+    if method != "tova":
+        assert trees(sparse=method, select="all") == full
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_tree_does_not_depend_on_the_schedule(trees, method):
+    options = {"sparse": method, **FEW}
+    expected = trees(in_flight=1, **options)
+    assert expected != trees(), "it selects"
+    tight = {"kv_memory": "160KiB", "schedule": "locality", "host_memory": "16MiB"}
+    assert trees(in_flight=1, **tight, **options) == expected
+    assert trees(max_batch=3, speculation="exact", **options) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sparse": "quest", "select": "1/4", "sparse_from": 30},
+        {"sparse": "exact", "sparse_layers": 1, **FEW},
+        {"sparse": "last", "sparse_frame": "pre", "sparse_lag": 2, "sparse_correct": 0.5, **FEW},
+    ],
+    ids=["share", "layers", "predicted"],
+)
+def test_nor_with_other_options(trees, options):
+    expected = trees(in_flight=1, **options)
+    assert trees(in_flight=5, max_batch=5, executor="overlapped", **options) == expected
+
+
+def test_a_solution_says_what_was_read(make_solver):
+    with make_solver(**SMALL) as solver:
+        assert solver.solve(PROBLEMS[0][1]).to_json()["sparse"] is None
+    with make_solver(**SMALL, sparse="exact", **FEW) as solver:
+        found = solver.solve(PROBLEMS[0][1]).to_json()["sparse"]
+        again = solver.solve(PROBLEMS[0][1]).to_json()["sparse"]
+    assert found == again, "each problem counts its own"
+    assert found["method"] == "exact"
+    assert found["selected_mean"] == 24 < found["visible_mean"]
+    assert 0 < found["left_out_mean"] < 1
+    assert found["corrections"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"select": 24}, "--select 24: does nothing with --sparse off"),
+        ({"sparse": "exact", "sparse_lag": 2}, "--sparse-lag 2: does nothing with --sparse exact"),
+        ({"sparse": "exact", "sparse_correct": 0.9}, "--sparse-correct 0.9: does nothing"),
+        ({"sparse": "tova", "select": "1/8"}, "--select has to be a number of tokens"),
+        ({"sparse": "exact", "select": "0"}, "'0' selects nothing"),
+        ({"sparse": "exact", "select": "some"}, "'some' selects nothing"),
+        ({"sparse": "exact", "attention": "dense"}, "needs --attention tree"),
+        ({"sparse": "exact", "schedule": "layerwise"}, "not with --schedule layerwise"),
+        (
+            {"sparse": "exact", "schedule": "locality", "evict": "recompute"},
+            "not with --evict recompute",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(make_solver, options, words):
+    with pytest.raises(InputError) as caught:
+        make_solver(**options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
