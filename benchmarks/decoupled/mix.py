@@ -4,7 +4,7 @@ Simulated: Qwen2.5-Math-1.5B with a 1.5B PRM on an RTX 4090, 24 problems of `dec
 A fixed mix is a number of problems in flight (eager) with children decoded ahead in all free slots
 (speculative) or in none; `auto` in flight is `runtime.admission`'s. The adaptive mix is the
 setting `decoupled` with speculation `auto`: problems first, then what the measured hit rate, a
-pass's cost, the rows in it and free KV say (`Payoff.pays_beside`). At all KV, and at an eighth.
+pass's cost, the rows in it and free KV say (`Payoff.pays_beside`). At all KV, and at 2 % of it.
 
     python -m benchmarks.decoupled.mix
 """
@@ -64,6 +64,7 @@ def mixes(n: int, share: float, count: int) -> dict[str, Any]:
         took_s, _ = run(setting)
         best_s = min(best_s, took_s or best_s)
         row[name] = None if took_s is None else round(took_s, 1)
+        say("  ", row["KV"], n, name, row[name])
     took_s, facts = run(ADAPTIVE)
     row |= {"adaptive": took_s and round(took_s, 1), "in flight": facts.get("in flight")}
     row |= {"kept": facts.get("kept")}
@@ -75,7 +76,7 @@ def mixes(n: int, share: float, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--n", type=int, nargs="+", default=[4, 16, 64])
-    parser.add_argument("--kv", type=float, nargs="+", default=[1.0, 0.125])
+    parser.add_argument("--kv", type=float, nargs="+", default=[1.0, 0.02])
     parser.add_argument("--problems", type=int, default=24)
     args = parser.parse_args()
     rows = [mixes(n, share, args.problems) for share in args.kv for n in args.n]

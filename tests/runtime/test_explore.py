@@ -130,6 +130,13 @@ def test_decoupled_takes_in_what_fits():
         assert each.has_place(live([16] * 4, tokens=10), 8) is place
 
 
+def test_a_number_of_problems_is_taken_at_its_word():
+    """Whether they fit is asked only where nobody has said how many."""
+    for in_flight, place in ((None, False), (5, True), (4, False)):
+        each = admission("decoupled", in_flight=in_flight, room=1)
+        assert each.has_place(live([16] * 4, tokens=10), 8) is place
+
+
 def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
     each = admission("decoupled")
     each.has_place(live([16]), 8)

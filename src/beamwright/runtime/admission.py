@@ -2,7 +2,9 @@
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), up to the rows beyond which another one costs as much as it is worth, and
-only where its KV fits as well. How much that becomes is known when the first tree has ended.
+only where its KV fits as well. How much that becomes is known when the first tree has ended. Where
+a number of problems is given, it is taken at its word: KV that has to leave may cost less than rows
+that stay empty (docs/experiments.md).
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class Admission:
             return self.in_flight is None and sum(sizes) >= USUAL_ROWS
         if sum(sizes) < USUAL_ROWS:
             return False
-        return num_open >= self.most_rows or not self._fits(len(sizes))
+        return num_open >= self.most_rows or (self.in_flight is None and not self._fits(len(sizes)))
 
     @property
     def most_rows(self) -> int:
