@@ -206,6 +206,8 @@ class SparseSettings(Section):
     sparse_window: int = Field(16, ge=1, description="queries that a prediction reads")
     sparse_frame: Literal["post", "pre"] = "post"
     sparse_correct: float | None = Field(None, gt=-1.0, le=1.0, allow_inf_nan=False)
+    sparse_home: Literal["device", "host"] = "device"
+    sparse_rank: Literal["auto", "inline", "thread"] = "auto"
 
 
 class Settings(Section):

@@ -59,6 +59,31 @@ def test_nor_with_other_options(trees, options):
     assert trees(in_flight=5, max_batch=5, executor="overlapped", **options) == expected
 
 
+@pytest.mark.parametrize("method", ["exact", "ahead", "asyncspade", "quest", "pages"])
+def test_nor_on_where_kv_is_at_home_nor_on_who_finds_what_is_selected(trees, method):
+    options = {"sparse": method, **FEW}
+    expected = trees(in_flight=1, **options)
+    assert trees(sparse_rank="thread", **options) == expected
+    home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
+    assert trees(sparse_rank="inline", **home, **options) == expected
+    assert trees(**home, **options) == expected
+
+
+def test_only_what_is_selected_crosses_the_link(make_solver):
+    home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
+    with make_solver(**SMALL, sparse="ahead", **FEW, **home) as solver:
+        solution = solver.solve(PROBLEMS[0][1])
+        kept = solver.generator.store
+        again = solver.solve(PROBLEMS[0][1])
+    assert 0 < solution.kv.device_peak_bytes <= 60 * 1024
+    assert solution.kv.host_peak_bytes > 0
+    assert solution.kv.d2h_bytes > 0
+    per_token = kept.pool.layout.bytes_per_token
+    selected = solution.sparse.tokens * solution.sparse.selected_mean * per_token
+    assert 0 < solution.kv.h2d_bytes < selected, "once for all rows, and what stays does not"
+    assert again.tree_hash == solution.tree_hash
+
+
 def test_a_solution_says_what_was_read(make_solver):
     with make_solver(**SMALL) as solver:
         assert solver.solve(PROBLEMS[0][1]).to_json()["sparse"] is None
@@ -81,6 +106,15 @@ def test_a_solution_says_what_was_read(make_solver):
         ({"sparse": "tova", "select": "1/8"}, "--select has to be a number of tokens"),
         ({"sparse": "exact", "select": "0"}, "'0' selects nothing"),
         ({"sparse": "exact", "select": "some"}, "'some' selects nothing"),
+        ({"sparse": "exact", "select": "all", "sparse_home": "host"}, "needs --sparse"),
+        (
+            {"sparse": "exact", "sparse_home": "host", "kv_memory": "1KiB", **FEW},
+            "raise --kv-memory, or lower --select",
+        ),
+        (
+            {"sparse": "exact", "sparse_home": "host", "schedule": "locality"},
+            "--schedule locality: not with --sparse-home host",
+        ),
         ({"sparse": "exact", "attention": "dense"}, "needs --attention tree"),
         ({"sparse": "exact", "schedule": "layerwise"}, "not with --schedule layerwise"),
         (

@@ -80,8 +80,8 @@ def decoded(batch, rule, rotary=NOT_TURNED, num_tokens=TOKENS, order=None):
         contexts = []
         for layer in range(LAYERS):
             query = drawn(token, layer, "query")
-            if view.looks_ahead and layer:
-                view.foresee(layer, drawn(token, layer, "ahead"))
+            if view.looks_ahead and layer + 1 < LAYERS:  # as a decoder does
+                view.foresee(layer + 1, drawn(token, layer + 1, "ahead"))
             contexts.append(view.attend(layer, query, drawn(token, layer, "key_value")))
         found.append(contexts)
         tail.advance()
@@ -110,8 +110,8 @@ class Oracle:
         out = torch.zeros(HEADS, DIM, dtype=LAYOUT.dtype)
         selected = [range(seen)] * KV_HEADS
         if rule.is_sparse(seen) and layer >= rule.full_layers:
-            guess = self._guess(token, layer, query, seen)
-            selected = self._selected(layer, guess, query, keys, seen)
+            guess, foreseen = self._guess(token, layer, query, seen)
+            selected = self._selected(layer, guess, foreseen, keys, seen)
         for head in range(HEADS):
             at = sorted(selected[head // GROUP])
             scores = keys[at, head // GROUP] @ query[head] / math.sqrt(DIM)
@@ -124,7 +124,7 @@ class Oracle:
         return out
 
     def _guess(self, token, layer, query, seen):
-        how, rule, guess = self.rule.how.query, self.rule, query
+        how, rule, guess = self.rule.how.query, self.rule, None
         known = self.queries[layer][: len(self.queries[layer]) - (rule.lag - 1)]
         if how == "ahead" and layer:
             guess = drawn(token, layer, "ahead")[self.row]
@@ -133,13 +133,15 @@ class Oracle:
             guess = PREDICTORS[how](window)
             if rule.frame == "pre":
                 guess = self.rotary.turn(guess[None], torch.tensor([seen - 1]))[0]
-        if rule.correct is None or guess is query:
-            return guess
+        if guess is None:
+            return query, False
+        if rule.correct is None:
+            return guess, True
         near = torch.cosine_similarity(guess, query, -1).view(KV_HEADS, GROUP).mean(-1)
         keep = (near >= rule.correct).repeat_interleave(GROUP)[:, None]
-        return torch.where(keep, guess, query)
+        return torch.where(keep, guess, query), True
 
-    def _selected(self, layer, guess, query, keys, seen):
+    def _selected(self, layer, guess, foreseen, keys, seen):
         rule, budget = self.rule, self.rule.budget(seen)
         newest = set(range(seen - RECENT, seen))
         found = []
@@ -155,12 +157,14 @@ class Oracle:
                 found.append(self._best(self._shares(guess, keys, head, left), set(), budget))
                 continue
             if rule.how.scores == "keys":
-                shares = self._shares(guess, keys, head, everything)
+                known = everything - ({seen - 1} if foreseen else set())
+                shares = self._shares(guess, keys, head, known)
+                shares.setdefault(seen - 1, 0.0)
             else:
                 shares = self._page_shares(guess, keys, head, seen)
             if rule.how.scores == "both":
                 some = self._best(shares, forced, min(CANDIDATES * budget, seen))
-                shares = self._shares(query, keys, head, some)
+                shares = self._shares(guess, keys, head, some)
             found.append(self._best(shares, forced, budget))
         if rule.how.evicts:
             self.left[layer] = found

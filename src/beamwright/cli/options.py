@@ -220,6 +220,16 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "COSINE",
         "A head whose query is less like the predicted one selects by its own (FreeKV).",
     ),
+    "sparse_home": (
+        None,
+        "Where all KV is with --sparse: on the device, or on the host, the device having what is "
+        "selected (--kv-memory). The same tree.",
+    ),
+    "sparse_rank": (
+        None,
+        "Who finds what is selected by a query that is foreseen: the decoding thread (inline) or "
+        "one beside it; auto: a thread where KV is on the host. The same tree.",
+    ),
 }
 
 

@@ -115,6 +115,24 @@ class SegmentStore(Residency):
         merged = picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         return merged[:, :, :visible]
 
+    def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
+        """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""
+        return self.gather(segment, visible)[:, 0]
+
+    def read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """Keys and values [2, rows, kv_heads, count, head_dim] of slots [rows, kv_heads, count].
+
+        A slot is a token's place in the pool: its block's, and its own in there.
+        """
+        slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
+        heads = torch.arange(slots.shape[1], device=slots.device)[None, :, None]
+        found = self.pool.storage[slots // size, layer, :, slots % size, heads]
+        return found.permute(3, 0, 1, 2, 4)
+
+    def fetch(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """The same, where attention computes."""
+        return self.read(layer, slots)
+
     def pieces(
         self, direction: Direction, device: Sequence[int], host: Sequence[int]
     ) -> list[Piece]:

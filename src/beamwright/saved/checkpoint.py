@@ -28,7 +28,7 @@ FORMAT = "beamwright checkpoint"
 VERSION = 3
 OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
-_NOT_THE_TREE = {"device", "attention", "choose"}  # of these sections
+_NOT_THE_TREE = {"device", "attention", "choose", "sparse_home", "sparse_rank"}  # of these sections
 
 
 @dataclass(frozen=True)

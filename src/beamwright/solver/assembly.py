@@ -29,9 +29,10 @@ from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
-from beamwright.solver.sparse import sparse_attention
+from beamwright.solver.sparse import at_home, sparse_attention
 from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import HostShares, chosen_schedule
+from beamwright.sparse import SparseAttention
 from beamwright.verify import VerifierSource, resolve_verifier
 
 
@@ -119,25 +120,22 @@ def assemble(
         )
     sizes = None if source.model is None else _sizes(source.model)
     plan = plan_memory(settings.memory, _sizes(loaded), sizes, settings.search.n)
+    home = settings.sparse.sparse_home == "host"
     name = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
     scheduled = settings.schedule.model_copy(update={"schedule": name})
     row = schedule_row(scheduled)
-    tier = None if row.resident else HostShares.of(settings, plan, timeline)
+    tier = None if row.resident and not home else HostShares.of(settings, plan, timeline)
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
     backends, shared = [backend], None
     if model.deterministic:
         check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
-    attention = sparse_attention(settings, loaded, backend)
-    if row.streams_layers and attention is not backend:
-        raise InputError(f"--sparse {settings.sparse.sparse}: not with --schedule {name}")
-    if settings.schedule.evict == "recompute" and attention is not backend:
-        raise InputError(
-            f"--sparse {settings.sparse.sparse}: not with --evict recompute, which reads all of a "
-            "path and writes other KV"
-        )
+    attention = sparse_attention(settings, loaded, backend, name)
     if row.streams_layers:
         backends = [_plain_attention(loaded, model)]
         generator = _streamed(loaded, plan, tier, backends[0])
+    elif isinstance(attention, SparseAttention) and home:
+        assert tier is not None
+        generator = at_home(loaded, attention, plan.generator_kv_bytes, tier)
     else:
         host = None if tier is None else tier.of_generator()
         shared = None if sizes is None else shared_bytes(settings, plan)
@@ -147,7 +145,7 @@ def assemble(
         )
     tree_models, verifier = [generator], source.without_model
     if source.model is not None:
-        host = None if tier is None else tier.of_verifier()
+        host = None if tier is None or home else tier.of_verifier()
         kv_bytes = plan.verifier_kv_bytes
         scorer = TreeModel(source.model.decoder, backend, kv_bytes, host=host, shared=shared)
         tree_models.append(scorer)

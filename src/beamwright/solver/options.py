@@ -249,6 +249,14 @@ class SolverOptions(RequestOptions, total=False):
     """Queries are predicted behind rotary positions, or before (pre)."""
     sparse_correct: float | None
     """A head whose query is less like the predicted one selects by its own (FreeKV)."""
+    sparse_home: Literal["device", "host"]
+    """Where all KV is with `sparse`: on the device, or on the host, the device having what is
+    selected (`kv_memory`). The same tree.
+    """
+    sparse_rank: Literal["auto", "inline", "thread"]
+    """Who finds what is selected by a query that is foreseen: the decoding thread (inline) or one
+    beside it; auto: a thread where KV is on the host. The same tree.
+    """
 
 
 def with_options(call: Callable[..., Any]) -> inspect.Signature:

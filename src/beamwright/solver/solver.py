@@ -40,6 +40,7 @@ from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOpti
 from beamwright.solver.own import Request
 from beamwright.solver.scores import check_scores_kept, keep_scores
 from beamwright.solver.solution import Solution
+from beamwright.solver.sparse import with_most_rows
 from beamwright.verify import declared_verifier
 
 
@@ -93,7 +94,7 @@ class Solver:
         self._batch = make_running_batch(
             self.generator,
             self._loaded.codec,
-            self.settings,
+            with_most_rows(self.settings, self.generator),
             token_stats=self._token_stats,
             grouped=schedule_row(self.settings.schedule).streams_layers,
             progress=self.progress,

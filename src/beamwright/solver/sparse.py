@@ -2,34 +2,83 @@
 
 from __future__ import annotations
 
+import torch
+
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings, SparseSettings
-from beamwright.errors import InputError
-from beamwright.models import LoadedModel
+from beamwright.errors import InputError, format_bytes
+from beamwright.kv import BlockPool, ByteBudget, KVLayout
+from beamwright.models import LoadedModel, TreeModel
 from beamwright.protocols import AttentionBackend
-from beamwright.sparse import PREDICTORS, Rotary, SparseAttention, SparseRule
+from beamwright.solver.tiers import HostShares
+from beamwright.sparse import PREDICTORS, HomeStore, Rotary, SparseAttention, SparseRule
 
 _AUTO = "pages"
 
 
 def sparse_attention(
-    settings: Settings, loaded: LoadedModel, backend: AttentionBackend
+    settings: Settings, loaded: LoadedModel, backend: AttentionBackend, schedule: str
 ) -> AttentionBackend:
-    """The generator's attention: `backend`, where all tokens are read.
+    """The generator's attention: `backend`, where all tokens are read. schedule: that was chosen.
 
     Raises:
         InputError: for options that do not go together.
     """
     rule = sparse_rule(settings.sparse)
     if rule is None:
+        if settings.sparse.sparse_home == "host":
+            raise InputError("--sparse-home host: needs --sparse, and --select less than all")
         return backend
-    if not isinstance(backend, TreeAttention):
+    named, home = f"--sparse {settings.sparse.sparse}", settings.sparse.sparse_home
+    if schedule == "layerwise":
+        raise InputError(f"{named}: not with --schedule {schedule}")
+    if home == "host" and settings.schedule.schedule != "auto":
+        raise InputError(f"--schedule {schedule}: not with --sparse-home host")
+    if settings.schedule.evict == "recompute":
         raise InputError(
-            f"--sparse {settings.sparse.sparse}: needs --attention tree in plain torch, not "
-            f"{backend.name}"
+            f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
         )
+    if not isinstance(backend, TreeAttention):
+        raise InputError(f"{named}: needs --attention tree in plain torch, not {backend.name}")
     decoder = loaded.decoder
-    return SparseAttention(backend, rule, Rotary(*decoder.rotary))
+    rank = settings.sparse.sparse_rank
+    threaded = rank == "thread" or (rank == "auto" and home == "host")
+    return SparseAttention(backend, rule, Rotary(*decoder.rotary), threaded=threaded)
+
+
+def at_home(
+    loaded: LoadedModel, attention: SparseAttention, device_bytes: int, tier: HostShares
+) -> TreeModel:
+    """A generator whose KV is on the host; the device has so many bytes for what is selected."""
+    budget = ByteBudget(device_bytes)
+
+    def make_store(layout: KVLayout, host: ByteBudget, device: torch.device) -> HomeStore:
+        pool = BlockPool(layout, host, pinned=device.type == "cuda")
+        return HomeStore(pool, device, tier.link, budget)
+
+    return TreeModel(loaded.decoder, attention, tier.generator_bytes, make_store=make_store)
+
+
+def with_most_rows(settings: Settings, model: TreeModel) -> Settings:
+    """With no more rows at a time than the device has room for what they select, shared or not.
+
+    Raises:
+        InputError: if there is none.
+    """
+    store, backend = model.store, model.backend
+    if not isinstance(store, HomeStore) or not isinstance(backend, SparseAttention):
+        return settings
+    row_bytes = backend.rule.budget(model.decoder.shape.context) * store.pool.layout.bytes_per_token
+    rows = store.device_budget.total_bytes // row_bytes
+    if rows < 1:
+        size = format_bytes(store.device_budget.total_bytes)
+        raise InputError(
+            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and {size} are "
+            "there for it: raise --kv-memory, or lower --select"
+        )
+    most = min(rows, settings.schedule.max_batch or rows)
+    schedule = settings.schedule.model_copy(update={"max_batch": most})
+    return settings.model_copy(update={"schedule": schedule})
 
 
 def sparse_rule(settings: SparseSettings) -> SparseRule | None:

@@ -130,6 +130,8 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     `in-gpu` too, and needs no promise about how long the paths will be.
     """
     schedule, search = settings.schedule.schedule, settings.search
+    if schedule == "auto" and settings.sparse.sparse_home == "host":
+        return "in-gpu"  # nothing has to leave what is at home
     if schedule != "auto":
         return schedule
     on_gpu = torch.device(settings.model.device).type == "cuda"

@@ -25,10 +25,10 @@ class _Keys:
     def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
         layout = store.pool.layout
         size = (layout.num_layers, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
-        self._data = store.pool.storage.new_zeros(size, device=store.compute_device)
+        self._data = store.pool.storage.new_zeros(size)
         for number, entry in enumerate(entries):
             part = entry.parts[0]
-            keys = store.gather(part.segment, part.visible)[:, 0]
+            keys = store.keys_of(part.segment, part.visible)
             self._data[:, number, :, : part.visible] = keys.transpose(1, 2)
 
     def layer(self, number: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ class PathIndex:
         self._shared = SharedSegments(store, paths, _Keys)
         self._queries = [self._shared.query_index(bucket) for bucket in self._shared.buckets]
         self._sources, self._places = self._scatter(paths)
-        self._blocks, self._offsets = self._where(paths)
+        self._slots = self._where(paths)
         self._bounds = cache(self._bounds_of)
 
     def scores(self, layer: int, query: torch.Tensor, *, pages: bool) -> torch.Tensor:
@@ -64,12 +64,13 @@ class PathIndex:
         rows, heads, head_dim = query.shape
         kv_heads = self._layout.num_kv_heads
         group = heads // kv_heads
-        flat = query.reshape(rows * kv_heads, group * head_dim)
+        device, home = query.device, self._store.pool.storage.device  # where keys are scored
+        flat = query.reshape(rows * kv_heads, group * head_dim).to(home)
         found = []
         buckets = zip(self._shared.buckets, self._queries, strict=True)
         for number, (bucket, (index, real)) in enumerate(buckets):
             items = bucket.rows.shape[0]
-            queries = flat.index_select(0, index).view(items, kv_heads, -1, head_dim)
+            queries = flat.index_select(0, index.to(home)).view(items, kv_heads, -1, head_dim)
             if pages:
                 scored = bounded(queries, *self._bounds(number, layer))
             else:
@@ -77,22 +78,19 @@ class PathIndex:
             scored = scored[:, :, : real * group].unflatten(2, (real, group))
             # [item, slot, token, kv_head * group]: what is moved at a time lies together.
             found.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
-        out = query.new_full((rows * self.num_columns, heads), -torch.inf)
+        out = flat.new_full((rows * self.num_columns, heads), -torch.inf)
         picked = torch.cat(found).index_select(0, self._sources)
         out.index_copy_(0, self._places, picked * head_dim**-0.5)
-        return out.view(rows, self.num_columns, kv_heads, group).permute(0, 2, 3, 1)
+        scores = out.view(rows, self.num_columns, kv_heads, group).permute(0, 2, 3, 1)
+        return scores.to(device)
 
-    def take(self, layer: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Keys and values [2, rows, kv_heads, count, head_dim] of columns [rows, kv_heads, count].
+    def slots(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Places in the pool of columns [rows, kv_heads, count], see `SegmentStore.read`.
 
-        Those of a tail's columns are some other token's.
+        Those of a tail's columns are some other token's of their row.
         """
-        at = columns.clamp_max(self.num_columns - 1)
-        blocks = self._blocks[rows].unsqueeze(1).expand(-1, at.shape[1], -1).gather(2, at)
-        offsets = self._offsets[rows].unsqueeze(1).expand(-1, at.shape[1], -1).gather(2, at)
-        heads = torch.arange(at.shape[1], device=at.device)[None, :, None]
-        found = self._store.pool.storage[blocks, layer, :, offsets, heads]
-        return found.permute(3, 0, 1, 2, 4)
+        at = columns.masked_fill(columns >= self.num_columns, 0)
+        return self._slots[rows].unsqueeze(1).expand(-1, at.shape[1], -1).gather(2, at)
 
     def close(self) -> None:
         """Give back the packed copies' bytes."""
@@ -105,7 +103,8 @@ class PathIndex:
 
     def _bounds_of(self, number: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         bucket = self._shared.buckets[number]
-        return page_bounds(self._keys(bucket, layer), bucket.mask[:, 0, 0] == 0)
+        keys = self._keys(bucket, layer)
+        return page_bounds(keys, (bucket.mask[:, 0, 0] == 0).to(keys.device))
 
     def _scatter(self, paths: Sequence[Path]) -> tuple[torch.Tensor, torch.Tensor]:
         """From rows of all buckets' scores to rows of [row, column]."""
@@ -123,24 +122,21 @@ class PathIndex:
                 sources.append(torch.arange(starts[slot], starts[slot] + part.visible))
                 places.append(torch.arange(at, at + part.visible))
                 at += part.visible
-        device = self._store.compute_device
-        return torch.cat(sources).to(device), torch.cat(places).to(device)
+        home = self._store.pool.storage.device
+        return torch.cat(sources).to(home), torch.cat(places).to(home)
 
-    def _where(self, paths: Sequence[Path]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Block and place in it [rows, columns] of every stored token."""
+    def _where(self, paths: Sequence[Path]) -> torch.Tensor:
+        """Place in the pool [rows, columns] of every stored token."""
         size = self._layout.block_tokens
-        blocks = torch.zeros(len(paths), self.num_columns, dtype=torch.long)
-        offsets = torch.zeros_like(blocks)
+        slots = torch.zeros(len(paths), self.num_columns, dtype=torch.long)
         for row, path in enumerate(paths):
             at = 0
             for part in path:
                 position = torch.arange(part.visible)
-                held = torch.tensor(part.segment.blocks)
-                blocks[row, at : at + part.visible] = held[position // size]
-                offsets[row, at : at + part.visible] = position % size
+                blocks = torch.tensor(part.segment.blocks)[position // size]
+                slots[row, at : at + part.visible] = blocks * size + position % size
                 at += part.visible
-        device = self._store.pool.storage.device
-        return blocks.to(device), offsets.to(device)
+        return slots.to(self._store.compute_device)
 
 
 def page_bounds(keys: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

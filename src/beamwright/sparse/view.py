@@ -1,13 +1,15 @@
 """Sparse decoding: rows with long paths attend to the tokens that their rule selects.
 
-This is the specification: what a token selects is found, and attended to, within its own step. A
-row's selection depends on its path and its step alone, whoever is decoded beside it. Rows that see
-few tokens attend as if there were no rule, in the very same bits.
+What a layer reads is found by a cache rank (`rank`), as soon as its queries are known or foreseen.
+A row's selection depends on its path and its step alone, whoever is decoded beside it. Rows that
+see few tokens attend as if there were no rule, in the very same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +23,22 @@ from beamwright.sparse.choose import choose, probabilities
 from beamwright.sparse.index import COLUMN_MULTIPLE, PathIndex, bounded, page_bounds
 from beamwright.sparse.memory import RowMemory, memories
 from beamwright.sparse.predict import PREDICTORS
+from beamwright.sparse.rank import CacheRank, InlineRank, ThreadRank
 from beamwright.sparse.rotary import Rotary
 from beamwright.sparse.rule import CANDIDATES, RECENT, SINKS, SparseRule
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What rows read in one layer.
+
+    columns [rows, kv_heads, count], see `PathIndex`; stored: their keys and values [2, rows,
+    kv_heads, count, head_dim], but of a tail's. scores: that chose them, if there were any.
+    """
+
+    columns: torch.Tensor
+    stored: torch.Tensor
+    scores: torch.Tensor | None
 
 
 class SparseDecode:
@@ -32,6 +48,7 @@ class SparseDecode:
         self,
         rule: SparseRule,
         rotary: Rotary,
+        rank: CacheRank,
         store: SegmentStore,
         paths: Sequence[Path],
         tail: Tail,
@@ -41,7 +58,8 @@ class SparseDecode:
         self._counts: SparseCounts = store.counts.sparse
         self._memories = [RowMemory() for _ in paths]
         self._live = [True] * len(paths)
-        self._ahead: dict[int, torch.Tensor] = {}
+        self._guesses: dict[int, torch.Tensor] = {}
+        self._rank, self._begun = rank, False
         self._dense: TreeDecode | None = None
         self._open(list(paths))
 
@@ -56,11 +74,13 @@ class SparseDecode:
 
     def foresee(self, layer: int, query: torch.Tensor) -> None:
         """The query that a layer would have if the one before it changed nothing."""
-        self._ahead[layer] = query
+        self._begin_token()
+        if self._classes and layer >= self._rule.full_layers:
+            guess = self._guesses[layer] = query.clone()
+            self._rank.push(layer, partial(self._find, layer, guess, _all(guess)))
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
-        if layer == 0:
-            self._begin_token()
+        self._begin_token()
         full = layer < self._rule.full_layers
         if self._dense is not None and (full or self._some_dense):
             context = self._dense.attend(layer, query, key_value)
@@ -68,13 +88,11 @@ class SparseDecode:
             self._tail.write(layer, key_value)
             context = torch.zeros_like(query)
         if self._classes and not full:
-            guess = self._guess(layer, query)
-            scores = self._scores(layer, guess) if self._rule.how.query != "none" else None
-            for count, rows in self._classes.items():
-                own = None if scores is None else scores[rows]
-                context[rows] = self._attend(layer, rows, query[rows], own, count)
+            for rows, found in self._found(layer, query):
+                context[rows] = self._attend(layer, rows, query[rows], found)
         if self._rule.how.query in PREDICTORS:
             self._remember(layer, query)
+        self._begun = layer + 1 < self._store.pool.layout.num_layers
         return context
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -95,6 +113,7 @@ class SparseDecode:
             self._memories[row] = RowMemory()
 
     def close(self) -> None:
+        self._rank.close()
         self._close()
 
     # --- rows --------------------------------------------------------------------------------
@@ -119,8 +138,11 @@ class SparseDecode:
         self._dense = self._index = None
 
     def _begin_token(self) -> None:
-        """Who selects how many tokens for the token that begins."""
-        self._ahead = {}
+        """Who selects how many tokens for the token that begins, if one does."""
+        if self._begun:
+            return
+        self._begun = True
+        self._guesses = {}
         places = self._tail.places.tolist()
         seen = [length + place + 1 for length, place in zip(self._lengths, places, strict=True)]
         budgets: dict[int, list[int]] = {}
@@ -139,36 +161,87 @@ class SparseDecode:
         if self._classes and self._index is None:
             self._index = PathIndex(self._store, self._held_paths())
             self._stored = torch.tensor(self._lengths, device=device)
+        if self._classes and self._knows_all():
+            for layer in range(self._rule.full_layers, self._store.pool.layout.num_layers):
+                self._rank.push(layer, partial(self._foreseen, layer))
 
     # --- what is scored with -----------------------------------------------------------------
 
-    def _guess(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """What every row scores its tokens with [rows, heads, head_dim]."""
-        how = self._rule.how.query
-        guess = query
-        if how == "ahead":
-            guess = self._ahead.get(layer, query)
-        elif how in PREDICTORS:
-            guess = self._predicted(layer, query)
-        if self._rule.correct is not None and guess is not query:
-            near = F.cosine_similarity(guess.float(), query.float(), dim=-1)
-            near = near.unflatten(1, (self._kv_heads, -1)).mean(-1) >= self._rule.correct
-            group = query.shape[1] // self._kv_heads
-            keep = near.repeat_interleave(group, 1).unsqueeze(-1)
-            live = torch.tensor(self._live, device=near.device)
-            self._counts.corrections += int((~near[live]).sum())
-            guess = torch.where(keep, guess, query)
-        return guess
+    def _found(self, layer: int, query: torch.Tensor) -> list[tuple[torch.Tensor, Selected]]:
+        """What each class of rows selects."""
+        found: list[tuple[torch.Tensor, Selected]] | None = self._rank.take(layer)
+        if found is not None:
+            guess, foreseen = self._guesses[layer], _all(query)
+        elif self._rule.how.query in PREDICTORS:
+            guess, foreseen = self._predicted(layer, query)
+        else:
+            guess, foreseen = query, ~_all(query)
+        corrected = self._corrected(guess, query, foreseen)
+        if found is None or corrected is not guess:
+            return self._find(layer, corrected, foreseen)
+        return found
 
-    def _predicted(self, layer: int, query: torch.Tensor) -> torch.Tensor:
-        """Each row's query from those of its step so far; its own where there is none."""
-        rule, guess = self._rule, query.clone()
+    def _corrected(
+        self, guess: torch.Tensor, query: torch.Tensor, foreseen: torch.Tensor
+    ) -> torch.Tensor:
+        """With the own queries of KV heads that turn out to be another; the guess where none is."""
+        if self._rule.correct is None or guess is query:
+            return guess
+        near = F.cosine_similarity(guess.float(), query.float(), dim=-1)
+        near = near.unflatten(1, (self._kv_heads, -1)).mean(-1) >= self._rule.correct
+        rows = torch.cat([*self._classes.values()])
+        off = int((~near & foreseen[:, None])[rows].sum())
+        self._counts.corrections += off
+        keep = near.repeat_interleave(query.shape[1] // self._kv_heads, 1).unsqueeze(-1)
+        return torch.where(keep, guess, query) if off else guess
+
+    def _foreseen(self, layer: int) -> list[tuple[torch.Tensor, Selected]]:
+        """Before the token's queries are known."""
+        guess, foreseen = self._predicted(layer)
+        self._guesses[layer] = guess
+        return self._find(layer, guess, foreseen)
+
+    def _find(
+        self, layer: int, guess: torch.Tensor, foreseen: torch.Tensor
+    ) -> list[tuple[torch.Tensor, Selected]]:
+        """Select by these queries [rows, heads, head_dim], and have what is selected here.
+
+        foreseen: rows [rows] that do not know the token's own key.
+        """
+        scores = None
+        if self._rule.how.query != "none":
+            scores = self._scores(layer, guess, foreseen)
+        found = []
+        for count, rows in self._classes.items():
+            own = None if scores is None else scores[rows]
+            found.append((rows, self._select(layer, rows, guess[rows], own, count)))
+        return found
+
+    def _knows_all(self) -> bool:
+        """True if every row that selects has a query to predict from."""
+        rule, last = self._rule, self._store.pool.layout.num_layers - 1
+        return rule.how.query in PREDICTORS and all(
+            self._memories[row].window(last, rule.lag, 1) is not None
+            for rows in self._classes.values()
+            for row in rows.tolist()
+        )
+
+    def _predicted(
+        self, layer: int, query: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each row's query [rows, heads, head_dim] from those of its step so far, and a mask of
+        the rows that have any; the others have their own."""
+        rule = self._rule
         alike: dict[int, list[tuple[int, torch.Tensor]]] = {}
         for rows in self._classes.values():
             for row in rows.tolist():
                 known = self._memories[row].window(layer, rule.lag, rule.window + 1)
                 if known is not None:
                     alike.setdefault(len(known), []).append((row, known))
+        if query is None:
+            some = next(iter(alike.values()))[0][1]
+            query = some.new_zeros(len(self._paths), *some.shape[1:])
+        guess, foreseen = query.clone(), torch.zeros_like(query[:, 0, 0], dtype=torch.bool)
         for found in alike.values():
             rows = torch.tensor([row for row, _ in found], device=query.device)
             windows = torch.stack([known for _, known in found]).transpose(1, 2)
@@ -176,7 +249,8 @@ class SparseDecode:
             if rule.frame == "pre":
                 predicted = self._rotary.turn(predicted, self._seen[rows] - 1)
             guess[rows] = predicted.to(guess.dtype)
-        return guess
+            foreseen[rows] = True
+        return guess, foreseen
 
     def _remember(self, layer: int, query: torch.Tensor) -> None:
         rule = self._rule
@@ -189,7 +263,7 @@ class SparseDecode:
 
     # --- what is selected --------------------------------------------------------------------
 
-    def _scores(self, layer: int, guess: torch.Tensor) -> torch.Tensor:
+    def _scores(self, layer: int, guess: torch.Tensor, foreseen: torch.Tensor) -> torch.Tensor:
         """[rows, kv_heads, group, columns] of stored tokens and of the tail's."""
         assert self._index is not None
         pages = self._rule.how.scores != "keys"
@@ -197,7 +271,7 @@ class SparseDecode:
         keys, _ = self._tail.read(layer)
         grouped = guess.unflatten(1, (self._kv_heads, -1))
         places = torch.arange(keys.shape[2], device=keys.device)
-        unseen = places > self._tail.places[:, None]
+        unseen = places > (self._tail.places - foreseen.long())[:, None]
         if pages:
             own = bounded(grouped, *page_bounds(keys, ~unseen))
         else:
@@ -206,16 +280,16 @@ class SparseDecode:
         own = F.pad(own, (0, -own.shape[-1] % COLUMN_MULTIPLE), value=-torch.inf)
         return torch.cat([stored, own], -1)
 
-    def _attend(
+    def _select(
         self,
         layer: int,
         rows: torch.Tensor,
         query: torch.Tensor,
         scores: torch.Tensor | None,
         count: int,
-    ) -> torch.Tensor:
-        """Contexts of rows that select so many tokens each."""
-        rule, grouped = self._rule, query.unflatten(1, (self._kv_heads, -1))
+    ) -> Selected:
+        """So many tokens of each of these rows; those that are stored are here when it returns."""
+        rule = self._rule
         positions, seen = self._positions(rows)
         forced = seen & ((positions < SINKS) | (positions >= (self._seen[rows] - RECENT)[:, None]))
         if scores is None:  # a window: the newest
@@ -224,13 +298,23 @@ class SparseDecode:
         elif rule.how.evicts:
             columns = self._evicting(layer, rows, scores, seen, count)
         elif rule.how.scores == "both":
-            columns = self._best_of_pages(layer, rows, grouped, scores, (seen, forced), count)
+            columns = self._best_of_pages(layer, rows, query, scores, (seen, forced), count)
         else:
             columns = choose(probabilities(scores), seen, forced, count)
-        keys, values = self._taken(layer, rows, columns)
+        assert self._index is not None
+        stored = self._store.fetch(layer, self._index.slots(rows, columns))
+        return Selected(columns, stored, scores)
+
+    def _attend(
+        self, layer: int, rows: torch.Tensor, query: torch.Tensor, found: Selected
+    ) -> torch.Tensor:
+        """Contexts [rows, heads, head_dim] of what was selected."""
+        grouped = query.unflatten(1, (self._kv_heads, -1))
+        own = (part[rows] for part in self._tail.read(layer))
+        keys, values = self._with_own(found.columns, found.stored, own)
         context, lse = attend_few(grouped, keys, values, None)
-        if scores is not None and rule.how.bounds_rest:
-            self._count_rest(scores, columns, lse)
+        if found.scores is not None and self._rule.how.bounds_rest:
+            self._count_rest(found.scores, found.columns, lse)
         return context.flatten(1, 2)
 
     def _positions(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -258,10 +342,13 @@ class SparseDecode:
         seen, forced = masks
         most = min(CANDIDATES * count, bounds.shape[-1])  # those of a row that sees fewer are none
         candidates = choose(probabilities(bounds), seen, forced, most)
-        keys, _ = self._taken(layer, rows, candidates)
+        assert self._index is not None
+        stored = self._store.read(layer, self._index.slots(rows, candidates))[:1].to(query.device)
+        (keys,) = self._with_own(candidates, stored, [self._tail.read(layer)[0][rows]])
         missing = -most % COLUMN_MULTIPLE
         keys = F.pad(keys, (0, 0, 0, missing))
-        scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
+        grouped = query.unflatten(1, (self._kv_heads, -1))
+        scores = grouped @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
         there, sure = (
             F.pad(mask[:, None].expand_as(bounds[:, :, 0]).gather(2, candidates), (0, missing))
             for mask in (seen, forced)
@@ -290,25 +377,17 @@ class SparseDecode:
             memory.keep(layer, each, visible)
         return columns
 
-    def _taken(
-        self, layer: int, rows: torch.Tensor, columns: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [rows, kv_heads, count, head_dim] of selected columns."""
+    def _with_own(
+        self, columns: torch.Tensor, stored: torch.Tensor, own: Iterable[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Stored keys, or keys and values, and in the tail's columns those of the tail."""
         assert self._index is not None
-        stored = self._index.take(layer, rows, columns)
-        num_stored = self._index.num_columns
-        at = (
-            (columns - num_stored)
-            .clamp(0, self._tail.num_tokens - 1)
-            .unsqueeze(-1)
-            .expand(*columns.shape, stored.shape[-1])
-        )
-        is_own = (columns >= num_stored).unsqueeze(-1)
-        own = (part[rows].gather(2, at) for part in self._tail.read(layer))
-        keys, values = (
-            torch.where(is_own, mine, old) for mine, old in zip(own, stored, strict=True)
-        )
-        return keys, values
+        at = columns - self._index.num_columns
+        is_own = (at >= 0).unsqueeze(-1)
+        at = at.clamp(0, self._tail.num_tokens - 1).unsqueeze(-1)
+        at = at.expand(-1, -1, -1, stored.shape[-1])
+        pairs = zip(own, stored, strict=True)
+        return [torch.where(is_own, mine.gather(2, at), old) for mine, old in pairs]
 
     def _count_rest(self, scores: torch.Tensor, columns: torch.Tensor, lse: torch.Tensor) -> None:
         """Attention that is left out, at most: what the scores say of everything else."""
@@ -321,17 +400,28 @@ class SparseDecode:
         self._counts.num_heads += left_out.numel()
 
 
+def _all(query: torch.Tensor) -> torch.Tensor:
+    """A mask of all rows of [rows, heads, head_dim]."""
+    return torch.ones(len(query), dtype=torch.bool, device=query.device)
+
+
 class SparseAttention:
-    """`tree`, but for decoding rows with long paths."""
+    """`tree`, but for decoding rows with long paths.
+
+    threaded: selections that are foreseen are found, and fetched, on a thread of their own.
+    """
 
     copies_per_beam = False
 
-    def __init__(self, inner: TreeAttention, rule: SparseRule, rotary: Rotary) -> None:
+    def __init__(
+        self, inner: TreeAttention, rule: SparseRule, rotary: Rotary, *, threaded: bool = False
+    ) -> None:
         self.name, self.tail_tokens = inner.name, inner.tail_tokens
-        self._inner, self.rule, self._rotary = inner, rule, rotary
+        self._inner, self.rule, self._rotary, self._threaded = inner, rule, rotary, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
-        return SparseDecode(self.rule, self._rotary, store, paths, tail)
+        rank: CacheRank = ThreadRank() if self._threaded else InlineRank()
+        return SparseDecode(self.rule, self._rotary, rank, store, paths, tail)
 
     def prefill_view(
         self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]

@@ -1,0 +1,148 @@
+"""HomeStore: all KV at home on the host; the device has what is selected, once for all rows.
+
+AsyncSpade with the host as its cache rank. A token's keys and values of one head cross the link
+when a row selects them and no row had them selected for its token before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from beamwright.kv import BlockPool, ByteBudget, Direction, Link, Piece, Segment, SegmentStore
+
+
+class HotSet:
+    """What of one layer is on the device: the union of what rows have selected last.
+
+    ids: of (token, head), in order. values [id, K or V, head_dim].
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.ids, self.values = torch.empty(0, dtype=torch.long, device=values.device), values
+
+    def split(self, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where each of these ids, in order, is here, and a mask of those that are."""
+        if not len(self.ids):
+            return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
+        at = torch.searchsorted(self.ids, wanted).clamp_max(len(self.ids) - 1)
+        return at, self.ids[at] == wanted
+
+    def forget(self, ids: torch.Tensor) -> None:
+        """Other tokens are written there."""
+        kept = ~torch.isin(self.ids, ids)
+        self.ids, self.values = self.ids[kept], self.values[kept]
+
+
+class HomeStore(SegmentStore):
+    """A `SegmentStore` whose pool is the host's. device: where attention computes.
+
+    device_budget: bytes of hot sets.
+    """
+
+    def __init__(
+        self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
+    ) -> None:
+        super().__init__(pool)
+        self.link, self.device_budget, self._device = link, device_budget, device
+        layout = pool.layout
+        nothing = torch.empty(0, 2, layout.head_dim, dtype=layout.dtype, device=device)
+        self._hot = [HotSet(nothing) for _ in range(layout.num_layers)]
+        self._waited_s = 0.0
+
+    @property
+    def compute_device(self) -> torch.device:
+        return self._device
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """Of hot sets."""
+        return self.device_budget.peak_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """All KV is on the host."""
+        return self.pool.budget.peak_bytes
+
+    @property
+    def stall_s(self) -> float:
+        return super().stall_s + self._waited_s
+
+    def reset_peaks(self) -> None:
+        super().reset_peaks()
+        self.device_budget.reset_peak()
+
+    def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
+        """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
+        home = [torch.empty_like(values, device="cpu") for values in key_values]
+        pairs = zip(home, key_values, strict=True)
+        pieces = [Piece(there, here.contiguous(), here.nbytes) for there, here in pairs]
+        self._cross(Direction.D2H, pieces)
+        starts = [segment.length for segment in segments]
+        super().append(segments, home)
+        for segment, first in zip(segments, starts, strict=True):
+            self._forget(segment, first)
+
+    def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
+        """On the device: what reads all of a path has it cross the link."""
+        held = super().gather(segment, visible, copy).contiguous()
+        found = torch.empty_like(held, device=self._device)
+        self._cross(Direction.H2D, [Piece(found, held, held.nbytes)])
+        return found
+
+    def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
+        """On the host: nothing crosses the link to be scored."""
+        return super().gather(segment, visible)[:, 0]
+
+    def fetch(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """What of it is not on the device crosses the link, once for all rows.
+
+        Raises:
+            CapacityError: if the device's budget is too small for what is selected.
+        """
+        kv_heads = slots.shape[1]
+        ids = slots * kv_heads + torch.arange(kv_heads, device=slots.device)[None, :, None]
+        wanted, places = ids.unique(return_inverse=True)
+        hot = self._hot[layer]
+        at, there = hot.split(wanted)
+        values = hot.values.new_empty(len(wanted), *hot.values.shape[1:])
+        values[there] = hot.values[at[there]]
+        missing = wanted[~there]
+        if len(missing):
+            values[~there] = self._bring(layer, missing, kv_heads)
+        self._charge(len(wanted) - len(hot.ids))
+        hot.ids, hot.values = wanted, values
+        return values[places].permute(3, 0, 1, 2, 4)
+
+    def _bring(self, layer: int, ids: torch.Tensor, kv_heads: int) -> torch.Tensor:
+        """Gathered on the host into one pack, and copied as one."""
+        slots, size = (ids // kv_heads).cpu(), self.pool.block_tokens
+        heads = (ids % kv_heads).cpu()
+        pack = self.pool.storage[slots // size, layer, :, slots % size, heads]
+        found = torch.empty_like(pack, device=self._device)
+        self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
+        return found
+
+    def _charge(self, num_more: int) -> None:
+        layout = self.pool.layout
+        num_bytes = num_more * 2 * layout.head_dim * layout.dtype.itemsize
+        if num_bytes > 0:
+            self.device_budget.charge(num_bytes, "what --sparse selects")
+        else:
+            self.device_budget.release(-num_bytes)
+
+    def _forget(self, segment: Segment, first: int) -> None:
+        """What was in the places of tokens from here on is no longer."""
+        size, kv_heads = self.pool.block_tokens, self.pool.layout.num_kv_heads
+        at = torch.arange(first, segment.length)
+        slots = torch.tensor(segment.blocks)[at // size] * size + at % size
+        ids = (slots[:, None] * kv_heads + torch.arange(kv_heads)).flatten().to(self._device)
+        for hot in self._hot:
+            before = len(hot.ids)
+            hot.forget(ids)
+            self._charge(len(hot.ids) - before)
+
+    def _cross(self, direction: Direction, pieces: Sequence[Piece]) -> None:
+        if any(piece.num_bytes for piece in pieces):
+            self._waited_s += self.link.wait([self.link.submit(direction, "select", pieces)])

@@ -1,0 +1,74 @@
+"""Cache ranks: who finds what a layer reads, and when. Knows no tensors.
+
+AsyncSpade's second device (section 4.1). What a rank finds never depends on which one it is: a
+layer that needs its selection waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import torch
+
+Work = Callable[[], Any]
+
+
+class CacheRank(Protocol):
+    """Work is pushed as soon as it can be done, and taken when it is needed."""
+
+    def push(self, layer: int, work: Work) -> None:
+        """What a layer of the present token needs, if nothing was pushed for it before."""
+        ...
+
+    def take(self, layer: int) -> Any:
+        """What it needs; None where nothing was pushed."""
+        ...
+
+    def close(self) -> None:
+        """Forget what was pushed; nothing runs any more when it returns."""
+        ...
+
+
+class InlineRank:
+    """Does it when it is needed: the specification."""
+
+    def __init__(self) -> None:
+        self._work: dict[int, Work] = {}
+
+    def push(self, layer: int, work: Work) -> None:
+        self._work.setdefault(layer, work)
+
+    def take(self, layer: int) -> Any:
+        work = self._work.pop(layer, None)
+        return None if work is None else work()
+
+    def close(self) -> None:
+        self._work.clear()
+
+
+class ThreadRank:
+    """Does it at once, on a thread of its own, in the order in which it was pushed."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "cache-rank")
+        self._found: dict[int, Future[Any]] = {}
+
+    def push(self, layer: int, work: Work) -> None:
+        def run() -> Any:
+            with torch.inference_mode():
+                return work()
+
+        if layer not in self._found:
+            self._found[layer] = self._thread.submit(run)
+
+    def take(self, layer: int) -> Any:
+        found = self._found.pop(layer, None)
+        return None if found is None else found.result()
+
+    def close(self) -> None:
+        for each in self._found.values():
+            each.cancel()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._found.clear()
