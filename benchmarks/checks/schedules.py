@@ -1,10 +1,11 @@
 """Does the tree depend on how problems are run beside each other? Equal hashes are required.
 
 A pairwise covering array of slots, batching, KV budget, problems in flight, how they share the
-device, executor, speculation, the split of KV between generator and verifier, the order of beams,
-and whose KV leaves. Each row takes its share of the problems in turn, so that the rows together run
-all of them. Compared with every problem alone, all KV on the device, plain executor. Float64: a
-row's bits do not depend on who is beside it where the machine's products do.
+device, executor, speculation, whether its steps are scored ahead, the split of KV between generator
+and verifier, the order of beams, and whose KV leaves. Each row takes its share of the problems in
+turn, so that the rows together run all of them. Compared with every problem alone, all KV on the
+device, plain executor. Float64: a row's bits do not depend on who is beside it where the machine's
+products do.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ FACTORS: dict[str, list[Any]] = {
     "budget": ["in-gpu", "half", "quarter", "least"],
     "in_flight": [1, 16],
     "explore": ["lockstep", "continuous", "decoupled"],
-    "executor": ["plain", "overlapped"],
+    "executor": ["plain", "overlapped", "auto"],
     "speculation": ["off", "exact", "auto"],
+    "verify_ahead": ["slack", "never"],
     "split": ["auto", "0.2", "0.8", "roofline", "offload"],
     "schedule": ["locality", "prefix"],
     "victims": ["tree", "lru", "cost"],
@@ -60,6 +62,7 @@ class Compared:
             "explore": row["explore"],
             "executor": row["executor"],
             "speculation": row["speculation"],
+            "verify_ahead": row["verify_ahead"],
             "split": row["split"],
             "victims": row["victims"],
         }
