@@ -240,7 +240,8 @@ def judge(ledger: Ledger, text: str) -> Verdict:
         looked_up += known.get(operand) == digit
         if re.fullmatch(r"\d\+\d\d", digit + add + result):
             added += (int(digit) + int(add)) % 10 == int(result)
-        known.setdefault(target, result)
+        if target.startswith(" "):  # a key, not a digit that is said again and again
+            known.setdefault(target, result)
     num = len(ledger.statements)
     return Verdict(
         recall=looked_up / max(1, there),

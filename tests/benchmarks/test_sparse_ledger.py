@@ -28,6 +28,12 @@ def test_a_file_of_ledgers_is_a_problem_set_whose_answers_are_judged(tmp_path, a
         assert not checker.is_correct(each.answer, wrong)
 
 
+def test_digits_said_again_and_again_are_no_look_ups():
+    (ledger,) = maker.ledgers(128, 1, False, 0)
+    found = maker.judge(ledger, ledger.statements[0].operand + "8" * 200)
+    assert (found.recall, found.copied, found.added) == (0, 0, 0)
+
+
 def test_the_checker_tells_look_ups_sums_and_copies_apart():
     (ledger,) = maker.ledgers(128, 1, False, 0)
     num = len(ledger.statements)
