@@ -38,12 +38,16 @@ def sparse_attention(
         raise InputError(
             f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
         )
-    if not isinstance(backend, TreeAttention):
-        raise InputError(f"{named}: needs --attention tree in plain torch, not {backend.name}")
-    decoder = loaded.decoder
+    decoder, asked = loaded.decoder, settings.model.attention
+    if asked not in ("auto", "tree"):
+        raise InputError(f"{named}: needs --attention tree in plain torch, not {asked}")
+    if settings.model.deterministic and decoder.device.type == "cuda":
+        raise InputError(f"{named}: not with --deterministic on a GPU, whose products it has not")
+    # Kernels read whole paths, and `tree` stands for them where they run.
+    inner = backend if isinstance(backend, TreeAttention) else TreeAttention()
     rank = settings.sparse.sparse_rank
     threaded = rank == "thread" or (rank == "auto" and home == "host")
-    return SparseAttention(backend, rule, Rotary(*decoder.rotary), threaded=threaded)
+    return SparseAttention(inner, rule, Rotary(*decoder.rotary), threaded=threaded)
 
 
 def at_home(
