@@ -201,7 +201,7 @@ class SparseSettings(Section):
     sparse: Sparse = "off"
     select: Select = Field(2048, description="tokens of each KV head, all, or a share of them")
     sparse_from: int = Field(4096, ge=0, description="tokens of a path up to which all are read")
-    sparse_layers: int | None = Field(None, ge=0, description="first layers that read all")
+    sparse_layers: int = Field(0, ge=0, description="first layers that read all")
     sparse_lag: int = Field(1, ge=1, description="tokens that a prediction looks ahead")
     sparse_window: int = Field(16, ge=1, description="queries that a prediction reads")
     sparse_frame: Literal["post", "pre"] = "post"

@@ -26,7 +26,7 @@ def trees(make_solver):
     return find
 
 
-@pytest.mark.parametrize("method", ["auto", "tova", "asyncspade"])
+@pytest.mark.parametrize("method", ["ahead", "tova", "asyncspade"])
 def test_with_everything_selected_the_tree_is_the_same(trees, method):
     full = trees()
     assert trees(sparse=method, select=10_000, sparse_from=0) == full
@@ -67,6 +67,13 @@ def test_nor_on_where_kv_is_at_home_nor_on_who_finds_what_is_selected(trees, met
     home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
     assert trees(sparse_rank="inline", **home, **options) == expected
     assert trees(**home, **options) == expected
+
+
+def test_auto_reads_all_where_kv_is_on_the_device(trees):
+    assert trees(sparse="auto", **FEW) == trees()
+    home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
+    corrected = trees(sparse="ahead", sparse_correct=0.8, **FEW)
+    assert trees(sparse="auto", **home, **FEW) == corrected != trees(sparse="ahead", **FEW)
 
 
 def test_only_what_is_selected_crosses_the_link(make_solver):

@@ -202,7 +202,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "scores (exact), the same among the best pages (pages), whole pages (quest), without what "
         "was not selected before (tova), by the query of the layer before (ahead), by one that is "
         "predicted from earlier tokens (asyncspade, algorithm-1, harmonic, last), or the newest "
-        "(window); auto: pages. It changes the tree.",
+        "(window); auto: ahead, corrected, where KV is on the host, else off. Changes the tree.",
     ),
     "select": (
         _SELECT,
@@ -211,7 +211,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "sparse_from": ("TOKENS", "Up to a path of so many tokens --sparse reads all."),
     "sparse_layers": (
         "LAYERS",
-        "First layers that read all with --sparse (default: 1 for auto, else 0).",
+        "First layers that read all with --sparse.",
     ),
     "sparse_lag": ("TOKENS", "How far ahead asyncspade and its like predict."),
     "sparse_window": ("TOKENS", "Queries that they predict from."),

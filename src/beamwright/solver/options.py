@@ -239,8 +239,8 @@ class SolverOptions(RequestOptions, total=False):
     """Tokens that `sparse` selects for each KV head: a number, "all", or a share such as 1/8."""
     sparse_from: int
     """Up to a path of so many tokens `sparse` reads all."""
-    sparse_layers: int | None
-    """First layers that read all with `sparse` (default: 1 for auto, else 0)."""
+    sparse_layers: int
+    """First layers that read all with `sparse`."""
     sparse_lag: int
     """How far ahead asyncspade and its like predict."""
     sparse_window: int

@@ -13,7 +13,8 @@ from beamwright.protocols import AttentionBackend
 from beamwright.solver.tiers import HostShares
 from beamwright.sparse import PREDICTORS, HomeStore, Rotary, SparseAttention, SparseRule
 
-_AUTO = "pages"
+_AUTO, _AUTO_CORRECT = "ahead", 0.8
+"""Right on the ledger from 32 tokens on, with 8 % of all heads corrected (docs/experiments.md)."""
 
 
 def sparse_attention(
@@ -86,7 +87,7 @@ def with_most_rows(settings: Settings, model: TreeModel) -> Settings:
 
 
 def sparse_rule(settings: SparseSettings) -> SparseRule | None:
-    """What the settings say; None where decoding reads all.
+    """What the settings say; None where decoding reads all: `auto` with KV on the device does.
 
     Raises:
         InputError: for options that would do nothing.
@@ -95,7 +96,8 @@ def sparse_rule(settings: SparseSettings) -> SparseRule | None:
     if settings.sparse == "off" or settings.select == 1.0:
         return None
     auto = settings.sparse == "auto"
-    layers = settings.sparse_layers
+    if auto and settings.sparse_home == "device":
+        return None
     rule = SparseRule(
         method=_AUTO if auto else settings.sparse,
         select=settings.select,
@@ -103,8 +105,8 @@ def sparse_rule(settings: SparseSettings) -> SparseRule | None:
         lag=settings.sparse_lag,
         window=settings.sparse_window,
         frame=settings.sparse_frame,
-        full_layers=int(auto) if layers is None else layers,
-        correct=settings.sparse_correct,
+        full_layers=settings.sparse_layers,
+        correct=_AUTO_CORRECT if auto else settings.sparse_correct,
     )
     if rule.how.evicts and isinstance(rule.select, float):
         raise InputError(f"--sparse {settings.sparse}: --select has to be a number of tokens")
