@@ -129,9 +129,9 @@ class SegmentStore(Residency):
         found = self.pool.storage[slots // size, layer, :, slots % size, heads]
         return found.permute(3, 0, 1, 2, 4)
 
-    def fetch(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
-        """The same, where attention computes."""
-        return self.read(layer, slots)
+    def fetch(self, layer: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same of all that a token's rows read, where attention computes."""
+        return [self.read(layer, slots) for slots in wanted]
 
     def pieces(
         self, direction: Direction, device: Sequence[int], host: Sequence[int]

@@ -95,25 +95,26 @@ class HomeStore(SegmentStore):
         """On the host: nothing crosses the link to be scored."""
         return super().gather(segment, visible)[:, 0]
 
-    def fetch(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+    def fetch(self, layer: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What of it is not on the device crosses the link, once for all rows.
 
         Raises:
             CapacityError: if the device's budget is too small for what is selected.
         """
-        kv_heads = slots.shape[1]
-        ids = slots * kv_heads + torch.arange(kv_heads, device=slots.device)[None, :, None]
-        wanted, places = ids.unique(return_inverse=True)
-        hot = self._hot[layer]
-        at, there = hot.split(wanted)
-        values = hot.values.new_empty(len(wanted), *hot.values.shape[1:])
+        kv_heads, hot = self.pool.layout.num_kv_heads, self._hot[layer]
+        heads = torch.arange(kv_heads, device=self._device)[None, :, None]
+        each = [slots * kv_heads + heads for slots in wanted]
+        ids, places = torch.cat([one.flatten() for one in each]).unique(return_inverse=True)
+        at, there = hot.split(ids)
+        values = hot.values.new_empty(len(ids), *hot.values.shape[1:])
         values[there] = hot.values[at[there]]
-        missing = wanted[~there]
+        missing = ids[~there]
         if len(missing):
             values[~there] = self._bring(layer, missing, kv_heads)
-        self._charge(len(wanted) - len(hot.ids))
-        hot.ids, hot.values = wanted, values
-        return values[places].permute(3, 0, 1, 2, 4)
+        self._charge(len(ids) - len(hot.ids))
+        hot.ids, hot.values = ids, values
+        parts = zip(places.split([one.numel() for one in each]), each, strict=True)
+        return [values[own.view(one.shape)].permute(3, 0, 1, 2, 4) for own, one in parts]
 
     def _bring(self, layer: int, ids: torch.Tensor, kv_heads: int) -> torch.Tensor:
         """Gathered on the host into one pack, and copied as one."""

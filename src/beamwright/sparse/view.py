@@ -211,11 +211,18 @@ class SparseDecode:
         scores = None
         if self._rule.how.query != "none":
             scores = self._scores(layer, guess, foreseen)
-        found = []
+        assert self._index is not None
+        chosen, slots = [], []
         for count, rows in self._classes.items():
             own = None if scores is None else scores[rows]
-            found.append((rows, self._select(layer, rows, guess[rows], own, count)))
-        return found
+            columns = self._select(layer, rows, guess[rows], own, count)
+            chosen.append((rows, columns, own))
+            slots.append(self._index.slots(rows, columns))
+        stored = self._store.fetch(layer, slots)
+        return [
+            (rows, Selected(columns, held, own))
+            for (rows, columns, own), held in zip(chosen, stored, strict=True)
+        ]
 
     def _knows_all(self) -> bool:
         """True if every row that selects has a query to predict from."""
@@ -287,23 +294,19 @@ class SparseDecode:
         query: torch.Tensor,
         scores: torch.Tensor | None,
         count: int,
-    ) -> Selected:
-        """So many tokens of each of these rows; those that are stored are here when it returns."""
+    ) -> torch.Tensor:
+        """Columns [rows, kv_heads, count] of so many tokens of each of these rows."""
         rule = self._rule
         positions, seen = self._positions(rows)
         forced = seen & ((positions < SINKS) | (positions >= (self._seen[rows] - RECENT)[:, None]))
         if scores is None:  # a window: the newest
             wanted = positions.float().unsqueeze(1).expand(-1, self._kv_heads, -1)
-            columns = choose(wanted.clamp_min(0), seen, forced & (positions < SINKS), count)
-        elif rule.how.evicts:
-            columns = self._evicting(layer, rows, scores, seen, count)
-        elif rule.how.scores == "both":
-            columns = self._best_of_pages(layer, rows, query, scores, (seen, forced), count)
-        else:
-            columns = choose(probabilities(scores), seen, forced, count)
-        assert self._index is not None
-        stored = self._store.fetch(layer, self._index.slots(rows, columns))
-        return Selected(columns, stored, scores)
+            return choose(wanted.clamp_min(0), seen, forced & (positions < SINKS), count)
+        if rule.how.evicts:
+            return self._evicting(layer, rows, scores, seen, count)
+        if rule.how.scores == "both":
+            return self._best_of_pages(layer, rows, query, scores, (seen, forced), count)
+        return choose(probabilities(scores), seen, forced, count)
 
     def _attend(
         self, layer: int, rows: torch.Tensor, query: torch.Tensor, found: Selected
