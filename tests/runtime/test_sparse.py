@@ -78,6 +78,17 @@ def test_auto_reads_all_where_kv_is_on_the_device(trees):
     assert trees(sparse="auto", **home, **FEW) == corrected != trees(sparse="ahead", **FEW)
 
 
+def test_a_resumed_tree_is_not_the_one_that_it_would_have_been(make_solver, tmp_path):
+    """What its paths hold is computed again, by full attention."""
+    file = tmp_path / "search.json"
+    with make_solver(**SMALL, sparse="exact", **FEW, dtype=exact_dtype()) as solver:
+        assert solver.solve(PROBLEMS[0][1], checkpoint=file).exact
+        assert not solver.resume(file).exact
+    with make_solver(**SMALL, dtype=exact_dtype()) as solver:
+        assert solver.solve(PROBLEMS[0][1], checkpoint=file).exact
+        assert solver.resume(file).exact
+
+
 def test_only_what_is_selected_crosses_the_link(make_solver):
     home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
     with make_solver(**SMALL, sparse="ahead", **FEW, **home) as solver:

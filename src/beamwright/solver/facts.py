@@ -134,7 +134,10 @@ class Meter:
             cache=_cache(models, since.cache, self._scores(run)),
             sparse=_sparse(parts.generator, since.sparse),
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
-            exact=machinery.exact and settings.schedule.speculation != "truncate",
+            exact=machinery.exact
+            and settings.schedule.speculation != "truncate"
+            # A resumed path gets the KV of full attention.
+            and not (before is not None and isinstance(parts.generator.backend, SparseAttention)),
             schedule=policy_name(self._schedule),
             attention=parts.generator.backend.name,
             batch=self._batch(settings.schedule.max_batch, since),
