@@ -70,11 +70,14 @@ def selects(options: Mapping[str, Any], budgets: Sequence[int | float]) -> Seque
     return [each for each in budgets if shares or isinstance(each, int)]
 
 
-def seen(solver: Solver, solution: Solution) -> dict[str, Any]:
+def seen(solver: Solver, solutions: Sequence[Solution]) -> dict[str, Any]:
     """What the solver says of the selections; corrected: the share of KV heads."""
-    stats, shape = solution.sparse, solver.generator.decoder.shape
-    if stats is None or not stats.tokens:
+    shape = solver.generator.decoder.shape
+    # Of all in flight until a problem ends: the last one knows of all.
+    known = [each.sparse for each in solutions if each.sparse is not None and each.sparse.tokens]
+    if not known:
         return {}
+    stats = max(known, key=lambda each: each.tokens)
     left_out, heads = stats.left_out_mean, stats.tokens * shape.layers * shape.kv_heads
     return {
         "visible": round(stats.visible_mean or 0),
@@ -105,7 +108,7 @@ def ledger_cell(tokens: int, num: int, seed: int) -> Cell:
             max_step_tokens=max(limits), **options,
         ) as solver:  # fmt: skip
             solutions = solved(solver.solve_many(asked))
-            shown = seen(solver, solutions[0])
+            shown = seen(solver, solutions)
         verdicts = [
             maker.judge(each, solution.candidates[0].text)
             for each, solution in zip(found, solutions, strict=True)
@@ -128,7 +131,7 @@ def bundled_cell(num: int, n: int, seed: int) -> Cell:
             model="bundled", verifier="bundled", search="best-of-n", n=n, seed=seed, **options
         ) as solver:
             solutions = solved(solver.solve_many([each.problem for each in problems]))
-            shown = seen(solver, solutions[0])
+            shown = seen(solver, solutions)
         ones, best, tokens = [], [], []
         for problem, solution in zip(problems, solutions, strict=True):
             best.append(bool(checker.is_correct(problem.answer, solution.answer)))
