@@ -278,3 +278,10 @@ def test_turning_back_undoes_turning():
     rotary, values = turning(), torch.randn(5, HEADS, DIM, dtype=torch.float64)
     at = torch.tensor([0, 3, 9, 100, 255])
     torch.testing.assert_close(rotary.turn_back(rotary.turn(values, at), at), values)
+
+
+def test_rows_that_have_stopped_may_stand_behind_the_context():
+    rotary, values = turning(), torch.randn(2, HEADS, DIM, dtype=torch.float64)
+    at, end = torch.tensor([7, 256]), torch.tensor([7, 255])
+    assert torch.equal(rotary.turn(values, at), rotary.turn(values, end))
+    assert torch.equal(rotary.turn_back(values, at), rotary.turn_back(values, end))

@@ -29,5 +29,7 @@ class Rotary:
     def _turned(self, values: torch.Tensor, positions: torch.Tensor, sign: float) -> torch.Tensor:
         if not self.cos.numel():
             return values
+        # Rows that have stopped go on until others do, inside the context, as in the decoder.
+        positions = positions.clamp(max=len(self.cos) - 1)
         cos, sin = self.cos[positions].unsqueeze(1), sign * self.sin[positions].unsqueeze(1)
         return values * cos + values.roll(values.shape[-1] // 2, -1) * sin
