@@ -115,7 +115,13 @@ def sparse_rule(settings: SparseSettings) -> SparseRule | None:
 
 
 def _check_meant(settings: SparseSettings) -> None:
-    given, named = settings.model_fields_set - {"sparse"}, f"--sparse {settings.sparse}"
+    # A checkpoint says all of them, so the defaults count as not given.
+    defaults, named = SparseSettings(), f"--sparse {settings.sparse}"
+    given = {
+        name
+        for name in settings.model_fields_set - {"sparse"}
+        if getattr(settings, name) != getattr(defaults, name)
+    }
     if settings.sparse == "off":
         ignored = given
     else:
