@@ -3,6 +3,7 @@
 from beamwright.kv.budget import ByteBudget, ScratchMeter
 from beamwright.kv.counts import CacheCounts, CacheStats, SparseCounts
 from beamwright.kv.host_streams import HostStreams
+from beamwright.kv.hosted import HostedStore
 from beamwright.kv.lease import Lease
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Link, Piece, Transfer, TransferState
@@ -36,6 +37,7 @@ __all__ = [
     "Direction",
     "HostStreams",
     "HostTier",
+    "HostedStore",
     "KVLayout",
     "Lease",
     "Link",

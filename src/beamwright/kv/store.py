@@ -119,10 +119,15 @@ class SegmentStore(Residency):
         """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""
         return self.gather(segment, visible)[:, 0]
 
+    def slots_of(self, segment: Segment, first: int, end: int) -> torch.Tensor:
+        """Places in the pool of a segment's tokens [first, end): a block's, and their own in it."""
+        at, size = torch.arange(first, end), self.pool.block_tokens
+        return torch.tensor(segment.blocks)[at // size] * size + at % size
+
     def read(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """Keys and values [2, rows, kv_heads, count, head_dim] of slots [rows, kv_heads, count].
 
-        A slot is a token's place in the pool: its block's, and its own in there.
+        A slot is a token's place in the pool, see `slots_of`.
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
         heads = torch.arange(slots.shape[1], device=slots.device)[None, :, None]

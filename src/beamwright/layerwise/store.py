@@ -18,10 +18,10 @@ from beamwright.kv import (
     BlockPool,
     ByteBudget,
     Direction,
+    HostedStore,
     Link,
     Piece,
     Segment,
-    SegmentStore,
     Transfer,
 )
 from beamwright.layerwise.offload import Offload
@@ -36,8 +36,8 @@ class Landing:
     transfer: Transfer
 
 
-class LayeredStore(SegmentStore):
-    """A `SegmentStore` in two places. Its pool is the host's; `device` is where attention computes.
+class LayeredStore(HostedStore):
+    """A `HostedStore` of which the device has whole layers.
 
     device_budget: bytes of the device's resident layers and stream buffers while a view is open.
     """
@@ -47,19 +47,12 @@ class LayeredStore(SegmentStore):
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
     ) -> None:
-        super().__init__(pool)
-        self.link, self.device_budget = link, device_budget
+        super().__init__(pool, device, link, device_budget)
         self.offload = Offload(link)
-        self._device = device
         # Per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
         self._on_device: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
         self._host_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
         self._landing: dict[int, Landing] = {}
-
-    @property
-    def compute_device(self) -> torch.device:
-        """Where attention's working copies reside."""
-        return self._device
 
     def make_tail(self, capacity: int, *, stays: bool = False) -> LayeredTail:
         """The tail of a decode session over these segments; its memory never outlives the rows."""
@@ -69,16 +62,6 @@ class LayeredStore(SegmentStore):
     # --- counts ------------------------------------------------------------------------------
 
     @property
-    def device_peak_bytes(self) -> int:
-        """Of resident layers and stream buffers."""
-        return self.device_budget.peak_bytes
-
-    @property
-    def host_peak_bytes(self) -> int:
-        """All KV is on the host."""
-        return self.pool.budget.peak_bytes
-
-    @property
     def stall_s(self) -> float:
         self.offload.order([])
         return super().stall_s + self.offload.stall_s
@@ -86,7 +69,6 @@ class LayeredStore(SegmentStore):
     def reset_peaks(self) -> None:
         """Forgets what is resident, too; no view may be open."""
         super().reset_peaks()
-        self.device_budget.reset_peak()
         self.offload = Offload(self.link)
 
     # --- writing -----------------------------------------------------------------------------

@@ -267,7 +267,6 @@ class Engine:
     def _decide(self, run: TreeRun) -> None:
         """Let the strategy decide, obey, free what nobody needs, report to the caller."""
         tree, clock = run.tree, self._clock
-        self._foreseen.pop(run, None)
         candidates = tuple(tree.candidates())
         with self._fails_alone(run):
             with self._accounting.phase("schedule"):

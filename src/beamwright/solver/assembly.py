@@ -15,7 +15,7 @@ from beamwright.attention import check_deterministic, make_attention
 from beamwright.config import ModelSettings, ScheduleSettings, Settings
 from beamwright.decode import RunningBatch
 from beamwright.errors import DeviceMemoryError, InputError
-from beamwright.kv import BlockPool, ByteBudget, KVLayout
+from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
 from beamwright.models import LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory, is_out_of_memory
@@ -29,10 +29,10 @@ from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
-from beamwright.solver.sparse import at_home, sparse_attention
+from beamwright.solver.sparse import sparse_attention
 from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import HostShares, chosen_schedule
-from beamwright.sparse import SparseAttention
+from beamwright.sparse import HomeStore
 from beamwright.verify import VerifierSource, resolve_verifier
 
 
@@ -132,10 +132,9 @@ def assemble(
     attention = sparse_attention(settings, loaded, backend, name)
     if row.streams_layers:
         backends = [_plain_attention(loaded, model)]
-        generator = _streamed(loaded, plan, tier, backends[0])
-    elif isinstance(attention, SparseAttention) and home:
-        assert tier is not None
-        generator = at_home(loaded, attention, plan.generator_kv_bytes, tier)
+        generator = _hosted(LayeredStore, loaded, LayerwiseAttention(backends[0]), plan, tier)
+    elif home:
+        generator = _hosted(HomeStore, loaded, attention, plan, tier)
     else:
         host = None if tier is None else tier.of_generator()
         shared = None if sizes is None else shared_bytes(settings, plan)
@@ -179,19 +178,22 @@ def _plain_attention(loaded: LoadedModel, model: ModelSettings) -> AttentionBack
     return backend
 
 
-def _streamed(
-    loaded: LoadedModel, plan: MemoryPlan, tier: HostShares | None, backend: AttentionBackend
+def _hosted(
+    kind: type[HostedStore],
+    loaded: LoadedModel,
+    attention: AttentionBackend,
+    plan: MemoryPlan,
+    tier: HostShares | None,
 ) -> TreeModel:
-    """The layer-wise baseline: all KV is on the host, and the device holds whole layers of it."""
+    """A generator with all KV on the host, whose store has its budget on the device."""
     assert tier is not None
     link, device_budget = tier.link, ByteBudget(plan.generator_kv_bytes)
 
-    def make_store(layout: KVLayout, budget: ByteBudget, device: torch.device) -> LayeredStore:
+    def make_store(layout: KVLayout, budget: ByteBudget, device: torch.device) -> HostedStore:
         pool = BlockPool(layout, budget, pinned=device.type == "cuda")
-        return LayeredStore(pool, device, link, device_budget)
+        return kind(pool, device, link, device_budget)
 
-    streamed = LayerwiseAttention(backend)
-    return TreeModel(loaded.decoder, streamed, tier.generator_bytes, make_store=make_store)
+    return TreeModel(loaded.decoder, attention, tier.generator_bytes, make_store=make_store)
 
 
 def _sizes(model: LoadedModel) -> ModelBytes:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings, SparseSettings
 from beamwright.errors import InputError, format_bytes
-from beamwright.kv import BlockPool, ByteBudget, KVLayout
 from beamwright.models import LoadedModel, TreeModel
 from beamwright.protocols import AttentionBackend
-from beamwright.solver.tiers import HostShares
 from beamwright.sparse import PREDICTORS, HomeStore, Rotary, SparseAttention, SparseRule
 
 _AUTO, _AUTO_CORRECT = "ahead", 0.8
@@ -50,19 +46,6 @@ def sparse_attention(
     rank = settings.sparse.sparse_rank
     threaded = rank == "thread" or (rank == "auto" and home == "host")
     return SparseAttention(inner, rule, Rotary(*decoder.rotary), threaded=threaded)
-
-
-def at_home(
-    loaded: LoadedModel, attention: SparseAttention, device_bytes: int, tier: HostShares
-) -> TreeModel:
-    """A generator whose KV is on the host; the device has so many bytes for what is selected."""
-    budget = ByteBudget(device_bytes)
-
-    def make_store(layout: KVLayout, host: ByteBudget, device: torch.device) -> HomeStore:
-        pool = BlockPool(layout, host, pinned=device.type == "cuda")
-        return HomeStore(pool, device, tier.link, budget)
-
-    return TreeModel(loaded.decoder, attention, tier.generator_bytes, make_store=make_store)
 
 
 def with_most_rows(settings: Settings, model: TreeModel) -> Settings:

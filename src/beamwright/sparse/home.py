@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.kv import BlockPool, ByteBudget, Direction, Link, Piece, Segment, SegmentStore
+from beamwright.kv import BlockPool, ByteBudget, Direction, HostedStore, Link, Piece, Segment
 
 
 class HotSet:
@@ -35,43 +35,21 @@ class HotSet:
         self.ids, self.values = self.ids[kept], self.values[kept]
 
 
-class HomeStore(SegmentStore):
-    """A `SegmentStore` whose pool is the host's. device: where attention computes.
-
-    device_budget: bytes of hot sets.
-    """
+class HomeStore(HostedStore):
+    """A `HostedStore` of which the device has hot sets."""
 
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
     ) -> None:
-        super().__init__(pool)
-        self.link, self.device_budget, self._device = link, device_budget, device
+        super().__init__(pool, device, link, device_budget)
         layout = pool.layout
         nothing = torch.empty(0, 2, layout.head_dim, dtype=layout.dtype, device=device)
         self._hot = [HotSet(nothing) for _ in range(layout.num_layers)]
         self._waited_s = 0.0
 
     @property
-    def compute_device(self) -> torch.device:
-        return self._device
-
-    @property
-    def device_peak_bytes(self) -> int:
-        """Of hot sets."""
-        return self.device_budget.peak_bytes
-
-    @property
-    def host_peak_bytes(self) -> int:
-        """All KV is on the host."""
-        return self.pool.budget.peak_bytes
-
-    @property
     def stall_s(self) -> float:
         return super().stall_s + self._waited_s
-
-    def reset_peaks(self) -> None:
-        super().reset_peaks()
-        self.device_budget.reset_peak()
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
         """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
@@ -135,9 +113,8 @@ class HomeStore(SegmentStore):
 
     def _forget(self, segment: Segment, first: int) -> None:
         """What was in the places of tokens from here on is no longer."""
-        size, kv_heads = self.pool.block_tokens, self.pool.layout.num_kv_heads
-        at = torch.arange(first, segment.length)
-        slots = torch.tensor(segment.blocks)[at // size] * size + at % size
+        kv_heads = self.pool.layout.num_kv_heads
+        slots = self.slots_of(segment, first, segment.length)
         ids = (slots[:, None] * kv_heads + torch.arange(kv_heads)).flatten().to(self._device)
         for hot in self._hot:
             before = len(hot.ids)

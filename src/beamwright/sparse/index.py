@@ -6,11 +6,11 @@ Columns are a row's positions, up to the longest path's end, and behind it the p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 
 from beamwright.attention.layers import Entry
+from beamwright.attention.partial import round_up
 from beamwright.attention.shared import Bucket, SharedSegments
 from beamwright.kv import Path, SegmentStore, Tail
 from beamwright.sparse.rule import PAGE
@@ -41,20 +41,18 @@ class _Keys:
 class PathIndex:
     """Scores all tokens of paths, and says where their KV is.
 
-    lengths: tokens of each path. num_columns: of the stored ones.
+    num_columns: of the stored tokens.
     """
 
     def __init__(self, store: SegmentStore, paths: Sequence[Path]) -> None:
         self._store, self._layout = store, store.pool.layout
-        self.lengths = [sum(part.visible for part in path) for path in paths]
-        longest = max(self.lengths)
-        # A tail has a multiple of 16 columns, an odd one of them only while it is short.
-        self.num_columns = -(-longest // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+        longest = max(sum(part.visible for part in path) for path in paths)
+        self.num_columns = round_up(longest, COLUMN_MULTIPLE)
         self._shared = SharedSegments(store, paths, _Keys)
         self._queries = [self._shared.query_index(bucket) for bucket in self._shared.buckets]
         self._sources, self._places = self._scatter(paths)
         self._slots = self._where(paths)
-        self._bounds = cache(self._bounds_of)
+        self._bounds: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def scores(self, layer: int, query: torch.Tensor, *, pages: bool) -> torch.Tensor:
         """[rows, kv_heads, group, columns] for query [rows, heads, head_dim]; -inf is no token.
@@ -72,7 +70,7 @@ class PathIndex:
             items = bucket.rows.shape[0]
             queries = flat.index_select(0, index.to(home)).view(items, kv_heads, -1, head_dim)
             if pages:
-                scored = bounded(queries, *self._bounds(number, layer))
+                scored = bounded(queries, *self._bounds_of(number, layer))
             else:
                 scored = queries @ self._keys(bucket, layer).transpose(-1, -2)
             scored = scored[:, :, : real * group].unflatten(2, (real, group))
@@ -102,9 +100,12 @@ class PathIndex:
         return bucket.layers.layer(layer)
 
     def _bounds_of(self, number: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        bucket = self._shared.buckets[number]
-        keys = self._keys(bucket, layer)
-        return page_bounds(keys, (bucket.mask[:, 0, 0] == 0).to(keys.device))
+        if (number, layer) not in self._bounds:
+            bucket = self._shared.buckets[number]
+            keys = self._keys(bucket, layer)
+            seen = (bucket.mask[:, 0, 0] == 0).to(keys.device)
+            self._bounds[number, layer] = page_bounds(keys, seen)
+        return self._bounds[number, layer]
 
     def _scatter(self, paths: Sequence[Path]) -> tuple[torch.Tensor, torch.Tensor]:
         """From rows of all buckets' scores to rows of [row, column]."""
@@ -127,14 +128,12 @@ class PathIndex:
 
     def _where(self, paths: Sequence[Path]) -> torch.Tensor:
         """Place in the pool [rows, columns] of every stored token."""
-        size = self._layout.block_tokens
         slots = torch.zeros(len(paths), self.num_columns, dtype=torch.long)
         for row, path in enumerate(paths):
             at = 0
             for part in path:
-                position = torch.arange(part.visible)
-                blocks = torch.tensor(part.segment.blocks)[position // size]
-                slots[row, at : at + part.visible] = blocks * size + position % size
+                there = self._store.slots_of(part.segment, 0, part.visible)
+                slots[row, at : at + part.visible] = there
                 at += part.visible
         return slots.to(self._store.compute_device)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from beamwright.attention.partial import round_up
 from beamwright.sparse.predict import PREDICTORS
 
 SINKS, RECENT = 4, 12
@@ -83,7 +84,7 @@ class SparseRule:
         """Tokens that a row selects of so many, the current one included."""
         if isinstance(self.select, int):
             return max(self.select, SINKS + RECENT)
-        share = -(-math.ceil(self.select * visible) // _SHARE_MULTIPLE) * _SHARE_MULTIPLE
+        share = round_up(math.ceil(self.select * visible), _SHARE_MULTIPLE)
         return max(share, SINKS + RECENT)
 
     def is_sparse(self, visible: int) -> bool:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from beamwright.attention.partial import attend_few
+from beamwright.attention.partial import attend_few, round_up
 from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.kv import Path, Segment, SegmentStore, SparseCounts, Tail
 from beamwright.protocols import AttentionView
@@ -323,8 +322,8 @@ class SparseDecode:
     def _positions(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The position in its path of each column [rows, columns], and whether it has a token."""
         assert self._index is not None
-        num_stored, num_own = self._index.num_columns, self._tail.num_tokens
-        num_own += -num_own % COLUMN_MULTIPLE
+        num_stored = self._index.num_columns
+        num_own = round_up(self._tail.num_tokens, COLUMN_MULTIPLE)
         columns = torch.arange(num_stored + num_own, device=rows.device)
         stored, seen = self._stored[rows][:, None], self._seen[rows][:, None]
         own = columns - num_stored + stored
@@ -430,6 +429,4 @@ class SparseAttention:
         self, store: SegmentStore, paths: Sequence[Path], lengths: Sequence[int]
     ) -> AttentionView:
         """Given tokens attend to everything."""
-        view: Any = self._inner.prefill_view(store, paths, lengths)
-        found: AttentionView = view
-        return found
+        return self._inner.prefill_view(store, paths, lengths)
