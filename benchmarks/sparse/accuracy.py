@@ -35,6 +35,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ahead": {"sparse": "ahead"},
         "ahead, first layer in full": {"sparse": "ahead", "sparse_layers": 1},
         "ahead, corrected below .8": {"sparse": "ahead", "sparse_correct": 0.8},
+        "ahead-pages": {"sparse": "ahead-pages"},
+        "ahead-pages, corrected below .8": {"sparse": "ahead-pages", "sparse_correct": 0.8},
         "tova": {"sparse": "tova"},
         "window": {"sparse": "window"},
         "last": {"sparse": "last"},

@@ -41,6 +41,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "quest": {"sparse": "quest", "sparse_home": "host"},
     "ahead, inline": {"sparse": "ahead", "sparse_home": "host", "sparse_rank": "inline"},
     "ahead, thread": {"sparse": "ahead", "sparse_home": "host"},
+    "ahead-pages, thread": {"sparse": "ahead-pages", "sparse_home": "host"},
     "exact": {"sparse": "exact", "sparse_home": "host"},
 }
 """Options of a Solver."""

@@ -50,6 +50,7 @@ Sparse = Literal[
     "quest",
     "tova",
     "ahead",
+    "ahead-pages",
     "window",
     "asyncspade",
     "algorithm-1",

@@ -20,6 +20,7 @@ KEYS = {
     "verifier",
     "memory",
     "split",
+    "sparse",
     "gpu_source",
     "borderline",
     "unscored_tokens",
@@ -348,3 +349,34 @@ def test_a_split_needs_a_verifier(cli):
     found = cli(*PAPER, "--split", "0.5")
     assert found.code == 2
     assert "--split needs --verifier" in found.err
+
+
+LONG = ["plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090-x16", "--n", "64", "--width", "1"]
+LONG = [*LONG, "--generate", "8192", "--step-tokens", "256"]
+SELECT = ["--select", "512", "--sparse-from", "512"]
+
+
+def test_sparse_decoding_beside_the_schedules(cli):
+    found = cli(*LONG, "--sparse", "ahead-pages", *SELECT, "--json").json
+    sparse = found["sparse"]
+    assert (sparse["method"], sparse["select"], sparse["first"]) == ("ahead-pages", 512, 512)
+    fastest = min(each["time_s"] for each in found["schedules"].values() if each["time_s"])
+    assert sparse["gain"] == pytest.approx(fastest / sparse["time_s"])
+    assert sparse["worthwhile"]
+    assert 64 * 512 * found["kv_bytes_per_token"] <= sparse["peak_kv_bytes"]
+    assert sparse["peak_kv_bytes"] <= found["kv_budget_bytes"]
+    keys = cli(*LONG, "--sparse", "auto", *SELECT, "--json").json["sparse"]
+    assert (keys["method"], keys["worthwhile"]) == ("ahead", False)
+    page = " ".join(cli(*LONG, "--sparse", "ahead-pages", *SELECT).out.split())
+    assert "--sparse ahead-pages --sparse-home host" in page
+    assert "worth trying" in page
+
+
+def test_sparse_decoding_that_does_not_fit_or_was_not_asked_for(cli):
+    assert cli(*LONG, "--json").json["sparse"] is None
+    assert cli(*LONG, "--sparse", "exact", "--select", "all", "--json").json["sparse"] is None
+    found = cli(*LONG, "--sparse", "exact", "--sparse-from", "100000", "--json").json["sparse"]
+    assert (found["time_s"], found["gain"], found["worthwhile"]) == (None, 0.0, False)
+    refused = cli(*LONG, "--sparse", "off", "--select", "512")
+    assert refused.code == 2
+    assert "--select 512: does nothing with --sparse off" in refused.err

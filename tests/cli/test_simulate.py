@@ -323,3 +323,19 @@ def test_plan_and_simulate_agree_on_what_fits(cli, pair, num_beams, width, step_
                 assert plan["fits"] == (simulated[name] is not None), (name, share)
             seen.add(plan["fits"])
     assert seen == {True, False}
+
+
+def test_sparse_decoding_of_the_same_tree(cli):
+    words = [*TIGHT, "--schedules", "locality/tree", "--json"]
+    assert cli(*words).json["sparse"] is None
+    report = cli(*words, "--sparse", "ahead", "--select", "32", "--sparse-from", "32").json
+    sparse = report["sparse"]
+    assert (sparse["method"], sparse["rows"], sparse["selecting_tokens"]) == ("ahead", 8, 8 * 128)
+    assert 0 <= sparse["hidden_share"] <= 1
+    locality = report["schedules"]["locality/tree"]
+    decode_s = locality["time_s"] - locality["verify_s"]
+    assert sparse["times"] == pytest.approx(decode_s / sparse["decode_s"])
+    page = cli(*words[:-1], "--sparse", "ahead", "--select", "32", "--sparse-from", "32").out
+    assert "--sparse ahead --sparse-home host" in " ".join(page.split())
+    none = cli(*words, "--sparse", "ahead", "--select", "100000", "--sparse-from", "0").json
+    assert none["sparse"]["decode_s"] is None

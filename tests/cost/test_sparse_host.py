@@ -9,7 +9,6 @@ from beamwright.cost.sparse import SparseLoad
 from beamwright.cost.sparse_host import (
     Host,
     Scored,
-    compare_sparse,
     device_bytes,
     full_seconds,
     host_ranks,
@@ -45,31 +44,36 @@ def test_seconds_per_token_at_4k_16k_and_32k(load, full, keys, bounds):
 
 def test_scoring_in_the_host_s_memory_loses_and_bounds_win_where_several_groups_are_needed():
     wide = replace(APART, context=16384)
-    found = compare_sparse(ROOFLINE, SHAPE, wide, BUDGET)
-    assert (found.scored, found.groups) == (Scored.HOST_BOUNDS, 21)
-    assert found.worthwhile
-    assert found.gain == pytest.approx(2.6, abs=0.05)
-    assert host_ranks(ROOFLINE, SHAPE, wide, Scored.HOST_KEYS, Host()).ideal_s > found.full_s
-    tree = compare_sparse(ROOFLINE, SHAPE, replace(TREE, context=32768), BUDGET)
-    assert tree.scored is Scored.DEVICE_BOUNDS
-    assert tree.gain == pytest.approx(4.9, abs=0.1)
+    full_s, groups = full_seconds(ROOFLINE, wide, BUDGET, 32)
+    assert groups == 21
+    seconds = {
+        scored: host_ranks(ROOFLINE, SHAPE, wide, scored, Host()).ideal_s for scored in Scored
+    }
+    assert full_s / seconds[Scored.HOST_BOUNDS] == pytest.approx(2.6, abs=0.05)
+    assert seconds[Scored.HOST_KEYS] > full_s
+    tree = replace(TREE, context=32768)
+    full_s, _ = full_seconds(ROOFLINE, tree, BUDGET, 32)
+    device_s = host_ranks(ROOFLINE, SHAPE, tree, Scored.DEVICE_BOUNDS, Host()).ideal_s
+    assert full_s / device_s == pytest.approx(4.9, abs=0.1)
 
 
-def test_full_attention_stays_where_it_costs_about_the_same_or_selects_everything():
-    found = compare_sparse(ROOFLINE, SHAPE, TREE, BUDGET)
-    assert (found.scored, found.groups) == (Scored.ALL_ON_DEVICE, 1)
-    assert 1 < found.gain < 1.2
-    assert not found.worthwhile
-    short = compare_sparse(ROOFLINE, SHAPE, replace(TREE, context=512), BUDGET)
-    assert (short.scored, short.gain, short.worthwhile) == (None, 1.0, False)
+def test_where_one_group_fits_there_is_little_to_gain():
+    full_s, groups = full_seconds(ROOFLINE, TREE, BUDGET, 32)
+    assert groups == 1
+    resident_s = host_ranks(ROOFLINE, SHAPE, TREE, Scored.ALL_ON_DEVICE, Host()).ideal_s
+    assert 1 < full_s / resident_s < 1.2
 
 
-def test_what_no_selection_fits():
+def test_nothing_is_scored_where_nothing_has_to_be():
+    ranks = host_ranks(ROOFLINE, SHAPE, APART, None, Host())
+    assert (ranks.cache_s, ranks.up_s) == (0.0, 0.0)
+    assert ranks.down_s == host_ranks(ROOFLINE, SHAPE, APART, Scored.HOST_KEYS, Host()).down_s
+
+
+def test_what_the_device_holds():
     assert device_bytes(1, APART, Scored.HOST_KEYS) == 64 * 512
     assert device_bytes(1, APART, Scored.DEVICE_BOUNDS) == 64 * (512 + 256)
     assert device_bytes(1, APART, Scored.ALL_ON_DEVICE) == 64 * (4096 + 256)
-    found = compare_sparse(ROOFLINE, SHAPE, APART, 4e9)
-    assert (found.scored, found.sparse_s) == (None, found.full_s)
 
 
 def test_one_path_that_does_not_fit_goes_by_layers():

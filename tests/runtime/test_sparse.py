@@ -11,6 +11,7 @@ PROBLEMS = [
 ]
 SMALL = {"search": "beam", "n": 8, "width": 4, "max_rounds": 5, "max_step_tokens": 12}
 FEW = {"select": 24, "sparse_from": 0}
+HOME = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_nor_with_other_options(trees, options):
     assert trees(in_flight=5, max_batch=5, executor="overlapped", **options) == expected
 
 
-@pytest.mark.parametrize("method", ["exact", "ahead", "asyncspade", "quest", "pages"])
+@pytest.mark.parametrize("method", ["exact", "ahead", "ahead-pages", "asyncspade", "quest"])
 def test_nor_on_where_kv_is_at_home_nor_on_who_finds_what_is_selected(trees, method):
     options = {"sparse": method, **FEW}
     if method == "exact":
@@ -71,11 +72,10 @@ def test_nor_on_where_kv_is_at_home_nor_on_who_finds_what_is_selected(trees, met
     assert trees(**home, **options) == expected
 
 
-def test_auto_reads_all_where_kv_is_on_the_device(trees):
+def test_auto_reads_all_where_host_and_device_are_one(trees):
     assert trees(sparse="auto", **FEW) == trees()
-    home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
     corrected = trees(sparse="ahead", sparse_correct=0.8, **FEW)
-    assert trees(sparse="auto", **home, **FEW) == corrected != trees(sparse="ahead", **FEW)
+    assert trees(sparse="auto", **HOME, **FEW) == corrected != trees(sparse="ahead", **FEW)
 
 
 def test_a_resumed_tree_is_not_the_one_that_it_would_have_been(make_solver, tmp_path):
@@ -96,8 +96,7 @@ def test_what_a_checkpoint_says_is_no_option_that_does_nothing(make_solver):
 
 
 def test_only_what_is_selected_crosses_the_link(make_solver):
-    home = {"sparse_home": "host", "kv_memory": "60KiB", "host_memory": "16MiB"}
-    with make_solver(**SMALL, sparse="ahead", **FEW, **home) as solver:
+    with make_solver(**SMALL, sparse="ahead", **FEW, **HOME) as solver:
         solution = solver.solve(PROBLEMS[0][1])
         kept = solver.generator.store
         again = solver.solve(PROBLEMS[0][1])
@@ -121,6 +120,20 @@ def test_a_solution_says_what_was_read(make_solver):
     assert found["selected_mean"] == 24 < found["visible_mean"]
     assert 0 < found["left_out_mean"] < 1
     assert found["corrections"] == 0
+    assert found["rank"] is None
+
+
+def test_a_rank_beside_the_decoder_says_what_was_hidden(make_solver):
+    with make_solver(**SMALL, sparse="asyncspade", **FEW, **HOME) as solver:
+        rank = solver.solve(PROBLEMS[0][1]).to_json()["sparse"]["rank"]
+    assert 0 <= rank["late"] <= rank["takes"]
+    assert rank["takes"] > 0
+    assert (rank["late"] == 0) == (rank["waited_s"] == 0)
+    assert rank["forward_s"] > 0
+    assert rank["link_s"] >= 0
+    assert rank["choose_s"] >= 0
+    with make_solver(**SMALL, sparse="asyncspade", sparse_rank="inline", **FEW, **HOME) as solver:
+        assert solver.solve(PROBLEMS[0][1]).sparse.rank is None
 
 
 @pytest.mark.parametrize(

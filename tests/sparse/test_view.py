@@ -156,15 +156,17 @@ class Oracle:
                 left = everything if before is None else before[head] | {seen - 1}
                 found.append(self._best(self._shares(guess, keys, head, left), set(), budget))
                 continue
+            known = everything - ({seen - 1} if foreseen else set())
             if rule.how.scores == "keys":
-                known = everything - ({seen - 1} if foreseen else set())
                 shares = self._shares(guess, keys, head, known)
                 shares.setdefault(seen - 1, 0.0)
             else:
-                shares = self._page_shares(guess, keys, head, seen)
+                shares = self._page_shares(guess, keys, head, len(known))
+                shares.setdefault(seen - 1, 0.0)
             if rule.how.scores == "both":
                 some = self._best(shares, forced, min(CANDIDATES * budget, seen))
-                shares = self._shares(guess, keys, head, some)
+                shares = self._shares(guess, keys, head, some & known)
+                shares.setdefault(seen - 1, 0.0)
             found.append(self._best(shares, forced, budget))
         if rule.how.evicts:
             self.left[layer] = found

@@ -19,6 +19,7 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.plan_sparse import sparse_report
 from beamwright.cli.plan_split import split_report
 from beamwright.cli.plan_view import plan_view
 from beamwright.cli.sizes import (
@@ -51,7 +52,7 @@ _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
 _RESIDENT = "in-gpu/tree"
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory", "split",
+    "step_tokens", "memory", "kv_memory", "split", "sparse", "select", "sparse_from",
 )  # fmt: skip
 
 _PromptOption = Annotated[int, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
@@ -125,6 +126,7 @@ def _report(
         "verifier": None if verifier is None else _verifier_report(verifier, memory),
         "memory": _memory_report(models, memory, need, workload.num_beams, split),
         "split": split_report(split, workload, models, memory),
+        "sparse": sparse_report(settings.sparse, workload, models, budget, scorer),
         "fits": estimates[_RESIDENT].fits,
         "borderline": estimates[_RESIDENT].borderline,
         "max_beams_in_gpu": max_beams_in_gpu(workload, generator.costs, budget, scorer),

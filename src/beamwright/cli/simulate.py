@@ -22,12 +22,13 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.plan_sparse import planned_rule
 from beamwright.cli.simulate_case import Case, find_case
 from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
 from beamwright.cli.simulate_view import comparison_view
 from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
-from beamwright.config import ScheduleSettings, Speculation
-from beamwright.cost import Layout
+from beamwright.config import ScheduleSettings, SparseSettings, Speculation
+from beamwright.cost import Layout, Roofline
 from beamwright.errors import CapacityError, InputError
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, schedule_row
@@ -39,7 +40,8 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
-    "max_batch", "batching", "speculation", "write_back", "victims",
+    "max_batch", "batching", "speculation", "write_back", "victims", "sparse",
+    "select", "sparse_from",
 )  # fmt: skip
 
 
@@ -262,6 +264,7 @@ def _report(
                 f"speedup_over_layerwise_{layout}": _speedup(each, results.get(baseline))
                 for layout, baseline in _BASELINES.items()
             }
+    sparse = _simulate_sparse(settings.sparse, case, models, plan, results)
     return {
         "model": generator.name,
         "verifier": None if verifier is None else verifier.name,
@@ -279,6 +282,7 @@ def _report(
         "kv_budget_bytes": plan.generator_kv_bytes,
         "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,
         "schedules": results,
+        "sparse": sparse,
         "ablation": parts,
         "engines": engines or None,
         "engines_left_out": left_out,
@@ -319,6 +323,34 @@ def _simulate(
         )
     )
     return None if result is None else asdict(result)
+
+
+def _simulate_sparse(
+    asked: SparseSettings,
+    case: Case,
+    models: Models,
+    plan: MemoryPlan,
+    others: Mapping[str, Mapping[str, Any] | None],
+) -> dict[str, Any] | None:
+    """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
+    rule = planned_rule(asked)
+    if rule is None:
+        return None
+    from beamwright.simulator import simulate_sparse
+    from beamwright.solver.sparse import sparse_case
+
+    generator = models.generator
+    found = simulate_sparse(
+        case.tree,
+        Roofline(generator.costs, models.profile),
+        sparse_case(rule, generator.shape),
+        plan.generator_kv_bytes,
+    )
+    named = {"method": rule.method, "select": rule.select, "first": rule.first}
+    if found is None:
+        return {**named, "decode_s": None}
+    full = [each["time_s"] - each["verify_s"] for each in others.values() if each is not None]
+    return {**named, **asdict(found), "times": min(full) / found.decode_s if full else None}
 
 
 def _simulate_on_engine(

@@ -29,6 +29,8 @@ def comparison_view(report: Mapping[str, Any], machine: Machine) -> Group:
         )
     if report["speculation"] != "off":
         notes.append(_ahead(report))
+    if report["sparse"] is not None:
+        notes.append(_sparse(report["sparse"]))
     if report["engines_left_out"] is not None:
         notes.append(f"engines are left out: {report['engines_left_out']}")
     if report["link_bandwidth"] is not None:
@@ -79,6 +81,21 @@ def _ahead(report: Mapping[str, Any]) -> str:
             found.append(f"{name.replace('/', ', ')} {tokens:,} tokens, {kept}")
     what = "; ".join(found) or "nothing"
     return f"--speculation {report['speculation']}: decoded ahead of selection: {what}"
+
+
+def _sparse(found: Mapping[str, Any]) -> str:
+    """Decoding with KV at home on the host, against the fastest schedule that reads all."""
+    named = f"--sparse {found['method']} --sparse-home host"
+    if found["decode_s"] is None:
+        return f"{named}: no fit"
+    times, hidden = found["times"], found["hidden_share"]
+    over = "" if times is None else f", {times:.2f}x the fastest schedule's decoding"
+    share = "" if hidden is None else f", {hidden:.0%} of selections hidden"
+    return (
+        f"{named}: {short_number(found['decode_s'])} s of decoding{over}, waiting "
+        f"{short_number(found['waited_s'])} s, in {short_number(found['h2d_bytes'] / GIB)} GiB, "
+        f"{found['rows']} rows at a time{share}"
+    )
 
 
 def _engine_cells(each: Mapping[str, Any] | None) -> Iterator[str]:

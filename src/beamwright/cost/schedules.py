@@ -70,8 +70,8 @@ class ScheduleRun:
             return NO_FIT
         totals = Totals()
         for step in tree_steps(self.workload):
-            self._decode(totals, step, num_groups=1)
-        return self._finished(totals, verdict)
+            self.decode(totals, step, num_groups=1)
+        return self.finished(totals, verdict)
 
     def locality(self) -> Estimate:
         """Group by group to the end of the step (LBS section 4), prefetching into what is free.
@@ -87,11 +87,11 @@ class ScheduleRun:
             num_groups = self._num_groups(step)
             if num_groups is None:
                 return NO_FIT
-            compute_s = self._decode(totals, step, num_groups)
+            compute_s = self.decode(totals, step, num_groups)
             if num_groups > 1:
                 self._move(totals, step, num_groups, compute_s, backlog=not spilled)
                 spilled = True
-        return self._finished(totals, "fits")
+        return self.finished(totals, "fits")
 
     def layerwise(self) -> Estimate:
         """Token by token; what does not fit is streamed by layers (LBS Eq. 1, less buffers)."""
@@ -116,9 +116,9 @@ class ScheduleRun:
                 if num_streamed:
                     in_use += _NUM_STREAM_BUFFERS - num_streamed
                 totals.peak_bytes = max(totals.peak_bytes, in_use * layer_bytes)
-        return self._finished(totals, verdict)
+        return self.finished(totals, verdict)
 
-    def _finished(self, totals: Totals, verdict: Fit) -> Estimate:
+    def finished(self, totals: Totals, verdict: Fit, limited_by: str | None = None) -> Estimate:
         """Decoding and the verifier's part of all steps."""
         if self.scoring is not None:
             totals.verify_s += self.scoring.prefix_s
@@ -127,7 +127,8 @@ class ScheduleRun:
                 totals.stall_s += each.stall_s
                 totals.h2d_bytes += each.load_bytes
                 totals.d2h_bytes += each.store_bytes
-        return totals.estimate(self._prefill_s(), verdict, self._limited_by(totals))
+        limited_by = limited_by or self._limited_by(totals)
+        return totals.estimate(self._prefill_s(), verdict, limited_by)
 
     def _limited_by(self, totals: Totals) -> str:
         most = max(totals.decode_s, totals.verify_s, totals.stall_s)
@@ -160,7 +161,7 @@ class ScheduleRun:
     def _prefill_s(self) -> float:
         return self.roofline.prefill(self.workload.prompt_tokens)
 
-    def _decode(self, totals: Totals, step: TreeStep, num_groups: int) -> float:
+    def decode(self, totals: Totals, step: TreeStep, num_groups: int) -> float:
         """Count one step's computing; returns the seconds of one group."""
         rows, read, seen = self._rows_and_tokens(step, num_groups)
         token_s = self.roofline.decode_step(rows, read, seen, self.layout)

@@ -20,10 +20,6 @@ from beamwright.cost.sparse import (
     decode_seconds,
 )
 
-LEAST_GAIN = 1.25
-"""What sparse decoding has to save before it is worth its error, and the top-k and gathers that
-the roofline leaves out."""
-
 
 class Scored(StrEnum):
     """What the tokens are chosen by, and where it is."""
@@ -51,10 +47,13 @@ def host_ranks(
     roofline: Roofline,
     shape: AttentionShape,
     load: SparseLoad,
-    scored: Scored,
+    scored: Scored | None,
     host: Host,
 ) -> RankSeconds:
-    """Seconds of one token of all rows: the device decodes, the host keeps KV, and may choose."""
+    """Seconds of one token of all rows: the device decodes, the host keeps KV, and may choose.
+
+    scored: None where nothing is scored that is not attended to anyway.
+    """
     model, hardware = roofline.model, roofline.hardware
     on_host = scored in (Scored.HOST_KEYS, Scored.HOST_BOUNDS)
     score_s = 0.0
@@ -64,7 +63,8 @@ def host_ranks(
         flops = load.rows * cache_rank_flops(shape, load.context) / (1 if keys else load.page)
         score_s = max(scored_bytes / host.bandwidth, flops / host.flops)
     query_bytes = model.num_layers * model.num_heads * model.head_dim * model.element_bytes
-    method = SparseMethod.ASYNCSPADE if on_host else SparseMethod.QUEST
+    on_device = scored in (Scored.DEVICE_BOUNDS, Scored.ALL_ON_DEVICE)
+    method = SparseMethod.QUEST if on_device else SparseMethod.ASYNCSPADE
     missed = 0.0 if scored is Scored.ALL_ON_DEVICE else host.missed
     missed_bytes = model.kv_bytes_per_token * load.chosen * missed
     return RankSeconds(
@@ -103,49 +103,3 @@ def full_seconds(
     rows = -(-load.rows // groups)
     group_s = roofline.decode_step(rows, load.union / groups, load.seen / groups)
     return max(groups * group_s, outside_bytes / link / step_tokens), groups
-
-
-@dataclass(frozen=True)
-class SparseVerdict:
-    """Seconds per token of all rows, in full attention and sparsely.
-
-    groups: of full attention, see `full_seconds`. scored: the fastest way to choose that fits;
-    None where nothing does, or where rows would select all that they see.
-    """
-
-    full_s: float
-    groups: int
-    sparse_s: float
-    scored: Scored | None
-
-    @property
-    def gain(self) -> float:
-        """How many times as fast sparse decoding is."""
-        return self.full_s / self.sparse_s
-
-    @property
-    def worthwhile(self) -> bool:
-        """What `auto` goes by."""
-        return self.scored is not None and self.gain >= LEAST_GAIN
-
-
-def compare_sparse(
-    roofline: Roofline,
-    shape: AttentionShape,
-    load: SparseLoad,
-    kv_budget_bytes: float,
-    *,
-    step_tokens: int = 32,
-    host: Host | None = None,
-) -> SparseVerdict:
-    """Whether sparse decoding is cheaper than full attention for these rows.
-
-    kv_budget_bytes: of device memory, for KV. step_tokens: between two swaps of groups.
-    """
-    full_s, groups = full_seconds(roofline, load, kv_budget_bytes, step_tokens)
-    seconds: dict[Scored, float] = {}
-    for scored in Scored if load.selected < load.context else ():
-        if device_bytes(roofline.model.kv_bytes_per_token, load, scored) <= kv_budget_bytes:
-            seconds[scored] = host_ranks(roofline, shape, load, scored, host or Host()).ideal_s
-    best = min(seconds, key=lambda scored: seconds[scored], default=None)
-    return SparseVerdict(full_s, groups, full_s if best is None else seconds[best], best)

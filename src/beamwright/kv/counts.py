@@ -69,8 +69,18 @@ class SparseCounts:
     left_out: of the attention of so many `num_heads` (layers, heads and tokens), what was not
     selected, or at most; none where the scores do not say. corrections: heads whose predicted query
     was too far off.
+
+    Of a rank that works beside the decoder: takes: selections that a layer took; late: of them,
+    those it waited for, waited_s in all. forward_s: of decoding the rows' tokens, waits left out;
+    rank_s: of the rank's own work, and of it link_s, in which something crossed the link.
     """
 
+    takes: int = 0
+    late: int = 0
+    waited_s: float = 0.0
+    forward_s: float = 0.0
+    rank_s: float = 0.0
+    link_s: float = 0.0
     tokens: int = 0
     visible_tokens: int = 0
     selected_tokens: int = 0

@@ -22,6 +22,7 @@ from beamwright.simulator.run import (
     simulate_if_fits,
 )
 from beamwright.simulator.scripted_rows import Moments
+from beamwright.simulator.sparse import SparseSearch, simulate_sparse
 from beamwright.simulator.synthetic import SyntheticSearch, foresight, grow
 from beamwright.simulator.verifier import VerifierCase
 
@@ -36,6 +37,7 @@ __all__ = [
     "Script",
     "Simulation",
     "SimulationResult",
+    "SparseSearch",
     "SyntheticSearch",
     "VerifierCase",
     "VirtualClock",
@@ -46,4 +48,5 @@ __all__ = [
     "simulate_engine",
     "simulate_if_fits",
     "simulate_many",
+    "simulate_sparse",
 ]

@@ -29,7 +29,7 @@ from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
 from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
-from beamwright.solver.sparse import sparse_attention
+from beamwright.solver.sparse import settled_sparse, sparse_attention
 from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import HostShares, chosen_schedule
 from beamwright.sparse import HomeStore
@@ -120,7 +120,9 @@ def assemble(
         )
     sizes = None if source.model is None else _sizes(source.model)
     plan = plan_memory(settings.memory, _sizes(loaded), sizes, settings.search.n)
-    home = settings.sparse.sparse_home == "host"
+    sparse = settled_sparse(settings, _sizes(loaded), plan.generator_kv_bytes)
+    settings = settings.model_copy(update={"sparse": sparse})
+    home = sparse.sparse_home == "host"
     name = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
     scheduled = settings.schedule.model_copy(update={"schedule": name})
     row = schedule_row(scheduled)

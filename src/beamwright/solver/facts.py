@@ -20,6 +20,7 @@ from beamwright.solver.solution import (
     BatchStats,
     CacheReport,
     MemoryStats,
+    RankStats,
     ScoreStats,
     SparseStats,
 )
@@ -192,6 +193,19 @@ def _sparse(model: TreeModel, since: SparseCounts) -> SparseStats | None:
         selected_mean=(now.selected_tokens - since.selected_tokens) / tokens if tokens else None,
         left_out_mean=(now.left_out - since.left_out) / heads if heads else None,
         corrections=now.corrections - since.corrections,
+        rank=_rank(now, since) if now.takes > since.takes else None,
+    )
+
+
+def _rank(now: SparseCounts, since: SparseCounts) -> RankStats:
+    link_s = now.link_s - since.link_s
+    return RankStats(
+        takes=now.takes - since.takes,
+        late=now.late - since.late,
+        waited_s=now.waited_s - since.waited_s,
+        forward_s=now.forward_s - since.forward_s,
+        link_s=link_s,
+        choose_s=max(0.0, now.rank_s - since.rank_s - link_s),
     )
 
 

@@ -142,12 +142,31 @@ class BatchStats:
 
 
 @dataclass(frozen=True)
+class RankStats:
+    """A cache rank beside the decoder: AsyncSpade's two conditions for hiding it (section 4.3).
+
+    takes: selections that layers took; late: of them, those that they waited for, waited_s in all.
+    forward_s: what could hide it: decoding, up to the last layer's attention, waits left out.
+    link_s: something crossed the link; choose_s: the rest of the rank's work. Hidden where each of
+    these two is less than forward_s, and no layer's is late for what else the machine does.
+    """
+
+    takes: int
+    late: int
+    waited_s: float
+    forward_s: float
+    link_s: float
+    choose_s: float
+
+
+@dataclass(frozen=True)
 class SparseStats:
     """`--sparse`: what decoding has read, of all problems that were in flight together.
 
     tokens: that were decoded by rows which select. visible_mean, selected_mean: tokens that these
     saw, and read. left_out_mean: of the attention of a head, what was not read; where scores are of
     pages at most so much; None where the scores do not say. corrections: see `--sparse-correct`.
+    rank: None unless one works beside the decoder.
     """
 
     method: str
@@ -156,6 +175,7 @@ class SparseStats:
     selected_mean: float | None
     left_out_mean: float | None
     corrections: int
+    rank: RankStats | None
 
 
 @dataclass(frozen=True)

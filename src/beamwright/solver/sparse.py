@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings, SparseSettings
+from beamwright.cost import ModelCosts
+from beamwright.cost.sparse import AttentionShape
+from beamwright.cost.sparse_host import Scored
+from beamwright.cost.sparse_search import LEAST_GAIN, SparseCase, beside_full_attention
 from beamwright.errors import InputError, format_bytes
 from beamwright.models import LoadedModel, TreeModel
 from beamwright.protocols import AttentionBackend
-from beamwright.sparse import PREDICTORS, HomeStore, Rotary, SparseAttention, SparseRule
+from beamwright.solver.memory import ModelBytes
+from beamwright.solver.tiers import expected_workload, machine_profile
+from beamwright.sparse import METHODS, PREDICTORS, HomeStore, Rotary, SparseAttention, SparseRule
 
 _AUTO, _AUTO_CORRECT = "ahead", 0.8
 """Right on the ledger of 1,024 tokens from 32 on; a third of the heads select by their own query
 (docs/experiments.md)."""
+_ATTENTION = ("auto", "tree")
 
 
 def sparse_attention(
@@ -37,7 +44,7 @@ def sparse_attention(
             f"{named}: not with --evict recompute, which reads all of a path and writes other KV"
         )
     decoder, asked = loaded.decoder, settings.model.attention
-    if asked not in ("auto", "tree"):
+    if asked not in _ATTENTION:
         raise InputError(f"{named}: needs --attention tree in plain torch, not {asked}")
     if settings.model.deterministic and decoder.device.type == "cuda":
         raise InputError(f"{named}: not with --deterministic on a GPU, whose products it has not")
@@ -46,6 +53,62 @@ def sparse_attention(
     rank = settings.sparse.sparse_rank
     threaded = rank == "thread" or (rank == "auto" and home == "host")
     return SparseAttention(inner, rule, Rotary(*decoder.rotary), threaded=threaded)
+
+
+def settled_sparse(settings: Settings, generator: ModelBytes, kv_bytes: int) -> SparseSettings:
+    """What `--sparse auto` stands for: off, unless the cost model promises enough for its error.
+
+    It promises something only where there are a device and a host, and KV outgrows the device. With
+    `--sparse-home host` it is on whatever that costs. kv_bytes: that the device has for KV.
+    """
+    asked = settings.sparse
+    if asked.sparse != "auto" or asked.select == 1.0:
+        return asked
+    on = chosen_by_auto(asked)
+    if asked.sparse_home == "host":
+        return on
+    if not _could_be_sparse(settings):
+        return SparseSettings()
+    shape, rule = generator.shape, sparse_rule(on)
+    assert rule is not None
+    costs = ModelCosts.of(shape, generator.element_bytes, generator.storage)
+    workload = expected_workload(settings, shape.context)
+    profile = machine_profile(settings.model.device)
+    found = beside_full_attention(workload, costs, profile, kv_bytes, sparse_case(rule, shape))
+    return on if found.gain >= LEAST_GAIN else SparseSettings()
+
+
+def chosen_by_auto(asked: SparseSettings) -> SparseSettings:
+    """What `auto` is where it is not off.
+
+    Raises:
+        InputError: for options that would do nothing.
+    """
+    _check_meant(asked)
+    rule = {"sparse": _AUTO, "sparse_correct": _AUTO_CORRECT, "sparse_home": "host"}
+    return SparseSettings.model_validate(asked.model_dump() | rule)
+
+
+def _could_be_sparse(settings: Settings) -> bool:
+    """Nothing else that was asked for rules it out, and the host is not the device."""
+    model, schedule = settings.model, settings.schedule
+    return (
+        model.device != "cpu"
+        and model.attention in _ATTENTION
+        and not model.deterministic
+        and schedule.schedule == "auto"
+        and schedule.evict != "recompute"
+    )
+
+
+def sparse_case(rule: SparseRule, shape: AttentionShape) -> SparseCase:
+    """A rule as the cost model knows it: keys, or bounds of pages, are scored on the host."""
+    how = rule.how
+    scored = Scored.HOST_KEYS if how.scores == "keys" else Scored.HOST_BOUNDS
+    reads_on = how.query == "none" or how.evicts  # what is attended to anyway, or nothing
+    by_layers = how.query == "ahead"
+    foreseen = by_layers or how.query in PREDICTORS
+    return SparseCase(rule, shape, None if reads_on else scored, foreseen, by_layers)
 
 
 def with_most_rows(settings: Settings, model: TreeModel) -> Settings:
@@ -71,7 +134,7 @@ def with_most_rows(settings: Settings, model: TreeModel) -> Settings:
 
 
 def sparse_rule(settings: SparseSettings) -> SparseRule | None:
-    """What the settings say; None where decoding reads all: `auto` with KV on the device does.
+    """What the settings say; None where decoding reads all. `auto` is settled before.
 
     Raises:
         InputError: for options that would do nothing.
@@ -79,18 +142,15 @@ def sparse_rule(settings: SparseSettings) -> SparseRule | None:
     _check_meant(settings)
     if settings.sparse == "off" or settings.select == 1.0:
         return None
-    auto = settings.sparse == "auto"
-    if auto and settings.sparse_home == "device":
-        return None
     rule = SparseRule(
-        method=_AUTO if auto else settings.sparse,
+        method=settings.sparse,
         select=settings.select,
         first=settings.sparse_from,
         lag=settings.sparse_lag,
         window=settings.sparse_window,
         frame=settings.sparse_frame,
         full_layers=settings.sparse_layers,
-        correct=_AUTO_CORRECT if auto else settings.sparse_correct,
+        correct=settings.sparse_correct,
     )
     if rule.how.evicts and isinstance(rule.select, float):
         raise InputError(f"--sparse {settings.sparse}: --select has to be a number of tokens")
@@ -108,9 +168,10 @@ def _check_meant(settings: SparseSettings) -> None:
     if settings.sparse == "off":
         ignored = given
     else:
-        predicts = settings.sparse in PREDICTORS
+        query = METHODS[settings.sparse].query if settings.sparse != "auto" else "auto"
+        predicts = query in PREDICTORS
         ignored = set() if predicts else given & {"sparse_lag", "sparse_window", "sparse_frame"}
-        if not predicts and settings.sparse != "ahead":
+        if not predicts and query != "ahead":
             ignored |= given & {"sparse_correct"}
     for name in sorted(ignored):
         value = getattr(settings, name)

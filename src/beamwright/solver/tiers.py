@@ -129,7 +129,7 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     Where everything fits, locality is one group and never touches the link, so it stands for
     `in-gpu` too, and needs no promise about how long the paths will be.
     """
-    schedule, search = settings.schedule.schedule, settings.search
+    schedule = settings.schedule.schedule
     if schedule == "auto" and settings.sparse.sparse_home == "host":
         return "in-gpu"  # nothing has to leave what is at home
     if schedule != "auto":
@@ -139,22 +139,28 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
         settings.model.deterministic and on_gpu
     ):
         return "locality"
-    step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
-    longest = generator.shape.context - _TYPICAL_PROMPT_TOKENS
-    limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]
-    workload = Workload(
-        num_beams=search.n,
-        width=search.width if search.n % search.width == 0 else 1,
-        prompt_tokens=_TYPICAL_PROMPT_TOKENS,
-        generate_tokens=max(1, min(limits)),
-        step_tokens=step_tokens,
-    )
+    workload = expected_workload(settings, generator.shape.context)
     costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
     layout = Layout.DENSE if settings.model.attention.endswith("dense") else Layout.TREE
     fastest = choose_schedule(
         workload, costs, machine_profile(settings.model.device), kv_bytes, layout
     )
     return "layerwise" if fastest == "layerwise" else "locality"
+
+
+def expected_workload(settings: Settings, context: int) -> Workload:
+    """The longest search that the settings allow, behind a prompt of usual length."""
+    search = settings.search
+    step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
+    longest = context - _TYPICAL_PROMPT_TOKENS
+    limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]
+    return Workload(
+        num_beams=search.n,
+        width=search.width if search.n % search.width == 0 else 1,
+        prompt_tokens=_TYPICAL_PROMPT_TOKENS,
+        generate_tokens=max(1, min(limits)),
+        step_tokens=step_tokens,
+    )
 
 
 def machine_profile(device: str) -> HardwareProfile:

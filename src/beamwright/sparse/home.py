@@ -49,7 +49,10 @@ class HomeStore(HostedStore):
 
     @property
     def stall_s(self) -> float:
-        return super().stall_s + self._waited_s
+        """What a rank brought while layers were computed is not waited for."""
+        counts = self.counts.sparse
+        beside = max(0.0, counts.rank_s - counts.waited_s)
+        return super().stall_s + self._waited_s - min(counts.link_s, beside)
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
         """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
@@ -100,7 +103,7 @@ class HomeStore(HostedStore):
         heads = (ids % kv_heads).cpu()
         pack = self.pool.storage[slots // size, layer, :, slots % size, heads]
         found = torch.empty_like(pack, device=self._device)
-        self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
+        self.counts.sparse.link_s += self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
         return found
 
     def _charge(self, num_more: int) -> None:
@@ -121,6 +124,10 @@ class HomeStore(HostedStore):
             hot.forget(ids)
             self._charge(len(hot.ids) - before)
 
-    def _cross(self, direction: Direction, pieces: Sequence[Piece]) -> None:
-        if any(piece.num_bytes for piece in pieces):
-            self._waited_s += self.link.wait([self.link.submit(direction, "select", pieces)])
+    def _cross(self, direction: Direction, pieces: Sequence[Piece]) -> float:
+        """Seconds of it."""
+        if not any(piece.num_bytes for piece in pieces):
+            return 0.0
+        seconds = self.link.wait([self.link.submit(direction, "select", pieces)])
+        self._waited_s += seconds
+        return seconds

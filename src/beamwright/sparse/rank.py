@@ -6,11 +6,14 @@ layer that needs its selection waits for it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
+
+from beamwright.kv import SparseCounts
 
 Work = Callable[[], Any]
 
@@ -49,23 +52,40 @@ class InlineRank:
 
 
 class ThreadRank:
-    """Does it at once, on a thread of its own, in the order in which it was pushed."""
+    """Does it at once, on a thread of its own, in the order in which it was pushed.
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "cache-rank")
+    counts: what it took, and what was waited for.
+    """
+
+    def __init__(self, counts: SparseCounts) -> None:
+        self._counts, self._thread = counts, ThreadPoolExecutor(1, "cache-rank")
         self._found: dict[int, Future[Any]] = {}
 
     def push(self, layer: int, work: Work) -> None:
         def run() -> Any:
-            with torch.inference_mode():
-                return work()
+            began = time.perf_counter()
+            try:
+                with torch.inference_mode():
+                    return work()
+            finally:
+                self._counts.rank_s += time.perf_counter() - began
 
         if layer not in self._found:
             self._found[layer] = self._thread.submit(run)
 
     def take(self, layer: int) -> Any:
         found = self._found.pop(layer, None)
-        return None if found is None else found.result()
+        if found is None:
+            return None
+        self._counts.takes += 1
+        if found.done():
+            return found.result()
+        self._counts.late += 1
+        began = time.perf_counter()
+        try:
+            return found.result()
+        finally:
+            self._counts.waited_s += time.perf_counter() - began
 
     def close(self) -> None:
         for each in self._found.values():

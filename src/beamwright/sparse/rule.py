@@ -48,6 +48,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "quest": Method(scores="pages"),
         "tova": Method(evicts=True),
         "ahead": Method(query="ahead"),
+        "ahead-pages": Method(query="ahead", scores="both"),
         "window": Method(query="none"),
         **{name: Method(query=name) for name in PREDICTORS},
     }

@@ -7,6 +7,7 @@ see few tokens attend as if there were no rule, in the very same bits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,6 +93,9 @@ class SparseDecode:
         if self._rule.how.query in PREDICTORS:
             self._remember(layer, query)
         self._begun = layer + 1 < self._store.pool.layout.num_layers
+        if not self._begun:
+            self._counts.forward_s += time.perf_counter() - self._began_s
+            self._counts.forward_s -= self._counts.waited_s - self._waited_s
         return context
 
     def keep_rows(self, rows: torch.Tensor) -> None:
@@ -141,6 +145,7 @@ class SparseDecode:
         if self._begun:
             return
         self._begun = True
+        self._began_s, self._waited_s = time.perf_counter(), self._counts.waited_s
         self._guesses = {}
         places = self._tail.places.tolist()
         seen = [length + place + 1 for length, place in zip(self._lengths, places, strict=True)]
@@ -345,17 +350,21 @@ class SparseDecode:
         most = min(CANDIDATES * count, bounds.shape[-1])  # those of a row that sees fewer are none
         candidates = choose(probabilities(bounds), seen, forced, most)
         assert self._index is not None
-        stored = self._store.read(layer, self._index.slots(rows, candidates))[:1].to(query.device)
-        (keys,) = self._with_own(candidates, stored, [self._tail.read(layer)[0][rows]])
+        # Where the keys are: of these, too, nothing crosses the link to be scored.
+        home = self._store.pool.storage.device
+        stored = self._store.read(layer, self._index.slots(rows, candidates))[:1]
+        own, at = self._tail.read(layer)[0][rows].to(home), candidates.to(home)
+        (keys,) = self._with_own(at, stored, [own])
         missing = -most % COLUMN_MULTIPLE
         keys = F.pad(keys, (0, 0, 0, missing))
-        grouped = query.unflatten(1, (self._kv_heads, -1))
+        grouped = query.to(home).unflatten(1, (self._kv_heads, -1))
         scores = grouped @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
-        there, sure = (
-            F.pad(mask[:, None].expand_as(bounds[:, :, 0]).gather(2, candidates), (0, missing))
-            for mask in (seen, forced)
+        scores = scores.to(query.device)
+        there, sure, scored = (
+            F.pad(mask.expand_as(bounds[:, :, 0]).gather(2, candidates), (0, missing))
+            for mask in (seen[:, None], forced[:, None], bounds[:, :, 0] > -torch.inf)
         )
-        scores = scores.masked_fill(~there.unsqueeze(2), -torch.inf)
+        scores = scores.masked_fill(~scored.unsqueeze(2), -torch.inf)
         found = choose(probabilities(scores), there, sure, count)
         return candidates.gather(2, found)
 
@@ -422,7 +431,7 @@ class SparseAttention:
         self._inner, self.rule, self._rotary, self._threaded = inner, rule, rotary, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
-        rank: CacheRank = ThreadRank() if self._threaded else InlineRank()
+        rank: CacheRank = ThreadRank(store.counts.sparse) if self._threaded else InlineRank()
         return SparseDecode(self.rule, self._rotary, rank, store, paths, tail)
 
     def prefill_view(
