@@ -209,6 +209,7 @@ class SparseSettings(Section):
     sparse_correct: float | None = Field(None, gt=-1.0, le=1.0, allow_inf_nan=False)
     sparse_home: Literal["device", "host"] = "device"
     sparse_rank: Literal["auto", "inline", "thread"] = "auto"
+    late: Literal["wait", "previous"] = "wait"
 
 
 class Settings(Section):

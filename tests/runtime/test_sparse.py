@@ -167,3 +167,28 @@ def test_what_cannot_be_meant_is_one_line(make_solver, options, words):
         make_solver(**options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_timing_may_choose_tokens_only_where_it_is_asked_to(make_solver):
+    options = {**SMALL, "sparse": "ahead", **FEW, **HOME}
+    with make_solver(**options, late="previous") as solver:
+        solution = solver.solve(PROBLEMS[0][1])
+        assert_nothing_allocated(solver)
+    assert not solution.exact
+    rank = solution.sparse.rank
+    assert 0 <= rank.reused <= rank.takes
+    assert rank.late + rank.reused <= rank.takes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparse": "exact"}, "--late previous: does nothing with --sparse exact"),
+        ({"sparse": "ahead"}, "--late previous: needs --sparse-rank thread"),
+        ({"sparse": "ahead", "sparse_rank": "inline"}, "--late previous: does nothing"),
+        ({"sparse": "off"}, "--late previous: does nothing with --sparse off"),
+    ],
+)
+def test_late_means_something_for_a_thread_alone(make_solver, options, message):
+    with pytest.raises(InputError, match=message):
+        make_solver(**SMALL, **options, late="previous")

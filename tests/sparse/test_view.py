@@ -9,10 +9,12 @@ import torch
 
 from beamwright.attention.tree import TreeAttention
 from beamwright.kv import BlockPool, ByteBudget, KVLayout, PathPart, SegmentStore
-from beamwright.sparse import PREDICTORS, Rotary, SparseAttention, SparseRule
+from beamwright.sparse import PREDICTORS, Rotary, SparseRule
 from beamwright.sparse.choose import choose
 from beamwright.sparse.index import bounded, page_bounds
+from beamwright.sparse.rank import InlineRank
 from beamwright.sparse.rule import CANDIDATES, METHODS, PAGE, RECENT, SINKS
+from beamwright.sparse.view import SparseDecode
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
 HEADS = KV_HEADS * GROUP
@@ -68,16 +70,27 @@ def drawn(token, layer, what):
     return scale * torch.randn(shape, generator=generator, dtype=LAYOUT.dtype)
 
 
-def decoded(batch, rule, rotary=NOT_TURNED, num_tokens=TOKENS, order=None):
-    """Contexts [token][layer] of a batch. order: rows that are kept, by token."""
-    tail = batch.tail()
-    view = SparseAttention(TreeAttention(), rule, rotary).decode_view(
-        batch.store, batch.paths, tail
-    )
+class LateRank(InlineRank):
+    """Has nothing for these (token, layer)."""
+
+    token = 0
+
+    def __init__(self, late):
+        super().__init__()
+        self.late = late
+
+    def is_late(self, layer):
+        return (self.token, layer) in self.late
+
+
+def decoded(batch, rule, rotary=NOT_TURNED, num_tokens=TOKENS, late=()):
+    """Contexts [token][layer] of a batch."""
+    tail, rank = batch.tail(), LateRank(late)
+    view = SparseDecode(rule, rotary, rank, batch.store, batch.paths, tail)
     view.own(batch.own)
     found = []
     for token in range(num_tokens):
-        contexts = []
+        contexts, rank.token = [], token
         for layer in range(LAYERS):
             query = drawn(token, layer, "query")
             if view.looks_ahead and layer + 1 < LAYERS:  # as a decoder does
@@ -92,7 +105,8 @@ def decoded(batch, rule, rotary=NOT_TURNED, num_tokens=TOKENS, order=None):
 class Oracle:
     """One row, everything by hand."""
 
-    def __init__(self, rule, rotary, keys, row):
+    def __init__(self, rule, rotary, keys, row, late=()):
+        self.late, self.last = late, {}
         self.rule, self.rotary, self.row = rule, rotary, row
         self.stored, self.all = len(keys), keys
         self.queries = {layer: [] for layer in range(LAYERS)}
@@ -111,7 +125,12 @@ class Oracle:
         selected = [range(seen)] * KV_HEADS
         if rule.is_sparse(seen) and layer >= rule.full_layers:
             guess, foreseen = self._guess(token, layer, query, seen)
-            selected = self._selected(layer, guess, foreseen, keys, seen)
+            if (token, layer) in self.late and layer in self.last:
+                oldest = seen - 1 - RECENT
+                selected = [(each - {oldest}) | {seen - 1} for each in self.last[layer]]
+            else:
+                selected = self._selected(layer, guess, foreseen, keys, seen)
+            self.last[layer] = selected
         for head in range(HEADS):
             at = sorted(selected[head // GROUP])
             scores = keys[at, head // GROUP] @ query[head] / math.sqrt(DIM)
@@ -213,12 +232,11 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.method}-{rule.select}")
-def test_each_row_attends_to_what_it_selects_by_hand(rule):
+def check_by_hand(rule, late=()):
     batch, rotary = Batch(), turning()
-    found = decoded(batch, rule, rotary)
+    found = decoded(batch, rule, rotary, late=late)
     for row, keys in enumerate(batch.keys):
-        oracle = Oracle(rule, rotary, keys, row)
+        oracle = Oracle(rule, rotary, keys, row, late)
         ends, at = [], 0
         for part in batch.paths[row]:
             at += part.visible
@@ -230,6 +248,17 @@ def test_each_row_attends_to_what_it_selects_by_hand(rule):
                 expected = oracle.token(token, layer, fresh)
                 torch.testing.assert_close(found[token][layer][row], expected)
     assert batch.store.counts.sparse.tokens > 0
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.method}-{rule.select}")
+def test_each_row_attends_to_what_it_selects_by_hand(rule):
+    check_by_hand(rule)
+
+
+@pytest.mark.parametrize("method", ["ahead", "ahead-pages", "asyncspade"])
+def test_late_rows_attend_to_what_the_token_before_did_and_their_own(method):
+    late = {(0, 1), (3, 0), *((token, 1) for token in range(4, 19))}
+    check_by_hand(replace(RULE, method=method, late="previous"), late)
 
 
 def test_what_sees_few_tokens_has_the_bits_of_tree():

@@ -230,6 +230,11 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "Who finds what is selected by a query that is foreseen: the decoding thread (inline) or "
         "one beside it; auto: a thread where KV is on the host. The same tree.",
     ),
+    "late": (
+        None,
+        "Where a thread has not yet found what a layer reads: wait, or read what the token before "
+        "did (previous), so that timing chooses tokens.",
+    ),
 }
 
 

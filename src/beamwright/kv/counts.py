@@ -71,12 +71,13 @@ class SparseCounts:
     was too far off.
 
     Of a rank that works beside the decoder: takes: selections that a layer took; late: of them,
-    those it waited for, waited_s in all. forward_s: of decoding the rows' tokens, waits left out;
+    those it waited for, waited_s in all; reused: of them, those it did without. forward_s: of decoding the rows' tokens, waits left out;
     rank_s: of the rank's own work, and of it link_s, in which something crossed the link.
     """
 
     takes: int = 0
     late: int = 0
+    reused: int = 0
     waited_s: float = 0.0
     forward_s: float = 0.0
     rank_s: float = 0.0

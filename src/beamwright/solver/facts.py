@@ -137,8 +137,7 @@ class Meter:
             kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
             exact=machinery.exact
             and settings.schedule.speculation != "truncate"
-            # A resumed path gets the KV of full attention.
-            and not (before is not None and isinstance(parts.generator.backend, SparseAttention)),
+            and not _is_inexact(parts.generator, resumed=before is not None),
             schedule=policy_name(self._schedule),
             attention=parts.generator.backend.name,
             batch=self._batch(settings.schedule.max_batch, since),
@@ -181,6 +180,12 @@ class Meter:
         )
 
 
+def _is_inexact(model: TreeModel, *, resumed: bool) -> bool:
+    """Sparse decoding of a path that was resumed, with KV of full attention, or as timing has it."""
+    sparse = isinstance(model.backend, SparseAttention) and model.backend.rule
+    return bool(sparse and (resumed or sparse.late != "wait"))
+
+
 def _sparse(model: TreeModel, since: SparseCounts) -> SparseStats | None:
     if not isinstance(model.backend, SparseAttention):
         return None
@@ -202,6 +207,7 @@ def _rank(now: SparseCounts, since: SparseCounts) -> RankStats:
     return RankStats(
         takes=now.takes - since.takes,
         late=now.late - since.late,
+        reused=now.reused - since.reused,
         waited_s=now.waited_s - since.waited_s,
         forward_s=now.forward_s - since.forward_s,
         link_s=link_s,

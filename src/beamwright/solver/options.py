@@ -257,6 +257,10 @@ class SolverOptions(RequestOptions, total=False):
     """Who finds what is selected by a query that is foreseen: the decoding thread (inline) or one
     beside it; auto: a thread where KV is on the host. The same tree.
     """
+    late: Literal["wait", "previous"]
+    """Where a thread has not yet found what a layer reads: wait, or read what the token before did
+    (previous), so that timing chooses tokens, and `exact` is False.
+    """
 
 
 def with_options(call: Callable[..., Any]) -> inspect.Signature:

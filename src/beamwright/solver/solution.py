@@ -145,7 +145,8 @@ class BatchStats:
 class RankStats:
     """A cache rank beside the decoder: AsyncSpade's two conditions for hiding it (section 4.3).
 
-    takes: selections that layers took; late: of them, those that they waited for, waited_s in all.
+    takes: selections that layers took; late: of them, those that they waited for, waited_s in all;
+    reused: those in whose place the token before's were read (`--late previous`).
     forward_s: what could hide it: decoding, up to the last layer's attention, waits left out.
     link_s: something crossed the link; choose_s: the rest of the rank's work. Hidden where each of
     these two is less than forward_s, and no layer's is late for what else the machine does.
@@ -153,6 +154,7 @@ class RankStats:
 
     takes: int
     late: int
+    reused: int
     waited_s: float
     forward_s: float
     link_s: float

@@ -52,6 +52,8 @@ def sparse_attention(
     inner = backend if isinstance(backend, TreeAttention) else TreeAttention()
     rank = settings.sparse.sparse_rank
     threaded = rank == "thread" or (rank == "auto" and home == "host")
+    if rule.late == "previous" and not threaded:
+        raise InputError("--late previous: needs --sparse-rank thread; nothing else is late")
     return SparseAttention(inner, rule, Rotary(*decoder.rotary), threaded=threaded)
 
 
@@ -151,6 +153,7 @@ def sparse_rule(settings: SparseSettings) -> SparseRule | None:
         frame=settings.sparse_frame,
         full_layers=settings.sparse_layers,
         correct=settings.sparse_correct,
+        late=settings.late,
     )
     if rule.how.evicts and isinstance(rule.select, float):
         raise InputError(f"--sparse {settings.sparse}: --select has to be a number of tokens")
@@ -172,7 +175,9 @@ def _check_meant(settings: SparseSettings) -> None:
         predicts = query in PREDICTORS
         ignored = set() if predicts else given & {"sparse_lag", "sparse_window", "sparse_frame"}
         if not predicts and query != "ahead":
-            ignored |= given & {"sparse_correct"}
+            ignored |= given & {"sparse_correct", "late"}
+        if settings.sparse_rank == "inline":
+            ignored |= given & {"late"}
     for name in sorted(ignored):
         value = getattr(settings, name)
         raise InputError(f"--{name.replace('_', '-')} {value}: does nothing with {named}")

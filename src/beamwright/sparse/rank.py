@@ -1,14 +1,14 @@
 """Cache ranks: who finds what a layer reads, and when. Knows no tensors.
 
 AsyncSpade's second device (section 4.1). What a rank finds never depends on which one it is: a
-layer that needs its selection waits for it.
+layer that needs its selection waits for it, unless the rule lets it go on without (`late`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +29,18 @@ class CacheRank(Protocol):
         """What it needs; None where nothing was pushed."""
         ...
 
+    def is_late(self, layer: int) -> bool:
+        """True if it would have to be waited for."""
+        ...
+
+    def drop(self, layer: int) -> None:
+        """What was pushed is no longer needed."""
+        ...
+
+    def settle(self) -> None:
+        """Nothing that was dropped runs any more when it returns."""
+        ...
+
     def close(self) -> None:
         """Forget what was pushed; nothing runs any more when it returns."""
         ...
@@ -47,6 +59,16 @@ class InlineRank:
         work = self._work.pop(layer, None)
         return None if work is None else work()
 
+    def is_late(self, layer: int) -> bool:
+        del layer
+        return False
+
+    def drop(self, layer: int) -> None:
+        self._work.pop(layer, None)
+
+    def settle(self) -> None:
+        """Nothing runs beside the caller."""
+
     def close(self) -> None:
         self._work.clear()
 
@@ -60,6 +82,7 @@ class ThreadRank:
     def __init__(self, counts: SparseCounts) -> None:
         self._counts, self._thread = counts, ThreadPoolExecutor(1, "cache-rank")
         self._found: dict[int, Future[Any]] = {}
+        self._dropped: list[Future[Any]] = []
 
     def push(self, layer: int, work: Work) -> None:
         def run() -> Any:
@@ -86,6 +109,20 @@ class ThreadRank:
             return found.result()
         finally:
             self._counts.waited_s += time.perf_counter() - began
+
+    def is_late(self, layer: int) -> bool:
+        return layer in self._found and not self._found[layer].done()
+
+    def drop(self, layer: int) -> None:
+        dropped = self._found.pop(layer)
+        self._counts.takes += 1
+        self._counts.reused += 1
+        if not dropped.cancel():
+            self._dropped = [*(each for each in self._dropped if not each.done()), dropped]
+
+    def settle(self) -> None:
+        wait(self._dropped)
+        self._dropped.clear()
 
     def close(self) -> None:
         for each in self._found.values():

@@ -66,6 +66,8 @@ class SparseRule:
     window: queries that a prediction reads. frame: of queries, behind or before rotary positions.
     full_layers: the first layers attend to everything. correct: a head whose true query has a
     smaller cosine to the predicted one selects by the true one (FreeKV); None: never.
+    late: a selection that is not there yet is waited for, or the token before's is read once more
+    (AsyncSpade; then timing chooses tokens).
     """
 
     method: str
@@ -76,6 +78,7 @@ class SparseRule:
     frame: Literal["post", "pre"] = "post"
     full_layers: int = 0
     correct: float | None = None
+    late: Literal["wait", "previous"] = "wait"
 
     @property
     def how(self) -> Method:

@@ -88,7 +88,14 @@ class SparseDecode:
             self._tail.write(layer, key_value)
             context = torch.zeros_like(query)
         if self._classes and not full:
-            for rows, found in self._found(layer, query):
+            late = self._rule.late == "previous" and self._rank.is_late(layer)
+            if late and layer in self._last:
+                read = self._once_more(layer)
+            else:
+                read = self._found(layer, query)
+            if self._rule.late == "previous":
+                self._last[layer] = read
+            for rows, found in read:
                 context[rows] = self._attend(layer, rows, query[rows], found)
         if self._rule.how.query in PREDICTORS:
             self._remember(layer, query)
@@ -101,6 +108,7 @@ class SparseDecode:
     def keep_rows(self, rows: torch.Tensor) -> None:
         """Compaction packs anew."""
         kept, paths = rows.tolist(), self._held_paths()
+        self._rank.settle()
         self._close()
         self._memories = [self._memories[row] for row in kept]
         self._live = [self._live[row] for row in kept]
@@ -111,6 +119,7 @@ class SparseDecode:
         self._live[num_rows:] = [False] * (len(self._live) - num_rows)
 
     def drop_rows(self, rows: Sequence[int]) -> None:
+        self._rank.settle()  # their KV may be freed
         for row in rows:
             self._live[row] = False
             self._memories[row] = RowMemory()
@@ -126,6 +135,8 @@ class SparseDecode:
         self._lengths = [sum(part.visible for part in path) for path in paths]
         self._index: PathIndex | None = None
         self._classes: dict[int, torch.Tensor] = {}
+        self._budgets: dict[int, list[int]] = {}
+        self._last: dict[int, list[tuple[torch.Tensor, Selected]]] = {}
         self._some_dense = False
 
     def _held_paths(self) -> list[Path]:
@@ -156,6 +167,8 @@ class SparseDecode:
                 self._counts.tokens += 1
                 self._counts.visible_tokens += visible
                 self._counts.selected_tokens += self._rule.budget(visible)
+        if budgets != self._budgets:
+            self._budgets, self._last = budgets, {}
         device = self._store.compute_device
         self._classes = {n: torch.tensor(rows, device=device) for n, rows in budgets.items()}
         self._some_dense = sum(map(len, budgets.values())) < sum(self._live)
@@ -184,6 +197,22 @@ class SparseDecode:
         if found is None or corrected is not guess:
             return self._find(layer, corrected, foreseen)
         return found
+
+    def _once_more(self, layer: int) -> list[tuple[torch.Tensor, Selected]]:
+        """What the token before read, with the own key in the place of the oldest recent one."""
+        assert self._index is not None
+        self._rank.drop(layer)
+        first_own, again = self._index.num_columns, []
+        for rows, found in self._last[layer]:
+            own = first_own + self._tail.places[rows]
+            oldest = self._seen[rows] - 1 - RECENT
+            behind = oldest - self._stored[rows]
+            left = torch.where(behind >= 0, first_own + behind, oldest)
+            columns = torch.where(
+                found.columns == left[:, None, None], own[:, None, None], found.columns
+            )
+            again.append((rows, Selected(columns, found.stored, None)))
+        return again
 
     def _corrected(
         self, guess: torch.Tensor, query: torch.Tensor, foreseen: torch.Tensor
