@@ -200,8 +200,8 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         None,
         "Which tokens decoding attends to where paths are long: all (off), those with the largest "
         "scores (exact), the same among the best pages (pages), whole pages (quest), without what "
-        "was not selected before (tova), by the query of the layer before (ahead, ahead-pages), by one "
-        "that is predicted from earlier tokens (asyncspade, algorithm-1, harmonic, last), or the "
+        "was not selected before (tova), by the query of the layer before (ahead, ahead-pages), by "
+        "one predicted from earlier tokens (asyncspade, algorithm-1, harmonic, last), or the "
         "newest (window); auto: ahead, corrected, where that would pay. Changes the tree.",
     ),
     "select": (

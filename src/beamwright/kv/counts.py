@@ -71,8 +71,8 @@ class SparseCounts:
     was too far off.
 
     Of a rank that works beside the decoder: takes: selections that a layer took; late: of them,
-    those it waited for, waited_s in all; reused: of them, those it did without. forward_s: of decoding the rows' tokens, waits left out;
-    rank_s: of the rank's own work, and of it link_s, in which something crossed the link.
+    those it waited for, waited_s in all; reused: those it did without. forward_s: of decoding the
+    rows' tokens, waits left out; rank_s: of the rank's own work; link_s: of it, on the link.
     """
 
     takes: int = 0

@@ -181,7 +181,7 @@ class Meter:
 
 
 def _is_inexact(model: TreeModel, *, resumed: bool) -> bool:
-    """Sparse decoding of a path that was resumed, with KV of full attention, or as timing has it."""
+    """Sparse decoding of a path resumed with KV of full attention, or as timing has it."""
     sparse = isinstance(model.backend, SparseAttention) and model.backend.rule
     return bool(sparse and (resumed or sparse.late != "wait"))
 

@@ -8,24 +8,23 @@ see few tokens attend as if there were no rule, in the very same bits.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from beamwright.attention.partial import attend_few, round_up
+from beamwright.attention.partial import attend_few
 from beamwright.attention.tree import TreeAttention, TreeDecode
 from beamwright.kv import Path, Segment, SegmentStore, SparseCounts, Tail
 from beamwright.protocols import AttentionView
-from beamwright.sparse.choose import choose, probabilities
-from beamwright.sparse.index import COLUMN_MULTIPLE, PathIndex, bounded, page_bounds
 from beamwright.sparse.memory import RowMemory, memories
 from beamwright.sparse.predict import PREDICTORS
 from beamwright.sparse.rank import CacheRank, InlineRank, ThreadRank
 from beamwright.sparse.rotary import Rotary
-from beamwright.sparse.rule import CANDIDATES, RECENT, SINKS, SparseRule
+from beamwright.sparse.rule import SparseRule
+from beamwright.sparse.select import Selector
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ class SparseDecode:
     def _open(self, paths: list[Path]) -> None:
         self._paths = paths
         self._lengths = [sum(part.visible for part in path) for path in paths]
-        self._index: PathIndex | None = None
+        self._selector: Selector | None = None
         self._classes: dict[int, torch.Tensor] = {}
         self._budgets: dict[int, list[int]] = {}
         self._last: dict[int, list[tuple[torch.Tensor, Selected]]] = {}
@@ -147,9 +146,9 @@ class SparseDecode:
     def _close(self) -> None:
         if self._dense is not None:
             self._dense.close()
-        if self._index is not None:
-            self._index.close()
-        self._dense = self._index = None
+        if self._selector is not None:
+            self._selector.index.close()
+        self._dense = self._selector = None
 
     def _begin_token(self) -> None:
         """Who selects how many tokens for the token that begins, if one does."""
@@ -175,9 +174,10 @@ class SparseDecode:
         self._seen = torch.tensor(seen, device=device)
         if self._dense is None and (self._some_dense or self._rule.full_layers):
             self._dense = TreeDecode(self._store, self._held_paths(), self._tail)
-        if self._classes and self._index is None:
-            self._index = PathIndex(self._store, self._held_paths())
-            self._stored = torch.tensor(self._lengths, device=device)
+        if self._classes and self._selector is None:
+            self._selector = Selector(self._rule, self._store, self._held_paths(), self._tail)
+        if self._selector is not None:
+            self._selector.seen = self._seen
         if self._classes and self._knows_all():
             for layer in range(self._rule.full_layers, self._store.pool.layout.num_layers):
                 self._rank.push(layer, partial(self._foreseen, layer))
@@ -200,16 +200,13 @@ class SparseDecode:
 
     def _once_more(self, layer: int) -> list[tuple[torch.Tensor, Selected]]:
         """What the token before read, with the own key in the place of the oldest recent one."""
-        assert self._index is not None
+        assert self._selector is not None
         self._rank.drop(layer)
-        first_own, again = self._index.num_columns, []
+        again = []
         for rows, found in self._last[layer]:
-            own = first_own + self._tail.places[rows]
-            oldest = self._seen[rows] - 1 - RECENT
-            behind = oldest - self._stored[rows]
-            left = torch.where(behind >= 0, first_own + behind, oldest)
+            own, oldest = self._selector.own(rows), self._selector.oldest_recent(rows)
             columns = torch.where(
-                found.columns == left[:, None, None], own[:, None, None], found.columns
+                found.columns == oldest[:, None, None], own[:, None, None], found.columns
             )
             again.append((rows, Selected(columns, found.stored, None)))
         return again
@@ -241,16 +238,17 @@ class SparseDecode:
 
         foreseen: rows [rows] that do not know the token's own key.
         """
+        assert self._selector is not None
         scores = None
         if self._rule.how.query != "none":
-            scores = self._scores(layer, guess, foreseen)
-        assert self._index is not None
+            scores = self._selector.scores(layer, guess, foreseen)
         chosen, slots = [], []
         for count, rows in self._classes.items():
             own = None if scores is None else scores[rows]
-            columns = self._select(layer, rows, guess[rows], own, count)
+            held = [self._memories[row] for row in self._budgets[count]]
+            columns = self._selector.select(layer, rows, guess[rows], own, count, held)
             chosen.append((rows, columns, own))
-            slots.append(self._index.slots(rows, columns))
+            slots.append(self._selector.index.slots(rows, columns))
         stored = self._store.fetch(layer, slots)
         return [
             (rows, Selected(columns, held, own))
@@ -303,131 +301,18 @@ class SparseDecode:
 
     # --- what is selected --------------------------------------------------------------------
 
-    def _scores(self, layer: int, guess: torch.Tensor, foreseen: torch.Tensor) -> torch.Tensor:
-        """[rows, kv_heads, group, columns] of stored tokens and of the tail's."""
-        assert self._index is not None
-        pages = self._rule.how.scores != "keys"
-        stored = self._index.scores(layer, guess, pages=pages)
-        keys, _ = self._tail.read(layer)
-        grouped = guess.unflatten(1, (self._kv_heads, -1))
-        places = torch.arange(keys.shape[2], device=keys.device)
-        unseen = places > (self._tail.places - foreseen.long())[:, None]
-        if pages:
-            own = bounded(grouped, *page_bounds(keys, ~unseen))
-        else:
-            own = grouped @ keys.transpose(-1, -2)
-        own = (own * guess.shape[-1] ** -0.5).masked_fill(unseen[:, None, None], -torch.inf)
-        own = F.pad(own, (0, -own.shape[-1] % COLUMN_MULTIPLE), value=-torch.inf)
-        return torch.cat([stored, own], -1)
-
-    def _select(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        query: torch.Tensor,
-        scores: torch.Tensor | None,
-        count: int,
-    ) -> torch.Tensor:
-        """Columns [rows, kv_heads, count] of so many tokens of each of these rows."""
-        rule = self._rule
-        positions, seen = self._positions(rows)
-        forced = seen & ((positions < SINKS) | (positions >= (self._seen[rows] - RECENT)[:, None]))
-        if scores is None:  # a window: the newest
-            wanted = positions.float().unsqueeze(1).expand(-1, self._kv_heads, -1)
-            return choose(wanted.clamp_min(0), seen, forced & (positions < SINKS), count)
-        if rule.how.evicts:
-            return self._evicting(layer, rows, scores, seen, count)
-        if rule.how.scores == "both":
-            return self._best_of_pages(layer, rows, query, scores, (seen, forced), count)
-        return choose(probabilities(scores), seen, forced, count)
-
     def _attend(
         self, layer: int, rows: torch.Tensor, query: torch.Tensor, found: Selected
     ) -> torch.Tensor:
         """Contexts [rows, heads, head_dim] of what was selected."""
         grouped = query.unflatten(1, (self._kv_heads, -1))
         own = (part[rows] for part in self._tail.read(layer))
-        keys, values = self._with_own(found.columns, found.stored, own)
+        assert self._selector is not None
+        keys, values = self._selector.with_own(found.columns, found.stored, own)
         context, lse = attend_few(grouped, keys, values, None)
         if found.scores is not None and self._rule.how.bounds_rest:
             self._count_rest(found.scores, found.columns, lse)
         return context.flatten(1, 2)
-
-    def _positions(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The position in its path of each column [rows, columns], and whether it has a token."""
-        assert self._index is not None
-        num_stored = self._index.num_columns
-        num_own = round_up(self._tail.num_tokens, COLUMN_MULTIPLE)
-        columns = torch.arange(num_stored + num_own, device=rows.device)
-        stored, seen = self._stored[rows][:, None], self._seen[rows][:, None]
-        own = columns - num_stored + stored
-        positions = torch.where(columns < num_stored, columns, own)
-        there = (columns < stored) | ((columns >= num_stored) & (own < seen))
-        return torch.where(there, positions, -1), there
-
-    def _best_of_pages(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        query: torch.Tensor,
-        bounds: torch.Tensor,
-        masks: tuple[torch.Tensor, torch.Tensor],
-        count: int,
-    ) -> torch.Tensor:
-        """Bounds choose candidates, their keys' own scores among them."""
-        seen, forced = masks
-        most = min(CANDIDATES * count, bounds.shape[-1])  # those of a row that sees fewer are none
-        candidates = choose(probabilities(bounds), seen, forced, most)
-        assert self._index is not None
-        # Where the keys are: of these, too, nothing crosses the link to be scored.
-        home = self._store.pool.storage.device
-        stored = self._store.read(layer, self._index.slots(rows, candidates))[:1]
-        own, at = self._tail.read(layer)[0][rows].to(home), candidates.to(home)
-        (keys,) = self._with_own(at, stored, [own])
-        missing = -most % COLUMN_MULTIPLE
-        keys = F.pad(keys, (0, 0, 0, missing))
-        grouped = query.to(home).unflatten(1, (self._kv_heads, -1))
-        scores = grouped @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
-        scores = scores.to(query.device)
-        there, sure, scored = (
-            F.pad(mask.expand_as(bounds[:, :, 0]).gather(2, candidates), (0, missing))
-            for mask in (seen[:, None], forced[:, None], bounds[:, :, 0] > -torch.inf)
-        )
-        scores = scores.masked_fill(~scored.unsqueeze(2), -torch.inf)
-        found = choose(probabilities(scores), there, sure, count)
-        return candidates.gather(2, found)
-
-    def _evicting(
-        self, layer: int, rows: torch.Tensor, scores: torch.Tensor, seen: torch.Tensor, count: int
-    ) -> torch.Tensor:
-        """TOVA: the best of those that were selected for the token before, and of newer ones."""
-        positions, _ = self._positions(rows)
-        held = [self._memories[row] for row in rows.tolist()]
-        left = torch.stack(
-            [
-                memory.left(layer, self._kv_heads, at)
-                for memory, at in zip(held, positions, strict=True)
-            ]
-        )
-        left &= seen[:, None]
-        wanted = probabilities(scores.masked_fill(~left.unsqueeze(2), -torch.inf))
-        columns = choose(wanted, left, torch.zeros_like(seen), count)
-        selected = positions[:, None].expand_as(wanted).gather(2, columns)
-        for memory, each, visible in zip(held, selected, self._seen[rows].tolist(), strict=True):
-            memory.keep(layer, each, visible)
-        return columns
-
-    def _with_own(
-        self, columns: torch.Tensor, stored: torch.Tensor, own: Iterable[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Stored keys, or keys and values, and in the tail's columns those of the tail."""
-        assert self._index is not None
-        at = columns - self._index.num_columns
-        is_own = (at >= 0).unsqueeze(-1)
-        at = at.clamp(0, self._tail.num_tokens - 1).unsqueeze(-1)
-        at = at.expand(-1, -1, -1, stored.shape[-1])
-        pairs = zip(own, stored, strict=True)
-        return [torch.where(is_own, mine.gather(2, at), old) for mine, old in pairs]
 
     def _count_rest(self, scores: torch.Tensor, columns: torch.Tensor, lse: torch.Tensor) -> None:
         """Attention that is left out, at most: what the scores say of everything else."""
