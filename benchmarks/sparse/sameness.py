@@ -22,6 +22,7 @@ BASE = {
 METHODS: dict[str, dict[str, Any]] = {
     "exact": {"sparse": "exact", "select": 48},
     "ahead, corrected": {"sparse": "ahead", "sparse_correct": 0.8, "select": 48},
+    "ahead-pages": {"sparse": "ahead-pages", "select": 48},
     "asyncspade": {"sparse": "asyncspade", "select": 96},
 }
 HOME = {"sparse_home": "host", "kv_memory": "4MiB"}
@@ -51,11 +52,12 @@ def trees(problems: list[tuple[str, str]], **options: Any) -> dict[str | int, st
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--problems", type=int, default=50)
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     args = parser.parse_args()
     found = load_problems("bundled:test", limit=args.problems).problems
     problems = [(each.unique_id, each.problem) for each in found]
     rows = []
-    for method, options in METHODS.items():
+    for method, options in ((name, METHODS[name]) for name in args.methods):
         alone = trees(problems, **options)
         row: dict[str, Any] = {"method": method, "of": len(problems)}
         for way, changes in WAYS.items():

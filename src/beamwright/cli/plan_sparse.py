@@ -24,6 +24,8 @@ def planned_rule(asked: SparseSettings) -> SparseRule | None:
     Raises:
         InputError: for options that do not go together.
     """
+    if asked == SparseSettings():
+        return None  # without torch
     from beamwright.solver.sparse import chosen_by_auto, sparse_rule
 
     return sparse_rule(chosen_by_auto(asked) if asked.sparse == "auto" else asked)
@@ -37,11 +39,11 @@ def sparse_report(
     scorer: Scorer | None,
 ) -> dict[str, Any] | None:
     """An `Estimate`, and how it compares; None where all is read."""
-    from beamwright.solver.sparse import sparse_case
-
     rule = planned_rule(asked)
     if rule is None:
         return None
+    from beamwright.solver.sparse import sparse_case
+
     shape, costs = models.generator.shape, models.generator.costs
     case = sparse_case(rule, shape)
     found = beside_full_attention(workload, costs, models.profile, kv_bytes, case, scorer)
