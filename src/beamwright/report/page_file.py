@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from beamwright.files import write_whole
 
 _PARTS = Path(__file__).parent / "page"
+_MODULE_WORDS = re.compile(r"^(?:import .*\n|export )", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page_part(name: str) -> str:
     """The text of a file in `page/`."""
     return (_PARTS / name).read_text(encoding="ascii")
+
+
+def page_script(names: Sequence[str]) -> str:
+    """Modules of `page/` as one script: each may name what those before it in `names` export."""
+    return "\n".join(_MODULE_WORDS.sub("", page_part(name)) for name in names)
 
 
 def write_page(path: Path, name: str, parts: Mapping[str, str], styles: str = "") -> None:

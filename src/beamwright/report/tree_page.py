@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.report.page_file import page_part, write_page
+from beamwright.report.page_file import page_script, write_page
 from beamwright.search.answers import extract_answer
 from beamwright.tree import Node, SearchTree
 
 if TYPE_CHECKING:
     from beamwright.runtime.timeline import Timeline
 
-_SCRIPTS = ("common.js", "tree.js", "rounds.js", "timeline.js", "page.js")
+_SCRIPTS = (
+    "common.js", "layout.js", "tree.js", "details.js", "rounds.js", "timeline.js", "page.js",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def write_tree_page(trees: Sequence[ShownTree], timeline: Timeline, path: Path, 
         "title": html.escape(title),
         "problem": html.escape(first["problem"]),
         "answer": html.escape(first["answer"] or ""),
-        "script": "\n".join(page_part(name) for name in _SCRIPTS),
+        "script": page_script(_SCRIPTS),
         "data": _embedded(data),
     }
     write_page(path, "tree_page", parts)

@@ -1,29 +1,31 @@
 // Small things that every panel needs: elements, numbers, colours, tips, and a canvas to move about in.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const element = (id) => document.getElementById(id);
+export const element = (id) => document.getElementById(id);
 
-function make(tag, attributes = {}, ...children) {
+export function make(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "style") made.style.cssText = value; // an attribute would need a looser policy
+    else made.setAttribute(name, value);
+  }
   made.append(...children);
   return made;
 }
 
-const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
-const count = (number) => number.toLocaleString("en");
-const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
-const shownScore = (score) => (score === null ? "none" : Math.abs(score) < 0.0005 && score !== 0 ? score.toExponential(1) : score.toFixed(3));
-const oneLine = (text) => text.replace(/\s+/g, " ").trim();
-const shortened = (text, length) => (text.length > length ? text.slice(0, length - 1) + "\u2026" : text);
+export const clamp = (value, least, most) => Math.max(least, Math.min(most, value));
+export const count = (number) => number.toLocaleString("en");
+export const plural = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+export const shownScore = (score) => (score === null ? "none" : Math.abs(score) < 0.0005 && score !== 0 ? score.toExponential(1) : score.toFixed(3));
+export const oneLine = (text) => text.replace(/\s+/g, " ").trim();
+export const shortened = (text, length) => (text.length > length ? text.slice(0, length - 1) + "\u2026" : text);
 
-function shownSeconds(seconds) {
+export function shownSeconds(seconds) {
   if (seconds === 0) return "0";
   if (seconds >= 1) return `${Number(seconds.toPrecision(4))} s`;
   return seconds >= 1e-3 ? `${Number((seconds * 1e3).toPrecision(4))} ms` : `${Number((seconds * 1e6).toPrecision(3))} \u00b5s`;
 }
 
-function shownBytes(bytes) {
+export function shownBytes(bytes) {
   for (const unit of ["B", "KiB", "MiB"]) {
     if (bytes < 1024) return unit === "B" ? `${bytes} B` : `${bytes.toFixed(1)} ${unit}`;
     bytes /= 1024;
@@ -33,11 +35,11 @@ function shownBytes(bytes) {
 
 // --- colours -----------------------------------------------------------------------------------
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+export const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 
 // share (0..1) -> colour on the score ramp; null -> null
-function scoreColours() {
+export function scoreColours() {
   const stops = ["score-0", "score-1", "score-2"].map((name) => channels(colour(name)));
   return (share) => {
     if (share === null) return null;
@@ -50,7 +52,7 @@ function scoreColours() {
 
 // --- tips --------------------------------------------------------------------------------------
 
-function showTip(event, title, text) {
+export function showTip(event, title, text) {
   const tip = element("tip");
   tip.replaceChildren(make("b", {}, title), text);
   tip.hidden = false;
@@ -58,12 +60,12 @@ function showTip(event, title, text) {
   tip.style.left = `${clamp(event.clientX + 14, 4, innerWidth - box.width - 4)}px`;
   tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
 }
-const hideTip = () => { element("tip").hidden = true; };
+export const hideTip = () => { element("tip").hidden = true; };
 
 // --- canvases ----------------------------------------------------------------------------------
 
 // A canvas that is drawn again, at most once a frame, when its size or the colours change.
-class Drawing {
+export class Drawing {
   constructor(canvas, draw) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
@@ -94,7 +96,7 @@ class Drawing {
 // A drawing of a world of columns x rows (in the world's own units) that can be moved and zoomed.
 // margin: pixels around it; limits(width, height): {x, y: [fitting scale, largest scale]} in
 // pixels per unit; xPower: how much x zooms along with y.
-class Viewport extends Drawing {
+export class Viewport extends Drawing {
   constructor(canvas, draw, { margin, limits, xPower }) {
     super(canvas, draw);
     Object.assign(this, { margin, limits, xPower, world: { width: 1, height: 1 }, scale: { x: 1, y: 1 }, offset: { x: 0, y: 0 } });
@@ -177,7 +179,7 @@ class Viewport extends Drawing {
   }
 }
 
-function connectZoomButtons(name, viewport) {
+export function connectZoomButtons(name, viewport) {
   for (const button of document.querySelectorAll(`[data-for="${name}"] button`)) {
     const acts = { in: () => viewport.zoom(1.6), out: () => viewport.zoom(1 / 1.6), fit: () => viewport.fit() };
     button.addEventListener("click", acts[button.dataset.do]);

@@ -1,4 +1,11 @@
-// The page: what was asked and answered, the panels, and one selected step for all of them.
+// The saved page: what was asked and answered, the panels, and one selected step for all of them.
+
+import { clamp, connectZoomButtons, count, element, make, oneLine, shortened, shownScore } from "./common.js";
+import { showDetails, showTreeLegend } from "./details.js";
+import { prepare } from "./layout.js";
+import { RoundsPanel } from "./rounds.js";
+import { TimePanel } from "./timeline.js";
+import { TreePanel } from "./tree.js";
 
 function showOpening(tree) {
   element("problem").textContent = tree.problem || "(a synthetic prompt)";
@@ -21,49 +28,26 @@ function showOpening(tree) {
   element("figures").replaceChildren(...figures.map(([word, value]) => make("div", {}, make("dt", {}, word), make("dd", {}, count(value)))));
 }
 
-function showTreeLegend(tree) {
-  const entry = (kind, name, ...words) => make("span", {}, make("i", { class: kind, style: `--c: var(--${name})` }), ...words);
-  const { scores } = tree;
-  element("tree-legend").replaceChildren(
-    ...(scores ? [make("span", {}, `score ${shownScore(scores.least)}`, make("i", { class: "ramp" }), shownScore(scores.most))] : []),
-    entry("path", "accent", "chosen path"),
-    entry("ring", "soft", "finished"),
-    entry("dot faded", "score-1", "pruned, or led nowhere"),
-    entry("pill", "line", "pruned steps, grouped"),
-    entry("hollow", "soft", "no score"),
-  );
-}
-
-function showDetails(tree, i, onSelect) {
-  const details = element("details");
-  if (i === null) return details.replaceChildren(make("p", { class: "note" }, "Click a step to read the path that leads to it."));
-  const node = tree.nodes[i];
-  const facts = [
-    ["state", node.state],
-    ["ended by", node.stop ? node.stop.replace("_", " ") : node.parent === null ? null : "not decoded"],
-    ["score", node.parent === null ? null : shownScore(node.score)],
-    ["this step alone", node.step_score === null || node.step_score === node.score ? null : shownScore(node.step_score)],
-    ["tokens", `${count(node.tokens)}, at positions ${count(node.start)} to ${count(node.start + node.tokens)}`],
-    ["children", node.children.length ? count(node.children.length) : null],
-    ...Object.entries(node.notes),
-  ].filter(([, value]) => value !== null);
-  const list = make("dl", {}, ...facts.flatMap(([word, value]) => [make("dt", {}, word), make("dd", {}, value)]));
-  const ramp = scoreColours();
-  const steps = pathOf(tree, i).slice(1).map((step) => {
-    const button = make("button", { type: "button", style: `--chip: ${ramp(tree.share(step.score)) ?? "var(--faint)"}` });
-    if (step.i === i) button.setAttribute("aria-current", "step");
-    const meta = `round ${step.round} \u00b7 score ${shownScore(step.score)} \u00b7 ${plural(step.tokens, "token")}`;
-    button.append(make("span", { class: "meta" }, meta), make("span", { class: "step" }, step.text.trim() || "(no text)"));
-    button.addEventListener("click", () => onSelect(step.i));
-    return make("li", {}, button);
-  });
-  details.replaceChildren(make("h3", {}, node.parent === null ? `${node.lineage} \u00b7 prompt` : node.lineage), list, make("ol", {}, ...steps));
-  const current = details.querySelector("[aria-current]");
-  details.scrollTop = current ? current.offsetTop - details.offsetTop - 120 : 0; // never the page itself
+// The tree's panel with its buttons, as high as its rows need.
+class SavedTreePanel extends TreePanel {
+  constructor(onSelect) {
+    super(element("tree"), onSelect);
+    connectZoomButtons("tree", this.view);
+    for (const radio of document.querySelectorAll('[name="pruned"]')) {
+      radio.addEventListener("change", () => { this.tree.opened.clear(); this.setMode(radio.value); });
+    }
+  }
+  setMode(mode) {
+    document.querySelector(`[name="pruned"][value="${mode}"]`).checked = true;
+    super.setMode(mode);
+    const most = clamp(innerHeight * 0.64, 380, 780);
+    this.view.canvas.style.height = `${clamp(this.layout.rows * 24 + 58, 280, most)}px`;
+    this.view.fit();
+  }
 }
 
 function start() {
-  const { trees, timeline } = DATA;
+  const { trees, timeline } = JSON.parse(element("data").textContent);
   trees.forEach(prepare);
   const known = new Set(trees.flatMap((tree) => tree.nodes.map((node) => node.lineage)));
   const others = Object.keys(timeline.residences).filter((segment) => !known.has(segment));
@@ -71,15 +55,15 @@ function start() {
   const select = (i) => {
     treePanel.select(i);
     timePanel.select(i);
-    showDetails(tree, i, select);
+    showDetails(element("details"), tree, i, select);
   };
-  const treePanel = new TreePanel(select);
+  const treePanel = new SavedTreePanel(select);
   const roundsPanel = new RoundsPanel(select);
   const timePanel = new TimePanel(timeline, select);
   const show = (shown) => {
     tree = shown;
     showOpening(tree);
-    showTreeLegend(tree);
+    showTreeLegend(element("tree-legend"), tree);
     treePanel.show(tree);
     roundsPanel.show(tree);
     timePanel.show(tree, others);

@@ -1,6 +1,9 @@
 // Three small charts with the same rounds from left to right: scores, fates, lengths.
 
-class RoundsPanel {
+import { Drawing, colour, element, hideTip, scoreColours, showTip, shownScore } from "./common.js";
+import { disc, ring } from "./tree.js";
+
+export class RoundsPanel {
   constructor(onSelect) {
     this.onSelect = onSelect;
     this.drawings = ["scores", "fates", "lengths"].map((name) => new Drawing(element(name), (...args) => this[name](...args)));
@@ -15,7 +18,8 @@ class RoundsPanel {
   }
   show(tree) {
     this.tree = tree;
-    this.rounds = Array.from({ length: tree.lastRound }, (_, i) => tree.nodes.filter((node) => node.parent !== null && node.round === i + 1 && node.state !== "open"));
+    this.rounds = Array.from({ length: tree.lastRound }, () => []);
+    for (const node of tree.nodes) if (node.parent !== null && node.state !== "open") this.rounds[node.round - 1].push(node);
     for (const drawing of this.drawings) drawing.ask();
   }
 

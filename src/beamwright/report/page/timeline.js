@@ -1,12 +1,15 @@
 // Tracks of what ran, and below them, on the same axis of seconds, where each segment's KV was.
 
+import { Viewport, clamp, colour, connectZoomButtons, element, hideTip, make, plural, showTip, shownBytes, shownSeconds } from "./common.js";
+import { fitted } from "./tree.js";
+
 const TRACKS = [["compute", "compute"], ["verify", "verify"], ["h2d", "host to device"], ["d2h", "device to host"], ["stall", "stall"], ["schedule", "schedule"]];
 const PLACES = [["device", "on the device"], ["both", "on both"], ["host", "on the host"], ["none", "nowhere: released"]];
 const TRACK_HEIGHT = 15;
 const TRACK_PITCH = 19;
 const GUTTER = 132;
 
-class TimePanel {
+export class TimePanel {
   constructor(timeline, onSelect) {
     this.timeline = timeline;
     this.onSelect = onSelect;

@@ -1,80 +1,17 @@
-// The tree: steps from left to right, one row per leaf, in depth-first order.
+// The tree on a canvas: steps from left to right, edges, labels, and what is under the pointer.
 
-const LARGE = 300; // nodes from which pruned siblings are drawn as one mark at first
+import { Viewport, clamp, colour, count, hideTip, oneLine, plural, scoreColours, shortened, showTip, shownScore } from "./common.js";
+import { LARGE, layOut, named, pathOf } from "./layout.js";
 
-// What the drawings need beside the data: children, depth, who is alive, the chosen path, scores.
-function prepare(tree) {
-  const nodes = tree.nodes;
-  nodes.forEach((node, i) => {
-    Object.assign(node, { i, children: [], depth: node.parent === null ? 0 : nodes[node.parent].depth + 1, alive: false, chosen: false });
-    if (node.parent !== null) nodes[node.parent].children.push(i);
-  });
-  for (const node of [...nodes].reverse()) {
-    const tip = node.state === "kept" && !node.children.length;
-    node.alive = tip || ["finished", "candidate", "open"].includes(node.state) || node.children.some((child) => nodes[child].alive);
-  }
-  for (let at = tree.chosen; at !== null; at = nodes[at].parent) nodes[at].chosen = true;
-  const scores = nodes.map((node) => node.score).filter((score) => score !== null);
-  const [least, most] = scores.reduce(([a, b], score) => [Math.min(a, score), Math.max(b, score)], [Infinity, -Infinity]);
-  tree.scores = scores.length ? { least, most } : null;
-  tree.share = (score) => (score === null ? null : most > least ? (score - least) / (most - least) : 1);
-  tree.depth = nodes.reduce((deepest, node) => Math.max(deepest, node.depth), 0);
-  tree.lastRound = nodes.reduce((last, node) => Math.max(last, node.round), 0); // a search may be cut off in it
-  tree.opened = new Set(); // parents whose pruned children were asked for one by one
-}
+const KV_PLACES = ["device", "both", "host"];
 
-function pathOf(tree, i) {
-  const path = [];
-  for (let at = i; at !== null; at = tree.nodes[at].parent) path.unshift(tree.nodes[at]);
-  return path;
-}
-
-// Visible items in depth-first order: nodes {node, row} and marks {parent, hidden, best, row}.
-function layOut(tree, mode) {
-  const items = [];
-  const itemOf = new Map();
-  const marks = new Map();
-  const shown = new Array(tree.nodes.length).fill(false);
-  for (const node of tree.nodes) {
-    const parent = node.parent === null ? null : tree.nodes[node.parent];
-    if (parent !== null && !shown[parent.i]) {
-      if (marks.has(parent.i)) marks.set(node.i, marks.get(parent.i)), addHidden(marks.get(parent.i), node);
-      continue;
-    }
-    const dead = parent !== null && !node.alive;
-    if (dead && mode === "hide") continue;
-    if (dead && mode === "group" && parent.alive && !tree.opened.has(parent.i) && parent.children.filter((child) => !tree.nodes[child].alive).length > 1) {
-      if (!itemOf.has(`+${parent.i}`)) {
-        const mark = { parent, hidden: 0, best: null, depth: node.depth, children: [] };
-        itemOf.set(`+${parent.i}`, mark);
-        items.push(mark);
-        itemOf.get(parent.i).children.push(mark);
-      }
-      marks.set(node.i, itemOf.get(`+${parent.i}`));
-      addHidden(marks.get(node.i), node);
-      continue;
-    }
-    shown[node.i] = true;
-    const item = { node, depth: node.depth, children: [] };
-    itemOf.set(node.i, item);
-    items.push(item);
-    if (parent !== null) itemOf.get(parent.i).children.push(item);
-  }
-  let rows = 0;
-  for (const item of items) if (!item.children.length) item.row = rows++;
-  for (const item of [...items].reverse()) if (item.children.length) item.row = (item.children[0].row + item.children.at(-1).row) / 2;
-  return { items, itemOf, rows };
-}
-
-function addHidden(mark, node) {
-  mark.hidden += 1;
-  if (node.score !== null && (mark.best === null || node.score > mark.best)) mark.best = node.score;
-}
-
-class TreePanel {
-  constructor(onSelect) {
+export class TreePanel {
+  // colouring: fill by "score" or by "kv"; threshold: steps scored below it fade; marked: a step
+  // with a diamond around it, by number.
+  constructor(canvas, onSelect) {
     this.onSelect = onSelect;
-    this.view = new Viewport(element("tree"), (...args) => this.draw(...args), {
+    Object.assign(this, { colouring: "score", threshold: null, marked: null, selected: null });
+    this.view = new Viewport(canvas, (...args) => this.draw(...args), {
       margin: { left: 26, right: 150, top: 40, bottom: 18 },
       xPower: 0.6,
       limits: (width, height) => {
@@ -90,24 +27,23 @@ class TreePanel {
       const item = this.layout.itemOf.get(this.selected);
       return item && [this.view.x(item.depth), this.view.y(item.row + 0.5)];
     };
-    connectZoomButtons("tree", this.view);
-    for (const radio of document.querySelectorAll('[name="pruned"]')) {
-      radio.addEventListener("change", () => { this.tree.opened.clear(); this.setMode(radio.value); });
-    }
   }
-  show(tree) {
+  // mode: what is done with pruned steps, "show", "group" or "hide".
+  show(tree, mode = tree.nodes.length > LARGE ? "group" : "show") {
     this.tree = tree;
     this.selected = null;
-    const mode = tree.nodes.length > LARGE ? "group" : "show";
-    document.querySelector(`[name="pruned"][value="${mode}"]`).checked = true;
     this.setMode(mode);
   }
   setMode(mode) {
     this.mode = mode;
     this.arrange();
-    const most = clamp(innerHeight * 0.64, 380, 780);
-    this.view.canvas.style.height = `${clamp(this.layout.rows * 24 + 58, 280, most)}px`;
     this.view.fit();
+  }
+  // The tree, or one that it has grown into; who has zoomed or moved keeps the place.
+  update(tree, mode) {
+    Object.assign(this, { tree, mode });
+    this.arrange();
+    if (this.view.fitted) this.view.fit();
   }
   arrange() {
     this.layout = layOut(this.tree, this.mode);
@@ -117,7 +53,7 @@ class TreePanel {
   // Marks a node, opening the mark that hides it.
   select(i) {
     this.selected = i;
-    if (!this.layout.itemOf.has(i) && this.mode === "group") {
+    if (i !== null && !this.layout.itemOf.has(i) && this.mode === "group") {
       const dead = pathOf(this.tree, i).find((node) => !node.alive);
       if (dead) this.tree.opened.add(dead.parent);
       this.arrange();
@@ -140,9 +76,9 @@ class TreePanel {
     const item = this.at(event);
     this.view.canvas.style.cursor = item ? "pointer" : "";
     if (!item) return hideTip();
-    if (!item.node) return showTip(event, plural(item.hidden, "pruned step"), `below ${item.parent.lineage}, best score ${shownScore(item.best)}\nclick to see them one by one`);
+    if (!item.node) return showTip(event, plural(item.hidden, "pruned step"), `below ${named(item.parent)}, best score ${shownScore(item.best)}\nclick to see them one by one`);
     const { node } = item;
-    if (node.parent === null) return showTip(event, `${node.lineage} \u00b7 prompt`, plural(node.tokens, "token"));
+    if (node.parent === null) return showTip(event, named(node), plural(node.tokens, "token"));
     const facts = `${node.state}, score ${shownScore(node.score)}, ${plural(node.tokens, "token")}, ended by ${node.stop ?? "nothing yet"}`;
     showTip(event, `${node.lineage} \u00b7 round ${node.round}`, `${facts}\n\n${shortened(node.text.trim(), 360) || "(no text)"}`);
   }
@@ -170,9 +106,10 @@ class TreePanel {
 
   // --- drawing ---------------------------------------------------------------------------------
   draw(context, width, height) {
+    if (!this.tree?.nodes.length) return;
     const view = this.view;
     const palette = { ramp: scoreColours() };
-    for (const name of ["panel", "ink", "soft", "faint", "line", "accent"]) palette[name] = colour(name);
+    for (const name of ["panel", "ink", "soft", "faint", "line", "accent", ...KV_PLACES]) palette[name] = colour(name);
     const onPath = new Set(this.selected === null ? [] : pathOf(this.tree, this.selected).map((node) => node.i));
     context.save();
     context.beginPath();
@@ -208,6 +145,7 @@ class TreePanel {
       context.fillText(word, Math.max(x, 22), 17);
     }
   }
+  isBelow(node) { return this.threshold !== null && node.score !== null && node.score < this.threshold; }
   drawEdges(context, pass, palette) {
     const view = this.view;
     const dense = view.scale.y < 3;
@@ -218,12 +156,12 @@ class TreePanel {
     for (const item of this.layout.items) {
       const [x, y] = [view.x(item.depth), view.y(item.row + 0.5)];
       for (const child of item.children) {
-        const kind = child.node?.chosen ? "chosen" : child.node?.alive ? "plain" : "faded";
+        const kind = child.node?.chosen ? "chosen" : child.node?.alive && !this.isBelow(child.node) ? "plain" : "faded";
         if (kind !== pass) continue;
         const [toX, toY] = [view.x(child.depth), view.y(child.row + 0.5)];
         if (Math.max(y, toY) < 0 || Math.min(y, toY) > view.height) continue;
-        const bend = (toX - x) * 0.5;
         context.moveTo(x, y);
+        const bend = (toX - x) * 0.5;
         context.bezierCurveTo(x + bend, y, toX - bend, toY, toX, toY);
       }
     }
@@ -236,15 +174,22 @@ class TreePanel {
     if (!item.node) return this.drawMark(context, item, x, y, palette);
     const { node } = item;
     const radius = clamp(this.view.scale.y * 0.42, node.alive ? 2.2 : 1.2, 5.5) * (node.alive ? 1 : 0.8);
-    const fill = node.parent === null ? palette.ink : palette.ramp(this.tree.share(node.score)) ?? palette.panel;
-    context.globalAlpha = node.alive ? 1 : 0.4;
-    disc(context, x, y, radius, fill);
-    if (node.parent !== null && (node.score === null || node.state === "open")) ring(context, x, y, radius, 1, palette.soft);
+    const hollow = node.parent !== null && (this.colouring === "score" ? node.score === null || node.state === "open" : !node.kv);
+    context.globalAlpha = this.isBelow(node) ? 0.12 : node.alive ? 1 : 0.4;
+    disc(context, x, y, radius, this.fill(node, palette));
+    if (hollow) ring(context, x, y, radius, 1, palette.soft);
     // Far out the rings of neighbours would run into one dark bar.
-    if (node.state === "finished" && (this.view.scale.y >= 7 || node.chosen)) ring(context, x, y, radius + 2.5, 1.5, node.chosen ? palette.accent : palette.soft);
+    const near = this.view.scale.y >= 7;
+    if (node.state === "finished" && (near || node.chosen)) ring(context, x, y, radius + 2.5, 1.5, node.chosen ? palette.accent : palette.soft);
+    if (node.ahead && near) ring(context, x, y, radius + 2.5, 1.5, palette.both, [2, 2]);
     context.globalAlpha = 1;
+    if (node.i === this.marked) diamond(context, x, y, radius + 7, palette.accent);
     if (node.i === this.selected) ring(context, x, y, radius + 5, 2, palette.accent);
     else if (onPath.has(node.i)) ring(context, x, y, radius + 2.5, 1, palette.accent);
+  }
+  fill(node, palette) {
+    if (this.colouring === "kv") return palette[node.kv] ?? palette.panel;
+    return node.parent === null ? palette.ink : palette.ramp(this.tree.share(node.score)) ?? palette.panel;
   }
   drawMark(context, item, x, y, palette) {
     const rowHeight = this.view.scale.y;
@@ -264,37 +209,51 @@ class TreePanel {
     if (!item.node || item.node.parent === null || y < -10 || y > height + 10) return;
     const x = this.view.x(item.depth) + 11;
     const room = item.children.length ? this.view.scale.x - 26 : width - x - 8;
-    if (room < 40 || x > width) return;
+    if (room < 40 || x > width || x + room < 0) return;
     context.font = "12px system-ui, sans-serif";
     context.textAlign = "left";
-    const text = fitted(context, oneLine(item.node.text) || "(no text)", room);
+    const text = fitted(context, oneLine(item.node.text) || (item.node.state === "open" ? "" : "(no text)"), room);
+    if (!text) return;
+    const below = this.isBelow(item.node);
     context.fillStyle = palette.panel; // edges go on behind the text
     context.globalAlpha = 0.88;
     context.fillRect(x - 3, y - 6.5, context.measureText(text).width + 6, 13);
-    context.globalAlpha = item.node.alive ? 1 : 0.75;
+    context.globalAlpha = below ? 0.25 : item.node.alive ? 1 : 0.75;
     context.fillStyle = item.node.chosen ? palette.accent : item.node.alive ? palette.ink : palette.soft;
     context.fillText(text, x, y + 4);
     context.globalAlpha = 1;
   }
 }
 
-function disc(context, x, y, radius, fill) {
+export function disc(context, x, y, radius, fill) {
   context.fillStyle = fill;
+  if (radius < 1.3) return context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius); // looks the same
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
   context.fill();
 }
 
-function ring(context, x, y, radius, lineWidth, stroke) {
+export function ring(context, x, y, radius, lineWidth, stroke, dashes = []) {
   context.strokeStyle = stroke;
   context.lineWidth = lineWidth;
+  context.setLineDash(dashes);
   context.beginPath();
   context.arc(x, y, radius, 0, 2 * Math.PI);
+  context.stroke();
+  context.setLineDash([]);
+}
+
+function diamond(context, x, y, radius, stroke) {
+  context.strokeStyle = stroke;
+  context.lineWidth = 2;
+  context.beginPath();
+  for (const [dx, dy] of [[0, -1], [1, 0], [0, 1], [-1, 0]]) context.lineTo(x + dx * radius, y + dy * radius);
+  context.closePath();
   context.stroke();
 }
 
 // As much of a text as fits into `room` pixels.
-function fitted(context, text, room) {
+export function fitted(context, text, room) {
   const cut = shortened(text, Math.max(4, Math.floor(room / 4)));
   const measured = context.measureText(cut).width;
   return measured <= room ? cut : shortened(cut, Math.max(2, Math.floor((cut.length * room) / measured)));
