@@ -22,6 +22,7 @@ from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems
 from beamwright.evaluate.estimates import estimate_mean, wilson_interval
 from beamwright.models.find import resolve_folder
 from beamwright.search.choose import Choice, choose
+from beamwright.tree import COMPLETE_STOPS
 from benchmarks.common import RESULTS, fingerprint, finish, say, table
 
 _COLUMNS = ("generator", "method", "n", "accuracy", "95 % interval", "tokens / problem")
@@ -159,7 +160,7 @@ def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
     """The candidates of a problem in lineage order."""
     found = []
     for each in record.candidates:
-        answer, ended = each["answer"], each["stop"] == "eos"
+        answer, ended = each["answer"], each["stop"] in COMPLETE_STOPS
         right = ended and bool(checker.is_correct(record.gold, answer))
         found.append(Sample(answer, each["score"], ended, right, each["tokens"]))
     return found or [Sample(None, None, False, False, 0)]  # a problem that failed

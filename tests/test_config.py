@@ -111,6 +111,9 @@ def test_unknown_flat_options_are_errors():
         {"seed": -1},
         {"delimiter": ""},
         {"max_step_tokens": 0},
+        {"stop_strings": "a" * 257},
+        {"stop_strings": ["a"] * 17},
+        {"stop_strings": "\ud800"},
         {"dtype": "int8"},
         {"choose": "worst"},
     ],
@@ -142,6 +145,10 @@ def test_settings_are_frozen():
             {"step_limits": "64,a"},
             "step.step_limits.1 (--step-limits): Input should be a valid integer, "
             "unable to parse string as an integer, got 'a'",
+        ),
+        (
+            {"stop_strings": ["x", ""]},
+            "step.stop_strings.1 (--stop-strings): String should have at least 1 character, got ''",
         ),
     ],
 )

@@ -24,6 +24,7 @@ from beamwright.units import (
     Size,
     Split,
     StepLimits,
+    StopStrings,
     Text,
     TextOrNone,
 )
@@ -134,6 +135,7 @@ class StepSettings(Section):
     )
     max_tokens: int | None = Field(None, ge=1, description="per path, after the prompt")
     ignore_eos: bool = False
+    stop_strings: StopStrings = Field((), max_length=16, description="texts that end a path")
 
 
 class SearchSettings(OpenSection):

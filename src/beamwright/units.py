@@ -109,6 +109,10 @@ def _numbers_or_none(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else value
 
 
+def _one_or_several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
 def _names_or_none(value: Any) -> Any:
     return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
 
@@ -143,6 +147,9 @@ Text = Annotated[str, BeforeValidator(_path_as_text)]
 TextOrNone = Annotated[str | None, BeforeValidator(_path_as_text)]
 Names = Annotated[tuple[str, ...] | None, BeforeValidator(_names_or_none)]
 """`first,second`, or names one by one."""
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[tuple[StopString, ...], BeforeValidator(_one_or_several)]
+"""One text, which may hold anything, or several."""
 StepLimit = Annotated[int, Field(ge=1)]
 StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
 Size = Annotated[int | None, _or_none(parse_size)]

@@ -38,6 +38,16 @@ def test_a_delimiter_may_be_escaped(cli, fake, written, meant):
     assert fake.settings.step.delimiter == meant
 
 
+def test_stop_strings_are_given_one_by_one_and_may_be_escaped(cli, fake, tmp_path):
+    words = ["--stop-strings", r"\n\n", "--stop-strings", "a, b"]
+    assert cli("solve", "p", *words).code == 0
+    assert fake.settings.step.stop_strings == ("\n\n", "a, b")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text('step: {stop_strings: ["x", "\\n"]}\n')
+    assert cli("solve", "p", "--recipe", recipe).code == 0
+    assert fake.settings.step.stop_strings == ("x", "\n")
+
+
 def test_options_override_a_recipe_and_the_rest_of_it_stands(cli, fake, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("search: {n: 8, seed: 3}\nstep: {ignore_eos: true}\n")

@@ -22,6 +22,7 @@ REQUESTS = {
     "min-p": {"temperature": 1.3, "min_p": 0.1, "seed": 2, "delimiter": " t", "max_tokens": 60},
     "top-k": {"top_k": 7, "seed": 3, "max_tokens": 25},
     "fixed": {"step_tokens": 9, "seed": 4, "ignore_eos": True},
+    "stops": {"stop_strings": ["a", "th", "e"], "seed": 5, "delimiter": "x"},
     "all": {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.02, "step_limits": "3,30"},
 }
 

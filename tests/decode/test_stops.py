@@ -4,6 +4,7 @@ import torch
 import fakes
 from beamwright.config import StepSettings
 from beamwright.decode.stops import (
+    CODE_STOP_STRING,
     DelimiterTable,
     RowLimit,
     StopWords,
@@ -149,6 +150,13 @@ def test_each_row_stops_for_its_own_reason():
 )
 def test_precedence_where_two_reasons_coincide(limit, piece, reason):
     assert Rows([RowLimit(1, limit)]).feed(piece) == {0: reason}
+
+
+@pytest.mark.parametrize("device", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("limit", [StopReason.PATH_LIMIT, StopReason.STEP_LIMIT])
+def test_a_stop_string_comes_before_everything_else(device, limit):
+    code = device | CODE_STOP_STRING
+    assert stop_reason(code, RowLimit(1, limit)) is StopReason.STOP_STRING
 
 
 def test_a_limit_counts_the_tokens_of_the_step():

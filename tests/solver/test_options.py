@@ -30,6 +30,7 @@ WIDER = {
     config.Rate: int | str | None,
     config.Duration: float | str | None,
     config.StepLimits: Sequence[int] | str | None,
+    config.StopStrings: Sequence[str] | str,
     config.Split: Literal["auto", "roofline", "offload"] | float,
     config.Select: int | float | str,
     config.Names: Sequence[str | StopFunction] | str | None,

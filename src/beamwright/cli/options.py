@@ -46,15 +46,10 @@ _DECLARED_PANELS = {
 _CHOICE = "CHOICE"
 _SPLIT = "SPLIT"
 _SELECT = "TOKENS|SHARE"
-_AS_TEXT = (
-    "SIZE",
-    "SIZE/s",
-    "TOKENS,...",
-    "NAME,...",
-    "DURATION",
-    _SPLIT,
-    _SELECT,
-)  # parsed by the settings
+_TEXTS = "TEXT"  # given once for each
+_PARSED = ("SIZE", "SIZE/s", "TOKENS,...", "NAME,...", "DURATION", _SPLIT, _SELECT)
+_KINDS: dict[str | None, Any] = {**dict.fromkeys(_PARSED, str), _TEXTS: list[str]}
+_ESCAPED = ("delimiter", "stop_strings")
 
 # option: (metavar or None, help)
 _WORDS: dict[str, tuple[str | None, str]] = {
@@ -101,6 +96,11 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "step_limits": ("TOKENS,...", "Longest first, second, ... step; the last stands for the rest."),
     "max_tokens": ("TOKENS", "Longest path after the prompt; revise: longest reply."),
     "ignore_eos": (None, "Go on after the end-of-text token."),
+    "stop_strings": (
+        _TEXTS,
+        "A path ends, complete, where its reply holds this; its text ends before it. May be given "
+        r"several times; \n and \t are understood.",
+    ),
     "search": (
         "NAME",
         "Strategy; list explains them all (default: beam; majority where there is no verifier).",
@@ -209,10 +209,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
         "Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8.",
     ),
     "sparse_from": ("TOKENS", "Up to a path of so many tokens --sparse reads all."),
-    "sparse_layers": (
-        "LAYERS",
-        "First layers that read all with --sparse.",
-    ),
+    "sparse_layers": ("LAYERS", "First layers that read all with --sparse."),
     "sparse_lag": ("TOKENS", "How far ahead asyncspade and its like predict."),
     "sparse_window": ("TOKENS", "Queries that they predict from."),
     "sparse_frame": (None, "Queries are predicted behind rotary positions, or before (pre)."),
@@ -281,9 +278,9 @@ def with_settings(
             values.pop("plugin")  # `app` has loaded it
             as_json, debug = values.pop("as_json"), values.pop("debug")
             with guard(debug):
-                if options.get("delimiter") is not None:
-                    options["delimiter"] = _unescape(options["delimiter"])
-                given = {name: value for name, value in options.items() if value is not None}
+                given = {name: value for name, value in options.items() if value not in (None, [])}
+                for name in given.keys() & _ESCAPED:
+                    given[name] = _unescape(given[name])
                 settings = Settings.build(path, **given)
                 if settings.search.search == "list":
                     _print_strategies()
@@ -338,7 +335,7 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
                 metavar=metavar or (_CHOICE if _choices(field) else None),
                 rich_help_panel=_PANELS[section],
             )
-            kind = str if metavar in _AS_TEXT else _plain_type(field.annotation)
+            kind = _KINDS.get(metavar) or _plain_type(field.annotation)
             parameters[name] = _parameter(name, kind | None, option)
             for own in declared_under(flag_of(name)):
                 parameters[own] = _declared_parameter(own, section)
@@ -427,14 +424,16 @@ def _declared_choices(name: str) -> str:
 
 def _shown(default: Any) -> str:
     """The default as rich markup; the option's own default is None and says nothing."""
-    if default is None or default is False:
+    if default is None or default is False or default == ():
         return ""
     text = repr(default) if isinstance(default, str) and "\n" in default else str(default)
     return rf" [dim]\[default: {text}][/dim]"
 
 
-def _unescape(text: str) -> str:
+def _unescape(text: str | list[str]) -> str | list[str]:
     r"""`\n`, `\t` and `\\` as a shell user writes them."""
+    if isinstance(text, list):
+        return [str(_unescape(each)) for each in text]
     meanings = {"n": "\n", "t": "\t", "\\": "\\"}
     return re.sub(r"\\([nt\\])", lambda match: meanings[match[1]], text)
 

@@ -48,7 +48,8 @@ class Room:
         tokens: Sequence[int] = begun.token_ids if under_way is None else under_way.tokens
         source = begun if under_way is None else under_way
         row = self.row(node, 0)
-        count = min(int(share * len(tokens)), row.limit.tokens - 1)
+        most = len(tokens) - (source.stop is not None)  # the last one ends a step
+        count = min(int(share * len(tokens)), row.limit.tokens - 1, most)
         if count < _LEAST_BEGUN or row.tokens:
             return []
         row.tokens, row.logprobs = list(tokens[:count]), list(source.logprobs[:count])

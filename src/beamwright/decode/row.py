@@ -30,6 +30,7 @@ class Row:
     hidden: final hidden state [1, embed_dim] of its last token, when that is forwarded.
     error: why it cannot go on.
     matched: bytes of the delimiter that the text ends with (`stops.StopState`).
+    ending: last bytes of the reply, where a stop string may have begun; None if not known.
     lease: holds what the row reads and writes on the device while it is in the running batch.
     """
 
@@ -42,6 +43,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
     matched: int = 0
+    ending: bytes | None = None
     stop: StopReason | None = None
     hidden: Any = None
     error: NotFiniteError | None = None
@@ -97,7 +99,12 @@ class Row:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
         self.tokens, self.logprobs, self.stats, self.matched = [], [], {}, 0
-        self.stop = self.hidden = None
+        self.ending = self.stop = self.hidden = None
+
+    def reply_ids(self) -> list[int]:
+        """Tokens of the reply so far, from its first one on."""
+        assert self.node.parent is not None
+        return self.node.parent.path_token_ids()[self.node.replies_to.end :] + self.tokens
 
     def decoded(self, text: str) -> StepDecoded:
         """The step, which is complete."""

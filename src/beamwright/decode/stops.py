@@ -86,6 +86,7 @@ class StopState:
 
 
 _EOS, _LIMIT, _DELIMITER = 1, 2, 4
+CODE_STOP_STRING = 8  # set by the host (`stop_strings`)
 _MOST_DELIMITERS = 32
 
 
@@ -181,8 +182,11 @@ class StopWords:
 def stop_reason(code: int, limit: RowLimit) -> StopReason:
     """What a code of `StopWords` means for a row with this limit.
 
-    EOS comes first, then a limit that ends the path, then the delimiter, then step limits.
+    A stop string comes first, whose text is cut; then EOS, a limit that ends the path, the
+    delimiter, step limits.
     """
+    if code & CODE_STOP_STRING:
+        return StopReason.STOP_STRING
     if code & _EOS:
         return StopReason.EOS
     if code & _LIMIT and (limit.reason.ends_path or not code & _DELIMITER):

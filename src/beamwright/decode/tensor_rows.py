@@ -22,9 +22,11 @@ from beamwright.decode.row import Row, awaited
 from beamwright.decode.row_sampling import RowSampling, Ways
 from beamwright.decode.running import ITERATION_TOKENS
 from beamwright.decode.sampling import Sampler, draws_in_kernel, stack_keys
+from beamwright.decode.stop_strings import StopStrings, text_before
 from beamwright.decode.stops import StopWords, stop_reason
 from beamwright.errors import NotFiniteError
 from beamwright.models import DecodeSession, TextCodec, TreeModel
+from beamwright.tree import StopReason
 
 
 class StepBuffers:
@@ -129,6 +131,7 @@ class TensorRows:
         )
         eos = codec.eos_ids if codec is not None else frozenset()
         self._words = StopWords(eos, codec.token_bytes if codec is not None else None, device)
+        self._strings = StopStrings(codec)
         self._stats = sorted(token_stats)
         self.replay: Replay = replay or EagerReplay()
         self._stays = replay is not None
@@ -156,9 +159,10 @@ class TensorRows:
     def text(self, row: Row) -> str:
         if self._codec is None:
             return ""
-        assert row.node.parent is not None
-        before = row.node.parent.path_token_ids()[row.node.replies_to.end :]
-        return self._codec.decode(before + row.tokens)
+        text = self._codec.decode(row.reply_ids())
+        if row.stop is StopReason.STOP_STRING:
+            return text_before(text, row.decoding.step.stop_strings)
+        return text
 
     # --- who is in the batch -----------------------------------------------------------------
 
@@ -292,6 +296,7 @@ class TensorRows:
             before = len(row.tokens)
             if row.stop is None:
                 mine = [values[place] for values in stats]
+                self._strings.mark(row, tokens[place], codes[place])
                 _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
                 row.matched = states[place] - self._words.first_state(row.decoding.step)
             if row.stop is None:

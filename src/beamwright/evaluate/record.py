@@ -15,8 +15,8 @@ from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import Problem
 from beamwright.search.answers import normalise_answer
 from beamwright.search.choose import CHOICES, choose
+from beamwright.tree import COMPLETE_STOPS
 
-COMPLETE_STOP = "eos"  # the only stop reason of a path that ended by itself
 _KEPT = ("answer", "score", "stop", "tokens", "notes")  # of a candidate
 _BOUNDS = Field(gt=-(2**63), lt=2**63)  # of tokens, bytes, seconds
 _Count = Annotated[int, _BOUNDS]
@@ -174,7 +174,7 @@ class _Judge:
 def _num_correct(candidates: Sequence[Mapping[str, Any]], judged: _Judge) -> int | None:
     if judged(None) is None:  # nobody knows what is right
         return None
-    ended = [each["answer"] for each in candidates if each["stop"] == COMPLETE_STOP]
+    ended = [each["answer"] for each in candidates if each["stop"] in COMPLETE_STOPS]
     return sum(judged(answer) is True for answer in ended)
 
 
@@ -183,6 +183,6 @@ def _choices(candidates: Sequence[Mapping[str, Any]], judged: _Judge) -> dict[st
         return {how: {"answer": None, "correct": judged(None)} for how in CHOICES}
     answers = [candidate["answer"] for candidate in candidates]
     scores = [candidate["score"] for candidate in candidates]
-    complete = [candidate["stop"] == COMPLETE_STOP for candidate in candidates]
+    complete = [candidate["stop"] in COMPLETE_STOPS for candidate in candidates]
     chosen = {how: answers[choose(answers, scores, complete, how)] for how in CHOICES}
     return {how: {"answer": answer, "correct": judged(answer)} for how, answer in chosen.items()}

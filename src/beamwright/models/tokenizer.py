@@ -171,6 +171,10 @@ class TextCodec:
 
     def token_bytes(self) -> list[bytes]:
         """What each token id adds to the text, as bytes; special tokens add nothing."""
+        return self._token_bytes
+
+    @cached_property
+    def _token_bytes(self) -> list[bytes]:
         tokenizer = self.tokenizer
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         added = tokenizer.added_tokens_decoder

@@ -19,7 +19,7 @@ from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.compat import final_candidates
 from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.ranking import TIE, duplicates, ranked
-from beamwright.tree import Node, NodeState, SearchTree, StopReason
+from beamwright.tree import Node, NodeState, SearchTree
 
 
 def check_stops(
@@ -188,11 +188,7 @@ def _waits(node: Node) -> bool:
 
 def reaches(ended: Iterable[Node], score: float) -> bool:
     """True if a path that ended by itself has at least this score."""
-    return any(
-        node.score is not None and node.score >= score
-        for node in ended
-        if node.stop is StopReason.EOS
-    )
+    return any(node.score is not None and node.score >= score for node in ended if node.complete)
 
 
 def vote_is_settled(ended: Iterable[Node], num_remaining: int) -> bool:
@@ -223,7 +219,7 @@ def weights_are_settled(ended: Iterable[Node], num_remaining: int) -> bool:
 def _ballots(ended: Iterable[Node]) -> Iterator[tuple[str, float | None]]:
     """The answer and the score of everybody who votes."""
     for node in ended:
-        answer = extract_answer(node.text) if node.stop is StopReason.EOS else None
+        answer = extract_answer(node.text) if node.complete else None
         if answer:
             yield normalise_answer(answer), node.score
 

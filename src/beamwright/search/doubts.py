@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from beamwright.config import Settings
 from beamwright.search import strategy_row
 from beamwright.search.ranking import TIE
-from beamwright.tree import Node, SearchTree, StopReason
+from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 
 _FEWEST = 4  # scored steps from which equal scores say something
 _TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
@@ -60,7 +60,7 @@ def doubts_about_answers(
     """
     whose = "no finished candidate" if any(answers) else "no candidate"
     line = f"{whose} states an answer: this is the last step of the best one"
-    if all(stop != StopReason.EOS for stop in stops):
+    if not any(stop in COMPLETE_STOPS for stop in stops):
         return [f"{line}; all were cut off (raise --max-rounds, --max-step-tokens or --max-tokens)"]
     if settings.model.system_prompt:
         return [f"{line}; --system-prompt may ask more clearly for \\boxed{{...}}"]

@@ -15,7 +15,7 @@ from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import certain
 from beamwright.search.ranking import rank_key
-from beamwright.tree import Node, SearchTree, StopReason, Turn
+from beamwright.tree import Node, SearchTree, Turn
 
 CRITIQUE = "Check your solution step by step. Say which steps are wrong, and why."
 REVISION = (
@@ -71,7 +71,7 @@ class SequentialRevision(SearchPolicy):
         if not node.ended:
             return Extend(node, 1)
         num_asked = sum(each.turn is not None for each in node.path())
-        if node.stop is StopReason.EOS and num_asked < len(self.turns):
+        if node.complete and num_asked < len(self.turns):
             return Ask(node, self.turns[num_asked])
         return Complete(node)
 
@@ -88,5 +88,5 @@ def best_answer(leaf: Node) -> Node:
     """
     if not asked_again(leaf):
         return leaf
-    answers = [node for node in leaf.path() if node.stop is StopReason.EOS and node.answers]
+    answers = [node for node in leaf.path() if node.complete and node.answers]
     return min(reversed(answers), key=lambda node: rank_key(node)[0])

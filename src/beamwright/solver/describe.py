@@ -29,7 +29,7 @@ from beamwright.solver.solution import (
     TokenCounts,
     TreeStats,
 )
-from beamwright.tree import Node, NodeState, SearchTree, StopReason, tree_hash
+from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, tree_hash
 
 _ROUND_LIMIT = "round_limit"
 _SCORES_NOT_KEPT = (
@@ -110,7 +110,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
     chosen = choose(
         [c.answer for c in candidates],
         [c.score for c in candidates],
-        [c.stop == StopReason.EOS for c in candidates],
+        [c.stop in COMPLETE_STOPS for c in candidates],
         facts.settings.search.choose or "best",
     )
     usage = _tokens(tree, decoded)

@@ -46,6 +46,8 @@ class RequestOptions(TypedDict, total=False):
     """Longest path after the prompt; revise: longest reply."""
     ignore_eos: bool
     """Go on after the end-of-text token."""
+    stop_strings: Sequence[str] | str
+    """A path ends, complete, where its reply holds one of these; its text ends before it."""
 
     # search: Which strategy, how wide, and how the final answer is chosen; options of the strategy.
 

@@ -1,11 +1,12 @@
 """The search tree: nodes, lineage, stop reasons, hash. Knows no torch, no KV, no strategy."""
 
 from beamwright.tree.hashing import tree_hash
-from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn, by_root
+from beamwright.tree.node import COMPLETE_STOPS, Lineage, Node, NodeState, StopReason, Turn, by_root
 from beamwright.tree.recorded import RecordedNode, RecordedTree
 from beamwright.tree.search_tree import SearchTree, unborn
 
 __all__ = [
+    "COMPLETE_STOPS",
     "Lineage",
     "Node",
     "NodeState",

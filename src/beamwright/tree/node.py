@@ -12,19 +12,29 @@ Lineage = tuple[str | int, ...]
 
 
 class StopReason(StrEnum):
-    """Why a step ended. The last three end the whole path; only EOS is a complete answer."""
+    """Why a step ended. The last four end the whole path; EOS and stop strings complete it."""
 
     DELIMITER = "delimiter"
     STEP_LENGTH = "step_length"
     STEP_LIMIT = "step_limit"
     EOS = "eos"
+    STOP_STRING = "stop_string"
     PATH_LIMIT = "path_limit"
     CONTEXT_LIMIT = "context_limit"
 
     @property
     def ends_path(self) -> bool:
         """True if the path cannot go on after such a step."""
-        return self in (StopReason.EOS, StopReason.PATH_LIMIT, StopReason.CONTEXT_LIMIT)
+        return self.completes or self in (StopReason.PATH_LIMIT, StopReason.CONTEXT_LIMIT)
+
+    @property
+    def completes(self) -> bool:
+        """True if the reply ended by itself: it is a whole answer, and was not cut off."""
+        return self in (StopReason.EOS, StopReason.STOP_STRING)
+
+
+COMPLETE_STOPS = tuple(str(stop) for stop in StopReason if stop.completes)
+"""The same of a stop reason that is but a text: of a candidate, or of a file."""
 
 
 class NodeState(StrEnum):
@@ -58,6 +68,8 @@ class Node:
     stats: of the distribution that each token was drawn from, one value per token, by name; only
         what a verifier or strategy asks for (`protocols.ReadsTokenStats`).
     text: text of the whole reply, this step included: what follows the prompt, or the last turn.
+        Before the stop string where one has ended it; the string may have begun in the parent,
+        whose own text stays.
     step_score: the verifier's score of this step alone; score: aggregated over the path.
     handles: one opaque KV handle per owner, "generator" or "verifier".
     usage: tokens spent on this node: "overrun", "generator_prefilled", "generator_reused",
@@ -100,6 +112,11 @@ class Node:
     def ended(self) -> bool:
         """True if the step's stop ends the whole path."""
         return self.stop is not None and self.stop.ends_path
+
+    @property
+    def complete(self) -> bool:
+        """True if its reply ended by itself."""
+        return self.stop is not None and self.stop.completes
 
     @property
     def depth(self) -> int:

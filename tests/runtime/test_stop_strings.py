@@ -1,0 +1,178 @@
+"""Searches whose paths end at strings: where, what is left, and that no schedule matters."""
+
+import shutil
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.tree import NodeState
+from engines import CHAT, PROBLEM, exact_dtype, grow
+from tape import FixedAttention, put_on_tape
+
+STOPS = ["M", "a", " 7", *(f"e{letter}" for letter in "tTgGkKpP#$%&")]
+LIMITS = {"delimiter": "e", "max_step_tokens": 12, "max_tokens": 60, "max_rounds": 8}
+LONG = {"delimiter": "Zq", "max_step_tokens": 300, "max_tokens": 320, "ignore_eos": True}
+BEAM = {"search": "beam", "n": 8, "width": 2, "stop_strings": STOPS, **LIMITS}
+PLACES = {
+    "max-batch": {"max_batch": 3},
+    "grouped": {"batching": "grouped", "max_batch": 5},
+    "continuous": {"batching": "continuous", "max_batch": 3},
+    "ahead": {"speculation": "exact"},
+    "ahead beside": {"speculation": "exact", "executor": "overlapped", "max_batch": 3},
+    "little": {"schedule": "locality", "host_memory": "4MiB"},
+    "captured": {"graphs": "on"},
+}
+
+
+def written(tree):
+    return [node for node in tree.nodes() if node.parent and not node.turn]
+
+
+def texts_of(codec, node):
+    """The text of a node's reply after each token of its own, as it would be without stops."""
+    before = node.parent.path_token_ids()[node.replies_to.end :]
+    return [codec.decode([*before, *node.token_ids[: n + 1]]) for n in range(len(node.token_ids))]
+
+
+def check_ends(tree, codec, strings):
+    """By a search of the whole text after every token; returns the nodes that strings ended."""
+    ended = []
+    for node in written(tree):
+        texts = texts_of(codec, node)
+        found = [any(string in text for string in strings) for text in texts]
+        assert not any(found[:-1]), "no token behind the one that completes it"
+        assert found[-1] == (node.stop == "stop_string")
+        if not found[-1]:
+            assert node.text == texts[-1]
+            continue
+        starts = [texts[-1].find(string) for string in strings]
+        assert node.text == texts[-1][: min(start for start in starts if start >= 0)]
+        assert node.ended
+        assert all(child.turn is not None for child in node.children)
+        ended.append(node)
+    return ended
+
+
+def test_paths_end_with_the_token_that_completes_a_string(make_solver):
+    solver = make_solver(**BEAM)
+    solution, tree = grow(solver)
+    ended = check_ends(tree, solver._loaded.codec, STOPS)
+    assert len(ended) > 3
+    assert any(node.depth > 1 for node in ended)
+    straddling = [node for node in ended if len(node.text) < len(node.parent.text)]
+    assert straddling, "a string began in the step before"
+    assert all(node.step_text == "" for node in straddling)
+    for candidate in solution.candidates:
+        assert not any(string in candidate.text for string in STOPS)
+    assert {"stop_string"} <= {candidate.stop for candidate in solution.candidates}
+
+
+def test_a_path_is_the_beginning_of_what_it_is_without(make_solver):
+    options = {**LIMITS, "search": "best-of-n", "n": 12, "dtype": "float64"}
+    _, whole = grow(make_solver(**options))
+    _, tree = grow(make_solver(**options, stop_strings=STOPS))
+    by_lineage = {node.lineage: node for node in whole.nodes()}
+    for node in written(tree):
+        other = by_lineage[node.lineage]
+        assert node.token_ids == other.token_ids[: len(node.token_ids)]
+        assert node.logprobs == other.logprobs[: len(node.logprobs)]
+    assert len(written(tree)) < len(written(whole))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_tree_does_not_depend_on_the_schedule(make_solver, place):
+    expected = grow(make_solver(**BEAM, dtype=exact_dtype()))
+    room = {"kv_memory": expected[0].kv.device_peak_bytes * 3 // 4} if place == "little" else {}
+    with make_solver(**BEAM, dtype=exact_dtype(), **PLACES[place], **room) as solver:
+        found = solver.solve(PROBLEM)
+    assert found.tree_hash == expected[0].tree_hash
+    assert [each.text for each in found.candidates] == [e.text for e in expected[0].candidates]
+    assert place != "little" or found.kv.d2h_bytes
+
+
+def test_a_long_step_ends_soon_and_a_preempted_one_at_the_same_token(make_solver):
+    options = {**BEAM, **LONG, "n": 6, "stop_strings": ["q", "}}"]}
+    base = make_solver(**options, schedule="in-gpu", dtype=exact_dtype())
+    expected, tree = grow(base)
+    assert len(check_ends(tree, base._loaded.codec, options["stop_strings"])) > 2
+    assert max(len(node.token_ids) for node in written(tree)) > 64
+    assert all(node.usage["overrun"] < 16 for node in written(tree))
+    block = base.generator.store.device.bytes_per_block
+    tight = {"schedule": "locality", "kv_memory": 54 * block, "host_memory": "8MiB"}
+    with make_solver(**options, **tight, dtype=exact_dtype()) as solver:
+        assert grow(solver)[0].tree_hash == expected.tree_hash
+        assert solver._batch.counts.preempted
+
+
+def test_the_delimiter_may_be_one(make_solver):
+    solver = make_solver(**{**BEAM, "stop_strings": "e", "max_step_tokens": 30})
+    _, tree = grow(solver)
+    ended = check_ends(tree, solver._loaded.codec, ["e"])
+    assert {node.depth for node in ended} == {1}
+    assert not any(node.stop == "delimiter" for node in written(tree))
+
+
+def test_steps_of_a_fixed_length_are_searched_too(make_solver):
+    solver = make_solver(**{**BEAM, "step_tokens": 7})
+    assert check_ends(grow(solver)[1], solver._loaded.codec, STOPS)
+
+
+def test_each_reply_is_searched_for_itself(make_solver):
+    talk = {"search": "revise", "chat_template": CHAT, "n": 4, "max_rounds": 60, "seed": 1}
+    talk |= {"critique_prompt": "be a cab", "revision_prompt": "dab"}
+    solver = make_solver(**{**BEAM, **talk, "max_tokens": 200})
+    _, tree = grow(solver)
+    ended = check_ends(tree, solver._loaded.codec, STOPS)
+    assert any(node.replies_to.turn is not None for node in ended)
+
+
+def test_a_stop_string_is_a_whole_answer(make_solver):
+    """Votes and scores count it, as they do a path that ended with EOS."""
+    options = {**BEAM, "search": "best-of-n", "ignore_eos": True}
+    found = make_solver(**options, stop_score=-1e9).solve(PROBLEM)
+    assert "had reached --stop-score" in found.reason_fewer
+    assert found.stop == "stop_string"
+
+
+def test_a_captured_step_is_the_same_with_and_without(make_solver, monkeypatch):
+    own = {**BEAM, "dtype": "float64", "max_rounds": 3}
+    solver = make_solver(**{**own, "stop_strings": ()}, graphs="on", max_batch=7)
+    replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
+    plain = solver.solve(PROBLEM)
+    found = solver.solve(PROBLEM, stop_strings=STOPS)
+    assert found.tree_hash == grow(make_solver(**own))[0].tree_hash != plain.tree_hash
+    before = replay.num_recorded
+    assert solver.solve(PROBLEM, stop_strings=["e", "a"]).tree_hash != found.tree_hash
+    assert replay.num_recorded == before
+
+
+def test_one_problem_of_several_has_its_own(make_solver):
+    own = {**BEAM, "stop_strings": (), "dtype": "float64"}
+    solver = make_solver(**own)
+    plain, stopped = solver.solve(PROBLEM), solver.solve(PROBLEM, stop_strings=STOPS)
+    found = solver.solve_many([(0, PROBLEM), (0, PROBLEM, {"stop_strings": STOPS})])
+    assert [each.tree_hash for each in found] == [plain.tree_hash, stopped.tree_hash]
+    with make_solver(**{**own, "stop_strings": STOPS}) as other:
+        assert other.solve(PROBLEM, stop_strings=()).tree_hash == plain.tree_hash
+
+
+def test_a_resumed_tree_ends_at_them_too(make_solver, tmp_path):
+    solver, file, files = make_solver(**BEAM, dtype="float64"), tmp_path / "search.json", []
+
+    def keep(report):
+        files.append(shutil.copy(file, tmp_path / f"{report.round}.json"))
+        trees.append(report.tree)
+
+    trees = []
+    expected = solver.solve(PROBLEM, on_round=keep, checkpoint=file)
+    assert any(
+        n.stop == "stop_string" and n.state is not NodeState.PRUNED for n in trees[0].nodes()
+    )
+    for saved in files:
+        found = solver.resume(saved)
+        assert found.tree_hash == expected.tree_hash
+        assert [each.text for each in found.candidates] == [e.text for e in expected.candidates]
+    with make_solver(**{**BEAM, "stop_strings": ()}, dtype="float64") as other:
+        with pytest.raises(InputError, match="saved with --stop-strings"):
+            other.resume(files[0])
+        assert "stop_strings" not in other._decisive(other.settings)
