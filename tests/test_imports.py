@@ -47,7 +47,8 @@ LEVELS = (
     ("report",),
     ("evaluate",),
     ("checks",),
-    ("serve", "cli"),
+    ("serve",),
+    ("cli",),
     ("bundled", "__main__", "__init__"),
 )
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}

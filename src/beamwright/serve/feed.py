@@ -1,0 +1,231 @@
+"""The feed of the live page: an append-only list of events per search, read from any number on.
+
+The solver's thread appends; readers in the event loop follow. Knows no HTTP (`feed_routes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from beamwright.errors import BeamwrightError, Cancelled
+from beamwright.protocols import RoundReport
+from beamwright.serve.events import About, Event, begin, end
+from beamwright.serve.shown import Places, ShownTree, finite
+from beamwright.solver.solution import Solution
+from beamwright.tree import SearchTree
+
+KEEP_ALIVE_S = 15.0
+MOST_RUNS = 64
+MOST_RUN_BYTES = 32 << 20
+"""From so many bytes of events on, further steps of a run come without their text."""
+MOST_BYTES = 128 << 20
+"""Of all runs; those that ended first go first."""
+
+
+class Watched(Protocol):
+    """A search that somebody asked for."""
+
+    @property
+    def id(self) -> str: ...
+    def cancel(self) -> None: ...
+
+
+class Run:
+    """The events of one search, a line of JSON each."""
+
+    def __init__(self, first: Event, job: Watched | None = None) -> None:
+        assert first["event"] == "begin"
+        self.begin, self.job = first, job
+        self.state, self.num_bytes, self.rounds = "waiting", 0, 0
+        self._lines: list[bytes] = []
+        self._wakes: set[Callable[[], None]] = set()
+        self._lock = threading.Lock()
+        self.append(first)
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing will be appended any more."""
+        return self.state not in ("waiting", "running")
+
+    def append(self, event: Event) -> None:
+        """From any thread; nothing follows the end."""
+        # ASCII: a model's text may hold what UTF-8 cannot.
+        line = json.dumps(event, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+        with self._lock:
+            if self.ended:
+                return
+            self._lines.append(line)
+            self.num_bytes += len(line)
+            if event["event"] == "round":
+                self.state, self.rounds = "running", event["round"]
+            elif event["event"] == "end":
+                self.state = event["state"]
+            wakes = list(self._wakes)
+        for wake in wakes:
+            wake()
+
+    async def follow(self, start: int) -> AsyncIterator[bytes]:
+        """Lines from number `start` on, until the end; an empty line where nothing happens."""
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # a loop that has been closed
+                loop.call_soon_threadsafe(woken.set)
+
+        self._wakes.add(wake)
+        try:
+            while True:
+                woken.clear()
+                with self._lock:
+                    lines, ended = self._lines[start:], self.ended
+                start += len(lines)
+                if lines:
+                    yield b"".join(lines)
+                if ended:
+                    return
+                try:
+                    await asyncio.wait_for(woken.wait(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    yield b"\n"
+        finally:
+            self._wakes.discard(wake)
+
+    def summary(self) -> dict[str, Any]:
+        """Its line in the list of searches."""
+        about = {name: self.begin[name] for name in ("id", "method", "n", "width", "started")}
+        problem = self.begin["problem"]
+        shown = problem if len(problem) <= 200 else problem[:199] + "\u2026"
+        return {**about, "problem": shown, "state": self.state, "rounds": self.rounds}
+
+
+class Feed:
+    """Hears of every search (a listener of the desk) and keeps the newest.
+
+    about: what a job is of. places: where a segment's KV is; None where nobody knows.
+    """
+
+    def __init__(
+        self, about: Callable[[Any], About], *, places: Places | None = None, most: int = MOST_RUNS
+    ) -> None:
+        self._about, self._places, self._most = about, places, most
+        self._runs: dict[str, Run] = {}
+        self._trees: dict[str, ShownTree] = {}
+        self._tokens = 0
+        self._lock = threading.Lock()
+
+    # --- what the desk says, in the solver's thread ------------------------------------------
+
+    def begun(self, job: Watched, tree: SearchTree | None = None) -> None:
+        """A search waits, or begins."""
+        self._trees[job.id] = ShownTree(self._places)
+        self._keep(job.id, Run(begin(job.id, self._about(job)), job))
+
+    def round(self, job: Watched, report: RoundReport) -> None:
+        """A round of it is decided."""
+        run, shown = self._runs.get(job.id), self._trees.get(job.id)
+        if run is None or shown is None:
+            return
+        before = shown.num_tokens
+        nodes = shown.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
+        self._tokens += shown.num_tokens - before
+        run.append(
+            {
+                "event": "round",
+                "round": report.round,
+                "nodes": nodes,
+                "tokens": shown.num_tokens,
+                "elapsed_s": report.elapsed_s,
+            }
+        )
+
+    def ended(self, job: Watched, outcome: Solution | BaseException) -> None:
+        """It has a solution, or none."""
+        run, shown = self._runs.get(job.id), self._trees.pop(job.id, None)
+        if run is None or shown is None:
+            return
+        error = outcome if isinstance(outcome, BaseException) else None
+        found = outcome if isinstance(outcome, Solution) else getattr(error, "partial", None)
+        known = {} if found is None else ending(found, shown)
+        if error is None:
+            run.append(end("done", **known))
+        elif isinstance(error, Cancelled):
+            run.append(end("cancelled", **known))
+        else:
+            # Only what was raised on purpose is fit to show.
+            why = str(error) if isinstance(error, BeamwrightError) else type(error).__name__
+            run.append(end("failed", error=why, **known))
+        self._forget_old()
+
+    # --- what is kept ------------------------------------------------------------------------
+
+    def add(self, events: Sequence[Event]) -> Run:
+        """A whole run, a saved one.
+
+        Raises:
+            ValueError: if it does not begin with its beginning.
+        """
+        if not events or events[0]["event"] != "begin":
+            raise ValueError("the first event of a run is its beginning")
+        run = Run(events[0])
+        for event in events[1:]:
+            run.append(event)
+        self._keep(run.begin["id"], run)
+        return run
+
+    def runs(self) -> list[Run]:
+        """The newest first."""
+        with self._lock:
+            return list(reversed(self._runs.values()))
+
+    def run(self, run_id: str) -> Run | None:
+        """That run, if it is kept."""
+        return self._runs.get(run_id)
+
+    def gauges(self) -> list[dict[str, Any]]:
+        """What the feed itself can say: see `feed_routes`."""
+        states = [run.state for run in self.runs()]
+        return [
+            {"name": "searches running", "value": states.count("running")},
+            {"name": "waiting", "value": states.count("waiting")},
+            {"name": "tokens", "total": self._tokens},
+        ]
+
+    def _keep(self, run_id: str, run: Run) -> None:
+        with self._lock:
+            self._runs[run_id] = run
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        with self._lock:
+            ended = [run_id for run_id, run in self._runs.items() if run.ended]
+            num_bytes = sum(run.num_bytes for run in self._runs.values())
+            for run_id in ended:
+                if len(self._runs) <= self._most and num_bytes <= MOST_BYTES:
+                    return
+                if len(self._runs) > 1:
+                    num_bytes -= self._runs.pop(run_id).num_bytes
+
+
+def ending(solution: Solution, shown: ShownTree | None = None) -> dict[str, Any]:
+    """What there is to say of a search that is over; shown: what the page knows of its tree."""
+    figures: Mapping[str, Any] = solution.to_json()
+    names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")
+    return {
+        "nodes": (shown or ShownTree()).over(solution.tree),
+        "answer": solution.answer,
+        "chosen": ".".join(map(str, solution.lineage[1:])),
+        "reason_fewer": solution.reason_fewer,
+        "elapsed_s": solution.time.total_s,
+        "stats": _finite({name: figures[name] for name in names}),
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    return finite(value) if isinstance(value, float) else value

@@ -1,0 +1,143 @@
+"""HTTP for the live page: its feed, and its files under a strict content security policy.
+
+The feed is lines of JSON that are read with `fetch`, so that a key goes into the Authorization
+header. Keys, hosts and origins are checked before anything gets here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter, HTTPException, Query
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from beamwright.report.page_file import page_part
+from beamwright.search import STRATEGIES
+from beamwright.serve.feed import Feed, Run, Watched
+
+POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        *(f"{name} 'none'" for name in ("base-uri", "form-action", "frame-ancestors")),
+    ]
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+# Of the saved tree page; the rest of the page is this room's own.
+_SHARED = (
+    "base.css", "tree_page.css", "common.js", "layout.js", "tree.js", "details.js", "rounds.js",
+)  # fmt: skip
+
+Gauges = Callable[[], Sequence[Mapping[str, Any]]]
+"""Figures of the moment, in the order in which they are shown: {name, value, unit?, of?}, or
+{name, total, unit?} for what only grows and is shown per second. unit: "bytes" or a word; of: what
+the value is at most. A value that is None is not shown."""
+
+
+class Desk(Protocol):
+    """Where a search is asked for. Raises `ApiError` for what cannot be searched."""
+
+    def begin_search(self, problem: str, options: dict[str, Any]) -> Watched: ...
+
+
+class Asked(BaseModel):
+    """A problem for a search; options: of the `search` object of a chat completion."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    problem: str
+    options: dict[str, Any] = {}
+
+
+def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> APIRouter:
+    """`/feed/*`. desk: None where runs can only be looked at. gauges: else the feed's own."""
+    routes = APIRouter(prefix="/feed", tags=["feed"])
+
+    def kept(run_id: str) -> Run:
+        run = feed.run(run_id)
+        if run is None:
+            raise HTTPException(404, "no such search, or an old one that is not kept any more")
+        return run
+
+    @routes.get("/searches")
+    async def searches() -> Response:
+        """What is running, waiting, or over, the newest first."""
+        content = {
+            "asks": desk is not None,
+            "methods": list(STRATEGIES),
+            "searches": [run.summary() for run in feed.runs()],
+        }
+        # ASCII: a problem may hold what UTF-8 cannot.
+        return Response(json.dumps(content), media_type="application/json")
+
+    @routes.post("/searches")
+    async def ask(asked: Asked) -> dict[str, Any]:
+        """Begin a search."""
+        if desk is None:
+            raise HTTPException(405, "saved runs can only be looked at")
+        return {"id": desk.begin_search(asked.problem, asked.options).id}
+
+    @routes.get("/searches/{run_id}")
+    async def follow(
+        run_id: str, start: Annotated[int, Query(alias="from", ge=0)] = 0
+    ) -> StreamingResponse:
+        """Its events from a number on, a line of JSON each, until it is over."""
+        lines = kept(run_id).follow(start)
+        return StreamingResponse(
+            lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
+        )
+
+    @routes.delete("/searches/{run_id}")
+    async def cancel(run_id: str) -> dict[str, Any]:
+        """Give it up. One that is over stays as it is."""
+        run = kept(run_id)
+        if run.job is not None and not run.ended:
+            run.job.cancel()
+        return {"id": run_id, "state": run.state}
+
+    @routes.get("/gauges")
+    async def figures() -> dict[str, Any]:
+        """Memory, link and rates as they are now, where they are known."""
+        shown = feed.gauges() if gauges is None else gauges()
+        return {
+            "gauges": [each for each in shown if each.get("value", each.get("total")) is not None]
+        }
+
+    return routes
+
+
+def page_routes() -> APIRouter:
+    """`/` and `/page/*`: the page's files, read once."""
+    routes = APIRouter(include_in_schema=False)
+    own = resources.files("beamwright.serve") / "page"
+    files = {each.name: each.read_bytes() for each in own.iterdir() if each.is_file()}
+    files.update({name: page_part(name).encode() for name in _SHARED})
+
+    def served(name: str) -> Response:
+        kind = _TYPES.get(name.rpartition(".")[2])
+        if name not in files or kind is None:
+            raise HTTPException(404, "no such file")
+        return Response(files[name], media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
+
+    @routes.get("/")
+    async def page() -> Response:
+        return served("index.html")
+
+    @routes.get("/page/{name}")
+    async def part(name: str) -> Response:
+        return served(name)
+
+    return routes

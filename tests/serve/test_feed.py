@@ -1,0 +1,307 @@
+"""The feed: what a live search appends, what readers get from any number on, what is forgotten."""
+
+import asyncio
+import json
+import math
+import threading
+
+import httpx
+import pytest
+
+import feeding
+from beamwright.errors import Cancelled, InputError
+from beamwright.protocols import RoundReport
+from beamwright.serve import feed as feed_module
+from beamwright.serve.events import begin, end
+from beamwright.serve.feed import Feed
+from beamwright.serve.feed_routes import POLICY
+from beamwright.tree import StopReason
+from fakes import add_step, grow, new_tree
+
+HOSTILE = '</script><img src=x onerror="alert(1)"> \u2028 \ud800'
+
+
+def job(number=0, **options):
+    return feeding.Job(f"search-{number}", "What is 1+1?", options)
+
+
+def report(tree):
+    return RoundReport(tree, tree.rounds, (), (), (), (), 1.5 * tree.rounds)
+
+
+def events(run, start=0):
+    async def read():
+        return b"".join([lines async for lines in run.follow(start)])
+
+    return [json.loads(line) for line in asyncio.run(read()).splitlines() if line]
+
+
+@pytest.fixture
+def feed():
+    return Feed(feeding.about)
+
+
+@pytest.fixture
+def grown(feed):
+    """A search of two rounds in a feed, and its tree; it has not ended."""
+    asked, tree = job(n=3), new_tree("search-0", text="What is 1+1?")
+    feed.begun(asked)
+    first, second, third = grow(tree, tree.root, ["Add. ", HOSTILE, "Wait. "])
+    first.score, second.score, third.score = 0.9, 0.25, math.inf
+    tree.keep(first)
+    tree.prune(second)
+    tree.prune(third)
+    tree.rounds = 1
+    (opened,) = tree.expand(first, 1)
+    feed.round(asked, report(tree))
+    add_step(tree, opened, "The answer is $2$.", (7, 8, 9), StopReason.EOS)
+    opened.usage["speculated_kept"] = 2
+    tree.finish(opened)
+    tree.rounds = 2
+    feed.round(asked, report(tree))
+    return asked, tree
+
+
+# --- what is appended ------------------------------------------------------------------------
+
+
+def test_a_step_is_sent_once_and_then_what_has_changed(feed, grown):
+    asked, _ = grown
+    feed.ended(asked, Cancelled())
+    begun, first, second, last = events(feed.run(asked.id))
+    assert (begun["event"], begun["problem"], begun["n"]) == ("begin", "What is 1+1?", 3)
+    assert [node["lineage"] for node in first["nodes"]] == ["", "0", "0.0", "1", "2"]
+    assert (first["round"], first["elapsed_s"]) == (1, 1.5)
+    (answer,) = second["nodes"]
+    assert answer["lineage"] == "0.0"
+    assert (answer["state"], answer["text"], answer["tokens"]) == (
+        "finished", "The answer is $2$.", 3,
+    )  # fmt: skip
+    assert (answer["answer"], answer["vote"], answer["ahead"]) == ("2", "2", 2)
+    assert (last["event"], last["state"]) == ("end", "cancelled")
+
+
+def test_a_verdict_alone_comes_without_the_text(feed, grown):
+    asked, tree = grown
+    tree.prune(tree.node(("search-0", 0, 0)))
+    feed.round(asked, report(tree))
+    feed.ended(asked, Cancelled())
+    (change,) = events(feed.run(asked.id))[-2]["nodes"]
+    assert change["state"] == "pruned"
+    assert "text" not in change
+
+
+def test_scores_are_numbers_or_null_and_text_is_any_text(feed, grown):
+    feed.ended(grown[0], Cancelled())
+    nodes = {node["lineage"]: node for node in events(feed.run("search-0"))[1]["nodes"]}
+    assert [nodes[name]["score"] for name in ("0", "1", "2")] == [0.9, 0.25, None]
+    assert nodes["1"]["text"] == HOSTILE
+
+
+def test_where_kv_is_comes_along_where_it_is_known():
+    places = {"search-0": "both", "search-0.0": "device"}
+    feed = Feed(feeding.about, places=places.get)
+    asked, tree = job(), new_tree("search-0")
+    feed.begun(asked)
+    grow(tree, tree.root, ["a", "b"])
+    feed.round(asked, report(tree))
+    places["search-0.0"] = "host"
+    feed.round(asked, report(tree))
+    feed.ended(asked, Cancelled())
+    _, first, second, _ = events(feed.run(asked.id))
+    assert [node.get("kv") for node in first["nodes"]] == ["both", "device", None]
+    assert second["nodes"] == [{"lineage": "0", "kv": "host"}]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(InputError("too long"), "too long"), (RuntimeError("/etc"), "RuntimeError")],
+)
+def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
+    feed.begun(job())
+    feed.ended(job(), error)
+    last = events(feed.run("search-0"))[-1]
+    assert (last["state"], last["error"]) == ("failed", shown)
+
+
+def test_a_real_search_ends_with_its_whole_tree(feed, make_solver):
+    solver = make_solver(n=4, width=2, max_rounds=3)
+    desk = feeding.SearchDesk(solver, feed)
+    asked = desk.begin_search("1+1", {"rounds": 3})
+    solution = asked.handle.result()
+    desk.threads[0].join()
+    solver.close()
+    found = events(feed.run(asked.id))
+    steps = {}
+    for event in found:
+        for step in event.get("nodes", ()):
+            steps.setdefault(step["lineage"], {}).update(step)
+    nodes = list(solution.tree.nodes())
+    assert set(steps) == {".".join(map(str, node.lineage[1:])) for node in nodes}
+    for node in nodes:
+        step = steps[".".join(map(str, node.lineage[1:]))]
+        assert (step["state"], step["tokens"]) == (node.state, len(node.token_ids))
+        assert step["text"] == node.step_text
+    last = found[-1]
+    assert (last["state"], last["answer"]) == ("done", solution.answer)
+    assert last["chosen"] == ".".join(map(str, solution.lineage[1:]))
+    assert last["stats"]["tree_hash"] == solution.tree_hash
+    assert [event["round"] for event in found[1:-1]] == list(range(1, solution.rounds + 1))
+
+
+# --- who reads -------------------------------------------------------------------------------
+
+
+def test_a_reader_goes_on_from_any_number(feed, grown):
+    feed.ended(grown[0], Cancelled())
+    run = feed.run("search-0")
+    assert events(run, 2) == events(run)[2:]
+    assert events(run, 99) == []
+
+
+def test_readers_follow_what_another_thread_appends(feed, monkeypatch):
+    monkeypatch.setattr(feed_module, "KEEP_ALIVE_S", 0.01)
+    feed.begun(job())
+    run, silent = feed.run("search-0"), threading.Event()
+
+    async def read():
+        lines = []
+        async for part in run.follow(0):
+            if part == b"\n":  # nothing has happened for a while
+                silent.set()
+            lines += [line for line in part.splitlines() if line]
+        return lines
+
+    async def both():
+        return await asyncio.gather(read(), read())
+
+    def grow_on():
+        silent.wait()
+        feed.round(job(), report(new_tree("search-0")))
+        feed.ended(job(), Cancelled())
+
+    thread = threading.Thread(target=grow_on)
+    thread.start()
+    one, other = asyncio.run(both())
+    thread.join()
+    assert one == other
+    assert [json.loads(line)["event"] for line in one] == ["begin", "round", "end"]
+
+
+# --- what is kept ----------------------------------------------------------------------------
+
+
+def test_the_oldest_that_have_ended_are_forgotten():
+    feed = Feed(feeding.about, most=2)
+    for number in range(4):
+        feed.begun(job(number))
+        if number != 1:
+            feed.ended(job(number), Cancelled())
+    assert [run.begin["id"] for run in feed.runs()] == ["search-3", "search-1"]
+    feed.round(job(0), report(new_tree()))  # of one that is forgotten: nothing happens
+    feed.ended(job(0), Cancelled())
+
+
+def test_from_some_size_on_steps_come_without_their_text(feed, grown, monkeypatch):
+    asked, tree = grown
+    monkeypatch.setattr(feed_module, "MOST_RUN_BYTES", 10)
+    grow(tree, tree.node(("search-0", 0)), ["long"])
+    feed.round(asked, report(tree))
+    feed.ended(asked, Cancelled())
+    (step,) = events(feed.run(asked.id))[-2]["nodes"]
+    assert step["text"] is None
+    assert step["tokens"] == 1
+
+
+def test_a_saved_run_begins_with_its_beginning(feed):
+    with pytest.raises(ValueError, match="beginning"):
+        feed.add([end("saved")])
+    run = feed.add([begin("a", feeding.about(job())), end("saved")])
+    assert run.ended
+    assert feed.runs() == [run]
+
+
+# --- HTTP ------------------------------------------------------------------------------------
+
+
+def ask(app, method, path, **options):
+    async def send():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+class OneJob:
+    """A desk that remembers what was asked."""
+
+    def __init__(self, feed):
+        self.feed, self.asked = feed, []
+
+    def begin_search(self, problem, options):
+        self.asked.append(job(len(self.asked), problem=problem, **options))
+        self.feed.begun(self.asked[-1])
+        return self.asked[-1]
+
+
+def test_a_search_is_asked_for_listed_followed_and_cancelled(feed):
+    desk = OneJob(feed)
+    app = feeding.make_app(feed, desk)
+    made = ask(app, "POST", "/feed/searches", json={"problem": "p", "options": {"n": 4}})
+    assert made.json() == {"id": "search-0"}
+    listed = ask(app, "GET", "/feed/searches").json()
+    assert listed["asks"]
+    assert "beam" in listed["methods"]
+    assert [(each["id"], each["state"], each["n"]) for each in listed["searches"]] == [
+        ("search-0", "waiting", 4)
+    ]
+    ask(app, "DELETE", "/feed/searches/search-0")
+    assert desk.asked[0].cancelled
+    feed.ended(desk.asked[0], Cancelled())
+    lines = ask(app, "GET", "/feed/searches/search-0?from=1").text.splitlines()
+    assert [json.loads(line)["state"] for line in lines] == ["cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "options", "status"),
+    [
+        ("GET", "/feed/searches/unknown", {}, 404),
+        ("DELETE", "/feed/searches/unknown", {}, 404),
+        ("GET", "/feed/searches/unknown?from=-1", {}, 422),
+        ("POST", "/feed/searches", {"json": {"problem": "p"}}, 405),  # nobody searches here
+        ("POST", "/feed/searches", {"json": {"problem": 1}}, 422),
+        ("GET", "/page/..%2Ffeed.py", {}, 404),
+        ("GET", "/page/nothing.js", {}, 404),
+    ],
+)
+def test_what_is_refused(feed, method, path, options, status):
+    assert ask(feeding.make_app(feed), method, path, **options).status_code == status
+
+
+def test_gauges_are_shown_where_they_are_known(feed):
+    found = ask(feeding.make_app(feed), "GET", "/feed/gauges").json()["gauges"]
+    assert {each["name"] for each in found} == {"searches running", "waiting", "tokens"}
+
+
+def test_every_file_of_the_page_is_served_with_the_policy(feed):
+    app = feeding.make_app(feed)
+    page = ask(app, "GET", "/")
+    assert page.headers["content-security-policy"] == POLICY
+    assert "unsafe" not in POLICY
+    assert "<style" not in page.text
+    assert " style=" not in page.text
+    assert "<script>" not in page.text
+    waiting, seen = [part.split('"')[0] for part in page.text.split('"/page/')[1:]], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        part = ask(app, "GET", f"/page/{name}")
+        assert part.status_code == 200, name
+        assert part.headers["content-security-policy"] == POLICY
+        waiting += [each.split('"')[0] for each in part.text.split('from "./')[1:]]
+        assert "innerHTML" not in part.text
+        assert "insertAdjacentHTML" not in part.text
+    assert {"main.js", "tree.js", "base.css", "live.css"} <= seen

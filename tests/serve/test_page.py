@@ -1,0 +1,281 @@
+"""The live page in a real browser: it asks, draws, lets read, and takes no text for markup."""
+
+import json
+
+import pytest
+
+import feeding
+from beamwright.report import ShownTree, write_tree_page
+from beamwright.runtime.timeline import NullTimeline
+from beamwright.serve.events import begin, end
+from beamwright.serve.feed import Feed
+from chromium import chromium
+
+HOSTILE = (
+    "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>"
+    "<svg onload='window.pwned=1'><a href='javascript:window.pwned=1'>x</a> \u2028 \ud800"
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens an application's page; afterwards nothing may have been thrown, blocked or logged."""
+    opened, said = [], []
+
+    def open_page(address, ignored=(), **options):
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on(
+            "console",
+            lambda message: (
+                said.append(message.text)
+                if message.type in ("error", "warning")
+                and not any(word in message.text for word in ignored)
+                else None
+            ),
+        )
+        page.goto(address)
+        opened.append(context)
+        return page
+
+    yield open_page
+    for context in opened:
+        context.close()
+    assert said == []
+
+
+@pytest.fixture(scope="module")
+def solver():
+    from beamwright.solver.solver import Solver
+
+    with Solver(model="bundled", verifier="bundled", search="beam", n=8, width=4) as found:
+        yield found
+
+
+@pytest.fixture
+def live(solver):
+    """The address of a page whose desk searches with the bundled models."""
+    feed = Feed(feeding.about)
+    desk = feeding.SearchDesk(solver, feed)
+    with feeding.running(feeding.make_app(feed, desk)) as address:
+        yield address
+        for thread in desk.threads:
+            thread.join()
+
+
+def step(lineage, **known):
+    whole = {
+        "round": lineage.count(".") + 1 if lineage else 0, "text": f"step {lineage}", "tokens": 3,
+        "score": 0.5, "step_score": 0.5, "state": "kept", "stop": "delimiter",
+    }  # fmt: skip
+    return {"lineage": lineage, **whole, **known}
+
+
+def a_round(number, *nodes):
+    return {"event": "round", "round": number, "nodes": list(nodes), "tokens": 9, "elapsed_s": 0.1}
+
+
+def a_run(run_id="saved", problem="What is 1+1?", **changed):
+    """Three rounds; a step changes where it is given by lineage: `{"0.1": {"text": "other"}}`."""
+    known = {"problem": problem, "model": "m", "method": "beam", "n": 4, "width": 2, "seed": 0}
+    final = {"state": "finished", "stop": "eos", "answer": "2", "vote": "2"}
+
+    def made(lineage, **facts):
+        return step(lineage, **{**facts, **changed.get(lineage, {})})
+
+    return [
+        begin(run_id, known, started=1.0),
+        a_round(
+            1, made("", state="kept", score=None, step_score=None, stop=None),
+            made("0", score=0.9), made("1", score=0.4), made("2", state="pruned", score=0.1),
+        ),
+        a_round(
+            2, made("0.0", **final, score=0.8), made("0.1", ahead=2), made("1.0", **final),
+            made("1.1", state="pruned"),
+        ),
+        a_round(3, made("0.1.0", **{**final, "answer": "3", "vote": "3"}, score=0.2)),
+        end("done", answer="2", chosen="0.0", elapsed_s=0.3),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def serve_runs():
+    """Serves runs; returns the address."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def serve(*runs, desk=None, key=None):
+            feed = Feed(feeding.about)
+            for run in runs:
+                feed.add(run)
+            return stack.enter_context(feeding.running(feeding.make_app(feed, desk, key)))
+
+        yield serve
+
+
+def until(page, expression):
+    """Waits for an expression to hold; Playwright's own way needs a policy that allows `eval`."""
+    for _ in range(400):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never came true: {expression}")
+
+
+def drawn_tree(page):
+    """What the page knows: it is drawn on a canvas, so the module that draws is asked."""
+    return page.evaluate(
+        "() => { const { tree, selected } = window.beamwright.pane.panel;"
+        " return { steps: tree.nodes.length, rounds: tree.rounds, selected: selected === null ?"
+        " null : tree.nodes[selected].lineage, chosen: tree.nodes.filter((n) => n.chosen).length,"
+        " marked: window.beamwright.pane.panel.marked === null ? null :"
+        " tree.nodes[window.beamwright.pane.panel.marked].lineage }; }"
+    )
+
+
+# --- a live search ---------------------------------------------------------------------------
+
+
+def test_a_problem_is_typed_and_its_tree_grows_to_an_answer(visit, live):
+    page = visit(live)
+    page.wait_for_selector("#ask-problem")
+    page.keyboard.press("/")
+    page.keyboard.type("Tom has 12 apples and buys 7 more. How many apples does Tom have?")
+    page.fill("[data-option=n]", "8")
+    page.click("#ask-go")
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    page.wait_for_selector("#votes li")
+    tree = drawn_tree(page)
+    assert tree["steps"] > 8
+    assert tree["chosen"] > 1
+    assert "Tom has 12 apples" in page.inner_text("#problem")
+    assert page.inner_text("#answer")
+    assert "\\boxed" in page.inner_text("#details")
+    assert page.is_hidden("#stop")
+
+
+def test_what_cannot_be_searched_is_said(visit, live):
+    page = visit(live, ignored=["422", "500"])
+    page.fill("#ask-problem", "x")
+    page.evaluate("document.querySelector('[data-option=n]').dataset.option = 'problem'")
+    page.route("**/feed/searches", lambda route: (
+        route.fulfill(status=422, json={"error": {"message": "n: too large"}})
+        if route.request.method == "POST" else route.continue_()
+    ))  # fmt: skip
+    page.click("#ask-go")
+    page.wait_for_selector("#problem-note:not([hidden])")
+    assert page.inner_text("#problem-note") == "n: too large"
+
+
+def test_a_stream_that_breaks_is_taken_up_where_it_broke(visit, serve_runs):
+    page = visit("about:blank", ignored=["ERR_FAILED"])
+    tries = []
+
+    def broken(route):
+        tries.append(route.request.url.split("from=")[1])
+        body = "".join(json.dumps(event) + "\n" for event in a_run()[:2]) + '{"event": "rou'
+        if len(tries) == 1:
+            route.fulfill(status=200, body=body)
+        elif len(tries) == 2:
+            route.abort()
+        else:
+            route.continue_()
+
+    page.route("**/feed/searches/saved*", broken)
+    page.goto(serve_runs(a_run()))
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    assert tries == ["0", "2", "2"]
+    assert drawn_tree(page)["steps"] == 9
+
+
+# --- safety ----------------------------------------------------------------------------------
+
+
+def test_text_of_a_model_is_never_markup(visit, serve_runs):
+    hostile = a_run(
+        problem=HOSTILE,
+        **{
+            "0.0": {"text": HOSTILE, "answer": HOSTILE, "vote": HOSTILE, "notes": {"a": HOSTILE}},
+            "0": dict.fromkeys(("text", "state", "stop"), HOSTILE),
+        },
+    )  # fmt: skip
+    hostile[-1].update(answer=HOSTILE, reason_fewer=HOSTILE)
+    page = visit(serve_runs(hostile))
+    page.wait_for_selector("#votes li")
+    box = page.locator("#tree").bounding_box()
+    for x in range(20, int(box["width"]), 60):  # tips
+        page.mouse.move(box["x"] + x, box["y"] + box["height"] / 2)
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("document.querySelectorAll('img, svg, a, script:not([src])').length") == 0
+    for id in ("problem", "answer", "details", "votes"):
+        assert "<img src=x" in page.inner_text(f"#{id}")
+
+
+def test_the_policy_blocks_what_a_script_might_be_made_to_add(visit, serve_runs):
+    page = visit(serve_runs(a_run()), ignored=["Content Security Policy", "404"])
+    page.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.pwned=1>')"
+    )
+    page.evaluate(
+        "const s = document.createElement('script'); s.textContent = 'window.pwned = 1';"
+        " document.body.append(s)"
+    )
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.pwned") is None
+
+
+def test_the_key_is_asked_for_and_kept_for_this_tab_only(visit, serve_runs):
+    page = visit(serve_runs(a_run(), key="secret"), ignored=["401"])
+    page.fill("#key", "wrong")
+    page.keyboard.press("Enter")
+    until(page, "document.querySelector('#key-note').textContent.includes('not accepted')")
+    page.fill("#key", "secret")
+    page.keyboard.press("Enter")
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    assert page.is_hidden("#key-form")
+    kept = page.evaluate("[{...sessionStorage}, {...localStorage}, document.cookie, location.href]")
+    assert kept[0] == {"beamwright-key": "secret"}
+    assert kept[1:3] == [{}, ""]
+    assert "secret" not in kept[3]
+    page.reload()
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+
+
+# --- reading a tree --------------------------------------------------------------------------
+
+
+def test_keys_walk_the_tree_and_a_click_reads_a_step(visit, serve_runs):
+    page = visit(serve_runs(a_run()))
+    page.wait_for_selector("#votes li")
+    assert drawn_tree(page)["selected"] == "0.0"  # the chosen one, at first
+    seen = []
+    for key in ("ArrowDown", "ArrowRight", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+        seen.append(drawn_tree(page)["selected"])
+    assert seen == ["0.1", "0.1.0", "0.1", "0", ""]
+    page.click("#votes li:nth-child(2) button")
+    assert drawn_tree(page)["selected"] == "0.1.0"
+    assert "step 0.1.0" in page.inner_text("#details")
+    assert "2 tokens before it was selected" not in page.inner_text("#details")
+    page.click("#details li:nth-child(2) button")
+    assert "2 tokens before it was selected" in page.inner_text("#details")
+
+
+def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path, searched):
+    tree, chosen = searched
+    write_tree_page([ShownTree(tree, chosen)], NullTimeline(), tmp_path / "page.html", "A search")
+    page = visit((tmp_path / "page.html").as_uri())
+    assert page.inner_text("#details h3") == "0.0.0"
+    page.focus("#tree")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#details h3") == "0.0"
+    page.check("[name=pruned][value=hide]", force=True)
