@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from beamwright.errors import BeamwrightError
-    from beamwright.tree import Node, SearchTree, StopReason, Turn
+    from beamwright.tree import Node, SearchTree, StopReason, TopTokens, Turn
 
 
 class Direction(StrEnum):
@@ -34,6 +34,7 @@ class StepDecoded:
     token_ids: the step's tokens, the one that completed the stop included.
     logprobs: log-probability of each token under the model's untempered distribution.
     stats: what was asked for (`ReadsTokenStats`) of the distribution of each token, by name.
+    top: the likeliest tokens beside each, where they were asked for.
     """
 
     node: Node
@@ -42,6 +43,7 @@ class StepDecoded:
     stop: StopReason
     text: str
     stats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    top: tuple[TopTokens, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
-from beamwright.models import TextCodec
+from beamwright.models import TextCodec, token_pieces
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
 
@@ -38,6 +38,24 @@ def test_token_bytes_concatenate_to_the_text(make):
     assert b"".join(pieces[i] for i in ids) == TEXT.encode()
     assert codec.decode(ids) == TEXT
     assert any(len(pieces[i]) > 1 for i in ids), "the merges are in use"
+
+
+@pytest.mark.parametrize("make", [byte_level_codec, sentencepiece_like_codec])
+def test_pieces_of_a_path_are_the_bytes_of_its_text(make):
+    codec = make()
+    ids = [1, *codec.encode(TEXT), 2]
+    pieces = token_pieces(codec, ids)
+    assert (len(pieces), pieces[0], pieces[-1]) == (len(ids), b"", b"")
+    assert b"".join(pieces).decode() == codec.decode(ids) == TEXT
+    cut = next(n for n, piece in enumerate(pieces) if not _is_whole(piece)) + 1
+    assert b"".join(pieces[:cut]).decode(errors="replace").rstrip("\ufffd") == codec.decode(
+        ids[:cut]
+    ).rstrip("\ufffd")
+    assert token_pieces(codec, []) == []
+
+
+def _is_whole(piece):
+    return not piece.decode(errors="replace").endswith("\ufffd")
 
 
 def test_special_tokens_add_nothing_and_added_text_adds_itself():

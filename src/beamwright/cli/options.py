@@ -90,6 +90,7 @@ _WORDS: dict[str, tuple[str | None, str]] = {
     "top_p": (None, "Keep the most likely tokens up to this probability."),
     "top_k": (None, "Keep this many of the most likely tokens."),
     "min_p": (None, "Drop tokens less likely than this share of the likeliest."),
+    "top_logprobs": (None, "Likeliest tokens to keep beside each one (Python, checkpoints)."),
     "delimiter": (None, r"Text that ends a step; \n and \t are understood."),
     "step_tokens": ("TOKENS", "Steps of this fixed length instead of the delimiter."),
     "max_step_tokens": ("TOKENS", "Longest step."),

@@ -53,6 +53,7 @@ class Room:
         if count < _LEAST_BEGUN or row.tokens:
             return []
         row.tokens, row.logprobs = list(tokens[:count]), list(source.logprobs[:count])
+        row.top = list(source.top[:count])
         row.stats = {name: list(values[:count]) for name, values in source.stats.items()}
         return [row]
 

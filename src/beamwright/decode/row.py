@@ -14,7 +14,7 @@ from beamwright.decode.stops import RowLimit
 from beamwright.errors import NotFiniteError
 from beamwright.kv import Lease, PathPart, Segment, Source
 from beamwright.protocols import StepDecoded
-from beamwright.tree import Node, StopReason
+from beamwright.tree import Node, StopReason, TopTokens
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class Row:
 
     decoding: how its tokens are drawn. limit: the most tokens that the step may have.
     group: of the plan that it came with.
-    logprobs, stats: one value per token, as in `Node`.
+    logprobs, stats, top: one value per token, as in `Node`.
     hidden: final hidden state [1, embed_dim] of its last token, when that is forwarded.
     error: why it cannot go on.
     matched: bytes of the delimiter that the text ends with (`stops.StopState`).
@@ -42,6 +42,7 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
+    top: list[TopTokens] = field(default_factory=list)
     matched: int = 0
     ending: bytes | None = None
     stop: StopReason | None = None
@@ -98,7 +99,7 @@ class Row:
     def restart(self) -> None:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
-        self.tokens, self.logprobs, self.stats, self.matched = [], [], {}, 0
+        self.tokens, self.logprobs, self.stats, self.top, self.matched = [], [], {}, [], 0
         self.ending = self.stop = self.hidden = None
 
     def reply_ids(self) -> list[int]:
@@ -110,9 +111,8 @@ class Row:
         """The step, which is complete."""
         assert self.stop is not None
         stats = {name: tuple(values) for name, values in self.stats.items()}
-        return StepDecoded(
-            self.node, tuple(self.tokens), tuple(self.logprobs), self.stop, text, stats
-        )
+        tokens, logprobs, top = tuple(self.tokens), tuple(self.logprobs), tuple(self.top)
+        return StepDecoded(self.node, tokens, logprobs, self.stop, text, stats, top)
 
     def remember_source(self) -> None:
         """Note in the segment what its KV was computed from."""

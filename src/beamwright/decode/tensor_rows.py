@@ -17,6 +17,7 @@ import torch
 from beamwright.config import StepSettings
 from beamwright.decode.chains import last_hidden
 from beamwright.decode.graphs import EagerReplay, Replay
+from beamwright.decode.likeliest import LikeliestBuffers
 from beamwright.decode.paths import path_to
 from beamwright.decode.row import Row, awaited
 from beamwright.decode.row_sampling import RowSampling, Ways
@@ -34,10 +35,17 @@ class StepBuffers:
 
     hidden: final hidden states [rows, embed_dim] for their shape, type and device.
     Results are [step, row]; `index` [1] is the next step's place in them.
+    captured: shapes do not depend on who is in the batch.
     """
 
     def __init__(
-        self, num_rows: int, words: StopWords, stats: Collection[str], hidden: torch.Tensor
+        self,
+        num_rows: int,
+        words: StopWords,
+        stats: Collection[str],
+        hidden: torch.Tensor,
+        *,
+        captured: bool = False,
     ) -> None:
         device = hidden.device
 
@@ -56,6 +64,7 @@ class StepBuffers:
         self.codes = zeros(*size, dtype=torch.uint8)
         self.hidden = hidden.new_zeros(ITERATION_TOKENS, *hidden.shape)
         self.stats = {name: zeros(*size, dtype=torch.float32) for name in stats}
+        self.likeliest = LikeliestBuffers(*size, everyone=captured)
 
     def load(self, rows: Sequence[Row | None], arrangement: int) -> None:
         """Begin an iteration with these rows; None pads the batch.
@@ -65,6 +74,8 @@ class StepBuffers:
         real = [row or _first(rows) for row in rows]
         if arrangement != self._arrangement:
             self._load_rows(real)
+            top = [row.decoding.sampling.top_logprobs if row else 0 for row in rows]
+            self.likeliest.load(top, self.keys.device)
             self._arrangement = arrangement
         moving = [
             [row.tokens[-1] if row.tokens else 0 for row in real],
@@ -90,9 +101,9 @@ class StepBuffers:
         self.index.add_(1)
 
     @property
-    def ways(self) -> tuple[Ways, bool]:
+    def ways(self) -> tuple[Ways, bool, bool]:
         """What a step computes at all, and a captured one always will."""
-        return self.sampling.ways, self.stops.delimited
+        return self.sampling.ways, self.stops.delimited, self.likeliest.asked
 
     def keep_hidden(self, hidden: torch.Tensor) -> None:
         """What the tokens of this step lead to [rows, embed_dim]."""
@@ -120,9 +131,9 @@ class TensorRows:
     ) -> None:
         self._decoder, self._codec = model.decoder, codec
         device, vocab = model.decoder.device, model.decoder.shape.vocab
-        num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
+        self._num_tokens = min(vocab, codec.vocab_size) if codec is not None else vocab
         self._sampler = Sampler(
-            num_tokens,
+            self._num_tokens,
             device,
             token_stats,
             model.decoder.tile_rows,
@@ -272,6 +283,7 @@ class TensorRows:
             logits, buffers.keys, buffers.positions, buffers.sampling, unread
         )
         buffers.keep(self._sampler.stats(logits))
+        buffers.likeliest.keep(logits, self._num_tokens, buffers.index)
         buffers.append(*drawn, self._words.observe(drawn[0], buffers.stops))
 
     def _draw_first(self, rows: Sequence[Row]) -> None:
@@ -288,6 +300,7 @@ class TensorRows:
         """Write what an iteration drew to the rows."""
         columns = [buffers.drawn, buffers.logprobs, buffers.codes, *buffers.stats.values()]
         tokens, logprobs, codes, *stats = (each[:num_done].T.tolist() for each in columns)
+        top = buffers.likeliest.found(num_done)
         states = buffers.stops.state.tolist()
         forwarded: list[tuple[Row, int, int]] = []
         for place, row in enumerate(rows):
@@ -298,6 +311,8 @@ class TensorRows:
                 mine = [values[place] for values in stats]
                 self._strings.mark(row, tokens[place], codes[place])
                 _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
+                if place in top:
+                    row.top += top[place][: len(row.tokens) - before]
                 row.matched = states[place] - self._words.first_state(row.decoding.step)
             if row.stop is None:
                 continue
@@ -313,7 +328,7 @@ class TensorRows:
         if known is None:
             embedding = self._decoder.weights.embedding
             hidden = embedding.new_empty(num_rows, embedding.shape[1])
-            known = StepBuffers(num_rows, self._words, self._stats, hidden)
+            known = StepBuffers(num_rows, self._words, self._stats, hidden, captured=self._stays)
             self._buffers[num_rows] = known
         return known
 

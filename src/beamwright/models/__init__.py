@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from beamwright.models.prefill import PrefillRequest
     from beamwright.models.session import DecodeSession, FixedBackend
     from beamwright.models.shape import ModelShape
-    from beamwright.models.tokenizer import TextCodec
+    from beamwright.models.tokenizer import TextCodec, token_pieces
     from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "TreeModel",
     "inspect_model",
     "load_model",
+    "token_pieces",
 ]
 
 __getattr__ = lazy_names(
@@ -43,5 +44,6 @@ __getattr__ = lazy_names(
         "TreeModel": "tree_model",
         "inspect_model": "load",
         "load_model": "load",
+        "token_pieces": "tokenizer",
     },
 )

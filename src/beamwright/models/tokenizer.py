@@ -193,6 +193,17 @@ class TextCodec:
         return found
 
 
+def token_pieces(codec: TextCodec, token_ids: Sequence[int]) -> list[bytes]:
+    """What each of these tokens adds to their text, as bytes; special tokens add nothing.
+
+    Put together they are the bytes of `codec.decode(token_ids)`, except that where a character is
+    not whole (or bytes are none) the text has U+FFFD, and that SentencePiece's tokenizers leave out
+    the blank before a text.
+    """
+    pieces = codec.token_bytes()
+    return [pieces[token] for token in token_ids]
+
+
 def _template_text(chat_template: str) -> str:
     path = Path(chat_template)
     try:

@@ -203,7 +203,13 @@ class Engine:
             run.served += len(event.token_ids)
             self.turns.decoded(run)
             run.tree.commit(
-                node, event.token_ids, event.logprobs, event.stop, event.text, event.stats
+                node,
+                event.token_ids,
+                event.logprobs,
+                event.stop,
+                event.text,
+                event.stats,
+                event.top,
             )
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)

@@ -44,7 +44,13 @@ class SpeculativeChildren:
     def decoded(self, tree: SearchTree, event: StepDecoded) -> None:
         """A child has its step; it is still in no tree."""
         tree.commit(
-            event.node, event.token_ids, event.logprobs, event.stop, event.text, event.stats
+            event.node,
+            event.token_ids,
+            event.logprobs,
+            event.stop,
+            event.text,
+            event.stats,
+            event.top,
         )
 
     def complete(self) -> list[Node]:

@@ -28,7 +28,8 @@ FORMAT = "beamwright checkpoint"
 VERSION = 3
 OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
-_NOT_THE_TREE = {"device", "attention", "choose", "sparse_home", "sparse_rank"}  # of these sections
+# Of these sections:
+_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home", "sparse_rank"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def _body(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
     assert node.parent is not None
+    top = [[(token, _number(value)) for token, value in each] for each in node.top]
     # A letter of several bytes may end in the next step: a path's text need not go on its parent's.
     shared = _shared(node.parent.text, node.text)
     return {
@@ -170,6 +172,7 @@ def _node(node: Node, finished_s: float | None) -> dict[str, Any]:
         "token_ids": node.token_ids,
         "logprobs": [_number(value) for value in node.logprobs],
         "stats": {name: [_number(v) for v in values] for name, values in node.stats.items()},
+        **({"top": top} if top else {}),
         "shared_text": shared,
         "text": node.text[shared:],
         "step_score": _number(node.step_score),
@@ -276,7 +279,8 @@ def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_chil
     logprobs = tuple(float(value) for value in content["logprobs"])
     stats = {name: tuple(map(float, values)) for name, values in content["stats"].items()}
     stop = StopReason(content["stop"])
-    tree.commit(node, tuple(content["token_ids"]), logprobs, stop, text, stats)
+    top = tuple(tuple((i, float(p)) for i, p in each) for each in content.get("top", ()))
+    tree.commit(node, tuple(content["token_ids"]), logprobs, stop, text, stats, top)
     node.step_score, node.score = _float(content["step_score"]), _float(content["score"])
     node.usage = Counter(content["usage"])
     node.notes = dict(content.get("notes", {}))  # files need not have them

@@ -31,6 +31,8 @@ class RequestOptions(TypedDict, total=False):
     """Keep this many of the most likely tokens."""
     min_p: float | None
     """Drop tokens less likely than this share of the likeliest."""
+    top_logprobs: int
+    """Keep so many of the likeliest tokens beside each one (`node.top`); the same tree."""
 
     # step: Where a step, and a path, ends.
 

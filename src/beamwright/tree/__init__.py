@@ -1,7 +1,16 @@
 """The search tree: nodes, lineage, stop reasons, hash. Knows no torch, no KV, no strategy."""
 
 from beamwright.tree.hashing import tree_hash
-from beamwright.tree.node import COMPLETE_STOPS, Lineage, Node, NodeState, StopReason, Turn, by_root
+from beamwright.tree.node import (
+    COMPLETE_STOPS,
+    Lineage,
+    Node,
+    NodeState,
+    StopReason,
+    TopTokens,
+    Turn,
+    by_root,
+)
 from beamwright.tree.recorded import RecordedNode, RecordedTree
 from beamwright.tree.search_tree import SearchTree, unborn
 
@@ -14,6 +23,7 @@ __all__ = [
     "RecordedTree",
     "SearchTree",
     "StopReason",
+    "TopTokens",
     "Turn",
     "by_root",
     "tree_hash",

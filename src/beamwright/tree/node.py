@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 Lineage = tuple[str | int, ...]
+TopTokens = tuple[tuple[int, float], ...]
+"""Ids and log-probabilities of the likeliest tokens in one's place, the likeliest first."""
 
 
 class StopReason(StrEnum):
@@ -67,6 +69,8 @@ class Node:
     round: the round in which it was opened; the first is 1, the root's 0.
     stats: of the distribution that each token was drawn from, one value per token, by name; only
         what a verifier or strategy asks for (`protocols.ReadsTokenStats`).
+    top: beside each token the likeliest ones of the same distribution as `logprobs`, the token
+        itself where it is among them; only where `top_logprobs` asks for it.
     text: text of the whole reply, this step included: what follows the prompt, or the last turn.
         Before the stop string where one has ended it; the string may have begun in the parent,
         whose own text stays.
@@ -89,6 +93,7 @@ class Node:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     stats: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    top: tuple[TopTokens, ...] = ()
     text: str = ""
     stop: StopReason | None = None
     step_score: float | None = None

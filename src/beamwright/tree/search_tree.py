@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from beamwright.tree.node import Lineage, Node, NodeState, StopReason, Turn
+from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
 
 _LIVE = (NodeState.OPEN, NodeState.CANDIDATE, NodeState.KEPT)
 
@@ -77,12 +77,13 @@ class SearchTree:
         stop: StopReason,
         text: str,
         stats: Mapping[str, tuple[float, ...]] | None = None,
+        top: tuple[TopTokens, ...] = (),
     ) -> None:
         """Write a decoded step into its open node."""
         if node.state is not NodeState.OPEN:
             raise ValueError(f"{node!r} is not open")
         node.token_ids, node.logprobs, node.stop, node.text = token_ids, logprobs, stop, text
-        node.stats = dict(stats or {})
+        node.stats, node.top = dict(stats or {}), top
         node.state = NodeState.CANDIDATE
 
     def keep(self, node: Node) -> None:
