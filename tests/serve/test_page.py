@@ -279,3 +279,88 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#details h3") == "0.0"
     page.check("[name=pruned][value=hide]", force=True)
+
+
+# --- two runs, replay, export ----------------------------------------------------------------
+
+
+def test_two_runs_beside_each_other_and_where_they_part(visit, serve_runs):
+    other = a_run("other", **{"0.1": {"text": "something else"}, "0.1.0": {"score": 0.3}})
+    page = visit(serve_runs(other, a_run("other-same"), a_run()))
+    page.wait_for_selector("#votes li")
+    page.select_option("#other", "other")
+    until(page, "window.beamwright.other.tree.over === 'done'")
+    page.wait_for_selector("#divergence:not([hidden])")
+    until(page, "document.querySelector('#divergence').textContent.includes('0.1')")
+    assert page.inner_text("#divergence") == "They part in round 2, at 0.1: another text."
+    assert drawn_tree(page)["marked"] == "0.1"
+    page.keyboard.press("ArrowDown")  # to the same step in both
+    assert page.evaluate("window.beamwright.other.panel.selected") == page.evaluate(
+        "window.beamwright.other.tree.byLineage.get('0.1').i"
+    )
+    page.select_option("#other", "other-same")
+    until(page, "document.querySelector('#divergence').textContent.startsWith('The same')")
+    page.select_option("#other", "")
+    until(page, "document.querySelector('#other-box').hidden")
+
+
+def test_a_step_that_only_the_other_run_has_can_be_read(visit, serve_runs):
+    run = a_run()
+    less = [event for event in a_run("less") if event.get("round") != 3]
+    page = visit(serve_runs(run, less))
+    page.wait_for_selector("#votes li")
+    page.select_option("#other", "saved")
+    until(page, "window.beamwright.other.tree.over === 'done'")
+    page.evaluate(
+        "const p = window.beamwright.other; p.panel.onSelect(p.tree.byLineage.get('0.1.0').i)"
+    )
+    assert "step 0.1.0" in page.inner_text("#details")
+    assert drawn_tree(page)["selected"] is None
+
+
+def test_a_run_is_replayed_round_by_round(visit, serve_runs):
+    page = visit(serve_runs(a_run()))
+    page.wait_for_selector("#votes li")
+    seen = []
+    for number in ("1", "3", "2", "0"):
+        page.fill("#round", number)
+        page.wait_for_timeout(100)
+        tree = drawn_tree(page)
+        seen.append((tree["rounds"], tree["steps"], tree["chosen"]))
+    assert seen == [(1, 4, 0), (3, 9, 3), (2, 8, 0), (0, 0, 0)]
+    page.click("#play")
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    assert page.inner_text("#play") == "Play"
+
+
+def test_steps_below_a_score_fade(visit, serve_runs):
+    page = visit(serve_runs(a_run()))
+    page.wait_for_selector("#votes li")
+    page.fill("#threshold", "50")
+    assert page.inner_text("#threshold-shown") == "0.500"
+    below = page.evaluate(
+        "() => { const { panel, tree } = window.beamwright.pane;"
+        " return tree.nodes.filter((n) => panel.isBelow(n)).map((n) => n.lineage); }"
+    )
+    assert below == ["1", "2", "0.1.0"]
+
+
+def test_what_is_exported_can_be_opened_again(visit, serve_runs, tmp_path):
+    from xml.etree import ElementTree
+
+    from beamwright.serve.saved_runs import read_runs
+
+    run = a_run(**{"0.0": {"text": HOSTILE}})
+    page = visit(serve_runs(run))
+    page.wait_for_selector("#votes li")
+    with page.expect_download() as json_file:
+        page.click("#export-json")
+    json_file.value.save_as(tmp_path / "run.json")
+    assert read_runs(tmp_path / "run.json") == [run]
+    with page.expect_download() as svg_file:
+        page.click("#export-svg")
+    svg_file.value.save_as(tmp_path / "tree.svg")
+    root = ElementTree.parse(tmp_path / "tree.svg").getroot()
+    tags = {each.tag.split("}")[1] for each in root.iter()}
+    assert tags == {"svg", "path", "rect", "text"}
+    assert any("</script>" in (each.text or "") for each in root.iter())

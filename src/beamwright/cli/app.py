@@ -52,6 +52,7 @@ _COMMANDS: Mapping[str, _Command] = MappingProxyType(
         "report": _Command(
             "report", "Make one page of evaluations: accuracy against n, tokens, seconds and KV."
         ),
+        "view": _Command("view", "Open saved searches in the browser: replay, compare, export."),
         "plan": _Command(
             "plan",
             "Estimate memory, traffic and time of a search under each schedule. Loads no model.",

@@ -1,4 +1,4 @@
-"""The first import of a room that brings PyTorch along."""
+"""The first import of a room that brings PyTorch along, or needs an extra."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from beamwright.errors import InputError
+
+_SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client")
 
 
 @contextmanager
@@ -25,3 +29,19 @@ def first_import(module: str) -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def needs_serve(command: str) -> Iterator[None]:
+    """Import what the extra `serve` brings inside.
+
+    Raises:
+        InputError: where it is not installed; one line says what to install.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in _SERVE_PACKAGES:
+            raise
+        what = f"beamwright {command} needs {error.name}"
+        raise InputError(f"{what} (pip install 'beamwright[serve]')") from error

@@ -6,7 +6,6 @@ what the page exports. A step is sent whole once, and later with its lineage and
 
 from __future__ import annotations
 
-import time
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
@@ -85,8 +84,8 @@ Event = Begin | Round | End
 
 
 def begin(run_id: str, about: About, *, started: float | None = None) -> Begin:
-    """The first event of a run; started: now, if it is not said."""
-    return {"event": "begin", "id": run_id, "started": started or time.time(), **about}
+    """The first event of a run."""
+    return {"event": "begin", "id": run_id, "started": started, **about}
 
 
 def end(state: Literal["done", "failed", "cancelled", "saved"], **known: Any) -> End:

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.protocols import RoundReport
 from beamwright.serve.events import About, Event, begin, end
 from beamwright.serve.shown import Places, ShownTree, finite
-from beamwright.solver.solution import Solution
-from beamwright.tree import SearchTree
+
+if TYPE_CHECKING:
+    from beamwright.solver.solution import Solution
+    from beamwright.tree import SearchTree
 
 KEEP_ALIVE_S = 15.0
 MOST_RUNS = 64
@@ -106,13 +109,20 @@ class Run:
 class Feed:
     """Hears of every search (a listener of the desk) and keeps the newest.
 
-    about: what a job is of. places: where a segment's KV is; None where nobody knows.
+    about: what a job is of. places: where a segment's KV is; None where nobody knows. most,
+    most_bytes: of the runs that are kept.
     """
 
     def __init__(
-        self, about: Callable[[Any], About], *, places: Places | None = None, most: int = MOST_RUNS
+        self,
+        about: Callable[[Any], About],
+        *,
+        places: Places | None = None,
+        most: float = MOST_RUNS,
+        most_bytes: float = MOST_BYTES,
     ) -> None:
-        self._about, self._places, self._most = about, places, most
+        self._about, self._places = about, places
+        self._most, self._most_bytes = most, most_bytes
         self._runs: dict[str, Run] = {}
         self._trees: dict[str, ShownTree] = {}
         self._tokens = 0
@@ -123,7 +133,7 @@ class Feed:
     def begun(self, job: Watched, tree: SearchTree | None = None) -> None:
         """A search waits, or begins."""
         self._trees[job.id] = ShownTree(self._places)
-        self._keep(job.id, Run(begin(job.id, self._about(job)), job))
+        self._keep(job.id, Run(begin(job.id, self._about(job), started=time.time()), job))
 
     def round(self, job: Watched, report: RoundReport) -> None:
         """A round of it is decided."""
@@ -148,17 +158,18 @@ class Feed:
         run, shown = self._runs.get(job.id), self._trees.pop(job.id, None)
         if run is None or shown is None:
             return
-        error = outcome if isinstance(outcome, BaseException) else None
-        found = outcome if isinstance(outcome, Solution) else getattr(error, "partial", None)
-        known = {} if found is None else ending(found, shown)
-        if error is None:
-            run.append(end("done", **known))
-        elif isinstance(error, Cancelled):
-            run.append(end("cancelled", **known))
+        if not isinstance(outcome, BaseException):
+            run.append(end("done", **ending(outcome, shown)))
         else:
-            # Only what was raised on purpose is fit to show.
-            why = str(error) if isinstance(error, BeamwrightError) else type(error).__name__
-            run.append(end("failed", error=why, **known))
+            partial = getattr(outcome, "partial", None)
+            known = {} if partial is None else ending(partial, shown)
+            if isinstance(outcome, Cancelled):
+                run.append(end("cancelled", **known))
+            else:
+                # Only what was raised on purpose is fit to show.
+                deliberate = isinstance(outcome, BeamwrightError)
+                why = str(outcome) if deliberate else type(outcome).__name__
+                run.append(end("failed", error=why, **known))
         self._forget_old()
 
     # --- what is kept ------------------------------------------------------------------------
@@ -205,18 +216,18 @@ class Feed:
             ended = [run_id for run_id, run in self._runs.items() if run.ended]
             num_bytes = sum(run.num_bytes for run in self._runs.values())
             for run_id in ended:
-                if len(self._runs) <= self._most and num_bytes <= MOST_BYTES:
+                if len(self._runs) <= self._most and num_bytes <= self._most_bytes:
                     return
                 if len(self._runs) > 1:
                     num_bytes -= self._runs.pop(run_id).num_bytes
 
 
-def ending(solution: Solution, shown: ShownTree | None = None) -> dict[str, Any]:
+def ending(solution: Solution, shown: ShownTree) -> dict[str, Any]:
     """What there is to say of a search that is over; shown: what the page knows of its tree."""
     figures: Mapping[str, Any] = solution.to_json()
     names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")
     return {
-        "nodes": (shown or ShownTree()).over(solution.tree),
+        "nodes": shown.over(solution.tree),
         "answer": solution.answer,
         "chosen": ".".join(map(str, solution.lineage[1:])),
         "reason_fewer": solution.reason_fewer,
