@@ -47,7 +47,7 @@ class SearchDesk:
     numbers: itertools.count = field(default_factory=itertools.count)
     threads: list = field(default_factory=list)
 
-    def begin_search(self, problem, options):
+    async def begin_search(self, problem, options):
         job = Job(f"search-{next(self.numbers)}", problem, options)
         self.feed.begun(job)
         given = {"search" if name == "method" else name: value for name, value in options.items()}

@@ -21,6 +21,7 @@ LEVELS = (
         "files",
         "yaml_file",
         "config",
+        "conversation",
         "protocols",
         "progress",
         "units",

@@ -127,7 +127,7 @@ def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
 def test_a_real_search_ends_with_its_whole_tree(feed, make_solver):
     solver = make_solver(n=4, width=2, max_rounds=3)
     desk = feeding.SearchDesk(solver, feed)
-    asked = desk.begin_search("1+1", {"rounds": 3})
+    asked = asyncio.run(desk.begin_search("1+1", {"rounds": 3}))
     solution = asked.handle.result()
     desk.threads[0].join()
     solver.close()
@@ -239,7 +239,7 @@ class OneJob:
     def __init__(self, feed):
         self.feed, self.asked = feed, []
 
-    def begin_search(self, problem, options):
+    async def begin_search(self, problem, options):
         self.asked.append(job(len(self.asked), problem=problem, **options))
         self.feed.begun(self.asked[-1])
         return self.asked[-1]

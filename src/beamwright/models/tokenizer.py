@@ -7,7 +7,7 @@ token ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,39 @@ class TextCodec:
             messages[0]["content"] = f"{system_prompt}\n\n{problem}"
         return self.encode(self.chat(messages, add_generation_prompt=True))
 
+    @cached_property
+    def takes_tools(self) -> bool:
+        """True if the chat template shows functions that may be called."""
+        template = self.tokenizer.chat_template
+        texts = template.values() if isinstance(template, dict) else [template]
+        return any(isinstance(text, str) and "tools" in text for text in texts)
+
+    def converse(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        system_prompt: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Token ids of a conversation, up to where its reply begins.
+
+        system_prompt: where nobody has said anything as the system or the developer.
+
+        Raises:
+            InputError: if the chat template fails, or there are tools that it does not show.
+        """
+        found = [{**each, "role": _ROLES.get(each["role"], each["role"])} for each in messages]
+        if system_prompt and not any(each["role"] == "system" for each in found):
+            found.insert(0, {"role": "system", "content": system_prompt})
+        if self.tokenizer.chat_template is None:
+            text = "".join(f"{each['content']}\n\n" for each in found)
+            ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+            return ids
+        if tools and not self.takes_tools:
+            raise InputError("tools: the model's chat template shows none")
+        if not self.has_system_role:
+            found = _without_system(found)
+        return self.encode(self.chat(found, add_generation_prompt=True, tools=tools))
+
     def render_turn(self, text: str) -> list[int]:
         """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.
 
@@ -113,10 +146,11 @@ class TextCodec:
 
     def chat(
         self,
-        messages: Sequence[dict[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         name: str | None = None,
         *,
         add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """A conversation as text, special tokens included. name: what an error names.
 
@@ -125,9 +159,10 @@ class TextCodec:
         """
         make = partial(
             self.tokenizer.apply_chat_template,
-            list(messages),
+            [dict(each) for each in messages],
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
+            **({"tools": [dict(each) for each in tools]} if tools else {}),
         )
         return render(make, f"{name}: " if name else "")
 
@@ -202,6 +237,27 @@ def token_pieces(codec: TextCodec, token_ids: Sequence[int]) -> list[bytes]:
     """
     pieces = codec.token_bytes()
     return [pieces[token] for token in token_ids]
+
+
+_ROLES = {"developer": "system"}
+
+
+def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For a template without that role: its texts go before what the user says next."""
+    found: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for each in messages:
+        if each["role"] == "system":
+            waiting.append(str(each["content"]))
+            continue
+        added = dict(each)
+        if waiting and each["role"] == "user":
+            added["content"] = "\n\n".join([*waiting, str(each["content"])])
+            waiting = []
+        found.append(added)
+    if waiting:
+        found.append({"role": "user", "content": "\n\n".join(waiting)})
+    return found
 
 
 def _template_text(chat_template: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from beamwright.config import ModelSettings, Settings
+from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.models import LoadedModel, TextCodec
 from beamwright.protocols import AsksAgain, Strategy
@@ -34,28 +35,18 @@ class Prompts:
         self._codec, self._shape = model.codec, model.decoder.shape
         self._settings = settings
 
-    def tree(self, problem_id: str | int, problem: str) -> SearchTree:
+    def tree(self, problem_id: str | int, problem: Problem) -> SearchTree:
         """A tree with the rendered prompt; space around a problem belongs to neither model.
 
         Raises:
             InputError: if the problem is empty, too long or no text, or the model has no tokenizer.
         """
-        problem = problem.strip()
-        if not problem:
-            raise InputError("the problem is empty")
         if self._codec is None:
             raise InputError(
                 f"--model {self._settings.model} has no tokenizer: use --prompt-tokens N"
             )
-        check_text(problem, "the problem")
         check_text(self._settings.system_prompt or "", "--system-prompt")
-        # A text of megabytes would take gigabytes to tokenise.
-        if self._codec.is_longer(problem, self._shape.context):
-            raise ProblemTooLongError(
-                f"the problem has {len(problem):,} characters, "
-                f"the model's context is {self._shape.context} tokens"
-            )
-        ids = self._codec.render(problem, self._settings.system_prompt)
+        ids, text = self._rendered(self._codec, problem)
         if not ids:
             raise InputError("the prompt has no tokens: see --chat-template and the tokenizer")
         if max(ids) >= self._shape.vocab:
@@ -64,7 +55,39 @@ class Prompts:
                 "they do not belong together"
             )
         self._check_length(len(ids))
-        return SearchTree(problem_id, tuple(ids), problem)
+        return SearchTree(problem_id, tuple(ids), text)
+
+    def _rendered(self, codec: TextCodec, problem: Problem) -> tuple[list[int], str]:
+        """Token ids of the prompt, and the problem as a verifier reads it."""
+        system_prompt = self._settings.system_prompt
+        match problem:
+            case Conversation():
+                for number, each in enumerate(problem.messages):
+                    self._check_size(codec, str(each["content"]), f"messages[{number}]")
+                ids = codec.converse(problem.messages, system_prompt, problem.tools)
+                return ids, problem.problem_text
+            case RawPrompt(tuple() as given):
+                if given and (min(given) < 0 or max(given) >= self._shape.vocab):
+                    raise InputError(f"token ids go from 0 to {self._shape.vocab - 1}")
+                self._check_length(len(given))
+                return list(given), codec.decode(given)
+            case RawPrompt(str() as text):
+                self._check_size(codec, text, "the prompt")
+                return codec.encode(text), text
+        text = str(problem).strip()
+        if not text:
+            raise InputError("the problem is empty")
+        self._check_size(codec, text, "the problem")
+        return codec.render(text, system_prompt), text
+
+    def _check_size(self, codec: TextCodec, text: str, what: str) -> None:
+        check_text(text, what)
+        # A text of megabytes would take gigabytes to tokenise.
+        if codec.is_longer(text, self._shape.context):
+            raise ProblemTooLongError(
+                f"{what} has {len(text):,} characters, "
+                f"the model's context is {self._shape.context} tokens"
+            )
 
     def check_turns(self, strategy: Strategy) -> None:
         """See that what a strategy will ask can be asked, before anything is decoded.

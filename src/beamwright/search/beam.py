@@ -22,6 +22,7 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 @strategy(
     "varying",
     meaning="beam search with short steps first: 64 tokens three times, then up to 2048",
+    commits=True,
     step_limits=VARYING_LIMITS,
     reads_width=True,
     needs_scores=True,
@@ -29,6 +30,7 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
 @strategy(
     "beam",
     meaning="keep the best n / width steps a round, width children each",
+    commits=True,
     reads_width=True,
     needs_scores=True,
     compat={"search-and-learn": SearchAndLearnBeam},

@@ -14,18 +14,21 @@ from beamwright.tree import Node, SearchTree
 @strategy(
     "weighted",
     meaning="n independent paths, the answer with the largest summed score",
+    commits=True,
     choose="weighted",
     competes=False,
 )
 @strategy(
     "majority",
     meaning="n independent paths, the most frequent answer (self-consistency)",
+    commits=True,
     choose="majority",
     competes=False,
 )
 @strategy(
     "best-of-n",
     meaning="n independent paths, the best-scored answer",
+    commits=True,
     competes=False,
 )
 class BestOfN(SearchPolicy):

@@ -62,6 +62,8 @@ class StrategyRow(TableRow):
     scorer: what scores steps, of the generator's own tokens, where no verifier is given.
     competes: paths take places from one another; otherwise a path is pruned for its own sake alone.
     fills: unless something stops it, it ends with exactly n finished paths.
+    commits: a step that has children gets no more, and no path that was left comes back: what all
+        leaves share is final while the search goes on.
     votes_change: why the vote of a path that has ended may still be lost, if it may.
     compat: other projects' rules for it, by name.
     """
@@ -75,6 +77,7 @@ class StrategyRow(TableRow):
     scorer: str | None = None
     competes: bool = True
     fills: bool = True
+    commits: bool = False
     votes_change: str | None = None
     compat: Mapping[str, type[SearchPolicy]] = field(default_factory=dict)
 

@@ -23,6 +23,7 @@ from beamwright.tree import Node, SearchTree
 @strategy(
     "dvts",
     meaning="n / width separate subtrees, the best of width children in each",
+    commits=True,
     reads_width=True,
     needs_scores=True,
 )

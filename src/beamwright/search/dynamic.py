@@ -23,6 +23,7 @@ from beamwright.tree import Node, SearchTree
 @strategy(
     "dynamic",
     meaning="children in proportion to the score: softmax (REBASE) or linear",
+    commits=True,
     needs_scores=True,
 )
 class DynamicBranching(SearchPolicy):

@@ -30,6 +30,7 @@ _DECIMALS = 6  # values this close are equal
 @strategy(
     "mcts",
     meaning="tree search: score plus exploration bonus picks the leaves (PUCT)",
+    commits=True,
     by_level=False,
     reads_width=True,
     needs_scores=True,

@@ -20,6 +20,7 @@ from beamwright.tree import SearchTree
 @strategy(
     "particles",
     meaning="paths resampled in proportion to exp(score / temperature)",
+    commits=True,
     needs_scores=True,
 )
 class ParticleFilter(SearchPolicy):

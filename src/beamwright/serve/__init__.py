@@ -1,4 +1,40 @@
-"""The server: an OpenAI-compatible API, a live page of every search, metrics.
+"""The server: an OpenAI-compatible API over one solver, a live page of its trees, metrics.
 
-Knows the solver and what a tree looks like from outside. Needs the extra `serve`.
+A request becomes an `Ask`, a `Desk` has it searched beside the others, and what is final of its
+tree goes out while the rest is being decided (`final`). Needs the extra `serve`.
 """
+
+from fastapi import FastAPI
+
+from beamwright.serve.app import make_app
+from beamwright.serve.desk import Desk, Job, Listener, about
+from beamwright.serve.errors import ApiError
+from beamwright.serve.feed import Feed
+from beamwright.serve.feed_routes import feed_routes, page_routes
+from beamwright.serve.guard import Doors, Guard
+from beamwright.serve.limits import ServerLimits
+from beamwright.serve.logs import JsonLines
+from beamwright.serve.run import bind, run
+
+
+def make_served(desk: Desk) -> FastAPI:
+    """Everything that a server has."""
+    feed = Feed(lambda job: about(job, desk.models.search))
+    desk.listeners.append(feed)
+    return make_app(desk, feed_routes(feed, desk), page_routes())
+
+
+__all__ = [
+    "ApiError",
+    "Desk",
+    "Doors",
+    "Guard",
+    "Job",
+    "JsonLines",
+    "Listener",
+    "ServerLimits",
+    "bind",
+    "make_app",
+    "make_served",
+    "run",
+]

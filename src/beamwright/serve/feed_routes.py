@@ -50,7 +50,7 @@ the value is at most. A value that is None is not shown."""
 class Desk(Protocol):
     """Where a search is asked for. Raises `ApiError` for what cannot be searched."""
 
-    def begin_search(self, problem: str, options: dict[str, Any]) -> Watched: ...
+    async def begin_search(self, problem: str, options: dict[str, Any]) -> Watched: ...
 
 
 class Asked(BaseModel):
@@ -88,7 +88,7 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
         """Begin a search."""
         if desk is None:
             raise HTTPException(405, "saved runs can only be looked at")
-        return {"id": desk.begin_search(asked.problem, asked.options).id}
+        return {"id": (await desk.begin_search(asked.problem, asked.options)).id}
 
     @routes.get("/searches/{run_id}")
     async def follow(

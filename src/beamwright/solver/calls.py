@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from beamwright.conversation import Conversation, RawPrompt
 from beamwright.errors import InputError
 from beamwright.solver.options import ProblemOptions
 
@@ -111,7 +112,7 @@ def take_priority(options: dict[str, Any]) -> int:
 
 def check_problem(problem: Any, problem_id: Any) -> None:
     """Raises InputError if they are not a text and an id."""
-    if not isinstance(problem, str):
+    if not isinstance(problem, str | Conversation | RawPrompt):
         raise InputError(f"a problem is one text, not {type(problem).__name__}")
     if not isinstance(problem_id, str | int):
         raise InputError(f"problem_id is a str or an int, not {type(problem_id).__name__}")

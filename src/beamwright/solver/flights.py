@@ -46,7 +46,8 @@ class Flight:
     earlier process was, and says what that has measured.
     priority: a larger one goes first. asked_s: when it was submitted, on `time.perf_counter`: what
     its deadline counts from; None: from where its search starts.
-    cancelled: is to be given up; set by any thread. company: others were in flight beside it.
+    begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
+    company: others were in flight beside it.
     """
 
     make_tree: Callable[[], SearchTree]
@@ -56,6 +57,7 @@ class Flight:
     resume: Callable[[TreeRun], Accounting] | None = None
     priority: int = 0
     asked_s: float | None = None
+    begun: bool = False
     cancelled: bool = False
     company: bool = False
 
@@ -209,6 +211,7 @@ class Flights:
         if flight.cancelled:
             self._ended.append((flight, Cancelled()))
             return
+        flight.begun = True
         try:
             tree = flight.make_tree()
             machinery.batch.decode_as(tree.root, flight.request.decoding)

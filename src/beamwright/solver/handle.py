@@ -34,6 +34,11 @@ class Handle:
         self._on_round = flight.on_round
         flight.on_round = self._hear
 
+    @property
+    def begun(self) -> bool:
+        """True once its search has begun; until then it waits for a place."""
+        return self._flight.begun
+
     def done(self) -> bool:
         """True if it is solved, cannot be solved, or is cancelled."""
         return self._future.done()

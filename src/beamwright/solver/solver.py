@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
+from beamwright.conversation import Problem
 from beamwright.decode.generator import make_running_batch
 from beamwright.decode.sampling import stats_read_by
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.models import TextCodec
 from beamwright.models.decoder import Decoder
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, RoundCallback, Strategy
@@ -153,7 +155,7 @@ class Solver:
 
     def solve(
         self,
-        problem: str,
+        problem: Problem,
         *,
         problem_id: str | int = 0,
         on_round: RoundCallback | None = None,
@@ -163,8 +165,9 @@ class Solver:
     ) -> Solution:
         """Solve one problem.
 
+        problem: a text, a `Conversation`, or a `RawPrompt`.
         problem_id: part of the random stream's key, so equal ids and seeds give equal trees.
-        checkpoint: file that holds the tree after every round, for `resume`.
+        checkpoint: file that holds the tree after every round, for `resume`; of a text.
         strategy, options: of this problem, in the place of the solver's own.
 
         Raises:
@@ -180,7 +183,7 @@ class Solver:
 
     def submit(
         self,
-        problem: str,
+        problem: Problem,
         *,
         problem_id: str | int = 0,
         on_round: RoundCallback | None = None,
@@ -360,6 +363,15 @@ class Solver:
                 future.cancel()
                 handle.cancel()
 
+    @property
+    def codec(self) -> TextCodec | None:
+        """The generator's tokenizer; None where it has none."""
+        return self._loaded.codec
+
+    def prompt_tokens(self, problem: Problem) -> int:
+        """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
+        return len(self._prompts.tree(0, problem).root.token_ids)
+
     # --- inside ------------------------------------------------------------------------------
 
     def _requested(self, options: dict[str, Any]) -> Request:
@@ -383,7 +395,7 @@ class Solver:
 
     def _flight(
         self,
-        problem: str,
+        problem: Problem,
         problem_id: str | int,
         request: Request,
         on_round: RoundCallback | None = None,
@@ -392,6 +404,8 @@ class Solver:
     ) -> Flight:
         calls.check_problem(problem, problem_id)
         calls.check_callback(on_round)
+        if checkpoint is not None and not isinstance(problem, str):
+            raise InputError("checkpoint: only a search whose problem is a text is saved")
         make_tree = partial(self._prompts.tree, problem_id, problem)
         saving = self._saving(checkpoint, request)
         return Flight(make_tree, request, on_round, saving, priority=priority)

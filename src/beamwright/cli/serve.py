@@ -1,0 +1,184 @@
+"""`beamwright serve`: searches for whoever speaks OpenAI's protocol."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+from beamwright.cli.guard import complain
+from beamwright.cli.imports import first_import
+from beamwright.cli.live import Status
+from beamwright.cli.options import Invocation, option, with_settings
+from beamwright.cli.output import format_bytes, print_json, quiet_stdout
+from beamwright.errors import InputError, UnavailableError
+from beamwright.files import read_regular
+from beamwright.search.defaults import resolved
+
+if TYPE_CHECKING:
+    from beamwright.serve import ServerLimits
+
+_HOST = "127.0.0.1"
+
+_HostOption = Annotated[str, option("--host", "Address to listen at; 0.0.0.0: any.", "ADDRESS")]
+_PortOption = Annotated[
+    int, option("--port", "Port to listen at; 0: any free one.", "PORT", min=0, max=65535)
+]
+_KeysOption = Annotated[
+    Path | None, option("--api-keys", "A key per line; whoever has none is refused.", "FILE")
+]
+_NameOption = Annotated[
+    str | None, option("--name", "What the model is called (default: its folder's name).", "NAME")
+]
+_AllowOption = Annotated[
+    list[str] | None,
+    option("--allow-host", "A name that clients use for this machine, too; repeat it.", "NAME"),
+]
+_RequestsOption = Annotated[
+    int, option("--max-requests", "Searches that run or wait at a time.", "N", min=1)
+]
+_MostNOption = Annotated[int, option("--max-n", "Candidates of one search.", "N", min=1)]
+_TokensOption = Annotated[
+    int, option("--max-search-tokens", "Tokens that one search may generate.", "TOKENS", min=1)
+]
+_SecondsOption = Annotated[
+    float, option("--max-seconds", "Of one search; then the best so far is the answer.", "S", min=1)
+]
+_DrainOption = Annotated[
+    float, option("--drain", "Seconds that searches have to end after SIGTERM.", "S", min=0)
+]
+_LogOption = Annotated[
+    bool, option("--log-json/--no-log-json", "A line of JSON on standard error per request.")
+]
+
+
+@with_settings()
+def serve(
+    invocation: Invocation,
+    host: _HostOption = _HOST,
+    port: _PortOption = 8000,
+    api_keys: _KeysOption = None,
+    name: _NameOption = None,
+    allow_host: _AllowOption = None,
+    max_requests: _RequestsOption = 64,
+    max_n: _MostNOption = 512,
+    max_search_tokens: _TokensOption = 1_000_000,
+    max_seconds: _SecondsOption = 600.0,
+    drain: _DrainOption = 30.0,
+    log_json: _LogOption = False,
+) -> None:
+    """Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.
+
+    Models are NAME (with the settings given here), NAME:beam and so on, and NAME:plain, which
+    samples once. Listens on this machine alone unless --host says otherwise.
+    """
+    keys, out = _read_keys(api_keys), sys.stdout
+    with quiet_stdout():
+        try:
+            with first_import("torch"):
+                from beamwright.serve import ServerLimits, bind
+        except ModuleNotFoundError as error:
+            raise UnavailableError(
+                f"serve needs {error.name}: pip install 'beamwright[serve]'"
+            ) from error
+        limits = ServerLimits(
+            requests=max_requests,
+            n=max_n,
+            tokens=max_search_tokens,
+            seconds=max_seconds,
+            drain_s=drain,
+        )
+        listening = bind(host, port)
+        try:
+            names = (name, allow_host or [])
+            _serve(invocation, listening, keys, names, limits, out, log_json=log_json)
+        finally:
+            listening.close()
+
+
+def _serve(
+    invocation: Invocation,
+    listening: Any,
+    keys: list[str],
+    names: tuple[str | None, list[str]],
+    limits: ServerLimits,
+    out: TextIO,
+    *,
+    log_json: bool,
+) -> None:
+    """names: the model's, and those of this machine. out: standard output."""
+    name, hosts = names
+    from beamwright.serve import Desk, Doors, Guard, make_served, run
+    from beamwright.solver.solver import Solver
+
+    settings = resolved(invocation.settings)
+    host, port = listening.getsockname()[:2]
+    if not keys and not _is_loopback(host):
+        complain(f"anybody who reaches {host}:{port} can use it: --api-keys FILE")
+    _set_up_log(as_json=log_json)
+    status = Status(settings)
+    with Solver(settings, progress=status) as solver:
+        named = name or _served_name(settings.model.model)
+        seed = settings.search.seed if "seed" in invocation.given else None
+        desk = Desk(solver, named, limits, seed)
+        allowed = None if not _is_loopback(host) and not hosts else {"localhost", "127.0.0.1"}
+        if allowed is not None:
+            allowed |= {"::1", host, *hosts}
+        app = Guard(make_served(desk), Doors.of(allowed, keys), limits)
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{port}"
+
+        def started() -> None:
+            facts = {"url": url, "base_url": f"{url}/v1", "models": desk.models.ids()}
+            if invocation.as_json:
+                with redirect_stdout(out):
+                    print_json(facts)
+                out.flush()
+            else:
+                kv = format_bytes(solver.generator.store.pool.budget.total_bytes)
+                complain(f"serving {named} at {url} (API: {url}/v1; {kv} of KV). Ctrl-C ends it.")
+
+        run(app, desk, listening, started)
+
+
+def _read_keys(file: Path | None) -> list[str]:
+    """Raises InputError for a file without keys."""
+    if file is None:
+        return []
+    try:
+        text = read_regular(file).decode()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "is no text"
+        raise InputError(f"--api-keys {file}: {why}") from error
+    keys = [line.strip() for line in text.splitlines()]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if not keys:
+        raise InputError(f"--api-keys {file}: there is no key in it")
+    return keys
+
+
+def _served_name(model: str) -> str:
+    return Path(model.partition(":")[2] if model.startswith("hf:") else model).name or model
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _set_up_log(*, as_json: bool) -> None:
+    from beamwright.serve import JsonLines
+
+    handler = logging.StreamHandler(sys.stderr)
+    if as_json:
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("beamwright: %(message)s"))
+    logger = logging.getLogger("beamwright.serve")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    # Requests are told of in JSON only; what fails always is.
+    logger.setLevel(logging.INFO if as_json else logging.WARNING)
+    logging.getLogger("uvicorn").handlers[:] = [handler]
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

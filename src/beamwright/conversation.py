@@ -1,0 +1,38 @@
+"""What a problem can be beside a text: a conversation, or a prompt that is given as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, the last of which is answered.
+
+    messages: as chat templates take them: `role` (system, developer, user, assistant, tool) and
+    `content`, a text; an assistant's may have `tool_calls`, a tool's a `tool_call_id`.
+    tools: functions that the answer may call, as JSON schemas.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def problem_text(self) -> str:
+        """What a verifier reads as the problem: who said what, or the only message of the user."""
+        said = [each for each in self.messages if each["role"] not in ("system", "developer")]
+        if len(said) == 1:
+            return str(said[0]["content"]).strip()
+        return "\n\n".join(f"{each['role']}: {each['content']}".strip() for each in said)
+
+
+@dataclass(frozen=True)
+class RawPrompt:
+    """A text, or token ids, that the model goes on with: no chat template, nothing added."""
+
+    given: str | tuple[int, ...]
+
+
+Problem = str | Conversation | RawPrompt

@@ -1,0 +1,241 @@
+"""The application: OpenAI's routes over a desk, behind a guard."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import cached_property
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+import beamwright
+from beamwright.serve.asked import Ask
+from beamwright.serve.body import read_json
+from beamwright.serve.desk import Desk, Job, log
+from beamwright.serve.errors import ApiError, api_error
+from beamwright.serve.fields import ChatFields, CompletionFields, Fields, parsed
+from beamwright.serve.reply import CHAT, COMPLETION, Shape, answers, search_facts, usage
+from beamwright.serve.stream import Chunks, EventStream, until_gone
+
+BODY_S = 60.0
+"""Seconds that a request's body may take to come."""
+
+
+class Api:
+    """OpenAI's endpoints."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk, self._started_s = desk, time.time()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything but the request that decides an answer."""
+        settings = self.desk.solver.settings.model_dump(mode="json")
+        facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
+        return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def pieces(self) -> Sequence[bytes]:
+        """Bytes of every token id."""
+        codec = self.desk.solver.codec
+        return () if codec is None else codec.token_bytes()
+
+    # --- models ------------------------------------------------------------------------------
+
+    def models(self) -> dict[str, Any]:
+        """Every name that a search has here."""
+        return {"object": "list", "data": [self._model(each) for each in self.desk.models.ids()]}
+
+    def model(self, name: str) -> dict[str, Any]:
+        """One of them."""
+        self.desk.models.options(name, None)
+        return self._model(name)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        facts = {"object": "model", "created": int(self._started_s), "owned_by": "beamwright"}
+        return {"id": name, **facts}
+
+    # --- answers -----------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        fields = parsed(ChatFields, await self.body(request))
+        return await self._answer(request, fields, [self.desk.asker.chat(fields)], CHAT)
+
+    async def completions(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        fields = parsed(CompletionFields, await self.body(request))
+        asks = self.desk.asker.completions(fields)
+        return await self._answer(request, fields, asks, COMPLETION)
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """The JSON of a request. Raises ApiError."""
+        limits, found = self.desk.limits, bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    found += part
+                    if len(found) > limits.body_bytes:
+                        break
+        except TimeoutError:
+            raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
+        return read_json(bytes(found), limits)
+
+    async def begin(self, asks: Sequence[Ask]) -> list[Job]:
+        """All of these searches, or none."""
+        jobs: list[Job] = []
+        try:
+            for ask in asks:
+                jobs.append(await self.desk.begin(ask))
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
+        return jobs
+
+    async def _answer(
+        self, request: Request, fields: Fields, asks: Sequence[Ask], shape: Shape
+    ) -> Response:
+        shown = fields.search or {}
+        jobs = await self.begin(asks)
+        if fields.stream:
+            options = fields.stream_options
+            stream = Chunks(
+                jobs,
+                shape,
+                self.fingerprint,
+                self.pieces,
+                with_usage=bool(options and options.include_usage),
+                with_search=bool(shown.get("events")),
+            )
+            return EventStream(stream.events(), lambda: cancel_all(jobs))
+        await self.finish(request, jobs)
+        found = [answers(job, await job.solution(), self.pieces) for job in jobs]
+        solutions = [await job.solution() for job in jobs]
+        choices, offset = [], 0
+        for job, mine in zip(jobs, found, strict=True):
+            choices += [shape.choice(answer, offset) for answer in mine]
+            offset += job.ask.choices
+        facts = [search_facts(*each) for each in zip(jobs, solutions, found, strict=True)]
+        return JSONResponse(
+            {
+                **shape.head(jobs[0], self.fingerprint, chunk=False),
+                "choices": choices,
+                "usage": usage(jobs, found),
+                "search": facts[0] if len(facts) == 1 else facts,
+            }
+        )
+
+    async def finish(self, request: Request, jobs: Sequence[Job]) -> None:
+        """Wait for all; with a client that has gone they are cancelled."""
+        gone = asyncio.create_task(until_gone(request.receive))
+        try:
+            for job in jobs:
+                solving = asyncio.create_task(job.solution())
+                await asyncio.wait({gone, solving}, return_when=asyncio.FIRST_COMPLETED)
+                if not solving.done():
+                    solving.cancel()
+                    raise ApiError(499, "the client has gone", code="cancelled")
+                await solving
+        finally:
+            gone.cancel()
+            with suppress(asyncio.CancelledError):
+                await gone
+            cancel_all(jobs)
+
+
+def cancel_all(jobs: Sequence[Job]) -> None:
+    """Those that have ended stay as they are."""
+    for job in jobs:
+        job.cancel()
+
+
+def make_app(desk: Desk, *routers: APIRouter) -> FastAPI:
+    """The application without its guard. routers: of what is served beside it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        yield
+        await desk.drain()
+
+    app = FastAPI(
+        title="Beamwright",
+        version=beamwright.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    api = Api(desk)
+    _add_routes(app, api)
+    for router in routers:
+        app.include_router(router)
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(HTTPException, _not_found)
+    app.add_exception_handler(Exception, _failed)
+    return app
+
+
+def _add_routes(app: FastAPI, api: Api) -> None:
+    from beamwright.serve.responses import Responses  # noqa: PLC0415 (it builds on `Api`)
+
+    responses = Responses(api)
+    posts: dict[str, tuple[Callable[[Request], Awaitable[Response]], type[Fields]]] = {
+        "/v1/chat/completions": (api.chat, ChatFields),
+        "/v1/completions": (api.completions, CompletionFields),
+        "/v1/responses": (responses.respond, responses.fields),
+    }
+    for path, (handler, fields) in posts.items():
+        # Bodies are read by hand, for their limits; what they hold is declared all the same.
+        schema = fields.model_json_schema()
+        declared = {"required": True, "content": {"application/json": {"schema": schema}}}
+        app.add_api_route(
+            path, handler, methods=["POST"], openapi_extra={"requestBody": declared},
+            response_model=None, name=path,
+        )  # fmt: skip
+
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        return api.models()
+
+    @app.get("/v1/models/{name:path}")
+    def model(name: str) -> dict[str, Any]:
+        return api.model(name)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    def ready() -> JSONResponse:
+        draining = api.desk.draining
+        state = {"status": "draining" if draining else "ready", "searches": len(api.desk.jobs)}
+        return JSONResponse(state, status_code=503 if draining else 200)
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    del request
+    found = api_error(error)
+    return JSONResponse(found.body, status_code=found.status, headers=dict(found.headers))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = "method not allowed" if error.status_code == 405 else str(error.detail).lower()
+    found = ApiError(error.status_code, f"{request.method} {request.url.path}: {what}")
+    return await _refused(request, found)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("internal error", exc_info=error)
+    return await _refused(request, ApiError(500, "internal error", code="internal_error"))

@@ -1,0 +1,299 @@
+"""From a request's fields to what is searched: a problem, options of the Solver, what is shown."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beamwright.conversation import Conversation, Problem, RawPrompt
+from beamwright.errors import InputError
+from beamwright.serve.errors import ApiError
+from beamwright.serve.fields import (
+    MOST_STOPS,
+    ChatFields,
+    CompletionFields,
+    Fields,
+    Message,
+    ResponseFields,
+    parsed,
+)
+from beamwright.serve.limits import ServerLimits
+from beamwright.serve.recipes import Models
+from beamwright.units import parse_duration
+
+MOST_PROMPTS = 32
+_SEEDS = 2**63
+_NAMES = {"method": "search", "rounds": "max_rounds"}  # of `search`, as recipes have them
+_OURS = ("stop", "stop_strings", "top_logprobs")  # go by OpenAI's names
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One search for one request.
+
+    model: as it was named. options: of `Solver.submit`. choices: answers that are returned.
+    seed: of the search, given or drawn. stops: strings that end an answer. top_logprobs: of every
+    token, None without log-probabilities. tools: the answer may call some.
+    """
+
+    model: str
+    problem: Problem
+    options: Mapping[str, Any]
+    choices: int = 1
+    seed: int = 0
+    stops: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    tools: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """One sample: there is no search to tell of."""
+        return self.options.get("n") == 1
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Reads requests for one server. seed: of all searches that name none; None: drawn anew."""
+
+    models: Models
+    limits: ServerLimits
+    takes_tools: bool
+    seed: int | None = None
+
+    def chat(self, fields: ChatFields) -> Ask:
+        """A conversation. Raises ApiError 400 for what is not understood."""
+        tools = self._tools(fields.tools, fields.tool_choice)
+        messages = tuple(
+            _message(each, f"messages[{number}]") for number, each in enumerate(fields.messages)
+        )
+        top = (fields.top_logprobs or 0) if fields.logprobs else None
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
+        limit = fields.max_completion_tokens or fields.max_tokens
+        return self._ask(fields, Conversation(messages, tools), limit, top)
+
+    def chat_from(self, body: Mapping[str, Any]) -> Ask:
+        """The same, from a body's fields."""
+        return self.chat(parsed(ChatFields, body))
+
+    def completions(self, fields: CompletionFields) -> list[Ask]:
+        """A search for every prompt."""
+        prompts = _prompts(fields.prompt)
+        if not 1 <= len(prompts) <= MOST_PROMPTS:
+            raise ApiError(400, f"prompt: from 1 to {MOST_PROMPTS} of them", "prompt")
+        return [self._ask(fields, each, fields.max_tokens, fields.logprobs) for each in prompts]
+
+    def response(self, fields: ResponseFields) -> Ask:
+        """A conversation that nobody remembers."""
+        messages = _items(fields.input)
+        if fields.instructions:
+            messages.insert(0, {"role": "system", "content": fields.instructions})
+        if (fields.text or {}).get("format", {"type": "text"}) != {"type": "text"}:
+            raise ApiError(400, "text.format: only text is supported", "text.format")
+        effort = (fields.reasoning or {}).get("effort")
+        if effort is not None:
+            fields = fields.model_copy(update={"reasoning_effort": effort})
+        tools = self._tools(_nested_tools(fields.tools), fields.tool_choice)
+        limit = fields.max_output_tokens or fields.max_tokens
+        return self._ask(fields, Conversation(tuple(messages), tools), limit, None)
+
+    # --- options -----------------------------------------------------------------------------
+
+    def _ask(
+        self, fields: Fields, problem: Problem, max_tokens: int | None, top: int | None
+    ) -> Ask:
+        options = self.models.options(fields.model, fields.reasoning_effort)
+        options |= _own(fields.search)
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(fields, name)
+            if value is not None:
+                options[name] = value
+        if fields.top_k is not None and fields.top_k > 0:
+            options["top_k"] = fields.top_k
+        choices = fields.n or 1
+        options = self._wide_enough(options, choices)
+        seed = fields.seed if fields.seed is not None else options.get("seed", self.seed)
+        seed = secrets.randbelow(2**31) if seed is None else seed % _SEEDS
+        stops = _stops(fields.stop)
+        options |= {"seed": seed, "max_tokens": max_tokens or options.get("max_tokens")}
+        options |= {"stop_strings": stops or None, "top_logprobs": top or None}
+        options["token_budget"] = min(
+            options.get("token_budget") or self.limits.tokens, self.limits.tokens
+        )
+        options["deadline"] = min(_seconds(options.get("deadline")), self.limits.seconds)
+        tools = isinstance(problem, Conversation) and bool(problem.tools)
+        return Ask(fields.model, problem, options, choices, seed, stops, top, tools)
+
+    def _wide_enough(self, options: dict[str, Any], choices: int) -> dict[str, Any]:
+        """At least as many candidates as are returned."""
+        search = self.models.search
+        width = options.get("width", search.width)
+        n = options.get("n", search.n)
+        if isinstance(n, int) and isinstance(width, int) and n < choices and width > 0:
+            n = -(-choices // width) * width
+            options = {**options, "n": n}
+        if isinstance(n, int) and n > self.limits.n:
+            raise ApiError(400, f"search.n: {n} candidates; at most {self.limits.n} here", "n")
+        return options
+
+    def _tools(
+        self, tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
+    ) -> tuple[Mapping[str, Any], ...]:
+        if choice not in (None, "auto", "none"):
+            raise ApiError(400, "tool_choice: auto and none are supported", "tool_choice")
+        if not tools or choice == "none":
+            return ()
+        if not self.takes_tools:
+            raise ApiError(
+                400, "tools: this model's chat template has none (tool_choice none drops them)",
+                "tools", "unsupported",
+            )  # fmt: skip
+        for number, each in enumerate(tools):
+            named = isinstance(each.get("function"), Mapping) and each["function"].get("name")
+            if each.get("type") != "function" or not isinstance(named, str):
+                raise ApiError(400, f"tools[{number}]: no function with a name", f"tools[{number}]")
+        return tuple(tools)
+
+
+def _own(search: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = {}
+    for name, value in (search or {}).items():
+        if name == "events":  # of the stream, not of the search
+            continue
+        known = _NAMES.get(name, name)
+        if known in _OURS or not name.isidentifier():
+            raise ApiError(400, f"search.{name}: no such option here", f"search.{name}")
+        found[known] = value
+    for name in ("n", "width", "seed", "token_budget", "max_tokens"):
+        value = found.get(name)
+        if value is not None and type(value) is not int:
+            raise ApiError(400, f"search.{name}: is a whole number", f"search.{name}")
+    return found
+
+
+def _seconds(deadline: Any) -> float:
+    if deadline is None:
+        return float("inf")
+    try:
+        found = parse_duration(deadline)
+    except (InputError, ValueError, TypeError):
+        raise ApiError(400, "search.deadline: seconds, or 30s, 2m, 1h", "search.deadline") from None
+    return float("inf") if found is None else found
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    found = tuple([stop] if isinstance(stop, str) else stop or ())
+    if len(found) > MOST_STOPS or any(not 1 <= len(each) <= 256 for each in found):
+        raise ApiError(400, f"stop: at most {MOST_STOPS} strings of 1 to 256 characters", "stop")
+    return found
+
+
+# --- what is said ----------------------------------------------------------------------------
+
+
+def _message(message: Message, param: str) -> dict[str, Any]:
+    if message.role == "function":
+        raise ApiError(400, f"{param}.role: function is no longer supported", f"{param}.role")
+    found: dict[str, Any] = {"role": message.role, "content": _text(message, param)}
+    if message.tool_calls:
+        found["tool_calls"] = [_call(each, f"{param}.tool_calls") for each in message.tool_calls]
+    elif message.content is None:
+        raise ApiError(400, f"{param}.content: is missing", f"{param}.content")
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        found["name"] = message.name
+    return found
+
+
+def _text(message: Message, param: str) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for number, part in enumerate(message.content or ()):
+        where = f"{param}.content[{number}]"
+        if part.type not in ("text", "input_text", "output_text"):
+            raise ApiError(400, f"{where}: {part.type} is not supported", where, "unsupported")
+        if part.text is None:
+            raise ApiError(400, f"{where}.text: is missing", f"{where}.text")
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _call(call: Mapping[str, Any], param: str) -> dict[str, Any]:
+    """Arguments as an object: chat templates write it out again."""
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{param}: no function with a name", param)
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise ApiError(400, f"{param}: arguments are no JSON", param) from None
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[RawPrompt]:
+    if isinstance(prompt, str):
+        return [RawPrompt(prompt)]
+    ids = tuple(each for each in prompt if isinstance(each, int))
+    if ids:
+        return [RawPrompt(ids)]
+    texts = [each for each in prompt if not isinstance(each, int)]
+    return [RawPrompt(each if isinstance(each, str) else tuple(each)) for each in texts]
+
+
+def _items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items of `/v1/responses` as messages."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    found = []
+    for number, item in enumerate(given):
+        param = f"input[{number}]"
+        match item.get("type", "message"):
+            case "message":
+                found.append(_message(_checked(item, param), param))
+            case "function_call":
+                call = {"id": item.get("call_id"), "function": dict(item)}
+                calls = [_call(call, param)]
+                found.append({"role": "assistant", "content": "", "tool_calls": calls})
+            case "function_call_output":
+                found.append(
+                    {
+                        "role": "tool",
+                        "content": str(item.get("output", "")),
+                        "tool_call_id": item.get("call_id"),
+                    }
+                )
+            case "reasoning":
+                continue
+            case kind:
+                raise ApiError(400, f"{param}: {kind!s:.40} is not supported", param, "unsupported")
+    if not found:
+        raise ApiError(400, "input: is empty", "input")
+    return found
+
+
+def _checked(item: Mapping[str, Any], param: str) -> Message:
+    try:
+        return Message.model_validate(dict(item))
+    except ValueError:
+        raise ApiError(400, f"{param}: no message with a role and content", param) from None
+
+
+def _nested_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """`/v1/responses` has a function's fields beside its type."""
+    if tools is None:
+        return None
+    return [
+        {"type": each.get("type"), "function": {k: v for k, v in each.items() if k != "type"}}
+        for each in tools
+    ]

@@ -1,0 +1,57 @@
+"""The JSON of a request: bytes in, a plain object out, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from beamwright.serve.errors import ApiError
+from beamwright.serve.limits import ServerLimits
+
+_OPEN, _CLOSE = (b"[", b"{"), (b"]", b"}")
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)  # strings are skipped as a whole
+
+
+def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
+    """Raises ApiError 400 for what is no JSON object, or nested too deeply, 413 for too much."""
+    if len(body) > limits.body_bytes:
+        raise ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
+    many = body.count(b"[") + body.count(b"{") > limits.depth
+    if many and _depth(body) > limits.depth:
+        raise ApiError(400, f"the body is nested more than {limits.depth} deep")
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is no UTF-8: byte {error.start}") from error
+    except (ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())
+        raise ApiError(400, f"the body is no JSON: {line}") from error
+    if not isinstance(found, dict):
+        raise ApiError(400, f"the body is a JSON {_KINDS.get(type(found), 'value')}, not an object")
+    return found
+
+
+_KINDS = {list: "array", str: "string", int: "number", float: "number", bool: "literal"}
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
+
+
+def _depth(body: bytes) -> int:
+    """How deep brackets go, strings left out; the parser's own recursion never sees more."""
+    most = depth = 0
+    for match in _BRACKETS.finditer(body):
+        opens = match[0] in _OPEN
+        depth += opens - (match[0] in _CLOSE)
+        most = max(most, depth)
+    return most

@@ -1,0 +1,24 @@
+"""ServerLimits: what one request, and all of them together, may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Limits of a server.
+
+    requests: that are searched or wait; one more is told to come later (429). n: candidates of one
+    search. tokens: generated for one search. seconds: for one search, waiting included; then the
+    best so far is the answer. body_bytes, depth: of a request's JSON. drain_s: after SIGTERM, until
+    what still runs is ended with the best so far.
+    """
+
+    requests: int = 64
+    n: int = 512
+    tokens: int = 1_000_000
+    seconds: float = 600.0
+    body_bytes: int = 4 * 2**20
+    depth: int = 64
+    drain_s: float = 30.0

@@ -1,0 +1,250 @@
+"""From a solution to what a client reads: choices, usage, log-probabilities, tool calls."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beamwright.serve.desk import Job
+from beamwright.solver.solution import Candidate, Solution
+from beamwright.tree import StopReason
+
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_COMPLETE = frozenset(str(stop) for stop in StopReason if stop.completes)
+_LEAST = -9999.0  # OpenAI's for what has no probability
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of an answer, as its bytes. top: the likeliest in its place."""
+
+    data: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One choice. finish: of OpenAI's list. calls: of tools, whose text is taken out."""
+
+    index: int
+    text: str
+    finish: str
+    candidate: Candidate
+    calls: tuple[dict[str, Any], ...] = ()
+    tokens: tuple[Token, ...] | None = None
+
+
+def answers(job: Job, solution: Solution, pieces: Sequence[bytes] = ()) -> list[Answer]:
+    """The best of the candidates, the chosen one first. pieces: bytes of token ids."""
+    ask, found = job.ask, []
+    chosen = next(c for c in solution.candidates if c.lineage == solution.lineage)
+    others = [c for c in solution.candidates if c is not chosen]
+    others.sort(key=lambda c: -math.inf if c.score is None else c.score, reverse=True)
+    for index, candidate in enumerate([chosen, *others][: ask.choices]):
+        text, calls = _without_calls(candidate.text) if ask.tools else (candidate.text, ())
+        tokens = None
+        if ask.top_logprobs is not None:
+            tokens = tuple(_tokens(solution, candidate, pieces, ask.top_logprobs))
+        finish = "tool_calls" if calls else _finish(candidate)
+        found.append(Answer(index, text, finish, candidate, calls, tokens))
+    return found
+
+
+def _finish(candidate: Candidate) -> str:
+    return "stop" if candidate.stop in _COMPLETE else "length"
+
+
+def _without_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    calls = []
+    for match in _CALL.finditer(text):
+        try:
+            call = json.loads(match[1])
+            name, arguments = call["name"], call.get("arguments", {})
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return text, ()
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments)
+        function = {"name": str(name), "arguments": arguments}
+        found = {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+        calls.append(found)
+    return (_CALL.sub("", text).strip(), tuple(calls)) if calls else (text, ())
+
+
+def _tokens(
+    solution: Solution, candidate: Candidate, pieces: Sequence[bytes], num_top: int
+) -> list[Token]:
+    """Those that the text consists of: none that adds nothing, none behind a stop string."""
+    found: list[Token] = []
+    left = len(candidate.text.encode("utf-8", "replace"))
+    for node in solution.tree.node(candidate.lineage).reply():
+        tops = node.top or ((),) * len(node.token_ids)
+        for token, logprob, top in zip(node.token_ids, node.logprobs, tops, strict=True):
+            data = pieces[token]
+            if not data or left <= 0:
+                continue
+            left -= len(data)
+            likeliest = tuple((pieces[other], value) for other, value in top[:num_top])
+            found.append(Token(data, logprob, likeliest))
+    return found
+
+
+# --- shapes ----------------------------------------------------------------------------------
+
+
+def chat_logprobs(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+    """As `choices[].logprobs` of a chat has it."""
+    if tokens is None:
+        return None
+
+    def shown(data: bytes, logprob: float) -> dict[str, Any]:
+        text = data.decode("utf-8", "replace")
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(data)}
+
+    content = [
+        {**shown(each.data, each.logprob), "top_logprobs": [shown(*top) for top in each.top]}
+        for each in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+    """As `choices[].logprobs` of a completion has it."""
+    if tokens is None:
+        return None
+    offsets, at = [], 0
+    for each in tokens:
+        offsets.append(at)
+        at += len(each.text)
+    return {
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [max(each.logprob, _LEAST) for each in tokens],
+        "top_logprobs": [
+            {data.decode("utf-8", "replace"): max(value, _LEAST) for data, value in each.top}
+            for each in tokens
+        ],
+        "text_offset": offsets,
+    }
+
+
+def usage(jobs: Sequence[Job], found: Sequence[Sequence[Answer]]) -> dict[str, Any]:
+    """completion_tokens: all that the generator wrote; reasoning_tokens: those not returned."""
+    solutions = [job.outcome for job in jobs if isinstance(job.outcome, Solution)]
+    prompt = sum(job.prompt_tokens for job in jobs)
+    generated = sum(each.tokens.generated for each in solutions)
+    returned = sum(answer.candidate.tokens for each in found for answer in each)
+    search = {
+        "kept_tokens": sum(each.tokens.kept for each in solutions),
+        "overrun_tokens": sum(each.tokens.overrun for each in solutions),
+        "speculated_tokens": sum(each.tokens.speculated for each in solutions),
+        "verifier_tokens": sum(
+            each.tokens.verifier_prefilled + each.tokens.verifier_generated for each in solutions
+        ),
+    }
+    details = {"reasoning_tokens": max(0, generated - returned)}
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "completion_tokens_details": details,
+        "search": search,
+    }
+
+
+def search_facts(job: Job, solution: Solution, found: Sequence[Answer]) -> dict[str, Any]:
+    """What is said of the search itself, beside OpenAI's fields."""
+    settings = solution.settings.search
+    return {
+        "method": settings.search,
+        "n": settings.n,
+        "width": settings.width,
+        "seed": solution.seed,
+        "rounds": solution.rounds,
+        "stop_reason": solution.reason_fewer,
+        "tree_hash": solution.tree_hash,
+        "exact": solution.exact,
+        "answer": solution.answer,
+        "seconds": round(solution.time.total_s, 3),
+        "candidates": [
+            {
+                "index": each.index,
+                "answer": each.candidate.answer,
+                "score": each.candidate.score,
+                "stop": each.candidate.stop,
+                "tokens": each.candidate.tokens,
+            }
+            for each in found
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one endpoint writes what all of them say."""
+
+    kind: str
+    prefix: str
+    chat: bool
+
+    def head(self, job: Job, fingerprint: str, *, chunk: bool) -> dict[str, Any]:
+        """What every object begins with."""
+        return {
+            "id": self.prefix + job.id.removeprefix("chatcmpl-"),
+            "object": f"{self.kind}.chunk" if chunk and self.chat else self.kind,
+            "created": int(job.created_s),
+            "model": job.ask.model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def choice(self, answer: Answer, offset: int = 0) -> dict[str, Any]:
+        """A whole answer."""
+        if not self.chat:
+            return {
+                "index": offset + answer.index,
+                "text": answer.text,
+                "finish_reason": answer.finish,
+                "logprobs": completion_logprobs(answer.tokens),
+            }
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": answer.text if answer.text or not answer.calls else None,
+            "refusal": None,
+        }
+        if answer.calls:
+            message["tool_calls"] = list(answer.calls)
+        return {
+            "index": offset + answer.index,
+            "message": message,
+            "finish_reason": answer.finish,
+            "logprobs": chat_logprobs(answer.tokens),
+        }
+
+    def piece(
+        self, index: int, delta: Mapping[str, Any], answer: Answer | None = None
+    ) -> dict[str, Any]:
+        """A choice of a chunk. answer: whose log-probabilities go with it."""
+        tokens = None if answer is None else answer.tokens
+        if self.chat:
+            logprobs = chat_logprobs(tokens)
+            return {
+                "index": index, "delta": dict(delta), "finish_reason": None, "logprobs": logprobs
+            }  # fmt: skip
+        return {
+            "index": index,
+            "text": delta.get("content", ""),
+            "finish_reason": None,
+            "logprobs": completion_logprobs(tokens),
+        }
+
+
+CHAT = Shape("chat.completion", "chatcmpl-", chat=True)
+COMPLETION = Shape("text_completion", "cmpl-", chat=False)

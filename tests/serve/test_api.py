@@ -1,0 +1,244 @@
+"""The API as its clients see it: over a socket, a real search behind it."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from beamwright.serve import ServerLimits
+from engines import assert_nothing_allocated
+from served import ASKED, held, text_of, until
+
+
+def test_a_chat_is_the_search_that_solve_does(served):
+    found = served.chat(seed=3).json()
+    solution = served.solver.solve(ASKED, seed=3)
+    assert found["search"]["tree_hash"] == solution.tree_hash
+    (choice,) = found["choices"]
+    assert choice["message"] == {
+        "role": "assistant", "content": solution.text, "refusal": None
+    }  # fmt: skip
+    assert choice["finish_reason"] == ("stop" if solution.stop == "eos" else "length")
+    assert (found["object"], found["model"]) == ("chat.completion", "tiny")
+    usage = found["usage"]
+    assert usage["completion_tokens"] == solution.tokens.generated
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert 0 <= usage["completion_tokens_details"]["reasoning_tokens"] < solution.tokens.generated
+    assert found["search"]["seed"] == 3
+
+
+@pytest.mark.parametrize("method", ["beam", "dvts", "mcts", "best-of-n", "revise-not", "plain"])
+def test_a_stream_says_what_the_whole_answer_does(served, method):
+    name = "tiny" if method == "revise-not" else f"tiny:{method}"
+    for seed in range(5):
+        whole = served.chat(model=name, seed=seed).json()
+        events = served.stream(model=name, seed=seed)
+        assert text_of(events) == whole["choices"][0]["message"]["content"]
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert all(event["object"] == "chat.completion.chunk" for event in events)
+        assert len({event["id"] for event in events}) == 1
+        ends = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
+        assert ends == [whole["choices"][0]["finish_reason"]]
+        assert events[-1]["search"]["tree_hash"] == whole["search"]["tree_hash"]
+        thought = [c["delta"].get("reasoning") for e in events for c in e["choices"]]
+        assert any(thought) == (method != "plain" and whole["search"]["rounds"] > 1)
+
+
+def test_usage_and_rounds_are_streamed_where_they_are_asked_for(served):
+    events = served.stream(stream_options={"include_usage": True}, search={"events": True}, seed=1)
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] > 0
+    assert all(event["usage"] is None for event in events[:-1])
+    rounds = [event["search"] for event in events[:-1] if "number" in event.get("search", {})]
+    assert [each["number"] for each in rounds] == list(range(1, len(rounds) + 1))
+    assert all(event["choices"][0]["delta"] == {} for event in events[:-1] if "search" in event)
+
+
+def test_several_choices_are_the_best_of_the_candidates(served):
+    found = served.chat(n=3, seed=2).json()
+    solution = served.solver.solve(ASKED, seed=2)
+    texts = [choice["message"]["content"] for choice in found["choices"]]
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert texts[0] == solution.text
+    others = sorted((c.score for c in solution.candidates), reverse=True)
+    others.remove(solution.score)
+    scores = [candidate["score"] for candidate in found["search"]["candidates"]]
+    assert scores == pytest.approx([solution.score, *others[:2]])
+    events = served.stream(n=3, seed=2)
+    assert [text_of(events, index) for index in range(3)] == texts
+
+
+def test_every_token_of_an_answer_has_its_own_log_probability(served):
+    for fields in ({"logprobs": True}, {"logprobs": True, "top_logprobs": 3}):
+        found = served.chat(seed=4, **fields).json()["choices"][0]
+        content = found["logprobs"]["content"]
+        said = b"".join(bytes(token["bytes"]) for token in content)
+        assert said.decode() == found["message"]["content"]
+        assert all(token["logprob"] <= 0 for token in content)
+        for token in content:
+            assert len(token["top_logprobs"]) == fields.get("top_logprobs", 0)
+            best = [other["logprob"] for other in token["top_logprobs"]]
+            assert best == sorted(best, reverse=True)
+    events = served.stream(seed=4, logprobs=True)
+    pieces = [c for e in events for c in e["choices"] if c["logprobs"]]
+    said = "".join(token["token"] for c in pieces for token in c["logprobs"]["content"])
+    assert said == text_of(events) == found["message"]["content"]
+
+
+def test_stop_strings_end_an_answer_and_are_not_returned(served):
+    whole = served.chat(seed=5, model="tiny:plain").json()["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 :][:2]
+    found = served.chat(seed=5, model="tiny:plain", stop=stop).json()["choices"][0]
+    assert found["message"]["content"] == whole[: whole.index(stop)]
+    assert found["finish_reason"] == "stop"
+    events = served.stream(seed=5, stop=[stop, "zz"])
+    assert stop not in text_of(events)
+
+
+def test_completions(served):
+    body = {"model": "tiny:plain", "prompt": ["one two", "three"], "seed": 1, "logprobs": 2}
+    found = served.http.post("/v1/completions", json=body).json()
+    assert [choice["index"] for choice in found["choices"]] == [0, 1]
+    for choice in found["choices"]:
+        logprobs = choice["logprobs"]
+        assert "".join(logprobs["tokens"]) == choice["text"]
+        assert logprobs["text_offset"][0] == 0
+        assert all(len(top) <= 2 for top in logprobs["top_logprobs"])
+    events = served.stream("/v1/completions", **body)
+    for index, choice in enumerate(found["choices"]):
+        pieces = [c["text"] for e in events for c in e["choices"] if c["index"] == index]
+        assert "".join(pieces) == choice["text"]
+    assert found["object"] == events[0]["object"] == "text_completion"
+    assert [each["seed"] for each in found["search"]] == [1, 1]
+
+
+def test_responses(served):
+    body = {"model": "tiny", "input": ASKED, "seed": 3}
+    found = served.http.post("/v1/responses", json=body).json()
+    assert (found["object"], found["store"]) == ("response", False)
+    (message,) = found["output"]
+    text = message["content"][0]["text"]
+    assert text == served.chat(seed=3).json()["choices"][0]["message"]["content"]
+    with served.http.stream("POST", "/v1/responses", json={**body, "stream": True}) as response:
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    said = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(said) == text
+    assert events[-1]["type"] in ("response.completed", "response.incomplete")
+    refused = served.http.post("/v1/responses", json={**body, "previous_response_id": "resp_1"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+
+
+def test_models_health_and_what_there_is_not(served):
+    listed = served.http.get("/v1/models").json()["data"]
+    assert [each["id"] for each in listed][:2] == ["tiny", "tiny:plain"]
+    assert served.http.get("/v1/models/tiny:beam").json()["id"] == "tiny:beam"
+    assert served.http.get("/v1/models/gpt-6").status_code == 404
+    assert served.http.get("/health").json() == {"status": "ok"}
+    assert served.http.get("/ready").json()["status"] == "ready"
+    for method, path, status in (
+        ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/docs", 404)
+    ):  # fmt: skip
+        response = served.http.request(method, path)
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "gpt-6"}, 404, "model"),
+        ({"messages": [{"role": "user", "content": "word " * 500}]}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": " "}]}, 200, None),
+        ({"search": {"width": 3}}, 400, "search"),
+        ({"search": {"method": "nothing"}}, 400, "search"),
+        ({"search": {"model": "other"}}, 400, "search"),
+        ({"search": {"unheard_of": 1}}, 400, "search"),
+        ({"stream": True, "search": {"width": 3}}, 400, "search"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+    ],
+)
+def test_errors_name_what_is_wrong(served, fields, status, param):
+    content = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    response = served.http.post(
+        "/v1/chat/completions",
+        content=json.dumps(content),
+        headers={"content-type": "application/json"},
+    )
+    assert response.status_code == status, response.text
+    if status != 200:
+        assert response.json()["error"]["param"] == param
+        assert response.headers["x-should-retry"] == "false"
+    assert response.headers["x-request-id"].startswith("req_")
+    assert not served.desk.jobs
+
+
+# --- load ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_leaves_is_cancelled_and_frees_everything(serve, streamed):
+    server = serve()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}]}
+    raw = json.dumps({**body, "stream": streamed}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+    )
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(head.encode() + raw)
+            until(lambda: gate.reached)
+            (job,) = server.desk.jobs.values()
+        until(lambda: job.handle._flight.cancelled)
+    until(lambda: not server.desk.jobs)
+    assert job.state == "cancelled"
+    assert_nothing_allocated(server.solver)
+    assert server.chat(seed=1).status_code == 200
+
+
+def test_one_too_many_is_told_to_come_later(serve):
+    server = serve(limits=ServerLimits(requests=1, drain_s=5.0))
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        first = threading.Thread(target=server.chat, kwargs={"seed": 1})
+        first.start()
+        until(lambda: server.desk.jobs)
+        response = server.chat()
+        assert response.status_code == 429
+        assert response.json()["error"]["code"] == "queue_full"
+        assert int(response.headers["retry-after"]) >= 1
+        assert "x-should-retry" not in response.headers
+        assert server.http.get("/health").status_code == 200
+    first.join(30)
+    server.desk.listeners.clear()
+    assert server.chat(seed=1).status_code == 200
+
+
+def test_a_deadline_gives_the_best_so_far(serve):
+    server = serve(limits=ServerLimits(seconds=0.001, drain_s=5.0))
+    found = server.chat(seed=1).json()
+    assert found["search"]["stop_reason"]
+    assert found["choices"][0]["message"]["content"]
+
+
+def test_whoever_ends_the_server_ends_streams_properly(serve):
+    server = serve(limits=ServerLimits(drain_s=0.2))
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        events = []
+        reader = threading.Thread(target=lambda: events.extend(server.stream(seed=1)))
+        reader.start()
+        until(lambda: gate.reached)
+        server.server.handle_exit(15, None)
+        until(lambda: any(j.handle._flight.cancelled for j in server.desk.jobs.values()))
+        assert server.http.get("/ready").status_code == 503
+        assert server.chat().status_code == 503
+    reader.join(30)
+    assert events[-1]["choices"][0]["finish_reason"] or "error" in events[-1]
+    server.thread.join(30)
+    assert_nothing_allocated(server.solver)

@@ -1,0 +1,149 @@
+"""Who is refused at the door, and that a server outlives whatever is sent to it."""
+
+import json
+import logging
+import socket
+
+import httpx
+import pytest
+
+from beamwright.serve import Doors, ServerLimits
+from served import ASKED
+
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "evil.example"}, 421),
+        ({"host": "evil.example:8000"}, 421),
+        ({"host": ""}, 421),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data"}, 415),
+        ({"content-type": ""}, 415),
+        ({"host": "localhost"}, 200),
+        ({"host": "LOCALHOST:1"}, 200),
+        ({"content-type": "application/json; charset=utf-8"}, 200),
+        ({"sec-fetch-mode": "cors", "accept-language": "*"}, 200),
+    ],
+)
+def test_the_door(served, headers, status):
+    sent = {"content-type": "application/json", **headers}
+    response = served.http.post(CHAT, content=json.dumps(BODY), headers=sent)
+    assert response.status_code == status
+    assert ("choices" if status == 200 else "error") in response.json()
+    assert "access-control-allow-origin" not in response.headers
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_page_of_this_server_s_own_may_ask(served):
+    origin = served.url
+    assert served.http.post(CHAT, json=BODY, headers={"origin": origin}).status_code == 200
+
+
+def test_request_ids_are_kept_if_they_are_harmless(served):
+    for given, kept in (("abc-1", True), ("x" * 200, False), ('a"b', False)):
+        found = served.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
+        assert (found == given) == kept
+
+
+def test_keys(serve):
+    server = serve(keys=["one key", "another"])
+    assert server.http.post(CHAT, json=BODY).status_code == 200
+    for authorization in ("", "Bearer", "Bearer wrong", "Bearer one", "Basic another", "another"):
+        with httpx.Client(base_url=server.url, headers={"authorization": authorization}) as http:
+            response = http.post(CHAT, json=BODY)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert http.get("/v1/models").status_code == 401
+            assert http.get("/ready").status_code == 401
+            assert http.get("/health").status_code == 200
+    with httpx.Client(base_url=server.url, headers={"authorization": "bearer another"}) as http:
+        assert http.get("/v1/models").status_code == 200
+
+
+def test_open_paths():
+    doors = Doors.of(None, ["k"])
+    assert [doors.is_open(path) for path in ("/", "/health", "/page/a.js")] == [True] * 3
+    for path in (
+        "/healthy",
+        "/v1/models",
+        "/metrics",
+        "/page",
+        "/feed/searches",
+        "//",
+        "/page/../v1",
+    ):
+        assert doors.is_open(path) == path.startswith("/page/")
+    assert Doors.of(None, []).is_open("/v1/models")
+    assert b"k" not in doors.keys
+
+
+def test_keys_and_prompts_are_in_no_log(serve, caplog):
+    server = serve(keys=["top secret key"])
+    with caplog.at_level(logging.DEBUG, "beamwright.serve"):
+        secret = {**BODY, "messages": [{"role": "user", "content": "a private matter"}]}
+        assert server.http.post(CHAT, json=secret).status_code == 200
+        assert (
+            server.http.post(CHAT + "?key=top+secret+key", json={**secret, "n": 0}).status_code
+            == 400
+        )
+    logged = "\n".join(str(vars(record)) for record in caplog.records)
+    assert "/v1/chat/completions" in logged
+    assert "secret" not in logged
+    assert "private" not in logged
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"null", 400),
+        (b"[null, null]", 400),
+        (b"\xff\xfe", 400),
+        (b'{"model": "tiny", "messages": ' + b"[" * 100_000, 400),
+        (b'{"a":' * 100_000, 400),
+        (b'{"model": NaN}', 400),
+        (json.dumps({**BODY, "seed": 10**30}).encode(), 200),
+        (json.dumps({**BODY, "seed": -(2**70)}).encode(), 200),
+        (json.dumps(BODY).replace("Ann", "\\u0000\\ufffe\\u202e").encode(), 200),
+    ],
+)  # fmt: skip
+def test_bodies(served, body, status):
+    response = served.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == status
+    assert served.http.get("/health").status_code == 200
+
+
+def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):
+    server = serve(limits=ServerLimits(body_bytes=10_000, drain_s=5.0))
+    headers = {"content-type": "application/json"}
+    large = b'{"model": "' + b"x" * 20_000 + b'"}'
+    assert server.http.post(CHAT, content=large, headers=headers).status_code == 413
+    pieces = (large[at : at + 1000] for at in range(0, len(large), 1000))
+    assert server.http.post(CHAT, content=pieces, headers=headers).status_code == 413
+    assert server.http.post(CHAT, json=BODY).status_code == 200
+
+
+def test_what_is_no_http_or_stops_halfway(served):
+    for raw in (
+        b"\x16\x03\x01\x02\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n"
+        b"content-type: application/json\r\n\r\n{",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 200_000,
+    ):
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            try:
+                client.sendall(raw)
+                client.shutdown(socket.SHUT_WR)
+                client.settimeout(5)
+                client.recv(1000)
+            except OSError:
+                pass
+    assert served.http.post(CHAT, json=BODY).status_code == 200
+    assert not served.desk.jobs
