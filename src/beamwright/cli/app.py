@@ -53,7 +53,10 @@ _COMMANDS: Mapping[str, _Command] = MappingProxyType(
             "report", "Make one page of evaluations: accuracy against n, tokens, seconds and KV."
         ),
         "view": _Command("view", "Open saved searches in the browser: replay, compare, export."),
-        "serve": _Command("serve", "Serve an OpenAI-compatible API and a page of growing trees."),
+        "serve": _Command(
+            "serve",
+            "Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.",
+        ),
         "plan": _Command(
             "plan",
             "Estimate memory, traffic and time of a search under each schedule. Loads no model.",
