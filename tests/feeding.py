@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
@@ -70,10 +67,10 @@ class SearchDesk:
         self.feed.ended(job, outcome)
 
 
-def make_app(feed, desk=None, key=None):
+def make_app(feed, desk=None, key=None, gauges=None):
     """The page and its feed; with a key the feed wants it, and the page's files do not."""
     app = FastAPI()
-    app.include_router(feed_routes(feed, desk))
+    app.include_router(feed_routes(feed, desk, gauges))
     app.include_router(page_routes())
 
     @app.middleware("http")
@@ -85,19 +82,3 @@ def make_app(feed, desk=None, key=None):
         return await call_next(request)
 
     return app
-
-
-@contextmanager
-def running(app):
-    """The application on a free port of this machine: its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()

@@ -9,6 +9,8 @@ from beamwright.report import ShownTree, write_tree_page
 from beamwright.runtime.timeline import NullTimeline
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
+from benchmarks.serve.browser import running
+from benchmarks.serve.page_frames import made_up_search
 from chromium import chromium
 
 HOSTILE = (
@@ -65,7 +67,7 @@ def live(solver):
     """The address of a page whose desk searches with the bundled models."""
     feed = Feed(feeding.about)
     desk = feeding.SearchDesk(solver, feed)
-    with feeding.running(feeding.make_app(feed, desk)) as address:
+    with running(feeding.make_app(feed, desk)) as address:
         yield address
         for thread in desk.threads:
             thread.join()
@@ -113,11 +115,11 @@ def serve_runs():
 
     with ExitStack() as stack:
 
-        def serve(*runs, desk=None, key=None):
-            feed = Feed(feeding.about)
+        def serve(*runs, **app):
+            feed = Feed(feeding.about, most_bytes=1e9)
             for run in runs:
                 feed.add(run)
-            return stack.enter_context(feeding.running(feeding.make_app(feed, desk, key)))
+            return stack.enter_context(running(feeding.make_app(feed, **app)))
 
         yield serve
 
@@ -279,6 +281,63 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#details h3") == "0.0"
     page.check("[name=pruned][value=hide]", force=True)
+
+
+def test_colours_say_where_kv_is_where_it_is_known(visit, serve_runs):
+    known = a_run("known", **{"0": {"kv": "both"}, "0.0": {"kv": "device"}})
+    known[-1]["state"] = "saved"  # of one that is over nothing has KV any more
+    page = visit(serve_runs(a_run(), known))
+    page.wait_for_selector("#votes li")
+    assert page.is_visible("#colouring")
+    page.check("[name=colouring][value=kv]", force=True)
+    page.wait_for_selector("#tree-legend >> text=KV on the device")
+    page.select_option("#run", "saved")
+    until(page, "!document.querySelector('#problem').textContent.includes('x')")
+
+
+def test_gauges_are_shown_with_what_they_are_of(visit, serve_runs):
+    gauges = [
+        {"name": "device KV", "value": 1 << 30, "of": 4 << 30, "unit": "bytes"},
+        {"name": HOSTILE[:-1], "value": 2.5, "unit": "rows"},
+        {"name": "unknown", "value": None},
+    ]
+    desk = feeding.SearchDesk(None, None)
+    page = visit(serve_runs(a_run(), desk=desk, gauges=lambda: gauges))
+    page.wait_for_selector("#gauges >> text=1.0 GiB of 4.0 GiB")
+    assert "2.5 rows" in page.inner_text("#gauges")
+    assert "unknown" not in page.inner_text("#gauges")
+    assert page.evaluate("document.querySelector('#gauges .track i').style.width") == "25%"
+
+
+def test_a_large_tree_is_collapsed_at_first(visit, serve_runs):
+    page = visit(serve_runs(made_up_search(512, 4, 40)))
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    assert drawn_tree(page)["steps"] == 20_481
+    assert page.is_checked("[name=pruned][value=group]")
+    rows = page.evaluate("window.beamwright.pane.panel.layout.rows")
+    assert rows < 2_000
+    page.check("[name=pruned][value=show]", force=True)
+    until(page, f"window.beamwright.pane.panel.layout.rows > {7 * rows}")
+    page.keyboard.press("ArrowRight")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_everything_without_scrolling_sideways(visit, serve_runs, scheme):
+    desk = feeding.SearchDesk(None, None)
+    page = visit(
+        serve_runs(a_run(problem="long " * 60), a_run("b"), desk=desk), color_scheme=scheme
+    )
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_selector("#votes li")
+    page.select_option("#other", "saved")
+    until(page, "window.beamwright.other.tree.over === 'done'")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for id in ("tree", "other-tree", "details", "votes", "ask-problem"):
+        box = page.locator(f"#{id}").bounding_box()
+        assert box["width"] > 300, id
+        assert box["height"] > 20, id
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(21, 23, 26)") is (scheme == "dark")
 
 
 # --- two runs, replay, export ----------------------------------------------------------------

@@ -51,6 +51,8 @@ class ShownTree:
     def _change(self, node: Node, *, texts: bool) -> Step | None:
         now = (node.state, node.score, node.step_score, node.stop, len(node.token_ids))
         before = self._known.get(node)
+        if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
+            return None  # most of a large tree
         kv = None if self._places is None else self._places(".".join(map(str, node.lineage)))
         moved = self._kv.get(node) != kv
         if now == before and not moved:

@@ -118,7 +118,12 @@ export class TreePanel {
     this.drawGuides(context, height, palette);
     for (const pass of ["faded", "plain", "chosen"]) this.drawEdges(context, pass, palette);
     if (view.scale.y >= 12.5) for (const item of this.layout.items) this.drawLabel(context, item, width, height, palette);
-    for (const item of this.layout.items) this.drawItem(context, item, onPath, height, palette);
+    const drawnY = []; // by depth: of dead steps on one pixel one is drawn
+    for (const item of this.layout.items) {
+      const y = Math.round(view.y(item.row + 0.5));
+      if (item.node?.alive !== false || drawnY[item.depth] !== y || item.node.i === this.selected) this.drawItem(context, item, onPath, height, palette);
+      drawnY[item.depth] = y;
+    }
     context.restore();
     this.drawDepths(context, width, palette);
   }
@@ -155,11 +160,13 @@ export class TreePanel {
     context.beginPath();
     for (const item of this.layout.items) {
       const [x, y] = [view.x(item.depth), view.y(item.row + 0.5)];
+      let drawnY = NaN; // siblings on one line of pixels are one stroke
       for (const child of item.children) {
         const kind = child.node?.chosen ? "chosen" : child.node?.alive && !this.isBelow(child.node) ? "plain" : "faded";
         if (kind !== pass) continue;
         const [toX, toY] = [view.x(child.depth), view.y(child.row + 0.5)];
-        if (Math.max(y, toY) < 0 || Math.min(y, toY) > view.height) continue;
+        if (Math.max(y, toY) < 0 || Math.min(y, toY) > view.height || Math.round(toY) === drawnY) continue;
+        drawnY = Math.round(toY);
         context.moveTo(x, y);
         const bend = (toX - x) * 0.5;
         context.bezierCurveTo(x + bend, y, toX - bend, toY, toX, toY);

@@ -2,8 +2,10 @@
 
 import { follow } from "./api.js";
 import { Run, blankTree } from "./run.js";
-import { LARGE, prepare } from "./layout.js";
+import { prepare } from "./layout.js";
 import { TreePanel } from "./tree.js";
+
+const READABLE = 60; // steps from which pruned siblings become one mark, so that texts have room
 
 export class Pane {
   // onChange: there are new events; onSelect(i): a step was chosen in this tree.
@@ -31,7 +33,7 @@ export class Pane {
     const opened = this.tree.opened; // stays, whichever round is shown
     this.tree = tree;
     if (tree.about !== null) tree.opened = opened;
-    this.panel.update(tree, mode ?? (tree.nodes.length > LARGE ? "group" : "show"));
+    this.panel.update(tree, mode ?? (tree.nodes.length > READABLE ? "group" : "show"));
     if (this.panel.selected !== null && this.panel.selected >= tree.nodes.length) this.panel.select(null);
   }
   // The same step of another search, if it has it.

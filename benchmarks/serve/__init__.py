@@ -1,0 +1,1 @@
+"""The server and its page on this machine."""
