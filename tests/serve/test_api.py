@@ -176,6 +176,29 @@ def test_errors_name_what_is_wrong(served, fields, status, param):
     assert not served.desk.jobs
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+SHOWS_TOOLS = (
+    "{% for t in tools or [] %}tool {{ t.function.name }} {% endfor %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+)
+
+
+def test_tools_are_shown_to_a_model_that_knows_them(serve):
+    server = serve(search={"chat_template": SHOWS_TOOLS})
+    plain, shown = server.chat(seed=1).json(), server.chat(seed=1, tools=TOOLS).json()
+    assert shown["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    assert server.chat(seed=1, tools=TOOLS, tool_choice="none").json()["search"] | {
+        "seconds": 0
+    } == plain["search"] | {"seconds": 0}
+    said = [
+        {"role": "user", "content": "1+2?"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "3"},
+    ]  # fmt: skip
+    assert server.chat(messages=said, tools=TOOLS).status_code == 200
+
+
 # --- load ------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from beamwright.cli.imports import first_import
 from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import format_bytes, print_json, quiet_stdout
+from beamwright.cli.views import Views
 from beamwright.errors import InputError, UnavailableError
 from beamwright.files import read_regular
 from beamwright.search.defaults import resolved
@@ -49,6 +50,9 @@ _SecondsOption = Annotated[
 _DrainOption = Annotated[
     float, option("--drain", "Seconds that searches have to end after SIGTERM.", "S", min=0)
 ]
+_TraceOption = Annotated[
+    Path | None, option("--trace", "Write a timeline for Perfetto when it ends.", "FILE")
+]
 _LogOption = Annotated[
     bool, option("--log-json/--no-log-json", "A line of JSON on standard error per request.")
 ]
@@ -67,6 +71,7 @@ def serve(
     max_search_tokens: _TokensOption = 1_000_000,
     max_seconds: _SecondsOption = 600.0,
     drain: _DrainOption = 30.0,
+    trace: _TraceOption = None,
     log_json: _LogOption = False,
 ) -> None:
     """Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.
@@ -75,6 +80,8 @@ def serve(
     samples once. Listens on this machine alone unless --host says otherwise.
     """
     keys, out = _read_keys(api_keys), sys.stdout
+    views = Views(trace=trace)
+    views.check()
     with quiet_stdout():
         try:
             with first_import("torch"):
@@ -93,7 +100,8 @@ def serve(
         listening = bind(host, port)
         try:
             names = (name, allow_host or [])
-            _serve(invocation, listening, keys, names, limits, out, log_json=log_json)
+            _set_up_log(as_json=log_json)
+            _serve(invocation, listening, keys, names, limits, out, views)
         finally:
             listening.close()
 
@@ -105,8 +113,7 @@ def _serve(
     names: tuple[str | None, list[str]],
     limits: ServerLimits,
     out: TextIO,
-    *,
-    log_json: bool,
+    views: Views,
 ) -> None:
     """names: the model's, and those of this machine. out: standard output."""
     name, hosts = names
@@ -117,9 +124,8 @@ def _serve(
     host, port = listening.getsockname()[:2]
     if not keys and not _is_loopback(host):
         complain(f"anybody who reaches {host}:{port} can use it: --api-keys FILE")
-    _set_up_log(as_json=log_json)
-    status = Status(settings)
-    with Solver(settings, progress=status) as solver:
+    status, timeline = Status(settings), views.timeline()
+    with Solver(settings, timeline=timeline, progress=status) as solver:
         named = name or _served_name(settings.model.model)
         seed = settings.search.seed if "seed" in invocation.given else None
         desk = Desk(solver, named, limits, seed)
@@ -141,6 +147,10 @@ def _serve(
                 complain(f"serving {named} at {url} (API: {url}/v1; {kv} of KV). Ctrl-C ends it.")
 
         run(app, desk, listening, started)
+    if timeline is not None and views.trace is not None:
+        from beamwright.report import write_trace
+
+        write_trace(timeline, views.trace, named)
 
 
 def _read_keys(file: Path | None) -> list[str]:

@@ -14,14 +14,17 @@ from beamwright.serve.feed_routes import feed_routes, page_routes
 from beamwright.serve.guard import Doors, Guard
 from beamwright.serve.limits import ServerLimits
 from beamwright.serve.logs import JsonLines
+from beamwright.serve.metrics import Metrics
 from beamwright.serve.run import bind, run
 
 
 def make_served(desk: Desk) -> FastAPI:
     """Everything that a server has."""
     feed = Feed(lambda job: about(job, desk.models.search))
-    desk.listeners.append(feed)
-    return make_app(desk, feed_routes(feed, desk), page_routes())
+    metrics = Metrics(desk)
+    desk.listeners += [feed, metrics]
+    routers = (feed_routes(feed, desk, metrics.gauges), page_routes(), metrics.routes())
+    return make_app(desk, *routers)
 
 
 __all__ = [

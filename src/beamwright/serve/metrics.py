@@ -1,0 +1,209 @@
+"""Prometheus metrics of a server, and the gauges of its page: one listener, read when asked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics import Counter, Histogram
+from prometheus_client.registry import Collector
+
+from beamwright.protocols import RoundReport
+from beamwright.serve.desk import Desk, Job
+from beamwright.solver.solution import Solution
+from beamwright.solver.usage import Usage, usage_of
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_MODELS = ("generator", "verifier")
+
+
+class Metrics:
+    """Counts what a desk's jobs do. registry: of this server alone."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.registry = CollectorRegistry()
+        self._desk, self._lock = desk, threading.Lock()
+        self._rounds_s: dict[str, float] = {}
+        self.registry.register(_Moment(desk))
+        named: dict[str, Any] = {"registry": self.registry, "namespace": "beamwright"}
+        self._requests = Counter("requests", "Searches that ended.", ["outcome"], **named)
+        self._tokens = Counter(
+            "tokens", "Tokens: prompt, generated; of these kept, overrun, speculated, speculated "
+            "and kept; and those that the verifier read.", ["kind"], **named
+        )  # fmt: skip
+        self._first_s = Histogram(
+            "time_to_first_text_seconds", "From a request to final text.", buckets=_SECONDS, **named
+        )
+        self._search_s = Histogram(
+            "search_seconds", "From a request to its answer.", buckets=_SECONDS, **named
+        )
+        self._round_s = Histogram(
+            "round_seconds", "From one round's decision to the next.", buckets=_SECONDS, **named
+        )
+        self._goodput = Histogram(
+            "goodput_tokens_per_second", "FlashTTS's goodput of a search.", buckets=_RATES, **named
+        )
+        self._verifier_steps = Histogram(
+            "verifier_steps_per_call",
+            "Steps that the verifier scores at a time, in the mean while a search was in flight: "
+            "its occupancy.",
+            buckets=_STEPS,
+            **named,
+        )
+
+    # --- a listener of the desk --------------------------------------------------------------
+
+    def begun(self, job: Job) -> None:
+        """A search waits, or begins."""
+        self._tokens.labels("prompt").inc(job.prompt_tokens)
+
+    def round(self, job: Job, report: RoundReport) -> None:
+        """In the solver's thread."""
+        del report
+        with self._lock:
+            now = time.monotonic()
+            before = self._rounds_s.get(job.id, job.began_s)
+            self._rounds_s[job.id] = now
+        self._round_s.observe(now - before)
+
+    def ended(self, job: Job, outcome: Solution | BaseException) -> None:
+        """It has a solution, or none."""
+        with self._lock:
+            self._rounds_s.pop(job.id, None)
+        self._requests.labels(job.state).inc()
+        seconds = time.monotonic() - job.began_s
+        self._search_s.observe(seconds)
+        found = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
+        if not isinstance(found, Solution):
+            return
+        if isinstance(outcome, Solution):
+            self._first_s.observe(job.first_text_s or seconds)
+        tokens = found.tokens
+        for kind, number in (
+            ("generated", tokens.generated),
+            ("kept", tokens.kept),
+            ("overrun", tokens.overrun),
+            ("speculated", tokens.speculated),
+            ("speculated_kept", tokens.speculated_kept),
+            ("verifier", tokens.verifier_prefilled + tokens.verifier_generated),
+        ):
+            self._tokens.labels(kind).inc(number)
+        if found.goodput_tok_s is not None:
+            self._goodput.observe(found.goodput_tok_s)
+        if found.batch.verifier_steps_mean is not None:
+            self._verifier_steps.observe(found.batch.verifier_steps_mean)
+
+    # --- who reads ---------------------------------------------------------------------------
+
+    def routes(self) -> APIRouter:
+        """`GET /metrics`."""
+        routes = APIRouter()
+
+        @routes.get("/metrics")
+        def metrics() -> Response:
+            return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
+
+        return routes
+
+    def gauges(self) -> list[dict[str, Any]]:
+        """What the page shows of this moment, see `feed_routes.Gauges`."""
+        used, jobs = usage_of(self._desk.solver), list(self._desk.jobs.values())
+        running = sum(job.state == "running" for job in jobs)
+        found: list[dict[str, Any]] = [
+            {"name": "searches", "value": running},
+            {"name": "waiting", "value": len(jobs) - running},
+            {"name": "tokens", "total": used.row_tokens, "unit": "tokens"},
+        ]
+        for name, kv in zip(_MODELS, used.kv, strict=False):
+            found.append(
+                {
+                    "name": f"{name}'s KV", "value": kv.device_bytes, "unit": "bytes",
+                    "of": kv.device_budget_bytes,
+                }
+            )  # fmt: skip
+            if kv.host_bytes:
+                found.append(
+                    {
+                        "name": f"{name}'s KV on the host", "value": kv.host_bytes,
+                        "unit": "bytes", "of": kv.host_budget_bytes,
+                    }
+                )  # fmt: skip
+        for direction, moved in (used.link_bytes or {}).items():
+            found.append({"name": f"link, {direction}", "total": moved, "unit": "bytes"})
+        return found
+
+
+class _Moment(Collector):
+    """What is read when somebody asks."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterable[Metric]:
+        """All families."""
+        jobs = [job.state for job in list(self._desk.jobs.values())]
+        requests = GaugeMetricFamily(
+            "beamwright_requests_now", "Searches that run or wait.", labels=["state"]
+        )
+        for state in ("running", "waiting"):
+            requests.add_metric([state], jobs.count(state))
+        yield requests
+        used = usage_of(self._desk.solver)
+        yield from _kv(used)
+        yield from _work(used)
+
+
+def _kv(used: Usage) -> Iterator[Metric]:
+    held = GaugeMetricFamily("beamwright_kv_bytes", "KV by tier.", labels=["model", "tier"])
+    budgets = GaugeMetricFamily(
+        "beamwright_kv_budget_bytes", "Most KV that there may be.", labels=["model", "tier"]
+    )
+    cached = CounterMetricFamily(
+        "beamwright_cache_tokens",
+        "Tokens of KV that were needed; of these prefilled, loaded, recomputed: the rest was hit.",
+        labels=["model", "kind"],
+    )
+    stalls = CounterMetricFamily(
+        "beamwright_stall_seconds", "Waiting for transfers of KV.", labels=["model"]
+    )
+    for name, kv in zip(_MODELS, used.kv, strict=False):
+        held.add_metric([name, "device"], kv.device_bytes)
+        budgets.add_metric([name, "device"], kv.device_budget_bytes)
+        if kv.host_bytes is not None and kv.host_budget_bytes is not None:
+            held.add_metric([name, "host"], kv.host_bytes)
+            budgets.add_metric([name, "host"], kv.host_budget_bytes)
+        for kind in ("needed", "prefilled", "loaded", "recomputed"):
+            cached.add_metric([name, kind], getattr(kv.cache, f"{kind}_tokens"))
+        stalls.add_metric([name], kv.stall_s)
+    yield from (held, budgets, cached, stalls)
+
+
+def _work(used: Usage) -> Iterator[Metric]:
+    link = CounterMetricFamily(
+        "beamwright_link_bytes", "KV that crossed the link.", labels=["direction"]
+    )
+    for direction, moved in (used.link_bytes or {}).items():
+        link.add_metric([str(direction)], moved)
+    rows = CounterMetricFamily(
+        "beamwright_row_tokens",
+        "Tokens of the running batch: of rows that wrote one, and of all that were computed; their "
+        "quotient is the generator's occupancy.",
+        labels=["kind"],
+    )
+    rows.add_metric(["written"], used.row_tokens)
+    rows.add_metric(["computed"], used.slot_tokens)
+    yield from (link, rows)
+    yield CounterMetricFamily(
+        "beamwright_iterations", "Of the running batch.", value=used.iterations
+    )
+    yield CounterMetricFamily(
+        "beamwright_preempted", "Rows that left in the middle of a step.", value=used.preempted
+    )

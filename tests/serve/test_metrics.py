@@ -1,0 +1,73 @@
+"""Metrics and gauges of a real server, after real searches."""
+
+import threading
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from beamwright.solver.usage import usage_of
+from served import held
+
+
+def scraped(server):
+    """Samples by name and labels."""
+    text = server.http.get("/metrics").text
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_what_searches_did(serve):
+    server = serve(search={"speculation": "exact"})
+    found = [server.chat(seed=seed).json() for seed in range(3)]
+    server.chat(search={"n": 3, "width": 2})
+    seen = scraped(server)
+    usage = [each["usage"] for each in found]
+    assert seen["beamwright_requests_total", "done"] == 3
+    generated = sum(each["completion_tokens"] for each in usage)
+    assert seen["beamwright_tokens_total", "generated"] == generated
+    assert seen["beamwright_tokens_total", "prompt"] == sum(u["prompt_tokens"] for u in usage)
+    kept = sum(each["search"]["kept_tokens"] for each in usage)
+    assert seen["beamwright_tokens_total", "kept"] == kept
+    assert seen["beamwright_search_seconds_count",] == 3
+    assert seen["beamwright_time_to_first_text_seconds_count",] == 3
+    assert seen["beamwright_round_seconds_count",] == sum(f["search"]["rounds"] for f in found)
+    assert seen["beamwright_row_tokens_total", "written"] >= generated
+    computed = seen["beamwright_row_tokens_total", "computed"]
+    assert computed >= seen["beamwright_row_tokens_total", "written"]
+    assert seen["beamwright_cache_tokens_total", "generator", "needed"] > 0
+    assert seen["beamwright_kv_bytes", "device", "generator"] == 0
+    assert seen["beamwright_kv_budget_bytes", "device", "generator"] > 0
+    assert seen["beamwright_requests_now", "running"] == 0
+
+
+def test_what_a_search_is_doing(serve):
+    server = serve()
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        thread = threading.Thread(target=server.chat, kwargs={"seed": 1})
+        thread.start()
+        gate.arrived.wait(20)
+        seen, shown = scraped(server), server.http.get("/feed/gauges").json()["gauges"]
+        assert seen["beamwright_requests_now", "running"] == 1
+        assert seen["beamwright_kv_bytes", "device", "generator"] > 0
+        named = {gauge["name"]: gauge for gauge in shown}
+        assert named["searches"]["value"] == 1
+        assert 0 < named["generator's KV"]["value"] <= named["generator's KV"]["of"]
+        assert named["tokens"]["total"] > 0
+    thread.join(30)
+
+
+def test_both_tiers_and_the_link(serve):
+    options = {"kv_memory": "24KiB", "schedule": "locality", "host_memory": "16MiB"}
+    server = serve(search={**options, "max_rounds": 6})
+    server.chat(seed=1)
+    used = usage_of(server.solver)
+    assert used.kv[0].host_budget_bytes > 0
+    assert used.link_bytes["d2h"] > 0
+    seen = scraped(server)
+    assert seen["beamwright_kv_budget_bytes", "generator", "host"] == used.kv[0].host_budget_bytes
+    for direction in ("h2d", "d2h"):
+        assert seen["beamwright_link_bytes_total", direction] == used.link_bytes[direction]
+    assert ("beamwright_stall_seconds_total", "generator") in seen
