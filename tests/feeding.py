@@ -10,8 +10,10 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from beamwright.errors import BeamwrightError
+from beamwright.serve.errors import ApiError
 from beamwright.serve.feed import Feed
 from beamwright.serve.feed_routes import feed_routes, page_routes
+from beamwright.serve.limits import ServerLimits
 
 
 @dataclass
@@ -41,6 +43,7 @@ class SearchDesk:
 
     solver: object
     feed: Feed
+    limits: ServerLimits = field(default_factory=ServerLimits)
     numbers: itertools.count = field(default_factory=itertools.count)
     threads: list = field(default_factory=list)
 
@@ -72,6 +75,10 @@ def make_app(feed, desk=None, key=None, gauges=None):
     app = FastAPI()
     app.include_router(feed_routes(feed, desk, gauges))
     app.include_router(page_routes())
+
+    @app.exception_handler(ApiError)
+    def refused(request, error):
+        return JSONResponse(error.body, error.status)
 
     @app.middleware("http")
     async def guard(request, call_next):

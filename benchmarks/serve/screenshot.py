@@ -10,20 +10,15 @@ from __future__ import annotations
 import argparse
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from fastapi import FastAPI
-
 from beamwright.protocols import RoundReport
-from beamwright.serve.feed import Feed
-from beamwright.serve.feed_routes import feed_routes, page_routes
-from beamwright.serve.places import Places
+from beamwright.serve import Desk, Job, ServerLimits, make_served
 from beamwright.solver.solver import Solver
 from benchmarks.common import say
 from benchmarks.serve.browser import chromium, running
 
-OPTIONS = {"search": "beam", "n": 16, "width": 4, "seed": 0}
+OPTIONS: dict[str, Any] = {"search": "beam", "n": 16, "width": 4}
 
 # The best of the deepest steps that go on.
 SELECT_DEEPEST = """() => {
@@ -34,42 +29,26 @@ SELECT_DEEPEST = """() => {
 }"""
 
 
-class HeldDesk:
-    """Searches one problem, and stands still after a round until it may go on."""
+class Hold:
+    """A listener that has the search stand still after a round until it may go on."""
 
-    def __init__(self, solver: Solver, places: Places, hold_at: int) -> None:
-        self.solver, self.hold_at, self.go_on = solver, hold_at, threading.Event()
-        self.feed = Feed(
-            lambda job: {
-                "problem": job.problem, "model": "bundled", "method": OPTIONS["search"],
-                "n": OPTIONS["n"], "width": OPTIONS["width"], "seed": OPTIONS["seed"],
-            },
-            places=places.place,
-        )  # fmt: skip
-        self.handle: Any = None
+    def __init__(self, at_round: int) -> None:
+        self.at_round, self.go_on = at_round, threading.Event()
 
-    def begin_search(self, problem: str, options: dict[str, Any]) -> Any:
-        del options
-        job = SimpleNamespace(id="search-1", problem=problem)
-        job.cancel = self.cancel
-        self.feed.begun(job)
+    def begun(self, job: Job) -> None:
+        pass
 
-        def hear(report: RoundReport) -> None:
-            self.feed.round(job, report)
-            if report.round == self.hold_at:
-                self.go_on.wait()
+    def round(self, job: Job, report: RoundReport) -> None:
+        if report.round == self.at_round:
+            self.go_on.wait()
 
-        self.handle = self.solver.submit(problem, on_round=hear, **OPTIONS)
-        return job
-
-    def cancel(self) -> None:
-        self.handle.cancel()
+    def ended(self, job: Job, outcome: object) -> None:
+        pass
 
 
-def take(desk: HeldDesk, out: Path, *, dark: bool, phone: bool) -> None:
-    app = FastAPI()
-    app.include_router(feed_routes(desk.feed, desk))
-    app.include_router(page_routes())
+def take(desk: Desk, hold: Hold, out: Path, *, dark: bool, phone: bool) -> None:
+    app = make_served(desk)
+    desk.listeners.append(hold)
     size = {"width": 390, "height": 844} if phone else {"width": 1400, "height": 900}
     with running(app) as address, chromium() as browser:
         page = browser.new_page(
@@ -81,15 +60,16 @@ def take(desk: HeldDesk, out: Path, *, dark: bool, phone: bool) -> None:
         page.goto(address)
         page.fill("#ask-problem", Path("demo.txt").read_text(encoding="utf-8").strip())
         page.click("#ask-go")
-        while page.evaluate("window.beamwright.pane.tree.rounds") < desk.hold_at:
+        while page.evaluate("window.beamwright.pane.tree.rounds") < hold.at_round:
             page.wait_for_timeout(50)
         page.evaluate(SELECT_DEEPEST)
         page.mouse.move(0, 0)
         page.evaluate("document.activeElement.blur()")
         page.wait_for_timeout(2500)  # gauges say rates from their second look on
         page.screenshot(path=out, full_page=phone)
-        desk.go_on.set()
-        desk.handle.cancel()
+        hold.go_on.set()
+        while desk.jobs:
+            page.wait_for_timeout(50)
 
 
 def main() -> None:
@@ -100,13 +80,12 @@ def main() -> None:
     parser.add_argument("--round", type=int, default=4)
     asked = parser.parse_args()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    places = Places()
-    with Solver(model="bundled", verifier="bundled", timeline=places) as solver:
-        desk = HeldDesk(solver, places, asked.round)
+    with Solver(model="bundled", verifier="bundled", **OPTIONS) as solver:
+        desk, hold = Desk(solver, "bundled", ServerLimits(), seed=0), Hold(asked.round)
         try:
-            take(desk, asked.out, dark=asked.dark, phone=asked.phone)
+            take(desk, hold, asked.out, dark=asked.dark, phone=asked.phone)
         finally:
-            desk.go_on.set()
+            hold.go_on.set()
     say(f"{asked.out}: {asked.out.stat().st_size} bytes")
 
 

@@ -1,6 +1,7 @@
 """The feed: what a live search appends, what readers get from any number on, what is forgotten."""
 
 import asyncio
+import functools
 import json
 import math
 import threading
@@ -15,6 +16,8 @@ from beamwright.serve import feed as feed_module
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
 from beamwright.serve.feed_routes import POLICY
+from beamwright.serve.limits import ServerLimits
+from beamwright.serve.places import kv_place
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 
@@ -99,18 +102,42 @@ def test_scores_are_numbers_or_null_and_text_is_any_text(feed, grown):
 
 
 def test_where_kv_is_comes_along_where_it_is_known():
-    places = {"search-0": "both", "search-0.0": "device"}
-    feed = Feed(feeding.about, places=places.get)
+    places = {("search-0",): "both", ("search-0", 0): "device"}
+    feed = Feed(feeding.about, places=lambda node: places.get(node.lineage))
     asked, tree = job(), new_tree("search-0")
     feed.begun(asked)
     grow(tree, tree.root, ["a", "b"])
     feed.round(asked, report(tree))
-    places["search-0.0"] = "host"
+    places["search-0", 0] = "host"
     feed.round(asked, report(tree))
     feed.ended(asked, Cancelled())
     _, first, second, _ = events(feed.run(asked.id))
     assert [node.get("kv") for node in first["nodes"]] == ["both", "device", None]
     assert second["nodes"] == [{"lineage": "0", "kv": "host"}]
+
+
+def test_kv_of_two_tiers_is_where_the_store_has_it(make_solver):
+    """Searches of a server have the same problem id: names of segments do not tell them apart."""
+    feed, seen = Feed(feeding.about, places=kv_place), set()
+    with make_solver(n=8, width=2, max_rounds=4, kv_memory="64KiB", host_memory="8MiB") as solver:
+        handles = []
+        for number in range(3):
+            asked = job(number)
+            feed.begun(asked)
+            hear = functools.partial(feed.round, asked)
+            handles.append((asked, solver.submit("1+1", on_round=hear)))
+        for asked, handle in handles:
+            feed.ended(asked, handle.result())
+    for run in feed.runs():
+        places = [
+            (step["lineage"], step["kv"])
+            for event in events(run)
+            for step in event.get("nodes", ())
+            if "kv" in step
+        ]
+        seen |= {place for _, place in places}
+        assert places
+    assert seen >= {"host", None}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +174,14 @@ def test_a_real_search_ends_with_its_whole_tree(feed, make_solver):
     assert last["chosen"] == ".".join(map(str, solution.lineage[1:]))
     assert last["stats"]["tree_hash"] == solution.tree_hash
     assert [event["round"] for event in found[1:-1]] == list(range(1, solution.rounds + 1))
+
+
+def test_a_first_round_may_be_quicker_than_the_beginning(feed):
+    feed.round(job(), report(new_tree("search-0")))
+    feed.begun(job())
+    feed.ended(job(), Cancelled())
+    found = events(feed.run("search-0"))
+    assert [event["event"] for event in found] == ["begin", "round", "end"]
 
 
 # --- who reads -------------------------------------------------------------------------------
@@ -198,8 +233,7 @@ def test_the_oldest_that_have_ended_are_forgotten():
         if number != 1:
             feed.ended(job(number), Cancelled())
     assert [run.begin["id"] for run in feed.runs()] == ["search-3", "search-1"]
-    feed.round(job(0), report(new_tree()))  # of one that is forgotten: nothing happens
-    feed.ended(job(0), Cancelled())
+    feed.ended(job(0), Cancelled())  # of one that is forgotten: nothing happens
 
 
 def test_from_some_size_on_steps_come_without_their_text(feed, grown, monkeypatch):
@@ -236,6 +270,8 @@ def ask(app, method, path, **options):
 class OneJob:
     """A desk that remembers what was asked."""
 
+    limits = ServerLimits(body_bytes=1000, depth=8)
+
     def __init__(self, feed):
         self.feed, self.asked = feed, []
 
@@ -270,13 +306,31 @@ def test_a_search_is_asked_for_listed_followed_and_cancelled(feed):
         ("DELETE", "/feed/searches/unknown", {}, 404),
         ("GET", "/feed/searches/unknown?from=-1", {}, 422),
         ("POST", "/feed/searches", {"json": {"problem": "p"}}, 405),  # nobody searches here
-        ("POST", "/feed/searches", {"json": {"problem": 1}}, 422),
         ("GET", "/page/..%2Ffeed.py", {}, 404),
         ("GET", "/page/nothing.js", {}, 404),
     ],
 )
 def test_what_is_refused(feed, method, path, options, status):
     assert ask(feeding.make_app(feed), method, path, **options).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        (b"{", 400, "no JSON"),
+        (b"[]", 400, "not an object"),
+        (b'{"problem": 1}', 400, "problem: "),
+        (b'{"problem": ""}', 400, "problem: "),
+        (b'{"problem": "p", "more": 1}', 400, "more: "),
+        (b'{"problem": "p", "options": ' + b'{"a":' * 9 + b"1" + b"}" * 10, 400, "nested"),
+        (b'{"problem": "' + b"p" * 1000 + b'"}', 413, "larger than 1,000"),
+    ],
+)
+def test_what_cannot_be_searched_is_said(feed, content, status, said):
+    app = feeding.make_app(feed, OneJob(feed))
+    refused = ask(app, "POST", "/feed/searches", content=content)
+    assert refused.status_code == status
+    assert said in refused.json()["error"]["message"]
 
 
 def test_gauges_are_shown_where_they_are_known(feed):

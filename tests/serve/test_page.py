@@ -199,6 +199,31 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(visit, serve_runs):
     assert drawn_tree(page)["steps"] == 9
 
 
+def test_it_is_the_page_of_a_server_with_keys(visit, serve):
+    served = serve({"n": 8}, keys=["secret"])
+    page = visit(served.url, ignored=["401", "400"])
+    page.fill("#key", "secret")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#ask-problem")
+    page.fill("#ask-problem", "1+1")
+    page.fill("[data-option=n]", "100000")
+    page.click("#ask-go")
+    page.wait_for_selector("#problem-note:not([hidden])")
+    assert "at most 512" in page.inner_text("#problem-note")
+    for name, value in {"n": "6", "width": "3", "rounds": "2", "seed": "5"}.items():
+        page.fill(f"[data-option={name}]", value)
+    page.select_option("#ask-method", "beam")
+    page.click("#ask-go")
+    until(page, "window.beamwright.pane.tree.over === 'done'")
+    about = page.evaluate("window.beamwright.pane.tree.about")
+    assert {name: about[name] for name in ("method", "n", "width", "seed")} == {
+        "method": "beam", "n": 6, "width": 3, "seed": 5,
+    }  # fmt: skip
+    assert drawn_tree(page)["rounds"] <= 2
+    assert page.is_hidden("#problem-note")
+    page.wait_for_selector("#gauges >> text=KV")
+
+
 # --- safety ----------------------------------------------------------------------------------
 
 

@@ -228,6 +228,4 @@ class Movement:
 
     def _log_residence(self, segment: Segment) -> None:
         if self.log is not None and segment.name:
-            device, host = bool(segment.copies), bool(segment.host_blocks)
-            change = "both" if device and host else "device" if device else "host"
-            self.log.residence(segment.name, change if device or host else "none")
+            self.log.residence(segment.name, segment.place or "none")

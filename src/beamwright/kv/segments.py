@@ -70,6 +70,13 @@ class Segment:
         """True if the host holds all of it, or will once its transfers have finished."""
         return self.host_length == self.length
 
+    @property
+    def place(self) -> str | None:
+        """Which tiers have blocks of it: `device`, `host` or `both`; None: neither."""
+        if self.copies:
+            return "both" if self.host_blocks else "device"
+        return "host" if self.host_blocks else None
+
 
 @dataclass(frozen=True)
 class PathPart:

@@ -2,30 +2,22 @@
 
 A request becomes an `Ask`, a `Desk` has it searched beside the others, and what is final of its
 tree goes out while the rest is being decided (`final`). Needs the extra `serve`.
+Names come when they are used: `view` reads saved runs without torch.
 """
 
-from fastapi import FastAPI
+from typing import TYPE_CHECKING
 
-from beamwright.serve.app import make_app
-from beamwright.serve.desk import Desk, Job, Listener, about
-from beamwright.serve.errors import ApiError
-from beamwright.serve.feed import Feed
-from beamwright.serve.feed_routes import feed_routes, page_routes
-from beamwright.serve.guard import Doors, Guard
-from beamwright.serve.limits import ServerLimits
-from beamwright.serve.logs import JsonLines
-from beamwright.serve.metrics import Metrics
-from beamwright.serve.run import bind, run
+from beamwright.lazy import lazy_names
 
-
-def make_served(desk: Desk) -> FastAPI:
-    """Everything that a server has."""
-    feed = Feed(lambda job: about(job, desk.models.search))
-    metrics = Metrics(desk)
-    desk.listeners += [feed, metrics]
-    routers = (feed_routes(feed, desk, metrics.gauges), page_routes(), metrics.routes())
-    return make_app(desk, *routers)
-
+if TYPE_CHECKING:
+    from beamwright.serve.app import make_app
+    from beamwright.serve.desk import Desk, Job, Listener
+    from beamwright.serve.errors import ApiError
+    from beamwright.serve.guard import Doors, Guard
+    from beamwright.serve.limits import ServerLimits
+    from beamwright.serve.logs import JsonLines
+    from beamwright.serve.run import bind, run
+    from beamwright.serve.served import make_served
 
 __all__ = [
     "ApiError",
@@ -41,3 +33,21 @@ __all__ = [
     "make_served",
     "run",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "ApiError": "errors",
+        "Desk": "desk",
+        "Doors": "guard",
+        "Guard": "guard",
+        "Job": "desk",
+        "JsonLines": "logs",
+        "Listener": "desk",
+        "ServerLimits": "limits",
+        "bind": "run",
+        "make_app": "app",
+        "make_served": "served",
+        "run": "run",
+    },
+)

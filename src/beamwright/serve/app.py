@@ -17,15 +17,12 @@ from starlette.exceptions import HTTPException
 
 import beamwright
 from beamwright.serve.asked import Ask
-from beamwright.serve.body import read_json
+from beamwright.serve.body import read_body
 from beamwright.serve.desk import Desk, Job, log
 from beamwright.serve.errors import ApiError, api_error
 from beamwright.serve.fields import ChatFields, CompletionFields, Fields, parsed
 from beamwright.serve.reply import CHAT, COMPLETION, Shape, answers, search_facts, usage
 from beamwright.serve.stream import Chunks, EventStream, until_gone
-
-BODY_S = 60.0
-"""Seconds that a request's body may take to come."""
 
 
 class Api:
@@ -77,16 +74,7 @@ class Api:
 
     async def body(self, request: Request) -> dict[str, Any]:
         """The JSON of a request. Raises ApiError."""
-        limits, found = self.desk.limits, bytearray()
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > limits.body_bytes:
-                        break
-        except TimeoutError:
-            raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
-        return read_json(bytes(found), limits)
+        return await read_body(request, self.desk.limits)
 
     async def begin(self, asks: Sequence[Ask]) -> list[Job]:
         """All of these searches, or none."""

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
 from typing import Any
 
+from starlette.requests import Request
+
 from beamwright.serve.errors import ApiError
 from beamwright.serve.limits import ServerLimits
 
+BODY_S = 60.0
+"""Seconds that a request's body may take to come."""
+
 _OPEN, _CLOSE = (b"[", b"{"), (b"]", b"}")
 _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)  # strings are skipped as a whole
+
+
+async def read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
+    """Raises ApiError as `read_json`, and 408 for one that does not come."""
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                found += part
+                if len(found) > limits.body_bytes:
+                    break
+    except TimeoutError:
+        raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
+    return read_json(bytes(found), limits)
 
 
 def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:

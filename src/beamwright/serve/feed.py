@@ -20,7 +20,6 @@ from beamwright.serve.shown import Places, ShownTree, finite
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
-    from beamwright.tree import SearchTree
 
 KEEP_ALIVE_S = 15.0
 MOST_RUNS = 64
@@ -109,7 +108,7 @@ class Run:
 class Feed:
     """Hears of every search (a listener of the desk) and keeps the newest.
 
-    about: what a job is of. places: where a segment's KV is; None where nobody knows. most,
+    about: what a job is of. places: where a node's KV is; None where nobody knows. most,
     most_bytes: of the runs that are kept.
     """
 
@@ -128,17 +127,23 @@ class Feed:
         self._tokens = 0
         self._lock = threading.Lock()
 
-    # --- what the desk says, in the solver's thread ------------------------------------------
+    # --- what the desk says, from any thread -------------------------------------------------
 
-    def begun(self, job: Watched, tree: SearchTree | None = None) -> None:
-        """A search waits, or begins."""
-        self._trees[job.id] = ShownTree(self._places)
-        self._keep(job.id, Run(begin(job.id, self._about(job), started=time.time()), job))
+    def begun(self, job: Watched) -> None:
+        """A search waits, or begins; nothing, if its first round was quicker to say so."""
+        with self._lock:
+            if job.id in self._runs:
+                return
+            first = begin(job.id, self._about(job), started=time.time())
+            self._trees[job.id] = ShownTree(self._places)
+            self._runs[job.id] = Run(first, job)
+        self._forget_old()
 
     def round(self, job: Watched, report: RoundReport) -> None:
         """A round of it is decided."""
-        run, shown = self._runs.get(job.id), self._trees.get(job.id)
-        if run is None or shown is None:
+        self.begun(job)
+        run, shown = self._runs[job.id], self._trees.get(job.id)
+        if shown is None:
             return
         before = shown.num_tokens
         nodes = shown.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
@@ -185,7 +190,9 @@ class Feed:
         run = Run(events[0])
         for event in events[1:]:
             run.append(event)
-        self._keep(run.begin["id"], run)
+        with self._lock:
+            self._runs[run.begin["id"]] = run
+        self._forget_old()
         return run
 
     def runs(self) -> list[Run]:
@@ -205,11 +212,6 @@ class Feed:
             {"name": "waiting", "value": states.count("waiting")},
             {"name": "tokens", "total": self._tokens},
         ]
-
-    def _keep(self, run_id: str, run: Run) -> None:
-        with self._lock:
-            self._runs[run_id] = run
-        self._forget_old()
 
     def _forget_old(self) -> None:
         with self._lock:

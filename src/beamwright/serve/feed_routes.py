@@ -11,13 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any, Protocol
 
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.report.page_file import page_part
 from beamwright.search import STRATEGIES
+from beamwright.serve.body import read_body
 from beamwright.serve.feed import Feed, Run, Watched
+from beamwright.serve.fields import parsed
+from beamwright.serve.limits import ServerLimits
 
 POLICY = "; ".join(
     [
@@ -50,6 +53,8 @@ the value is at most. A value that is None is not shown."""
 class Desk(Protocol):
     """Where a search is asked for. Raises `ApiError` for what cannot be searched."""
 
+    limits: ServerLimits
+
     async def begin_search(self, problem: str, options: dict[str, Any]) -> Watched: ...
 
 
@@ -58,8 +63,15 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    problem: str
+    problem: str = Field(strict=True, min_length=1)
     options: dict[str, Any] = {}
+
+
+# Read by hand, for its limits, and declared all the same.
+_ASKED = {
+    "required": True,
+    "content": {"application/json": {"schema": Asked.model_json_schema()}},
+}
 
 
 def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> APIRouter:
@@ -83,11 +95,12 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
         # ASCII: a problem may hold what UTF-8 cannot.
         return Response(json.dumps(content), media_type="application/json")
 
-    @routes.post("/searches")
-    async def ask(asked: Asked) -> dict[str, Any]:
+    @routes.post("/searches", openapi_extra={"requestBody": _ASKED})
+    async def ask(request: Request) -> dict[str, Any]:
         """Begin a search."""
         if desk is None:
             raise HTTPException(405, "saved runs can only be looked at")
+        asked = parsed(Asked, await read_body(request, desk.limits))
         return {"id": (await desk.begin_search(asked.problem, asked.options)).id}
 
     @routes.get("/searches/{run_id}")

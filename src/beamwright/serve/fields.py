@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from beamwright.serve.errors import ApiError
 
-F = TypeVar("F", bound="Fields")
+F = TypeVar("F", bound=BaseModel)
 
 MOST_STOPS, MOST_CHOICES, MOST_TOP_LOGPROBS = 16, 128, 20
 

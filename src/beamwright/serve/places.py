@@ -1,27 +1,13 @@
-"""Where every segment's KV is at the moment, for the page: a timeline that keeps no history."""
+"""Where a step's KV is, for the page. Knows what a generator has left at a node."""
 
 from __future__ import annotations
 
-from beamwright.runtime.timeline import NullTimeline
+from beamwright.decode.chains import GeneratorState
+from beamwright.decode.paths import OWNER
+from beamwright.tree import Node
 
 
-class Places(NullTimeline):
-    """Give it to the Solver as its timeline, and `place` to the feed.
-
-    Segments are the dotted lineages of their nodes, the problem's id in front.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._places: dict[str, str] = {}
-
-    def residence(self, segment: str, change: str) -> None:
-        """From now on it is there. Called by any thread; each step is one of a dictionary's."""
-        if change == "none":
-            self._places.pop(segment, None)
-        else:
-            self._places[segment] = change
-
-    def place(self, segment: str) -> str | None:
-        """`device`, `host` or `both`; None for what has no KV."""
-        return self._places.get(segment)
+def kv_place(node: Node) -> str | None:
+    """`device`, `host` or `both`; None for a step without KV. In the thread that moves it."""
+    state: GeneratorState | None = node.handles.get(OWNER)
+    return None if state is None else state.segment.place

@@ -10,8 +10,8 @@ from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.serve.events import Step
 from beamwright.tree import Node, NodeState, SearchTree
 
-Places = Callable[[str], str | None]
-"""Where the KV of a segment is, by the dotted lineage of its node with the problem's id."""
+Places = Callable[[Node], str | None]
+"""Where the KV of a node is."""
 
 
 class ShownTree:
@@ -53,7 +53,7 @@ class ShownTree:
         before = self._known.get(node)
         if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
             return None  # most of a large tree
-        kv = None if self._places is None else self._places(".".join(map(str, node.lineage)))
+        kv = None if self._places is None else self._places(node)
         moved = self._kv.get(node) != kv
         if now == before and not moved:
             return None
