@@ -126,6 +126,9 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):
     assert server.http.post(CHAT, content=large, headers=headers).status_code == 413
     pieces = (large[at : at + 1000] for at in range(0, len(large), 1000))
     assert server.http.post(CHAT, content=pieces, headers=headers).status_code == 413
+    pieces = (large[at : at + 1000] for at in range(0, len(large), 1000))
+    response = server.http.post("/feed/searches", content=pieces, headers=headers)
+    assert response.status_code in (400, 413)
     assert server.http.post(CHAT, json=BODY).status_code == 200
 
 

@@ -96,12 +96,22 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
 
+        size = 0
+
+        async def received() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self._limits.body_bytes:  # without a length, or beyond it
+                raise too_large(self._limits)
+            return message
+
         try:
             self._check(scope, headers)
         except ApiError as error:
             await respond(error, sent)
         else:
-            await self._app(scope, receive, sent)
+            await self._app(scope, received, sent)
         log.info(
             "request %s",
             number,
@@ -130,7 +140,12 @@ class Guard:
                 raise ApiError(415, "the content type has to be application/json")
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length) > self._limits.body_bytes:
-                raise ApiError(413, f"the body is larger than {self._limits.body_bytes:,} bytes")
+                raise too_large(self._limits)
+
+
+def too_large(limits: ServerLimits) -> ApiError:
+    """A body that nobody reads to its end."""
+    return ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
 
 
 async def respond(error: ApiError, send: Send) -> None:
