@@ -25,7 +25,7 @@ RUN = {"plan", "simulate", "solve"}
 OF_ONES_OWN = {"measured", "--model", "--problem-file", "--recipe", "--resume", "--verifier"}
 OWN_FILES = re.compile(r"model=(?!.bundled)|/|\.jsonl?|plugin|\.\.\.")
 SETUP = {"git", "cd", "pip", "export", "source", ".", "uv"}
-COMMANDS = {"beamwright", "make", "python", *SETUP}
+COMMANDS = {"curl", "npm", "open-webui", "beamwright", "make", "python", *SETUP}
 
 
 def fences():
