@@ -132,9 +132,7 @@ def _serve(
         allowed = None if not _is_loopback(host) and not hosts else {"localhost", "127.0.0.1"}
         if allowed is not None:
             allowed |= {"::1", host, *hosts}
-        app = Guard(
-            make_served(desk, None if timeline else places), Doors.of(allowed, keys), limits
-        )
+        app = Guard(make_served(desk), Doors.of(allowed, keys), limits)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
 
