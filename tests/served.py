@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 
 from beamwright.serve import Desk, Doors, Guard, ServerLimits, bind, make_served
-from beamwright.serve.run import make_server
+from beamwright.serve.process import make_server
 
 HOSTS = {"localhost", "127.0.0.1"}
 ASKED = "Ann has 12 apples. She eats 3 and buys as many again. How many apples has she?"

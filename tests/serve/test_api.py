@@ -155,6 +155,7 @@ def test_models_health_and_what_there_is_not(served):
         ({"messages": [{"role": "user", "content": " "}]}, 200, None),
         ({"search": {"width": 3}}, 400, "search"),
         ({"search": {"method": "nothing"}}, 400, "search"),
+        ({"search": {"n": 0}}, 400, "search"),
         ({"search": {"model": "other"}}, 400, "search"),
         ({"search": {"unheard_of": 1}}, 400, "search"),
         ({"stream": True, "search": {"width": 3}}, 400, "search"),

@@ -150,6 +150,7 @@ def test_as_many_candidates_as_are_returned():
     assert chat(n=3).options.get("n") is None, "16 by default"
     assert chat(n=3, model="m:plain").options["n"] == 3
     assert chat(n=9, search={"n": 8, "width": 4}).options["n"] == 12
+    assert chat(search={"n": -5}).options["n"] == -5, "the solver refuses it"
 
 
 def test_names_and_efforts():

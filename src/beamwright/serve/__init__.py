@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from beamwright.serve.guard import Doors, Guard
     from beamwright.serve.limits import ServerLimits
     from beamwright.serve.logs import JsonLines
-    from beamwright.serve.run import bind, run
+    from beamwright.serve.process import bind, run
     from beamwright.serve.served import make_served
 
 __all__ = [
@@ -45,9 +45,9 @@ __getattr__ = lazy_names(
         "JsonLines": "logs",
         "Listener": "desk",
         "ServerLimits": "limits",
-        "bind": "run",
+        "bind": "process",
         "make_app": "app",
         "make_served": "served",
-        "run": "run",
+        "run": "process",
     },
 )

@@ -132,7 +132,7 @@ class Asker:
         search = self.models.search
         width = options.get("width", search.width)
         n = options.get("n", search.n)
-        if isinstance(n, int) and isinstance(width, int) and n < choices and width > 0:
+        if isinstance(n, int) and isinstance(width, int) and 0 < n < choices and width > 0:
             n = -(-choices // width) * width
             options = {**options, "n": n}
         if isinstance(n, int) and n > self.limits.n:

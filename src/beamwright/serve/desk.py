@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -180,7 +181,10 @@ class Desk:
         job, loop = Job(ask, tokens), asyncio.get_running_loop()
         streams = self._streams(ask)
 
+        told = threading.Event()  # a round is nobody's before the job is
+
         def on_round(report: RoundReport) -> None:
+            told.wait()
             for each in self.listeners:
                 each.round(job, report)
             text = final_text(report.tree, ask.stops) if streams else ""
@@ -194,6 +198,7 @@ class Desk:
         self.jobs[job.id] = job
         for each in self.listeners:
             each.begun(job)
+        told.set()
         task = loop.create_task(self._end(job, job.handle))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)
