@@ -143,7 +143,7 @@ class Chunks:
         """One search, whose choices are numbered from there."""
         sent = ""
         async for _ in job.changes():
-            for each in self._rounds(job, offset):
+            for each in self._rounds(job, offset, thinks=not sent):
                 yield each
             if new := job.text[len(sent) :]:
                 sent = job.text
@@ -152,11 +152,16 @@ class Chunks:
         for each in self._answers(job, mine, offset, sent):
             yield each
 
-    def _rounds(self, job: Job, index: int) -> Iterator[bytes]:
-        """What was decided since: for people, where there is a search to tell of, and programs."""
+    def _rounds(self, job: Job, index: int, *, thinks: bool) -> Iterator[bytes]:
+        """What was decided since: for people, where there is a search to tell of, and programs.
+
+        thinks: no text has gone out. Clients that get reasoning between two pieces of a text show
+        two texts, cut anywhere.
+        """
         rounds, job.rounds = job.rounds, []
+        thinks &= self.shape.chat and job.outcome is None and not job.ask.is_plain
         for each in rounds:
-            if self.shape.chat and job.outcome is None and not job.ask.is_plain:
+            if thinks:
                 said = told(each)
                 yield self._chunk(index, {"reasoning": said, "reasoning_content": said})
             if self.with_search:

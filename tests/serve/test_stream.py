@@ -1,0 +1,38 @@
+"""What a stream says of a search, event by event."""
+
+import asyncio
+import json
+
+from beamwright.serve.asked import Ask
+from beamwright.serve.desk import Job, Round
+from beamwright.serve.reply import CHAT
+from beamwright.serve.stream import Chunks
+
+
+def deltas_of(*texts):
+    """Of a chat in whose rounds these texts become final."""
+    job, found = Job(Ask("tiny", "Hi", {}), 1), []
+    chunks = Chunks([job], CHAT, "bw", (), with_usage=False, with_search=True)
+
+    async def read():
+        async for event in chunks.events():
+            found.append(json.loads(event.removeprefix(b"data: ")))
+
+    async def search():
+        reading = asyncio.create_task(read())
+        for number, text in enumerate(texts, 1):
+            job.hear(text, Round(number, 8, 4, 4, 0, 0.5, 10 * number))
+            for _ in range(10):  # it is read until it waits
+                await asyncio.sleep(0)
+        reading.cancel()
+
+    asyncio.run(search())
+    return [event["choices"][0]["delta"] for event in found]
+
+
+def test_there_is_one_thought_and_then_one_text():
+    deltas = deltas_of("", "", "One", "One two", "One two three")
+    kinds = [name for delta in deltas for name in ("reasoning", "content") if delta.get(name)]
+    assert kinds == ["reasoning"] * 3 + ["content"] * 3
+    assert "".join(delta.get("content", "") for delta in deltas) == "One two three"
+    assert all(delta.get("reasoning") == delta.get("reasoning_content") for delta in deltas)
