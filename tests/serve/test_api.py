@@ -10,6 +10,8 @@ from beamwright.serve import ServerLimits
 from engines import assert_nothing_allocated
 from served import ASKED, held, text_of, until
 
+JSON = {"content-type": "application/json"}
+
 
 def test_a_chat_is_the_search_that_solve_does(served):
     found = served.chat(seed=3).json()
@@ -157,24 +159,63 @@ def test_models_health_and_what_there_is_not(served):
         ({"search": {"method": "nothing"}}, 400, "search"),
         ({"search": {"n": 0}}, 400, "search"),
         ({"search": {"model": "other"}}, 400, "search"),
-        ({"search": {"unheard_of": 1}}, 400, "search"),
+        ({"search": {"unheard_of": 1}}, 400, "search.unheard_of"),
+        ({"search": {"self": 1}}, 400, "search.self"),
+        ({"search": {"on_round": 1}}, 400, "search.on_round"),
+        ({"search": {"problem_id": 1}}, 400, "search.problem_id"),
+        ({"search": {"priority": 1}}, 400, "search.priority"),
+        ({"search": {"\ud800": 1}}, 400, "search.\ud800"),
+        ({"search": {"method": ["beam"]}}, 400, "search.method"),
+        ({"search": {"token_budget": 0}}, 400, "search"),
+        ({"reasoning_effort": "\ud800"}, 400, "reasoning_effort"),
         ({"stream": True, "search": {"width": 3}}, 400, "search"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
     ],
 )
 def test_errors_name_what_is_wrong(served, fields, status, param):
     content = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    response = served.http.post(
-        "/v1/chat/completions",
-        content=json.dumps(content),
-        headers={"content-type": "application/json"},
-    )
+    response = served.http.post("/v1/chat/completions", content=json.dumps(content), headers=JSON)
     assert response.status_code == status, response.text
     if status != 200:
         assert response.json()["error"]["param"] == param
         assert response.headers["x-should-retry"] == "false"
     assert response.headers["x-request-id"].startswith("req_")
     assert not served.desk.jobs
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("completions", {"prompt": ""}, "prompt"),
+        ("completions", {"prompt": "word " * 500}, "prompt"),
+        ("completions", {"prompt": [True]}, "prompt"),
+        ("responses", {"input": "word " * 500}, "input"),
+        ("responses", {"input": "Hi", "reasoning": {"effort": ["low"]}}, "reasoning.effort"),
+        ("responses", {"input": [{"type": "function_call_output", "output": 5}]}, "input[0]"),
+    ],
+)
+def test_errors_name_the_fields_of_their_endpoint(served, path, fields, param):
+    response = served.http.post(f"/v1/{path}", json={"model": "tiny", **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_what_is_sent_back_may_be_no_utf_8(served):
+    body = {"model": "tiny:plain", "input": "Hi", "metadata": {"a": "\ud800"}}
+    response = served.http.post("/v1/responses", content=json.dumps(body), headers=JSON)
+    assert response.json()["metadata"] == body["metadata"]
+
+
+def test_a_bug_does_not_cost_the_connection(served, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.desk.asker.__class__, "chat", fail)
+    ports = set()
+    for _ in range(3):
+        response = served.chat()
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+        ports.add(response.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(ports) == 1
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -198,6 +239,11 @@ def test_tools_are_shown_to_a_model_that_knows_them(serve):
         {"role": "tool", "tool_call_id": "c", "content": "3"},
     ]  # fmt: skip
     assert server.chat(messages=said, tools=TOOLS).status_code == 200
+    for name in ("\ud800", "x" * 100_000):
+        tools = [{"type": "function", "function": {"name": name}}]
+        body = {"model": "tiny", "messages": said[:1], "tools": tools}
+        response = server.http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
 
 
 # --- load ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def refused(call):
         {"user": "me", "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low"},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
         {"logit_bias": {}, "response_format": {"type": "text"}, "modalities": ["text"]},
-        {"tools": [TOOL], "tool_choice": "none", "function_call": "none", "functions": []},
+        {"tools": [TOOL], "tool_choice": "none", "function_call": "none", "functions": [{}]},
         {"n": 1, "store": False, "parallel_tool_calls": True, "stream_options": None},
         {"logit_bias": {"50256": 0}, "safety_identifier": "x", "prompt_cache_key": "y"},
     ],
@@ -49,6 +49,7 @@ def test_what_changes_nothing_is_let_through(fields):
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"store": True}, "store"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"unheard_of": 1}, "unheard_of"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -196,11 +197,13 @@ def test_items_of_responses():
         {"type": "reasoning", "summary": []},
         {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"type": "function_call_output", "output": [{"type": "input_text", "text": "4"}]},
     ]
     tool = {"type": "function", "name": "add", "parameters": {}}
     found = ask(input=items, instructions="Be brief.", tools=[tool], reasoning={"effort": "low"})
     roles = [each["role"] for each in found.problem.messages]
-    assert roles == ["system", "user", "assistant", "tool"]
+    assert roles == ["system", "user", "assistant", "tool", "tool"]
+    assert found.problem.messages[-1]["content"] == "4"
     assert found.problem.tools[0]["function"]["name"] == "add"
     assert found.options["n"] == 4
     for bad in ([], [{"type": "image"}], [{"role": "user"}], [{"content": "x"}]):

@@ -84,8 +84,7 @@ class TextCodec:
         """
         if self.tokenizer.chat_template is None:
             text = f"{system_prompt}\n\n{problem}" if system_prompt else problem
-            ids: list[int] = self.tokenizer(text + "\n\n", verbose=False)["input_ids"]
-            return ids
+            return self.encode_prompt(text + "\n\n")
         messages = [{"role": "user", "content": problem}]
         if system_prompt and self.has_system_role:
             messages.insert(0, {"role": "system", "content": system_prompt})
@@ -100,13 +99,13 @@ class TextCodec:
         texts = template.values() if isinstance(template, dict) else [template]
         return any(isinstance(text, str) and "tools" in text for text in texts)
 
-    def converse(
+    def conversation(
         self,
         messages: Sequence[Mapping[str, Any]],
         system_prompt: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> list[int]:
-        """Token ids of a conversation, up to where its reply begins.
+    ) -> str:
+        """A conversation as text for `encode_prompt`, up to where its reply begins.
 
         system_prompt: where nobody has said anything as the system or the developer.
 
@@ -116,15 +115,20 @@ class TextCodec:
         found = [{**each, "role": _ROLES.get(each["role"], each["role"])} for each in messages]
         if system_prompt and not any(each["role"] == "system" for each in found):
             found.insert(0, {"role": "system", "content": system_prompt})
-        if self.tokenizer.chat_template is None:
-            text = "".join(f"{each['content']}\n\n" for each in found)
-            ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
-            return ids
         if tools and not self.takes_tools:
             raise InputError("tools: the model's chat template shows none")
+        if self.tokenizer.chat_template is None:
+            return "".join(f"{each['content']}\n\n" for each in found)
         if not self.has_system_role:
             found = _without_system(found)
-        return self.encode(self.chat(found, add_generation_prompt=True, tools=tools))
+        return self.chat(found, add_generation_prompt=True, tools=tools)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a prompt's text; a chat template has put its special tokens into it."""
+        if self.tokenizer.chat_template is not None:
+            return self.encode(text)
+        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        return ids
 
     def render_turn(self, text: str) -> list[int]:
         """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.

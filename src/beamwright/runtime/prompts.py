@@ -62,10 +62,9 @@ class Prompts:
         system_prompt = self._settings.system_prompt
         match problem:
             case Conversation():
-                for number, each in enumerate(problem.messages):
-                    self._check_size(codec, str(each["content"]), f"messages[{number}]")
-                ids = codec.converse(problem.messages, system_prompt, problem.tools)
-                return ids, problem.problem_text
+                said = codec.conversation(problem.messages, system_prompt, problem.tools)
+                self._check_size(codec, said, "the conversation")
+                return codec.encode_prompt(said), problem.problem_text
             case RawPrompt(tuple() as given):
                 if given and (min(given) < 0 or max(given) >= self._shape.vocab):
                     raise InputError(f"token ids go from 0 to {self._shape.vocab - 1}")

@@ -12,10 +12,11 @@ from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import beamwright
+from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.asked import Ask
 from beamwright.serve.body import read_body
 from beamwright.serve.desk import Desk, Job, log
@@ -112,7 +113,7 @@ class Api:
             choices += [shape.choice(answer, offset) for answer in mine]
             offset += job.ask.choices
         facts = [search_facts(*each) for each in zip(jobs, solutions, found, strict=True)]
-        return JSONResponse(
+        return AsciiJSON(
             {
                 **shape.head(jobs[0], self.fingerprint, chunk=False),
                 "choices": choices,
@@ -202,10 +203,10 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         return {"status": "ok"}
 
     @app.get("/ready")
-    def ready() -> JSONResponse:
+    def ready() -> AsciiJSON:
         draining = api.desk.draining
         state = {"status": "draining" if draining else "ready", "searches": len(api.desk.jobs)}
-        return JSONResponse(state, status_code=503 if draining else 200)
+        return AsciiJSON(state, status_code=503 if draining else 200)
 
 
 # --- errors ----------------------------------------------------------------------------------
@@ -214,7 +215,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
 async def _refused(request: Request, error: Exception) -> Response:
     del request
     found = api_error(error)
-    return JSONResponse(found.body, status_code=found.status, headers=dict(found.headers))
+    return AsciiJSON(found.body, status_code=found.status, headers=dict(found.headers))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

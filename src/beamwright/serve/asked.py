@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from beamwright.config import option_owners
 from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.errors import InputError
 from beamwright.serve.errors import ApiError
@@ -36,7 +37,8 @@ class Ask:
 
     model: as it was named. options: of `Solver.submit`. choices: answers that are returned.
     seed: of the search, given or drawn. stops: strings that end an answer. top_logprobs: of every
-    token, None without log-probabilities. tools: the answer may call some.
+    token, None without log-probabilities. tools: the answer may call some. param: the field that
+    the problem is in.
     """
 
     model: str
@@ -47,6 +49,7 @@ class Ask:
     stops: tuple[str, ...] = ()
     top_logprobs: int | None = None
     tools: bool = False
+    param: str = "messages"
 
     @property
     def is_plain(self) -> bool:
@@ -84,7 +87,8 @@ class Asker:
         prompts = _prompts(fields.prompt)
         if not 1 <= len(prompts) <= MOST_PROMPTS:
             raise ApiError(400, f"prompt: from 1 to {MOST_PROMPTS} of them", "prompt")
-        return [self._ask(fields, each, fields.max_tokens, fields.logprobs) for each in prompts]
+        asks = [self._ask(fields, each, fields.max_tokens, fields.logprobs) for each in prompts]
+        return [replace(ask, param="prompt") for ask in asks]
 
     def response(self, fields: ResponseFields) -> Ask:
         """A conversation that nobody remembers."""
@@ -94,11 +98,14 @@ class Asker:
         if (fields.text or {}).get("format", {"type": "text"}) != {"type": "text"}:
             raise ApiError(400, "text.format: only text is supported", "text.format")
         effort = (fields.reasoning or {}).get("effort")
+        if not isinstance(effort, str | None):
+            raise ApiError(400, "reasoning.effort: is a name", "reasoning.effort")
         if effort is not None:
             fields = fields.model_copy(update={"reasoning_effort": effort})
         tools = self._tools(_nested_tools(fields.tools), fields.tool_choice)
         limit = fields.max_output_tokens or fields.max_tokens
-        return self._ask(fields, Conversation(tuple(messages), tools), limit, None)
+        ask = self._ask(fields, Conversation(tuple(messages), tools), limit, None)
+        return replace(ask, param="input")
 
     # --- options -----------------------------------------------------------------------------
 
@@ -120,9 +127,9 @@ class Asker:
         stops = _stops(fields.stop)
         options |= {"seed": seed, "max_tokens": max_tokens or options.get("max_tokens")}
         options |= {"stop_strings": stops or None, "top_logprobs": top or None}
-        options["token_budget"] = min(
-            options.get("token_budget") or self.limits.tokens, self.limits.tokens
-        )
+        budget = options.get("token_budget")
+        most = self.limits.tokens
+        options["token_budget"] = most if budget is None else min(budget, most)
         options["deadline"] = min(_seconds(options.get("deadline")), self.limits.seconds)
         tools = isinstance(problem, Conversation) and bool(problem.tools)
         return Ask(fields.model, problem, options, choices, seed, stops, top, tools)
@@ -164,13 +171,15 @@ def _own(search: Mapping[str, Any] | None) -> dict[str, Any]:
         if name == "events":  # of the stream, not of the search
             continue
         known = _NAMES.get(name, name)
-        if known in _OURS or not name.isidentifier():
+        if known in _OURS or known not in option_owners():
             raise ApiError(400, f"search.{name}: no such option here", f"search.{name}")
         found[known] = value
     for name in ("n", "width", "seed", "token_budget", "max_tokens"):
         value = found.get(name)
         if value is not None and type(value) is not int:
             raise ApiError(400, f"search.{name}: is a whole number", f"search.{name}")
+    if not isinstance(found.get("search", ""), str | None):
+        raise ApiError(400, "search.method: is a name", "search.method")
     return found
 
 
@@ -269,7 +278,7 @@ def _items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
                 found.append(
                     {
                         "role": "tool",
-                        "content": str(item.get("output", "")),
+                        "content": _output(item.get("output"), param),
                         "tool_call_id": item.get("call_id"),
                     }
                 )
@@ -280,6 +289,13 @@ def _items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not found:
         raise ApiError(400, "input: is empty", "input")
     return found
+
+
+def _output(output: Any, param: str) -> str:
+    """What a function has returned: a text, or parts of one."""
+    if isinstance(output, str):
+        return output
+    return _text(_checked({"role": "tool", "content": output or []}, param), f"{param}.output")
 
 
 def _checked(item: Mapping[str, Any], param: str) -> Message:

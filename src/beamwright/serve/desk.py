@@ -112,7 +112,7 @@ class Job:
         assert self.outcome is not None
         if isinstance(self.outcome, Solution):
             return self.outcome
-        raise api_error(self.outcome, "messages")
+        raise api_error(self.outcome, self.ask.param)
 
     def cancel(self) -> None:
         """Its KV is freed before the next iteration."""
@@ -176,7 +176,7 @@ class Desk:
         try:
             tokens = await asyncio.to_thread(self.solver.prompt_tokens, ask.problem)
         except InputError as error:
-            raise api_error(error, "messages") from error
+            raise api_error(error, ask.param) from error
         self._check_room()  # others have come meanwhile
         job, loop = Job(ask, tokens), asyncio.get_running_loop()
         streams = self._streams(ask)

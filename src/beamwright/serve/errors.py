@@ -64,7 +64,7 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
         case ApiError():
             found = error
         case ProblemTooLongError():
-            found = ApiError(400, str(error), param or "messages", "context_length_exceeded")
+            found = ApiError(400, str(error), param, "context_length_exceeded")
         case InputError():
             found = ApiError(400, str(error), param)
         case Cancelled():

@@ -6,7 +6,6 @@ header. Keys, hosts and origins are checked before anything gets here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Annotated, Any, Protocol
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.report.page_file import page_part
 from beamwright.search import STRATEGIES
+from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.body import read_body
 from beamwright.serve.feed import Feed, Run, Watched
 from beamwright.serve.fields import parsed
@@ -92,8 +92,7 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
             "methods": list(STRATEGIES),
             "searches": [run.summary() for run in feed.runs()],
         }
-        # ASCII: a problem may hold what UTF-8 cannot.
-        return Response(json.dumps(content), media_type="application/json")
+        return AsciiJSON(content)
 
     @routes.post("/searches", openapi_extra={"requestBody": _ASKED})
     async def ask(request: Request) -> dict[str, Any]:

@@ -36,6 +36,10 @@ def _no_bias(value: Any) -> bool:
     return not value or (isinstance(value, dict) and not any(value.values()))
 
 
+def _nothing(value: Any) -> bool:
+    return not value
+
+
 NEUTRAL: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
     {
         **dict.fromkeys(
@@ -57,16 +61,16 @@ NEUTRAL: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
         "web_search_options": _one_of(),
         "moderation": _one_of(),
         "function_call": _one_of("none"),
-        "functions": _anything,
+        "functions": _nothing,
         "suffix": _one_of(""),
         "echo": _one_of(False),
-        "best_of": _one_of(),
+        "best_of": _one_of(1),
         "include": _one_of([]),
         "truncation": _one_of("disabled"),
         "background": _one_of(False),
     }
 )
-"""By name: whether a value changes nothing. `functions` alone does nothing: see `function_call`."""
+"""By name: whether a value changes nothing."""
 
 
 def _integral(value: Any) -> Any:
@@ -139,7 +143,7 @@ class ChatFields(Fields):
 class CompletionFields(Fields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str] | list[Whole] | list[list[Whole]]
     logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
 
 
@@ -170,7 +174,10 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         said = "is missing" if missing else first["msg"].removeprefix("Value error, ")
         code = "missing_required_parameter" if missing else "invalid_value"
         raise ApiError(400, f"{param}: {said}", param, code) from None
-    for name, value in (found.model_extra or {}).items():
+    extra = found.model_extra or {}
+    for name, value in extra.items():
+        if name == "functions" and extra.get("function_call") == "none":
+            continue  # they are there, and none is called
         neutral = NEUTRAL.get(name)
         if neutral is None:
             raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")

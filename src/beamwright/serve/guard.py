@@ -74,12 +74,14 @@ class Guard:
         self._app, self._doors, self._limits = app, doors, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
-            return
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
@@ -108,10 +110,13 @@ class Guard:
 
         try:
             self._check(scope, headers)
+            await self._app(scope, received, sent)
         except ApiError as error:
             await respond(error, sent)
-        else:
-            await self._app(scope, received, sent)
+        except Exception:
+            # It has been logged and answered; a server that hears of it cuts the connection.
+            if not status:
+                raise
         log.info(
             "request %s",
             number,

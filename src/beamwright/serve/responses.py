@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
+from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError, api_error
 from beamwright.serve.fields import ResponseFields, parsed
@@ -43,7 +44,7 @@ class Responses:
         await self._api.finish(request, [job])
         solution = await job.solution()
         (answer,) = answers(job, solution)
-        return JSONResponse(self._whole(job, body, solution, answer))
+        return AsciiJSON(self._whole(job, body, solution, answer))
 
     def _whole(
         self, job: Job, body: Mapping[str, Any], solution: Solution, answer: Answer
@@ -57,7 +58,7 @@ class Responses:
             "output": _output(job, answer),
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": 0},
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": counts["completion_tokens"],
                 "output_tokens_details": counts["completion_tokens_details"],
                 "total_tokens": counts["total_tokens"],
