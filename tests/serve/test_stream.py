@@ -3,10 +3,11 @@
 import asyncio
 import json
 
+from beamwright.errors import InputError
 from beamwright.serve.asked import Ask
+from beamwright.serve.chunks import Chunks
 from beamwright.serve.desk import Job, Round
 from beamwright.serve.reply import CHAT
-from beamwright.serve.stream import Chunks
 
 
 def deltas_of(*texts):
@@ -28,6 +29,21 @@ def deltas_of(*texts):
 
     asyncio.run(search())
     return [event["choices"][0]["delta"] for event in found]
+
+
+def test_rounds_that_come_with_the_end_are_told_of_too():
+    async def read():
+        job = Job(Ask("tiny", "Hi", {}), 1)
+        for number in (1, 2):
+            job.hear("", Round(number, 8, 4, 4, 0, 0.5, 10))
+        job.settle(InputError("no"))
+        chunks = Chunks([job], CHAT, "bw", (), with_usage=False, with_search=True)
+        return [event async for event in chunks.events()]
+
+    events = asyncio.run(read())
+    assert sum(b'"number"' in event for event in events) == 2
+    assert b'"error"' in events[-2]
+    assert events[-1] == b"data: [DONE]\n\n"
 
 
 def test_there_is_one_thought_and_then_one_text():

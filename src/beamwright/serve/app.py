@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
@@ -19,11 +19,13 @@ import beamwright
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.asked import Ask
 from beamwright.serve.body import read_body
+from beamwright.serve.chunks import Chunks
 from beamwright.serve.desk import Desk, Job, log
 from beamwright.serve.errors import ApiError, api_error
 from beamwright.serve.fields import ChatFields, CompletionFields, Fields, parsed
 from beamwright.serve.reply import CHAT, COMPLETION, Shape, answers, search_facts, usage
-from beamwright.serve.stream import Chunks, EventStream, until_gone
+from beamwright.serve.stream import EventStream, until_gone
+from beamwright.solver.solution import Solution
 
 
 class Api:
@@ -105,13 +107,13 @@ class Api:
                 with_search=bool(shown.get("events")),
             )
             return EventStream(stream.events(), lambda: cancel_all(jobs))
-        await self.finish(request, jobs)
-        found = [answers(job, await job.solution(), self.pieces) for job in jobs]
-        solutions = [await job.solution() for job in jobs]
-        choices, offset = [], 0
-        for job, mine in zip(jobs, found, strict=True):
-            choices += [shape.choice(answer, offset) for answer in mine]
-            offset += job.ask.choices
+        solutions = await self.finish(request, jobs)
+        found = [answers(*each, self.pieces) for each in zip(jobs, solutions, strict=True)]
+        choices = [
+            shape.choice(answer, number * jobs[0].ask.choices)
+            for number, mine in enumerate(found)
+            for answer in mine
+        ]
         facts = [search_facts(*each) for each in zip(jobs, solutions, found, strict=True)]
         return AsciiJSON(
             {
@@ -122,22 +124,20 @@ class Api:
             }
         )
 
-    async def finish(self, request: Request, jobs: Sequence[Job]) -> None:
-        """Wait for all; with a client that has gone they are cancelled."""
-        gone = asyncio.create_task(until_gone(request.receive))
+    async def finish(self, request: Request, jobs: Sequence[Job]) -> list[Solution]:
+        """Wait for all; where one fails, or the client has gone, the others are cancelled."""
+        gone: asyncio.Future[None] = asyncio.ensure_future(until_gone(request.receive))
+        solving: asyncio.Future[list[Solution]] = asyncio.gather(*(job.solution() for job in jobs))
         try:
-            for job in jobs:
-                solving = asyncio.create_task(job.solution())
-                await asyncio.wait({gone, solving}, return_when=asyncio.FIRST_COMPLETED)
-                if not solving.done():
-                    solving.cancel()
-                    raise ApiError(499, "the client has gone", code="cancelled")
-                await solving
+            both: set[asyncio.Future[Any]] = {gone, solving}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not solving.done():
+                raise ApiError(499, "the client has gone", code="cancelled")
+            return solving.result()
         finally:
-            gone.cancel()
-            with suppress(asyncio.CancelledError):
-                await gone
             cancel_all(jobs)
+            gone.cancel()
+            solving.cancel()
 
 
 def cancel_all(jobs: Sequence[Job]) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from beamwright.serve.errors import ApiError
 from beamwright.serve.limits import ServerLimits
@@ -21,7 +21,7 @@ _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)  # strings are s
 
 
 async def read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
-    """Raises ApiError as `read_json`, and 408 for one that does not come."""
+    """Raises ApiError as `read_json`, 408 for one that does not come, 499 where nobody is left."""
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -29,6 +29,8 @@ async def read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
                 found += part
                 if len(found) > limits.body_bytes:
                     break
+    except ClientDisconnect:
+        raise ApiError(499, "the client has gone", code="cancelled") from None
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
     return read_json(bytes(found), limits)

@@ -63,7 +63,7 @@ class Round:
 
 class Listener(Protocol):
     """Hears of every job. `begun`, `ended` in the event loop, `round` in the solver's thread, where
-    the tree is alive: all of them are quick, and never raise."""
+    the tree is alive: all of them are quick. What one raises is logged, and nobody else's."""
 
     def begun(self, job: Job) -> None: ...
     def round(self, job: Job, report: RoundReport) -> None: ...
@@ -99,10 +99,13 @@ class Job:
         return "failed"
 
     async def changes(self) -> AsyncIterator[None]:
-        """Once whenever there is something new, and once at the end."""
-        while self.outcome is None:
+        """Once whenever there is something new, and once behind the end. For one reader."""
+        ended = False
+        while not ended:
             await self._changed.wait()
             self._changed.clear()
+            if ended := self.outcome is not None:
+                self._changed.set()  # whoever reads it again is not kept waiting
             yield
 
     async def solution(self) -> Solution:
@@ -185,8 +188,7 @@ class Desk:
 
         def on_round(report: RoundReport) -> None:
             told.wait()
-            for each in self.listeners:
-                each.round(job, report)
+            self._tell("round", job, report)
             text = final_text(report.tree, ask.stops) if streams else ""
             found = Round.of(report, sum(len(n.token_ids) for n in report.tree.nodes()) - tokens)
             loop.call_soon_threadsafe(job.hear, text, found)
@@ -196,8 +198,7 @@ class Desk:
         except InputError as error:
             raise api_error(error, "search") from error
         self.jobs[job.id] = job
-        for each in self.listeners:
-            each.begun(job)
+        self._tell("begun", job)
         told.set()
         task = loop.create_task(self._end(job, job.handle))
         self._waits.add(task)
@@ -236,7 +237,7 @@ class Desk:
 
     def _check_room(self) -> None:
         if self.draining:
-            raise ApiError(503, "the server is shutting down", retry_after_s=30)
+            raise _ending()
         if len(self.jobs) >= self.limits.requests:
             seconds = max(1, round(self._job_s))
             raise ApiError(
@@ -250,13 +251,25 @@ class Desk:
             outcome = await handle
         except Cancelled as error:
             # Who ends the server still hands out what there is.
-            outcome = error.partial if self.draining and error.partial is not None else error
-        except Exception as error:
+            outcome = (error.partial or _ending()) if self.draining else error
+        except asyncio.CancelledError:  # of this task, not of the search
+            raise
+        except BaseException as error:  # of the solver's thread: no end of this one
             if api_error(error).status >= 500:
-                log.exception("request %s", job.id)
+                log.error("%s", job.id, exc_info=error)
             outcome = error
         del self.jobs[job.id]
         self._job_s = 0.8 * self._job_s + 0.2 * (time.monotonic() - job.began_s)
         job.settle(outcome)
+        self._tell("ended", job, outcome)
+
+    def _tell(self, what: Literal["begun", "round", "ended"], *of: Any) -> None:
         for each in self.listeners:
-            each.ended(job, outcome)
+            try:
+                getattr(each, what)(*of)
+            except Exception:
+                log.exception("%s of %s", what, type(each).__name__)
+
+
+def _ending() -> ApiError:
+    return ApiError(503, "the server is shutting down", retry_after_s=30)

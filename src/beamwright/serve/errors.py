@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from beamwright.errors import (
     InputError,
     ProblemTooLongError,
 )
+
+log = logging.getLogger("beamwright.serve")
 
 _TYPES = {
     401: "authentication_error",
@@ -76,4 +79,12 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
             found = ApiError(422, str(error), code="search_failed")
         case _:
             found = ApiError(500, "internal error", code="internal_error")
+    return found
+
+
+def told_error(error: Exception, what: str) -> ApiError:
+    """The same at the end of a stream; a bug goes to the log. what: whose, for the log."""
+    found = api_error(error)
+    if found.status >= 500 and not isinstance(error, ApiError):
+        log.error("%s", what, exc_info=error)
     return found

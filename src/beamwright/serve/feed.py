@@ -67,6 +67,7 @@ class Run:
                 self.state, self.rounds = "running", event["round"]
             elif event["event"] == "end":
                 self.state = event["state"]
+                self.job = None  # it holds a tree, and all rounds
             wakes = list(self._wakes)
         for wake in wakes:
             wake()

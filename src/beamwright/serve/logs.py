@@ -6,7 +6,7 @@ import json
 import logging
 import time
 
-_FIELDS = ("request", "method", "path", "status", "seconds", "job", "search", "tokens")
+_FIELDS = ("request", "method", "path", "status", "seconds")
 
 
 class JsonLines(logging.Formatter):

@@ -12,6 +12,8 @@ from starlette.types import ASGIApp
 from beamwright.errors import InputError
 from beamwright.serve.desk import Desk
 
+_BACKLOG = 2048
+
 
 class Server(uvicorn.Server):
     """Ends in order: SIGTERM or Ctrl-C stops new searches and waits for those that run; a second
@@ -70,6 +72,7 @@ def bind(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(_BACKLOG)  # whoever is told of it may come at once
     except (OSError, OverflowError) as error:
         found.close()
         what = error.strerror if isinstance(error, OSError) else "no such port"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beamwright.serve.desk import Job
+from beamwright.serve.errors import ApiError
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import StopReason
 
@@ -42,6 +43,17 @@ class Answer:
     candidate: Candidate
     calls: tuple[dict[str, Any], ...] = ()
     tokens: tuple[Token, ...] | None = None
+
+    def behind(self, sent: str) -> str:
+        """What of the text is left to say.
+
+        Raises:
+            ApiError: if it does not begin with what was sent: a search that did not fit beside
+                others began again, alone, and its deadline struck earlier than the first time.
+        """
+        if not self.text.startswith(sent):
+            raise ApiError(422, "the search began again, and ended otherwise", code="search_failed")
+        return self.text[len(sent) :]
 
 
 def answers(job: Job, solution: Solution, pieces: Sequence[bytes] = ()) -> list[Answer]:

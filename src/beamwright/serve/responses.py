@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.desk import Job
-from beamwright.serve.errors import ApiError, api_error
+from beamwright.serve.errors import ApiError, told_error
 from beamwright.serve.fields import ResponseFields, parsed
 from beamwright.serve.reply import Answer, answers, search_facts, usage
 from beamwright.serve.stream import EventStream, event
@@ -41,8 +41,7 @@ class Responses:
             events = _Events(job, self._head(job, body))
             whole = partial(self._whole, job, body)
             return EventStream(events.all(whole), job.cancel)
-        await self._api.finish(request, [job])
-        solution = await job.solution()
+        (solution,) = await self._api.finish(request, [job])
         (answer,) = answers(job, solution)
         return AsciiJSON(self._whole(job, body, solution, answer))
 
@@ -110,32 +109,34 @@ class _Events:
             yield self._say("response.in_progress", response=head)
             async for _ in job.changes():
                 job.rounds = []
-                for each in self._text(job.text):
-                    yield each
+                if job.text:
+                    for each in self._text(job.text[len(self._sent or "") :]):
+                        yield each
             solution = await job.solution()
             (answer,) = answers(job, solution)
             for index, item in enumerate(_output(job, answer)):
-                ending = self._message if item["type"] == "message" else self._call
-                for each in ending(index, item):
+                if item["type"] == "message":
+                    parts = self._message(index, item, answer.behind(self._sent or ""))
+                else:
+                    parts = self._call(index, item)
+                for each in parts:
                     yield each
             found = whole(solution, answer)
             yield self._say(f"response.{found['status']}", response=found)
         except Exception as error:
-            refused = api_error(error)
-            failed = {"code": refused.code or "server_error", "message": refused.message}
+            refused = told_error(error, job.id)
+            code = "invalid_prompt" if refused.status == 400 else "server_error"  # of its list
+            failed = {"code": code, "message": refused.message}
             response = {**head, "status": "failed", "error": failed}
             yield self._say("response.failed", response=response)
         finally:
             job.cancel()
 
-    def _text(self, text: str) -> Iterator[bytes]:
-        """What is new of the message, which begins with its first text."""
-        if not text and self._sent is None:
-            return
+    def _text(self, new: str) -> Iterator[bytes]:
+        """More of the message, which begins with its first text."""
         yield from self._open()
-        new = text[len(self._sent or "") :]
         if new:
-            self._sent = text
+            self._sent = (self._sent or "") + new
             yield self._say("response.output_text.delta", **self._place, delta=new, logprobs=[])
 
     def _open(self) -> Iterator[bytes]:
@@ -147,10 +148,9 @@ class _Events:
         yield self._say("response.output_item.added", output_index=0, item=begun)
         yield self._say("response.content_part.added", **self._place, part=part)
 
-    def _message(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
+    def _message(self, index: int, item: Mapping[str, Any], rest: str) -> Iterator[bytes]:
         (part,) = item["content"]
-        yield from self._open()
-        yield from self._text(part["text"])
+        yield from self._text(rest)
         yield self._say("response.output_text.done", **self._place, text=part["text"], logprobs=[])
         yield self._say("response.content_part.done", **self._place, part=part)
         yield self._say("response.output_item.done", output_index=index, item=item)

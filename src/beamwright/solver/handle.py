@@ -109,12 +109,13 @@ class Service:
     def submit(self, problem_id: str | int, flight: Flight) -> Handle:
         """Have it solved beside the others."""
         handle = Handle(problem_id, flight, self)
-        with self._lock:
+        with self._lock:  # the thread waits for it before it takes anybody in
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="solver", daemon=True)
+                thread.start()  # or there is none, and nobody waits for it
+                self._thread = thread
             self._handles[flight] = handle
             self._waiting.put(flight, flight.priority)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="solver", daemon=True)
-                self._thread.start()
         return handle
 
     def withdraw(self, flight: Flight) -> None:

@@ -1,0 +1,159 @@
+"""That every request is answered, whatever happens to the thread that searches, or beside it."""
+
+import logging
+import socket
+import threading
+
+import pytest
+
+from beamwright.serve import ServerLimits, bind
+from beamwright.solver.flights import Flights
+from beamwright.solver.handle import Handle
+from engines import assert_nothing_allocated
+from served import ASKED, held, text_of, until
+
+
+class Raises:
+    """A listener that fails at one thing."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def begun(self, job):
+        del job
+        assert self.at != "begun"
+
+    def round(self, job, report):
+        del job, report
+        assert self.at != "round"
+
+    def ended(self, job, outcome):
+        del job, outcome
+        assert self.at != "ended"
+
+
+@pytest.mark.parametrize("at", ["begun", "round", "ended"])
+def test_a_listener_that_raises_is_nobody_else_s(serve, at, caplog):
+    server = serve()
+    with caplog.at_level(logging.ERROR, "beamwright.serve"):
+        server.desk.listeners.insert(0, Raises(at))
+        found = server.chat(seed=1)
+        assert found.status_code == 200
+        server.desk.listeners.pop(0)
+        runs = server.http.get("/feed/searches").json()["searches"]
+    assert [run["state"] for run in runs] == ["done"], "the feed heard of it all the same"
+    assert f"{at} of Raises" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, monkeypatch, error):
+    server, statuses = serve(), []
+
+    def ask():
+        statuses.append(server.chat().status_code)
+
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until(lambda: gate.reached and len(server.desk.jobs) == 3)
+
+        def fail(*args):
+            raise error
+
+        monkeypatch.setattr(Flights, "_note", fail)
+    for thread in threads:
+        thread.join(30)
+    assert statuses == [500] * 3
+    monkeypatch.undo()
+    assert server.chat(seed=1).status_code == 200
+    assert_nothing_allocated(server.solver)
+
+
+def test_a_thread_that_cannot_start_fails_that_request_alone(serve, monkeypatch):
+    server = serve()
+    start = threading.Thread.start
+
+    def fail(thread):
+        if thread.name == "solver":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    assert server.chat().status_code == 500
+    assert not server.desk.jobs
+    monkeypatch.undo()
+    assert server.chat(seed=1).status_code == 200
+
+
+def test_who_waits_when_the_server_ends_may_ask_again(serve):
+    server = serve(limits=ServerLimits(drain_s=0.0))
+    waiting = []
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        first = threading.Thread(target=server.chat, kwargs={"seed": 1})
+        first.start()
+        until(lambda: gate.reached)
+        second = threading.Thread(target=lambda: waiting.append(server.chat()))
+        second.start()
+        until(lambda: len(server.desk.jobs) == 2)
+        server.server.handle_exit(15, None)
+        second.join(30)
+    first.join(30)
+    (response,) = waiting
+    assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+
+
+def test_who_is_told_of_the_server_can_come_at_once():
+    with bind("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        pass
+
+
+def test_who_leaves_in_the_middle_of_a_body_is_no_bug(served, caplog):
+    with caplog.at_level(logging.ERROR):
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n"
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.sendall(f"{head}content-type: application/json\r\n\r\n{{".encode())
+        assert served.http.get("/health").status_code == 200
+    assert not caplog.records
+
+
+def test_what_is_over_holds_no_tree(served):
+    served.chat(seed=1)
+    run = served.http.get("/feed/searches").json()["searches"][0]["id"]
+    feed = next(each for each in served.desk.listeners if hasattr(each, "runs"))
+    until(lambda: feed.run(run).ended)
+    assert feed.run(run).job is None
+
+
+def test_fewer_candidates_than_choices_end_properly(served):
+    fields = {"n": 8, "search": {"token_budget": 1}, "model": "tiny:best-of-n", "seed": 1}
+    whole, events = served.chat(**fields).json(), served.stream(**fields)
+    told = {c["index"] for event in events for c in event["choices"]}
+    ends = {c["index"] for e in events for c in e["choices"] if c["finish_reason"]}
+    assert told == ends == {choice["index"] for choice in whole["choices"]}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(
+    served, monkeypatch, path
+):
+    """As where it did not fit beside others, and the deadline cut it earlier the second time."""
+    hear = Handle._hear
+
+    def say(handle, report):
+        hear(handle, report)
+        job = next(iter(served.desk.jobs.values()))
+        loop.call_soon_threadsafe(setattr, job, "text", "\u0001never said")
+
+    loop = served.server._loop
+    monkeypatch.setattr(Handle, "_hear", say)
+    if path.endswith("responses"):
+        body = {"model": "tiny", "input": ASKED, "seed": 1, "stream": True}
+        with served.http.stream("POST", path, json=body) as response:
+            assert "response.failed" in list(response.iter_lines())[-3]
+    else:
+        events = served.stream(seed=1)
+        assert events[-1]["error"]["code"] == "search_failed"
+        assert text_of(events[:-1]) == "\u0001never said"
