@@ -47,6 +47,7 @@ LEVELS = (
     ("solver",),
     ("report",),
     ("evaluate",),
+    ("scale",),
     ("checks",),
     ("serve",),
     ("cli",),

@@ -256,11 +256,13 @@ class Invocation:
     """What every command is called with.
 
     given: the options that the user wrote, by name. as_json: print one JSON object only.
+    plugins: the files that were loaded.
     """
 
     settings: Settings
     given: dict[str, Any]
     as_json: bool
+    plugins: tuple[Path, ...] = ()
 
 
 def with_settings(
@@ -276,7 +278,7 @@ def with_settings(
         def wrapper(**values: Any) -> None:
             options = {name: values.pop(name) for name in rows}
             path = values.pop("recipe", None)
-            values.pop("plugin")  # `app` has loaded it
+            plugins = tuple(values.pop("plugin") or ())  # `app` has loaded them
             as_json, debug = values.pop("as_json"), values.pop("debug")
             with guard(debug):
                 given = {name: value for name, value in options.items() if value not in (None, [])}
@@ -286,7 +288,7 @@ def with_settings(
                 if settings.search.search == "list":
                     _print_strategies()
                     return
-                command(Invocation(settings, given, as_json), **values)
+                command(Invocation(settings, given, as_json, plugins), **values)
 
         def declare() -> None:
             """Give the command the options that are declared at present."""

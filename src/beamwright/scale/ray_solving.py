@@ -1,0 +1,206 @@
+"""Problems spread over Ray's actors: an engine in each, work that is taken and not dealt.
+
+The driver gives every replica a few problems more than it can begin, and gives it another one
+whenever one has ended. Where nothing is left to give, whoever has nothing takes what others have
+not begun. A replica that dies has its problems solved by others, each of them once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from beamwright.config import Settings
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.evaluate.run import InFlight, Solved
+from beamwright.scale.cluster import Cluster
+from beamwright.scale.replica import FarError, Replica
+
+MOST_DEATHS = 3
+"""Of a problem's replica, before the run ends: it is presumably the problem that kills them."""
+
+_WAIT_S = 1.0
+_CANDIDATES = 256
+"""Paths that a replica is given at a time, begun or not."""
+
+Problem = tuple[str | int, str]
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A replica's actor, and the problems that it was given."""
+
+    actor: Any
+    given: dict[Any, Problem] = field(default_factory=dict)
+
+
+class RaySolving:
+    """A `SolveMany` over a cluster. Use as a context: it ends what it has begun."""
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        self._ray = _import_ray()
+        self._settings, self._cluster = settings, cluster
+        self._workers: list[_Worker] = []
+        self._coming: dict[Any, _Worker] = {}
+        self._failed_starts = 0
+        self._deaths: Counter[str | int] = Counter()
+        self._begun_ray = False
+
+    def __enter__(self) -> RaySolving:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in (*self._workers, *self._coming.values()):
+            self._ray.kill(worker.actor)
+        if self._begun_ray:
+            self._ray.shutdown()
+
+    def __call__(
+        self, problems: Sequence[Problem], /, *, in_flight: InFlight
+    ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
+        """Solutions as they finish, see `evaluate.SolveMany`. in_flight: in each replica.
+
+        Raises:
+            BeamwrightError: if replicas keep dying, or cannot be made.
+        """
+        most = self._most_given() if in_flight == "auto" else in_flight
+        self._start(most)
+        queue = deque(problems)
+        while queue or any(worker.given for worker in self._workers):
+            self._hand_out(queue, most)
+            owners = {ref: worker for worker in self._workers for ref in worker.given}
+            ready, _ = self._ray.wait([*owners, *self._coming], timeout=_WAIT_S)
+            for ref in ready:
+                if ref in self._coming:
+                    self._arrived(ref)
+                elif ref in owners[ref].given:  # a worker that died is already without
+                    yield from self._taken(owners[ref], ref, queue)
+
+    # --- who has what ------------------------------------------------------------------------
+
+    def _hand_out(self, queue: deque[Problem], most: int) -> None:
+        """Everybody gets one after the other; with nothing left, the idle take from the rest."""
+        while queue and self._workers:
+            worker = min(self._workers, key=lambda each: len(each.given))
+            if len(worker.given) >= most:
+                return
+            problem = queue.popleft()
+            worker.given[worker.actor.solve.remote(*problem)] = problem
+        if any(not worker.given for worker in self._workers):
+            busiest = max(self._workers, key=lambda each: len(each.given))
+            if len(busiest.given) > 1:
+                # What comes back returns as None through its `solve`.
+                busiest.actor.give_back.remote(len(busiest.given) // 2)
+
+    def _taken(
+        self, worker: _Worker, ref: Any, queue: deque[Problem]
+    ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
+        try:
+            outcome = self._ray.get(ref)
+        except self._ray.exceptions.RayActorError as error:
+            self._replace(worker, queue, error)
+            return
+        except self._ray.exceptions.RayTaskError as error:
+            raise BeamwrightError(f"a replica failed: {_line(error)}") from error
+        problem = worker.given.pop(ref)
+        if outcome is None:
+            queue.append(problem)
+        else:
+            yield problem[0], outcome.error() if isinstance(outcome, FarError) else outcome
+
+    def _replace(self, worker: _Worker, queue: deque[Problem], error: Exception) -> None:
+        """Somebody else solves what it had; what it had finished has been taken before."""
+        lost = list(worker.given.values())
+        self._deaths.update(problem_id for problem_id, _ in lost)
+        for problem_id, count in self._deaths.items():
+            if count >= MOST_DEATHS:
+                raise BeamwrightError(
+                    f"problem {problem_id}: {count} replicas died while they had it: {_line(error)}"
+                ) from error
+        queue.extendleft(reversed(lost))
+        self._workers.remove(worker)
+        self._come()
+
+    def _come(self) -> None:
+        """Another replica, as soon as there is a place for it."""
+        worker = self._worker()
+        self._coming[worker.actor.ready.remote()] = worker
+
+    def _arrived(self, ref: Any) -> None:
+        """It has loaded its models, or died of it."""
+        worker = self._coming.pop(ref)
+        try:
+            self._ray.get(ref)
+        except self._ray.exceptions.RayActorError as error:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_DEATHS:
+                raise BeamwrightError(f"replicas cannot be started: {_line(error)}") from error
+            self._come()
+            return
+        self._workers.append(worker)
+
+    # --- replicas ----------------------------------------------------------------------------
+
+    def _start(self, most: int) -> None:
+        ray = self._ray
+        if not ray.is_initialized():
+            self._begun_ray = True
+            try:
+                ray.init(
+                    address=self._cluster.address,
+                    include_dashboard=False if self._cluster.address is None else None,
+                    configure_logging=False,
+                    log_to_driver=False,
+                )
+            except (ConnectionError, ValueError) as error:
+                raise InputError(f"--ray {self._cluster.address}: {_line(error)}") from error
+        self._concurrency = most + 1  # and one that gives back
+        if not self._workers:
+            self._workers = [self._worker() for _ in range(self._num_replicas())]
+            self._wait_until_loaded()
+
+    def _num_replicas(self) -> int:
+        there = self._ray.cluster_resources()
+        units = there.get("GPU", 0) if self._on_gpu else there.get("CPU", 0) // self._cluster.cores
+        found = self._cluster.replicas or int(units)
+        if found < 1 or found > units:
+            what = "GPUs" if self._on_gpu else f"groups of {self._cluster.cores} cores"
+            raise InputError(f"--replicas {found}: the cluster has {int(units)} {what}")
+        return found
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._settings.model.device.startswith("cuda")
+
+    def _worker(self) -> _Worker:
+        needs = {"num_gpus": 1} if self._on_gpu else {"num_cpus": self._cluster.cores}
+        make = self._ray.remote(Replica).options(max_concurrency=self._concurrency, **needs)
+        settings = self._settings.model_dump(mode="json", exclude_unset=True)
+        return _Worker(make.remote(settings, self._cluster.plugins))
+
+    def _wait_until_loaded(self) -> None:
+        """Raises what is wrong with the settings, of the first replica that says so."""
+        try:
+            self._ray.get([worker.actor.ready.remote() for worker in self._workers])
+        except self._ray.exceptions.RayActorError as error:
+            raise BeamwrightError(f"a replica could not be started: {_line(error)}") from error
+
+    def _most_given(self) -> int:
+        """A replica's engine decides how many it begins; a few more wait there."""
+        return max(2, -(-_CANDIDATES // self._settings.search.n))
+
+
+def _import_ray() -> Any:
+    try:
+        import ray  # noqa: PLC0415 (an extra)
+    except ModuleNotFoundError as error:
+        raise UnavailableError("--ray needs ray: pip install 'beamwright[ray]'") from error
+    return ray
+
+
+def _line(error: BaseException) -> str:
+    """The last line of what Ray says: a remote traceback ends with its error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
