@@ -24,6 +24,13 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from beamwright.cli.eval_ray import (
+    CoresOption,
+    RayOption,
+    ReplicasOption,
+    find_cluster,
+    solving_far,
+)
 from beamwright.cli.eval_view import print_report, print_reports
 from beamwright.cli.guard import complain
 from beamwright.cli.imports import first_import
@@ -87,26 +94,6 @@ _InFlightOption = Annotated[
         "N",
     ),
 ]
-_RayOption = Annotated[
-    str | None,
-    option(
-        "--ray",
-        "Spread the problems over Ray's workers: local (processes of this machine), auto, or the "
-        "address of a cluster.",
-        "ADDRESS",
-    ),
-]
-_ReplicasOption = Annotated[
-    str | None,
-    option(
-        "--replicas",
-        "Engines with --ray (default: auto, one per GPU, or per --replica-cores).",
-        "N",
-    ),
-]
-_CoresOption = Annotated[
-    int | None, option("--replica-cores", "Cores of each with --ray (default: 1).", "N", min=1)
-]
 _ProblemFieldOption = Annotated[
     str | None,
     option(
@@ -155,9 +142,9 @@ def evaluate(
     limit: _LimitOption = None,
     out: _OutOption = None,
     in_flight: _InFlightOption = None,
-    ray: _RayOption = None,
-    replicas: _ReplicasOption = None,
-    replica_cores: _CoresOption = None,
+    ray: RayOption = None,
+    replicas: ReplicasOption = None,
+    replica_cores: CoresOption = None,
     trees: _TreesOption = None,
     problem_field: _ProblemFieldOption = None,
     answer_field: _AnswerFieldOption = None,
@@ -167,7 +154,7 @@ def evaluate(
         raise InputError(f"--trees must be at least 1, got {trees}")
     if trees is not None and out is None:
         raise InputError("--trees needs --out DIR to write to")
-    cluster = _cluster(ray, replicas, replica_cores, invocation.plugins)
+    cluster = find_cluster(ray, replicas, replica_cores, invocation.plugins)
     if trees is not None and cluster is not None:
         raise InputError("--trees does not go with --ray: trees stay where they grow")
     recipe = read_recipe(recipe_file, invocation.given)
@@ -240,7 +227,7 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
         if work.cluster is None:
             solve_many = _solving(named.settings, pages, stack, status)
         else:
-            solve_many = _solving_far(named.settings, work.cluster, stack)
+            solve_many = solving_far(named.settings, work.cluster, stack)
         options = RunOptions(out, work.in_flight, on_record)
         try:
             report = run(work.problem_set, solve_many, named.settings, options, work.checker)
@@ -292,38 +279,6 @@ def _solving(
             if pages is not None:
                 pages.write([outcome])  # what fails there is reported at the end
             yield problem_id, outcome
-
-    return solve_many
-
-
-def _cluster(
-    address: str | None, replicas: str | None, cores: int | None, plugins: Sequence[Path]
-) -> Cluster | None:
-    """Raises InputError for what means nothing."""
-    if address is None:
-        for name, value in (("replicas", replicas), ("replica-cores", cores)):
-            if value is not None:
-                raise InputError(f"--{name} {value}: does nothing without --ray")
-        return None
-    if replicas is not None and replicas != "auto" and not replicas.isdecimal():
-        raise InputError(f"--replicas {replicas}: give a number, or auto")
-    from beamwright.scale.cluster import Cluster
-
-    number = None if replicas in (None, "auto") else int(replicas)
-    files = tuple(str(each.resolve()) for each in plugins)
-    return Cluster(None if address == "local" else address, number, cores or 1, files)
-
-
-def _solving_far(settings: Settings, cluster: Cluster, stack: ExitStack) -> SolveMany:
-    # Loaded at the first unfinished problem, as `_solving` does.
-    def solve_many(
-        problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
-    ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
-        with first_import("torch"):
-            from beamwright.scale.ray_solving import RaySolving
-
-        spread = stack.enter_context(RaySolving(settings, cluster))
-        yield from spread(problems, in_flight=in_flight)
 
     return solve_many
 

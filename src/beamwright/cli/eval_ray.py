@@ -1,0 +1,72 @@
+"""`eval --ray`: its options, and where its problems are solved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from beamwright.cli.imports import first_import
+from beamwright.cli.options import option
+from beamwright.config import Settings
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.evaluate import SolveMany
+from beamwright.evaluate.run import InFlight, Solved
+
+if TYPE_CHECKING:
+    from beamwright.scale.cluster import Cluster
+
+RayOption = Annotated[
+    str | None,
+    option(
+        "--ray",
+        "Spread the problems over Ray's workers: local (processes of this machine), auto, or the "
+        "address of a cluster.",
+        "ADDRESS",
+    ),
+]
+ReplicasOption = Annotated[
+    str | None,
+    option(
+        "--replicas",
+        "Engines with --ray (default: auto, one per GPU, or per --replica-cores).",
+        "N",
+    ),
+]
+CoresOption = Annotated[
+    int | None, option("--replica-cores", "Cores of each with --ray (default: 1).", "N", min=1)
+]
+
+
+def find_cluster(
+    address: str | None, replicas: str | None, cores: int | None, plugins: Sequence[Path]
+) -> Cluster | None:
+    """Raises InputError for what means nothing."""
+    if address is None:
+        for name, value in (("replicas", replicas), ("replica-cores", cores)):
+            if value is not None:
+                raise InputError(f"--{name} {value}: does nothing without --ray")
+        return None
+    if replicas is not None and replicas != "auto" and not replicas.isdecimal():
+        raise InputError(f"--replicas {replicas}: give a number, or auto")
+    from beamwright.scale.cluster import Cluster
+
+    number = None if replicas in (None, "auto") else int(replicas)
+    files = tuple(str(each.resolve()) for each in plugins)
+    return Cluster(None if address == "local" else address, number, cores or 1, files)
+
+
+def solving_far(settings: Settings, cluster: Cluster, stack: ExitStack) -> SolveMany:
+    """Solves on a cluster; loads at the first unfinished problem."""
+
+    def solve_many(
+        problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
+    ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
+        with first_import("torch"):
+            from beamwright.scale.ray_solving import RaySolving
+
+        spread = stack.enter_context(RaySolving(settings, cluster))
+        yield from spread(problems, in_flight=in_flight)
+
+    return solve_many
