@@ -253,10 +253,9 @@ DEBUG = option("--debug", "Show the traceback of an error.")
 
 @dataclass(frozen=True)
 class Invocation:
-    """What every command is called with.
+    """What every command is called with. plugins: the files that were loaded.
 
     given: the options that the user wrote, by name. as_json: print one JSON object only.
-    plugins: the files that were loaded.
     """
 
     settings: Settings
