@@ -133,6 +133,20 @@ def test_responses(served):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
 
 
+def test_the_document_says_what_bodies_hold(served):
+    document = served.http.get("/openapi.json").json()
+    for path in ("chat/completions", "completions", "responses"):
+        body = document["paths"][f"/v1/{path}"]["post"]["requestBody"]
+        schema = body["content"]["application/json"]["schema"]
+        assert "$ref" not in json.dumps(schema)
+        assert "include_usage" in json.dumps(schema["properties"]["stream_options"])
+
+
+def test_a_query_that_is_wrong_is_named(served):
+    response = served.http.get("/feed/searches/x", params={"from": "-1"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "from")
+
+
 def test_models_health_and_what_there_is_not(served):
     listed = served.http.get("/v1/models").json()["data"]
     assert [each["id"] for each in listed][:2] == ["tiny", "tiny:plain"]

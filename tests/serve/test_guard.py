@@ -7,7 +7,8 @@ import socket
 import httpx
 import pytest
 
-from beamwright.serve import Doors, ServerLimits
+from beamwright.serve import ApiError, Doors, ServerLimits
+from beamwright.serve.body import read_json
 from served import ASKED
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
@@ -117,6 +118,66 @@ def test_bodies(served, body, status):
     response = served.http.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert response.status_code == status
     assert served.http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (CHAT, {"reasoning_effort": "\ud800"}, "reasoning_effort"),
+        (CHAT, {"search": {"\ud800": 1}}, "search.\ud800"),
+        (CHAT, {"stop": "\ud800"}, "stop"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]},
+         "messages[0].content[0]"),
+        ("/v1/completions", {"prompt": "\ud800", "messages": None}, "prompt"),
+        ("/v1/completions", {"prompt": [1, 10**30], "messages": None}, "prompt"),
+        ("/v1/responses", {"input": "\ud800", "messages": None}, "input"),
+        ("/v1/responses", {"input": [{"type": "\ud800"}], "messages": None}, "input[0]"),
+        ("/feed/searches", {"problem": "x", "options": {"\ud800": 1}}, "search.\ud800"),
+    ],
+)  # fmt: skip
+def test_half_of_a_character_is_refused_and_named(served, path, fields, param):
+    body = fields if "problem" in fields else {**BODY, **fields}
+    if body.get("messages", 1) is None:
+        del body["messages"]
+    headers = {"content-type": "application/json"}
+    response = served.http.post(path, content=json.dumps(body), headers=headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_half_of_a_character_comes_back_as_it_was(served):
+    body = {"model": "tiny", "input": "Hi", "metadata": {"a": "\ud800"}}
+    headers = {"content-type": "application/json"}
+    response = served.http.post("/v1/responses", content=json.dumps(body), headers=headers)
+    assert (response.status_code, response.json()["metadata"]) == (200, body["metadata"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 80 + b'"' + b'\\"' * 10**6,  # a string that never ends, and could begin anywhere
+        b"[" * 80 + b'"' + b"\\" * 10**6 + b'"' + b"[" * 10**6,
+        b"[" * 2 * 10**6,
+        b'{"a": [' + b"[]," * 10**6,
+        b"[" * 80 + b'"' * 10**6,
+        b'"[' * 10**6,
+    ],
+    ids=range(6),
+)
+def test_no_body_takes_long_to_read(body):
+    # Quadratic in a megabyte is an hour.
+    with pytest.raises(ApiError):
+        read_json(body, ServerLimits())
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [("[[]]", 2), ('{"a": "[[["}', 1), ('{"[": {"\\"[": [1]}}', 3), ('["\\\\", [[]]]', 3)],
+)
+def test_nesting_is_counted_outside_of_strings(text, depth):
+    body = f'{{"a": {text}}}'.encode()
+    assert read_json(body, ServerLimits(depth=depth + 1)) == json.loads(body)
+    with pytest.raises(ApiError, match="nested more than"):
+        read_json(body, ServerLimits(depth=depth))
 
 
 def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):

@@ -6,12 +6,13 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
@@ -168,6 +169,7 @@ def make_app(desk: Desk, *routers: APIRouter) -> FastAPI:
         app.include_router(router)
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(HTTPException, _not_found)
+    app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(Exception, _failed)
     return app
 
@@ -183,7 +185,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     }
     for path, (handler, fields) in posts.items():
         # Bodies are read by hand, for their limits; what they hold is declared all the same.
-        schema = fields.model_json_schema()
+        schema = _whole(fields.model_json_schema())
         declared = {"required": True, "content": {"application/json": {"schema": schema}}}
         app.add_api_route(
             path, handler, methods=["POST"], openapi_extra={"requestBody": declared},
@@ -209,6 +211,19 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         return AsciiJSON(state, status_code=503 if draining else 200)
 
 
+def _whole(schema: Any, named: Mapping[str, Any] | None = None) -> Any:
+    """A schema with what it refers to in its places: where it goes it cannot have `$defs`."""
+    match schema:
+        case {"$ref": str(path)} if named is not None:
+            return _whole(named[path.rpartition("/")[2]], named)
+        case dict():
+            named = schema.get("$defs", {}) if named is None else named
+            return {key: _whole(value, named) for key, value in schema.items() if key != "$defs"}
+        case list():
+            return [_whole(each, named) for each in schema]
+    return schema
+
+
 # --- errors ----------------------------------------------------------------------------------
 
 
@@ -223,6 +238,13 @@ async def _not_found(request: Request, error: Exception) -> Response:
     what = "method not allowed" if error.status_code == 405 else str(error.detail).lower()
     found = ApiError(error.status_code, f"{request.method} {request.url.path}: {what}")
     return await _refused(request, found)
+
+
+async def _not_valid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = str(first["loc"][-1])
+    return await _refused(request, ApiError(400, f"{param}: {first['msg']}", param))
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -197,6 +197,8 @@ def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     found = tuple([stop] if isinstance(stop, str) else stop or ())
     if len(found) > MOST_STOPS or any(not 1 <= len(each) <= 256 for each in found):
         raise ApiError(400, f"stop: at most {MOST_STOPS} strings of 1 to 256 characters", "stop")
+    if any("\ud800" <= char <= "\udfff" for each in found for char in each):
+        raise ApiError(400, "stop: half of a character ends nothing", "stop")
     return found
 
 

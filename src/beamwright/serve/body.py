@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,8 +17,11 @@ from beamwright.serve.limits import ServerLimits
 BODY_S = 60.0
 """Seconds that a request's body may take to come."""
 
-_OPEN, _CLOSE = (b"[", b"{"), (b"]", b"}")
-_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)  # strings are skipped as a whole
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""Strings as a whole, one that never ends, too; possessive, so that none is read twice."""
+
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 async def read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
@@ -71,9 +75,5 @@ def _finite(text: str) -> float:
 
 def _depth(body: bytes) -> int:
     """How deep brackets go, strings left out; the parser's own recursion never sees more."""
-    most = depth = 0
-    for match in _BRACKETS.finditer(body):
-        opens = match[0] in _OPEN
-        depth += opens - (match[0] in _CLOSE)
-        most = max(most, depth)
-    return most
+    brackets = _STRINGS.sub(b"", body).translate(None, _OTHERS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
