@@ -85,4 +85,6 @@ def test_what_has_not_begun_can_be_given_back(replica):
     assert given == 5
     assert sum(each is None for each in found.values()) == 5
     assert replica.give_back(5) == 0
+    (*_, again) = (name for name, each in found.items() if each is None)
+    assert replica.solve(again, "word " * 500).kind == "input", "it is not given back again"
     solver.submit = submit

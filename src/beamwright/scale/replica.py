@@ -69,6 +69,7 @@ class Replica:
     def solve(self, problem_id: str | int, problem: str) -> Outcome:
         """Solve it beside the others; waits. By any thread."""
         with self._lock:
+            self._given_back.discard(problem_id)  # it may come again
             handle = self._handles[problem_id] = self._solver.submit(problem, problem_id=problem_id)
         try:
             return FarSolution(handle.result().to_json())
