@@ -12,6 +12,7 @@ pytest.importorskip("uvicorn")
 import httpx
 
 import beamwright
+from beamwright.cli.serve import _names_of
 
 
 def run(*words):
@@ -70,3 +71,10 @@ def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
     assert (line["status"], line["method"]) == (200, "POST")
     assert "sesame" not in logged
     assert (again.returncode, "in use" in again.stderr) == (2, True)
+
+
+def test_names_that_requests_may_use():
+    assert _names_of("127.0.0.1", []) == {"localhost", "127.0.0.1", "::1"}
+    assert _names_of("127.0.0.1", ["box"]) >= {"localhost", "box"}
+    assert _names_of("0.0.0.0", []) is None
+    assert _names_of("10.0.0.1", ["box"]) >= {"localhost", "10.0.0.1", "box"}

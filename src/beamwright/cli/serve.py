@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from beamwright.serve import ServerLimits
 
 _HOST = "127.0.0.1"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _HostOption = Annotated[str, option("--host", "Address to listen at; 0.0.0.0: any.", "ADDRESS")]
 _PortOption = Annotated[
@@ -129,10 +130,7 @@ def _serve(
         named = name or _served_name(settings.model.model)
         seed = settings.search.seed if "seed" in invocation.given else None
         desk = Desk(solver, named, limits, seed)
-        allowed = None if not _is_loopback(host) and not hosts else {"localhost", "127.0.0.1"}
-        if allowed is not None:
-            allowed |= {"::1", host, *hosts}
-        app = Guard(make_served(desk), Doors.of(allowed, keys), limits)
+        app = Guard(make_served(desk), Doors.of(_names_of(host, hosts), keys), limits)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
 
@@ -173,8 +171,16 @@ def _served_name(model: str) -> str:
     return Path(model.partition(":")[2] if model.startswith("hf:") else model).name or model
 
 
+def _names_of(host: str, more: list[str]) -> set[str] | None:
+    """What requests may call this machine; None: anything, where others reach it and nobody has
+    said what they call it."""
+    if not _is_loopback(host) and not more:
+        return None
+    return {*_LOOPBACK, host, *more}
+
+
 def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return host in _LOOPBACK or host.startswith("127.")
 
 
 def _set_up_log(*, as_json: bool) -> None:

@@ -24,7 +24,6 @@ from beamwright.serve.logs import REQUEST
 
 log = logging.getLogger("beamwright.serve")
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
