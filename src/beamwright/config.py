@@ -120,7 +120,7 @@ class SamplingSettings(Section):
 
     temperature: float = Field(0.8, ge=0.0, description="0 is greedy")
     top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=1)
+    top_k: int | None = Field(None, ge=1, le=2**31 - 1)
     min_p: float | None = Field(None, ge=0.0, le=1.0)
     top_logprobs: int = Field(0, ge=0, le=20, description="likeliest tokens kept beside each")
 

@@ -127,7 +127,7 @@ def parse_duration(text: str | float) -> float:
         InputError: if the text is not a duration, or is not positive.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text)
+        seconds = float(text) if abs(text) < 2**1023 else float("inf")
     else:
         match = _QUANTITY.match(str(text))
         if match is None or match[2].lower() not in _SECONDS:

@@ -3,11 +3,12 @@
 import json
 import logging
 import socket
+import time
 
 import httpx
 import pytest
 
-from beamwright.serve import ApiError, Doors, ServerLimits
+from beamwright.serve import ApiError, Doors, ServerLimits, connection
 from beamwright.serve.body import read_json
 from served import ASKED
 
@@ -191,6 +192,31 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):
     response = server.http.post("/feed/searches", content=pieces, headers=headers)
     assert response.status_code in (400, 413)
     assert server.http.post(CHAT, json=BODY).status_code == 200
+
+
+def test_a_head_has_to_come(served, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for first, begun in ((b"", b""), (b"", b"GET /hea"), (health, b"GET /hea")):
+        with socket.create_connection(("127.0.0.1", served.port)) as client:
+            client.settimeout(10)
+            client.sendall(first)
+            assert not first or client.recv(1000).startswith(b"HTTP/1.1 200")
+            client.sendall(begun)
+            while client.recv(1000):  # until it is closed
+                pass
+    # A body may take longer, and so may a search.
+    data = json.dumps(BODY).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(head.encode() + data[:5])
+        time.sleep(0.6)
+        client.sendall(data[5:])
+        found = b"".join(iter(lambda: client.recv(1000), b""))
+    assert found.startswith(b"HTTP/1.1 200")
 
 
 def test_what_is_no_http_or_stops_halfway(served):

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beamwright.serve.errors import ApiError
 from beamwright.serve.limits import ServerLimits
-from beamwright.serve.logs import REQUEST
 
 log = logging.getLogger("beamwright.serve")
 
@@ -88,7 +87,6 @@ class Guard:
         }
         given = headers.get("x-request-id", "")
         number = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-        REQUEST.set(number)
         began_s, status = time.monotonic(), 0
 
         async def sent(message: Message) -> None:
@@ -122,6 +120,7 @@ class Guard:
             "request %s",
             number,
             extra={
+                "request": number,
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,

@@ -10,6 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from beamwright.errors import InputError
+from beamwright.serve.connection import Connection
 from beamwright.serve.desk import Desk
 
 _BACKLOG = 2048
@@ -51,6 +52,7 @@ def make_server(app: ASGIApp, desk: Desk) -> Server:
     """A server that is not running yet."""
     config = uvicorn.Config(
         app,
+        http=Connection,
         log_config=None,
         access_log=False,
         server_header=False,

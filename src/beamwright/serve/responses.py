@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
-from beamwright.serve.api import Api
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError, told_error
@@ -25,7 +24,7 @@ class Responses:
 
     fields = ResponseFields
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Any) -> None:
         self._api = api
 
     async def respond(self, request: Request) -> Response:
