@@ -31,9 +31,9 @@ def test_a_chat_is_the_search_that_solve_does(served):
     assert found["search"]["seed"] == 3
 
 
-@pytest.mark.parametrize("method", ["beam", "dvts", "mcts", "best-of-n", "revise-not", "plain"])
+@pytest.mark.parametrize("method", ["beam", "dvts", "mcts", "best-of-n", "", "plain"])
 def test_a_stream_says_what_the_whole_answer_does(served, method):
-    name = "tiny" if method == "revise-not" else f"tiny:{method}"
+    name = f"tiny:{method}" if method else "tiny"
     for seed in range(5):
         whole = served.chat(model=name, seed=seed).json()
         events = served.stream(model=name, seed=seed)
@@ -70,6 +70,17 @@ def test_several_choices_are_the_best_of_the_candidates(served):
     assert scores == pytest.approx([solution.score, *others[:2]])
     events = served.stream(n=3, seed=2)
     assert [text_of(events, index) for index in range(3)] == texts
+
+
+def test_what_all_answers_share_is_returned_once(served):
+    found, solution = served.chat(n=8, seed=2).json(), served.solver.solve(ASKED, seed=2)
+    assert len(found["choices"]) == len(solution.candidates)
+    ends = [solution.tree.node(candidate.lineage) for candidate in solution.candidates]
+    steps = {step for end in ends for step in end.reply()}
+    assert len(steps) < sum(len(end.reply()) for end in ends), "some are shared"
+    returned = sum(len(step.token_ids) for step in steps)
+    details = found["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == solution.tokens.generated - returned
 
 
 def test_every_token_of_an_answer_has_its_own_log_probability(served):

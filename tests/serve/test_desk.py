@@ -1,12 +1,14 @@
 """That every request is answered, whatever happens to the thread that searches, or beside it."""
 
+import io
+import json
 import logging
 import socket
 import threading
 
 import pytest
 
-from beamwright.serve import ServerLimits, bind
+from beamwright.serve import JsonLines, ServerLimits, bind
 from beamwright.solver.flights import Flights
 from beamwright.solver.handle import Handle
 from engines import assert_nothing_allocated
@@ -69,6 +71,21 @@ def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, 
     monkeypatch.undo()
     assert server.chat(seed=1).status_code == 200
     assert_nothing_allocated(server.solver)
+
+
+def test_what_went_wrong_is_logged_with_the_request_s_id(serve, monkeypatch):
+    server, lines, log = serve(), io.StringIO(), logging.getLogger("beamwright.serve")
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonLines())
+    log.addHandler(handler)
+    monkeypatch.setattr(Flights, "_note", lambda *args: 1 // 0)
+    try:
+        response = server.chat()
+    finally:
+        log.removeHandler(handler)
+    (logged,) = (json.loads(line) for line in lines.getvalue().splitlines())
+    assert logged["request"] == response.headers["x-request-id"]
+    assert "ZeroDivisionError" in logged["error"]
 
 
 def test_a_thread_that_cannot_start_fails_that_request_alone(serve, monkeypatch):

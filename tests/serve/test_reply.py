@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from beamwright.serve.reply import Token, _without_calls, chat_logprobs, completion_logprobs
+from beamwright.serve.logprobs import Token, chat_logprobs, completion_logprobs
+from beamwright.serve.reply import _without_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 

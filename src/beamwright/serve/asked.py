@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.config import option_owners
-from beamwright.conversation import Conversation, Problem, RawPrompt
+from beamwright.conversation import Conversation, Problem
 from beamwright.errors import InputError
 from beamwright.serve.errors import ApiError
 from beamwright.serve.fields import (
@@ -17,12 +16,12 @@ from beamwright.serve.fields import (
     ChatFields,
     CompletionFields,
     Fields,
-    Message,
     ResponseFields,
     parsed,
 )
 from beamwright.serve.limits import ServerLimits
 from beamwright.serve.recipes import Models
+from beamwright.serve.said import message_of, messages_of, nested_tools, prompts_of
 from beamwright.units import parse_duration
 
 MOST_PROMPTS = 32
@@ -70,7 +69,7 @@ class Asker:
         """A conversation. Raises ApiError 400 for what is not understood."""
         tools = self._tools(fields.tools, fields.tool_choice)
         messages = tuple(
-            _message(each, f"messages[{number}]") for number, each in enumerate(fields.messages)
+            message_of(each, f"messages[{number}]") for number, each in enumerate(fields.messages)
         )
         top = (fields.top_logprobs or 0) if fields.logprobs else None
         if fields.top_logprobs and not fields.logprobs:
@@ -84,7 +83,7 @@ class Asker:
 
     def completions(self, fields: CompletionFields) -> list[Ask]:
         """A search for every prompt."""
-        prompts = _prompts(fields.prompt)
+        prompts = prompts_of(fields.prompt)
         if not 1 <= len(prompts) <= MOST_PROMPTS:
             raise ApiError(400, f"prompt: from 1 to {MOST_PROMPTS} of them", "prompt")
         asks = [self._ask(fields, each, fields.max_tokens, fields.logprobs) for each in prompts]
@@ -92,7 +91,7 @@ class Asker:
 
     def response(self, fields: ResponseFields) -> Ask:
         """A conversation that nobody remembers."""
-        messages = _items(fields.input)
+        messages = messages_of(fields.input)
         if fields.instructions:
             messages.insert(0, {"role": "system", "content": fields.instructions})
         if (fields.text or {}).get("format", {"type": "text"}) != {"type": "text"}:
@@ -102,7 +101,7 @@ class Asker:
             raise ApiError(400, "reasoning.effort: is a name", "reasoning.effort")
         if effort is not None:
             fields = fields.model_copy(update={"reasoning_effort": effort})
-        tools = self._tools(_nested_tools(fields.tools), fields.tool_choice)
+        tools = self._tools(nested_tools(fields.tools), fields.tool_choice)
         limit = fields.max_output_tokens or fields.max_tokens
         ask = self._ask(fields, Conversation(tuple(messages), tools), limit, None)
         return replace(ask, param="input")
@@ -200,118 +199,3 @@ def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     if any("\ud800" <= char <= "\udfff" for each in found for char in each):
         raise ApiError(400, "stop: half of a character ends nothing", "stop")
     return found
-
-
-# --- what is said ----------------------------------------------------------------------------
-
-
-def _message(message: Message, param: str) -> dict[str, Any]:
-    if message.role == "function":
-        raise ApiError(400, f"{param}.role: function is no longer supported", f"{param}.role")
-    found: dict[str, Any] = {"role": message.role, "content": _text(message, param)}
-    if message.tool_calls:
-        found["tool_calls"] = [_call(each, f"{param}.tool_calls") for each in message.tool_calls]
-    elif message.content is None:
-        raise ApiError(400, f"{param}.content: is missing", f"{param}.content")
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        found["name"] = message.name
-    return found
-
-
-def _text(message: Message, param: str) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for number, part in enumerate(message.content or ()):
-        where = f"{param}.content[{number}]"
-        if part.type not in ("text", "input_text", "output_text"):
-            raise ApiError(400, f"{where}: {part.type} is not supported", where, "unsupported")
-        if part.text is None:
-            raise ApiError(400, f"{where}.text: is missing", f"{where}.text")
-        texts.append(part.text)
-    return "\n".join(texts)
-
-
-def _call(call: Mapping[str, Any], param: str) -> dict[str, Any]:
-    """Arguments as an object: chat templates write it out again."""
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f"{param}: no function with a name", param)
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise ApiError(400, f"{param}: arguments are no JSON", param) from None
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
-
-
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[RawPrompt]:
-    if isinstance(prompt, str):
-        return [RawPrompt(prompt)]
-    ids = tuple(each for each in prompt if isinstance(each, int))
-    if ids:
-        return [RawPrompt(ids)]
-    texts = [each for each in prompt if not isinstance(each, int)]
-    return [RawPrompt(each if isinstance(each, str) else tuple(each)) for each in texts]
-
-
-def _items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of `/v1/responses` as messages."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    found = []
-    for number, item in enumerate(given):
-        param = f"input[{number}]"
-        match item.get("type", "message"):
-            case "message":
-                found.append(_message(_checked(item, param), param))
-            case "function_call":
-                call = {"id": item.get("call_id"), "function": dict(item)}
-                calls = [_call(call, param)]
-                found.append({"role": "assistant", "content": "", "tool_calls": calls})
-            case "function_call_output":
-                found.append(
-                    {
-                        "role": "tool",
-                        "content": _output(item.get("output"), param),
-                        "tool_call_id": item.get("call_id"),
-                    }
-                )
-            case "reasoning":
-                continue
-            case kind:
-                raise ApiError(400, f"{param}: {kind!s:.40} is not supported", param, "unsupported")
-    if not found:
-        raise ApiError(400, "input: is empty", "input")
-    return found
-
-
-def _output(output: Any, param: str) -> str:
-    """What a function has returned: a text, or parts of one."""
-    if isinstance(output, str):
-        return output
-    return _text(_checked({"role": "tool", "content": output or []}, param), f"{param}.output")
-
-
-def _checked(item: Mapping[str, Any], param: str) -> Message:
-    try:
-        return Message.model_validate(dict(item))
-    except ValueError:
-        raise ApiError(400, f"{param}: no message with a role and content", param) from None
-
-
-def _nested_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """`/v1/responses` has a function's fields beside its type."""
-    if tools is None:
-        return None
-    return [
-        {"type": each.get("type"), "function": {k: v for k, v in each.items() if k != "type"}}
-        for each in tools
-    ]

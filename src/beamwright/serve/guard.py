@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beamwright.serve.errors import ApiError
 from beamwright.serve.limits import ServerLimits
+from beamwright.serve.logs import REQUEST
 
 log = logging.getLogger("beamwright.serve")
 
@@ -87,6 +88,7 @@ class Guard:
         }
         given = headers.get("x-request-id", "")
         number = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        REQUEST.set(number)
         began_s, status = time.monotonic(), 0
 
         async def sent(message: Message) -> None:
@@ -120,7 +122,6 @@ class Guard:
             "request %s",
             number,
             extra={
-                "request": number,
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextvars import ContextVar
+from typing import Any
 
-_FIELDS = ("request", "method", "path", "status", "seconds")
+REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
+"""Id of the request that a task, and whatever it begins, is for: in every line that it logs."""
+
+_FIELDS = ("method", "path", "status", "seconds")
 
 
 class JsonLines(logging.Formatter):
@@ -14,11 +19,13 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """ASCII, so that no text can break a line or a terminal."""
-        found = {
+        found: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
+        if REQUEST.get() is not None:
+            found["request"] = REQUEST.get()
         found |= {name: getattr(record, name) for name in _FIELDS if hasattr(record, name)}
         if record.exc_info:
             found["error"] = self.formatException(record.exc_info)

@@ -1,4 +1,4 @@
-"""From a solution to what a client reads: choices, usage, log-probabilities, tool calls."""
+"""From a solution to what a client reads: choices, calls of tools, usage."""
 
 from __future__ import annotations
 
@@ -12,25 +12,12 @@ from typing import Any
 
 from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError
+from beamwright.serve.logprobs import Token, chat_logprobs, completion_logprobs, tokens_of
 from beamwright.solver.solution import Candidate, Solution
 from beamwright.tree import StopReason
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _COMPLETE = frozenset(str(stop) for stop in StopReason if stop.completes)
-_LEAST = -9999.0  # OpenAI's for what has no probability
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of an answer, as its bytes. top: the likeliest in its place."""
-
-    data: bytes
-    logprob: float
-    top: tuple[tuple[bytes, float], ...] = ()
-
-    @property
-    def text(self) -> str:
-        return self.data.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ def answers(job: Job, solution: Solution, pieces: Sequence[bytes] = ()) -> list[
         text, calls = _without_calls(candidate.text) if ask.tools else (candidate.text, ())
         tokens = None
         if ask.top_logprobs is not None:
-            tokens = tuple(_tokens(solution, candidate, pieces, ask.top_logprobs))
+            tokens = tuple(tokens_of(solution, candidate, pieces, ask.top_logprobs))
         finish = "tool_calls" if calls else _finish(candidate)
         found.append(Answer(index, text, finish, candidate, calls, tokens))
     return found
@@ -92,60 +79,7 @@ def _without_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
     return (_CALL.sub("", text).strip(), tuple(calls)) if calls else (text, ())
 
 
-def _tokens(
-    solution: Solution, candidate: Candidate, pieces: Sequence[bytes], num_top: int
-) -> list[Token]:
-    """Those that the text consists of: none that adds nothing, none behind a stop string."""
-    found: list[Token] = []
-    left = len(candidate.text.encode("utf-8", "replace"))
-    for node in solution.tree.node(candidate.lineage).reply():
-        tops = node.top or ((),) * len(node.token_ids)
-        for token, logprob, top in zip(node.token_ids, node.logprobs, tops, strict=True):
-            data = pieces[token]
-            if not data or left <= 0:
-                continue
-            left -= len(data)
-            likeliest = tuple((pieces[other], value) for other, value in top[:num_top])
-            found.append(Token(data, logprob, likeliest))
-    return found
-
-
 # --- shapes ----------------------------------------------------------------------------------
-
-
-def chat_logprobs(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
-    """As `choices[].logprobs` of a chat has it."""
-    if tokens is None:
-        return None
-
-    def shown(data: bytes, logprob: float) -> dict[str, Any]:
-        text = data.decode("utf-8", "replace")
-        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(data)}
-
-    content = [
-        {**shown(each.data, each.logprob), "top_logprobs": [shown(*top) for top in each.top]}
-        for each in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def completion_logprobs(tokens: Sequence[Token] | None) -> dict[str, Any] | None:
-    """As `choices[].logprobs` of a completion has it."""
-    if tokens is None:
-        return None
-    offsets, at = [], 0
-    for each in tokens:
-        offsets.append(at)
-        at += len(each.text)
-    return {
-        "tokens": [each.text for each in tokens],
-        "token_logprobs": [max(each.logprob, _LEAST) for each in tokens],
-        "top_logprobs": [
-            {data.decode("utf-8", "replace"): max(value, _LEAST) for data, value in each.top}
-            for each in tokens
-        ],
-        "text_offset": offsets,
-    }
 
 
 def usage(jobs: Sequence[Job], found: Sequence[Sequence[Answer]]) -> dict[str, Any]:
@@ -153,7 +87,7 @@ def usage(jobs: Sequence[Job], found: Sequence[Sequence[Answer]]) -> dict[str, A
     solutions = [job.outcome for job in jobs if isinstance(job.outcome, Solution)]
     prompt = sum(job.prompt_tokens for job in jobs)
     generated = sum(each.tokens.generated for each in solutions)
-    returned = sum(answer.candidate.tokens for each in found for answer in each)
+    returned = sum(map(_num_returned, solutions, found))
     search = {
         "kept_tokens": sum(each.tokens.kept for each in solutions),
         "overrun_tokens": sum(each.tokens.overrun for each in solutions),
@@ -170,6 +104,12 @@ def usage(jobs: Sequence[Job], found: Sequence[Sequence[Answer]]) -> dict[str, A
         "completion_tokens_details": details,
         "search": search,
     }
+
+
+def _num_returned(solution: Solution, found: Sequence[Answer]) -> int:
+    """Tokens of the answers; a step that several have is one."""
+    ends = [solution.tree.node(answer.candidate.lineage) for answer in found]
+    return sum(len(node.token_ids) for node in {node for end in ends for node in end.reply()})
 
 
 def search_facts(job: Job, solution: Solution, found: Sequence[Answer]) -> dict[str, Any]:

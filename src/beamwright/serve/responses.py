@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 
+from beamwright.serve.api import Api
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError, told_error
@@ -24,7 +25,7 @@ class Responses:
 
     fields = ResponseFields
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Api) -> None:
         self._api = api
 
     async def respond(self, request: Request) -> Response:
