@@ -6,9 +6,11 @@ import logging
 import socket
 import threading
 
+import httpx
 import pytest
 
 from beamwright.serve import JsonLines, ServerLimits, bind
+from beamwright.serve.chunks import Chunks
 from beamwright.solver.flights import Flights
 from beamwright.solver.handle import Handle
 from engines import assert_nothing_allocated
@@ -104,6 +106,27 @@ def test_a_thread_that_cannot_start_fails_that_request_alone(serve, monkeypatch)
     assert server.chat(seed=1).status_code == 200
 
 
+def test_a_prompt_that_is_being_looked_at_has_a_place(serve, monkeypatch):
+    server = serve(limits=ServerLimits(requests=1, drain_s=5.0))
+    looked, go_on, prompt_tokens = threading.Event(), threading.Event(), server.solver.prompt_tokens
+
+    def slow(problem):
+        looked.set()
+        go_on.wait(30)
+        return prompt_tokens(problem)
+
+    monkeypatch.setattr(server.solver, "prompt_tokens", slow)
+    statuses = []
+    first = threading.Thread(target=lambda: statuses.append(server.chat(seed=1).status_code))
+    first.start()
+    assert looked.wait(30)
+    assert server.chat().status_code == 429
+    go_on.set()
+    first.join(30)
+    assert statuses == [200]
+    assert server.chat(seed=1).status_code == 200
+
+
 def test_who_waits_when_the_server_ends_may_ask_again(serve):
     server = serve(limits=ServerLimits(drain_s=0.0))
     waiting = []
@@ -120,6 +143,16 @@ def test_who_waits_when_the_server_ends_may_ask_again(serve):
     first.join(30)
     (response,) = waiting
     assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+
+
+def test_a_stream_that_fails_is_logged_and_cut(serve, monkeypatch, caplog):
+    server = serve()
+    monkeypatch.setattr(Chunks, "_role", lambda *args: 1 // 0)
+    monkeypatch.setattr("beamwright.serve.chunks.told_error", lambda *args: 1 // 0)
+    with caplog.at_level(logging.ERROR), pytest.raises(httpx.RemoteProtocolError):
+        server.stream()
+    until(lambda: "ZeroDivisionError" in caplog.text)
+    until(lambda: not server.desk.jobs)
 
 
 def test_who_is_told_of_the_server_can_come_at_once():

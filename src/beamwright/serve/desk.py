@@ -167,6 +167,7 @@ class Desk:
         self.listeners: list[Listener] = []
         self.draining = self._hurried = False
         self._waits: set[asyncio.Task[None]] = set()
+        self._coming = 0  # whose prompts are being looked at
         self._job_s = 10.0  # of the jobs that ended last
 
     async def begin(self, ask: Ask) -> Job:
@@ -176,11 +177,14 @@ class Desk:
             ApiError: 503 while the server ends, 429 where too many are here, 400 for what is wrong.
         """
         self._check_room()
+        self._coming += 1
         try:
             tokens = await asyncio.to_thread(self.solver.prompt_tokens, ask.problem)
         except InputError as error:
             raise api_error(error, ask.param) from error
-        self._check_room()  # others have come meanwhile
+        finally:
+            self._coming -= 1
+        self._check_room()  # the server may be ending by now
         job, loop = Job(ask, tokens), asyncio.get_running_loop()
         streams = self._streams(ask)
 
@@ -238,10 +242,11 @@ class Desk:
     def _check_room(self) -> None:
         if self.draining:
             raise _ending()
-        if len(self.jobs) >= self.limits.requests:
+        here = len(self.jobs) + self._coming
+        if here >= self.limits.requests:
             seconds = max(1, round(self._job_s))
             raise ApiError(
-                429, f"{len(self.jobs)} searches are running or waiting", code="queue_full",
+                429, f"{here} searches are running or waiting", code="queue_full",
                 retry_after_s=min(60, seconds),
             )  # fmt: skip
 

@@ -89,15 +89,16 @@ class Guard:
         given = headers.get("x-request-id", "")
         number = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
         REQUEST.set(number)
-        began_s, status = time.monotonic(), 0
+        began_s, status, whole = time.monotonic(), 0, False
 
         async def sent(message: Message) -> None:
-            nonlocal status
+            nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = [(b"x-request-id", number.encode()), *_HEADERS]
                 message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         size = 0
 
@@ -116,7 +117,7 @@ class Guard:
             await respond(error, sent)
         except Exception:
             # It has been logged and answered; a server that hears of it cuts the connection.
-            if not status:
+            if not whole:
                 raise
         log.info(
             "request %s",

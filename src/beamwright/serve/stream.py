@@ -18,18 +18,13 @@ QUIET_S = 10.0
 class EventStream(Response):
     """Sends what an iterator yields; closes it when the client has gone.
 
-    gone: called then, and when sending fails.
+    gone: called then, and at the end in any case.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        gone: Callable[[], None],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(headers={"cache-control": "no-store", **(headers or {})})
+    def __init__(self, events: AsyncIterator[bytes], gone: Callable[[], None]) -> None:
+        super().__init__(headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._events, self._gone = events, gone
 
@@ -39,12 +34,11 @@ class EventStream(Response):
         leaving = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and sending.exception() is None:
-                return
+            if sending.done():
+                sending.result()  # or what went wrong
         finally:
+            self._gone()
             leaving.cancel()
-            if not sending.done() or sending.cancelled() or sending.exception() is not None:
-                self._gone()
             sending.cancel()
             with suppress(BaseException):
                 await sending
