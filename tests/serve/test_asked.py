@@ -30,7 +30,7 @@ def refused(call):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"user": "me", "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "low"},
+        {"user": "me", "metadata": {"a": "b"}, "service_tier": "flex", "verbosity": "medium"},
         {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1.0},
         {"logit_bias": {}, "response_format": {"type": "text"}, "modalities": ["text"]},
         {"tools": [TOOL], "tool_choice": "none", "function_call": "none", "functions": [{}]},
@@ -49,6 +49,8 @@ def test_what_changes_nothing_is_let_through(fields):
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"store": True}, "store"),
+        ({"verbosity": "high"}, "verbosity"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"unheard_of": 1}, "unheard_of"),
         ({"temperature": 3}, "temperature"),

@@ -68,6 +68,13 @@ def test_keys(serve):
         assert http.get("/v1/models").status_code == 200
 
 
+def test_a_key_may_be_of_any_characters():
+    doors = Doors.of(None, ["sesam \u00f6ffne dich \u2603"])
+    sent = "sesam \u00f6ffne dich \u2603".encode().decode("latin-1")  # as a header is read
+    assert doors.knows(f"Bearer {sent}")
+    assert not doors.knows("Bearer sesam \u00f6ffne dich")
+
+
 def test_open_paths():
     doors = Doors.of(None, ["k"])
     assert [doors.is_open(path) for path in ("/", "/health", "/page/a.js")] == [True] * 3

@@ -45,13 +45,15 @@ NEUTRAL: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
         **dict.fromkeys(
             (
                 *("user", "metadata", "safety_identifier", "prompt_cache_key"),
-                *("prompt_cache_retention", "prompt_cache_options", "verbosity"),
-                *("parallel_tool_calls", "service_tier", "mm_processor_kwargs"),
+                *("prompt_cache_retention", "prompt_cache_options"),
+                *("service_tier", "mm_processor_kwargs"),
             ),
             _anything,
         ),
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), _one_of(0)),
         "repetition_penalty": _one_of(1),
+        "verbosity": _one_of("medium"),
+        "parallel_tool_calls": _one_of(True),
         "logit_bias": _no_bias,
         "store": _one_of(False),
         "modalities": _one_of(["text"]),
