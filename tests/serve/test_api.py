@@ -152,6 +152,10 @@ def test_the_document_says_what_bodies_hold(served):
         schema = body["content"]["application/json"]["schema"]
         assert "$ref" not in json.dumps(schema)
         assert "include_usage" in json.dumps(schema["properties"]["stream_options"])
+        assert schema["properties"]["model"]["enum"][:2] == ["tiny", "tiny:plain"]
+        assert schema["properties"]["n"]["anyOf"][0]["minimum"] == 1
+        assert "user" in schema["properties"]
+        assert schema["additionalProperties"] is False
 
 
 def test_a_query_that_is_wrong_is_named(served):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from beamwright.serve.api import Api
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.desk import Desk, log
 from beamwright.serve.errors import ApiError, api_error
-from beamwright.serve.fields import ChatFields, CompletionFields, Fields
+from beamwright.serve.fields import NEUTRAL, ChatFields, CompletionFields, Fields
 from beamwright.serve.responses import Responses
 
 
@@ -56,7 +56,7 @@ def _add_routes(app: FastAPI, api: Api) -> None:
     }
     for path, (handler, fields) in posts.items():
         # Bodies are read by hand, for their limits; what they hold is declared all the same.
-        schema = _whole(fields.model_json_schema())
+        schema = _schema(fields, api.desk.models.ids())
         declared = {"required": True, "content": {"application/json": {"schema": schema}}}
         app.add_api_route(
             path, handler, methods=["POST"], openapi_extra={"requestBody": declared},
@@ -82,6 +82,18 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         return AsciiJSON(state, status_code=503 if draining else 200)
 
 
+def _schema(fields: type[Fields], models: Sequence[str]) -> dict[str, Any]:
+    """Of a body: what `parsed` takes, and the names that there are."""
+    found = _whole(fields.model_json_schema())
+    found["properties"]["model"]["enum"] = list(models)
+    found["properties"].update({name: {} for name in NEUTRAL})
+    return {**found, "additionalProperties": False}
+
+
+# Behind a validator of one's own pydantic leaves them as they are.
+_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
+
+
 def _whole(schema: Any, named: Mapping[str, Any] | None = None) -> Any:
     """A schema with what it refers to in its places: where it goes it cannot have `$defs`."""
     match schema:
@@ -89,7 +101,11 @@ def _whole(schema: Any, named: Mapping[str, Any] | None = None) -> Any:
             return _whole(named[path.rpartition("/")[2]], named)
         case dict():
             named = schema.get("$defs", {}) if named is None else named
-            return {key: _whole(value, named) for key, value in schema.items() if key != "$defs"}
+            return {
+                _BOUNDS.get(key, key): _whole(value, named)
+                for key, value in schema.items()
+                if key != "$defs"
+            }
         case list():
             return [_whole(each, named) for each in schema]
     return schema
