@@ -20,12 +20,12 @@ DOCUMENTS = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *ROOT.gl
 DOCUMENTS = [file for file in DOCUMENTS if file.is_file()]
 FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELL, PYTHON = {"bash", "sh", "console"}, {"python"}
-NOT_RUN = {"text", "yaml", "json", "jsonl", "toml", "jinja"}
+NOT_RUN = {"js", "text", "yaml", "json", "jsonl", "toml", "jinja"}
 RUN = {"plan", "simulate", "solve"}
 OF_ONES_OWN = {"measured", "--model", "--problem-file", "--recipe", "--resume", "--verifier"}
 OWN_FILES = re.compile(r"model=(?!.bundled)|/|\.jsonl?|plugin|\.\.\.")
 SETUP = {"git", "cd", "pip", "export", "source", ".", "uv"}
-COMMANDS = {"curl", "npm", "open-webui", "beamwright", "make", "python", *SETUP}
+COMMANDS = {"curl", "lm-eval", "open-webui", "beamwright", "make", "python", *SETUP}
 
 
 def fences():
