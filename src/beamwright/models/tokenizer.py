@@ -82,15 +82,8 @@ class TextCodec:
         system_prompt: in a message of its own, or before the problem where there is no such role;
         an empty one is none.
         """
-        if self.tokenizer.chat_template is None:
-            text = f"{system_prompt}\n\n{problem}" if system_prompt else problem
-            return self.encode_prompt(text + "\n\n")
-        messages = [{"role": "user", "content": problem}]
-        if system_prompt and self.has_system_role:
-            messages.insert(0, {"role": "system", "content": system_prompt})
-        elif system_prompt:
-            messages[0]["content"] = f"{system_prompt}\n\n{problem}"
-        return self.encode(self.chat(messages, add_generation_prompt=True))
+        said = [{"role": "user", "content": problem}]
+        return self.encode_prompt(self.conversation(said, system_prompt))
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -94,19 +94,21 @@ class Api:
     ) -> Response:
         shown = fields.search or {}
         jobs = await self.begin(asks)
+        shows_tokens = any(ask.top_logprobs is not None for ask in asks)
+        pieces = self.pieces if shows_tokens else ()  # of a large vocabulary they take a while
         if fields.stream:
             options = fields.stream_options
             stream = Chunks(
                 jobs,
                 shape,
                 self.fingerprint,
-                self.pieces,
+                pieces,
                 with_usage=bool(options and options.include_usage),
                 with_search=bool(shown.get("events")),
             )
             return EventStream(stream.events(), lambda: cancel_all(jobs))
         solutions = await self.finish(request, jobs)
-        found = [answers(*each, self.pieces) for each in zip(jobs, solutions, strict=True)]
+        found = [answers(*each, pieces) for each in zip(jobs, solutions, strict=True)]
         choices = [
             shape.choice(answer, number * jobs[0].ask.choices)
             for number, mine in enumerate(found)

@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 
 import beamwright
 from beamwright.serve.api import Api
-from beamwright.serve.ascii_json import AsciiJSON
-from beamwright.serve.desk import Desk, log
-from beamwright.serve.errors import ApiError, api_error
+from beamwright.serve.ascii_json import AsciiJSON, refusal
+from beamwright.serve.desk import Desk
+from beamwright.serve.errors import ApiError, api_error, log
 from beamwright.serve.fields import NEUTRAL, ChatFields, CompletionFields, Fields
 from beamwright.serve.responses import Responses
 
@@ -116,24 +116,23 @@ def _whole(schema: Any, named: Mapping[str, Any] | None = None) -> Any:
 
 async def _refused(request: Request, error: Exception) -> Response:
     del request
-    found = api_error(error)
-    return AsciiJSON(found.body, status_code=found.status, headers=dict(found.headers))
+    return refusal(api_error(error))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "method not allowed" if error.status_code == 405 else str(error.detail).lower()
-    found = ApiError(error.status_code, f"{request.method} {request.url.path}: {what}")
-    return await _refused(request, found)
+    return refusal(ApiError(error.status_code, f"{request.method} {request.url.path}: {what}"))
 
 
 async def _not_valid(request: Request, error: Exception) -> Response:
+    del request
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = str(first["loc"][-1])
-    return await _refused(request, ApiError(400, f"{param}: {first['msg']}", param))
+    return refusal(ApiError(400, f"{param}: {first['msg']}", param))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     log.error("internal error", exc_info=error)
-    return await _refused(request, ApiError(500, "internal error", code="internal_error"))
+    return await _refused(request, error)

@@ -6,7 +6,6 @@ A job keeps its newest text and round alone, so a reader that is slow, or gone, 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 import time
@@ -18,9 +17,10 @@ from beamwright.config import SearchSettings
 from beamwright.conversation import Conversation, RawPrompt
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
+from beamwright.runtime.limits import num_generated
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.serve.asked import Ask, Asker
-from beamwright.serve.errors import ApiError, api_error
+from beamwright.serve.errors import ApiError, api_error, log
 from beamwright.serve.events import About
 from beamwright.serve.final import final_text
 from beamwright.serve.limits import ServerLimits
@@ -28,8 +28,6 @@ from beamwright.serve.recipes import Models
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
-
-log = logging.getLogger("beamwright.serve")
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -47,7 +45,7 @@ class Round:
     tokens: int
 
     @classmethod
-    def of(cls, report: RoundReport, tokens: int) -> Round:
+    def of(cls, report: RoundReport) -> Round:
         """Copied: the report's tree grows on."""
         scores = [node.score for node in report.candidates if node.score is not None]
         return cls(
@@ -57,7 +55,7 @@ class Round:
             len(report.pruned),
             len(report.finished),
             max(scores, default=None),
-            tokens,
+            num_generated(report.tree),
         )
 
 
@@ -194,7 +192,7 @@ class Desk:
             told.wait()
             self._tell("round", job, report)
             text = final_text(report.tree, ask.stops) if streams else ""
-            found = Round.of(report, sum(len(n.token_ids) for n in report.tree.nodes()) - tokens)
+            found = Round.of(report)
             loop.call_soon_threadsafe(job.hear, text, found)
 
         try:

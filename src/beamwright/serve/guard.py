@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
-import logging
 import re
 import secrets
 import time
@@ -18,11 +16,10 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beamwright.serve.errors import ApiError
+from beamwright.serve.ascii_json import refusal
+from beamwright.serve.errors import ApiError, log
 from beamwright.serve.limits import ServerLimits
 from beamwright.serve.logs import REQUEST
-
-log = logging.getLogger("beamwright.serve")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HEADERS = (
@@ -114,7 +111,7 @@ class Guard:
             self._check(scope, headers)
             await self._app(scope, received, sent)
         except ApiError as error:
-            await respond(error, sent)
+            await refusal(error)(scope, receive, sent)
         except Exception:
             # It has been logged and answered; a server that hears of it cuts the connection.
             if not whole:
@@ -152,18 +149,6 @@ class Guard:
 def too_large(limits: ServerLimits) -> ApiError:
     """A body that nobody reads to its end."""
     return ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
-
-
-async def respond(error: ApiError, send: Send) -> None:
-    """An error in OpenAI's shape."""
-    body = json.dumps(error.body).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *((name.encode(), value.encode()) for name, value in error.headers.items()),
-    ]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _host(header: str) -> str:

@@ -14,10 +14,9 @@ from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError
 from beamwright.serve.logprobs import Token, chat_logprobs, completion_logprobs, tokens_of
 from beamwright.solver.solution import Candidate, Solution
-from beamwright.tree import StopReason
+from beamwright.tree import COMPLETE_STOPS
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-_COMPLETE = frozenset(str(stop) for stop in StopReason if stop.completes)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def answers(job: Job, solution: Solution, pieces: Sequence[bytes] = ()) -> list[
 
 
 def _finish(candidate: Candidate) -> str:
-    return "stop" if candidate.stop in _COMPLETE else "length"
+    return "stop" if candidate.stop in COMPLETE_STOPS else "length"
 
 
 def _without_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
