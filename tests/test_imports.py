@@ -19,6 +19,7 @@ LEVELS = (
         "errors",
         "lazy",
         "files",
+        "finite",
         "yaml_file",
         "config",
         "conversation",

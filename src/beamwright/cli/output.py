@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from beamwright.errors import format_bytes
+from beamwright.finite import finite
 
 __all__ = [
     "add_row",
@@ -37,16 +37,7 @@ def quiet_stdout() -> Iterator[None]:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """The one JSON object of a command, in ASCII: any terminal or pipe can take it."""
-    typer.echo(json.dumps(_finite(content), allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for what JSON has no number for: a figure that does not apply."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+    typer.echo(json.dumps(finite(content), allow_nan=False))
 
 
 def one_line(text: str) -> str:

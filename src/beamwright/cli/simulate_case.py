@@ -106,7 +106,7 @@ def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Cas
     tree = read_recorded(file)
     if not tree.nodes:
         raise InputError(f"{file}: the recorded search has no steps")
-    longest = _longest_path(tree)
+    longest = tree.longest
     rounds = [node.round for node in tree.nodes]
     step_tokens = invocation.settings.step.step_tokens
     facts = {
@@ -133,10 +133,3 @@ def _step_settings(
     if step_tokens is not None and most > step_tokens:
         raise InputError(f"--step-tokens {step_tokens}: the tree has a step of {most} tokens")
     return StepSettings(step_tokens=step_tokens, max_step_tokens=most, max_tokens=max_tokens)
-
-
-def _longest_path(tree: RecordedTree) -> int:
-    ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
-    for node in tree.nodes:
-        ends[node.lineage] = ends[node.lineage[:-1]] + node.tokens
-    return max(ends.values())

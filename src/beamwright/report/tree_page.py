@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from beamwright.finite import finite
 from beamwright.report.page_file import page_script, write_page
 from beamwright.search.answers import extract_answer
 from beamwright.tree import Node, SearchTree
@@ -87,8 +87,8 @@ def _tree_data(shown: ShownTree) -> dict[str, Any]:
                 "notes": node.notes,
                 "start": node.start,
                 "tokens": len(node.token_ids),
-                "score": _finite(node.score),
-                "step_score": _finite(node.step_score),
+                "score": finite(node.score),
+                "step_score": finite(node.step_score),
                 "state": str(node.state),
                 "stop": None if node.stop is None else str(node.stop),
             }
@@ -99,10 +99,6 @@ def _tree_data(shown: ShownTree) -> dict[str, Any]:
 
 def _dotted(node: Node) -> str:
     return ".".join(map(str, node.lineage))
-
-
-def _finite(score: float | None) -> float | None:
-    return score if score is not None and math.isfinite(score) else None
 
 
 # --- the timeline ----------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.obeyed import planned
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.scores import check_path_score
+from beamwright.runtime.speculation import commit
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.runtime.turns import Turns
 from beamwright.tree import Node, NodeState
@@ -202,15 +203,7 @@ class Engine:
             self._foresee = True
             run.served += len(event.token_ids)
             self.turns.decoded(run)
-            run.tree.commit(
-                node,
-                event.token_ids,
-                event.logprobs,
-                event.stop,
-                event.text,
-                event.stats,
-                event.top,
-            )
+            commit(run.tree, event)
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)
             self._score(run, node, event.score)

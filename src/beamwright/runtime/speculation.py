@@ -43,15 +43,7 @@ class SpeculativeChildren:
 
     def decoded(self, tree: SearchTree, event: StepDecoded) -> None:
         """A child has its step; it is still in no tree."""
-        tree.commit(
-            event.node,
-            event.token_ids,
-            event.logprobs,
-            event.stop,
-            event.text,
-            event.stats,
-            event.top,
-        )
+        commit(tree, event)
 
     def complete(self) -> list[Node]:
         """Those that have their step."""
@@ -115,3 +107,16 @@ class SpeculativeChildren:
 
     def _below(self, node: Node) -> dict[int | str, Node]:
         return self._children.get((node.parent, node.greedy), {})
+
+
+def commit(tree: SearchTree, event: StepDecoded) -> None:
+    """Write a step into its open node, whether it is a child of the tree already or not."""
+    tree.commit(
+        event.node,
+        event.token_ids,
+        event.logprobs,
+        event.stop,
+        event.text,
+        event.stats,
+        event.top,
+    )

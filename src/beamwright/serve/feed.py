@@ -14,9 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from beamwright.errors import BeamwrightError, Cancelled
+from beamwright.finite import finite
 from beamwright.protocols import RoundReport
 from beamwright.serve.events import About, Event, begin, end
-from beamwright.serve.shown import Places, ShownTree, finite
+from beamwright.serve.shown import Places, ShownTree
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
@@ -235,11 +236,5 @@ def ending(solution: Solution, shown: ShownTree) -> dict[str, Any]:
         "chosen": ".".join(map(str, solution.lineage[1:])),
         "reason_fewer": solution.reason_fewer,
         "elapsed_s": solution.time.total_s,
-        "stats": _finite({name: figures[name] for name in names}),
+        "stats": finite({name: figures[name] for name in names}),
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    return finite(value) if isinstance(value, float) else value

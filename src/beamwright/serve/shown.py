@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
+from beamwright.finite import finite
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.serve.events import Step
 from beamwright.tree import Node, NodeState, SearchTree
@@ -103,8 +103,3 @@ def judged(node: Node) -> Step:
         step["answer"] = extract_answer(node.text)
         step["vote"] = normalise_answer(step["answer"]) if step["answer"] else None
     return step
-
-
-def finite(score: float | None) -> float | None:
-    """JSON has no number for the others."""
-    return score if score is not None and math.isfinite(score) else None

@@ -53,9 +53,8 @@ def simulate_sparse(
 ) -> SparseSearch | None:
     """None where the device has no room for one row's selection, or for what still reads all."""
     kv_bytes = roofline.model.kv_bytes_per_token
-    starts = _starts(tree)
-    longest = max(starts[node.lineage] + node.tokens for node in tree.nodes)
-    most = case.most_rows(longest, kv_bytes, kv_budget_bytes)
+    starts = tree.starts()
+    most = case.most_rows(tree.longest, kv_bytes, kv_budget_bytes)
     if most < 1:
         return None
     decode_s = waited_s = h2d_bytes = 0.0
@@ -113,16 +112,6 @@ def _batches(tree: RecordedTree, most: int) -> Iterator[Sequence[RecordedNode]]:
         count = -(-len(nodes) // most)
         for number in range(count):
             yield nodes[number * len(nodes) // count : (number + 1) * len(nodes) // count]
-
-
-def _starts(tree: RecordedTree) -> dict[tuple[int, ...], int]:
-    """Tokens of the path before each step."""
-    ends: dict[tuple[int, ...], int] = {(): tree.prompt_tokens}
-    starts = {}
-    for node in sorted(tree.nodes, key=lambda node: node.round):
-        starts[node.lineage] = ends[node.lineage[:-1]]
-        ends[node.lineage] = starts[node.lineage] + node.tokens
-    return starts
 
 
 def _distinct(tree: RecordedTree, batch: Sequence[RecordedNode]) -> int:
