@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from asked_once import AskedOnce
+from beamwright.decode.running import RunningBatch
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.selftest import batches_are_exact
 from beamwright.tree import StopReason
@@ -72,6 +73,19 @@ def verifier_folder(tmp_path_factory):
 def make_solver(generator_folder):
     """See `engines.tiny_solver`."""
     return partial(engines.tiny_solver, generator_folder)
+
+
+@pytest.fixture
+def parked(monkeypatch):
+    """The rows that had to leave in the middle of a step, as they do."""
+    found, real = [], RunningBatch._preempt
+
+    def spy(self, row):
+        found.append(row)
+        real(self, row)
+
+    monkeypatch.setattr(RunningBatch, "_preempt", spy)
+    return found
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 import beamwright
 from beamwright import Solver
 from beamwright.config import ModelSettings
-from beamwright.decode import RunningBatch
 from beamwright.search import make_strategy
 from beamwright.tree import NodeState
 from beamwright.verify import resolve_verifier
@@ -118,14 +117,7 @@ def test_statistics_do_not_depend_on_grouping(make_solver, search):
         assert kept(grow(solver)[1]) == expected, "bit for bit"
 
 
-def test_a_parked_step_keeps_its_statistics(make_solver, monkeypatch):
-    parked, real = [], RunningBatch._preempt
-
-    def spy(self, row):
-        parked.append(row)
-        real(self, row)
-
-    monkeypatch.setattr(RunningBatch, "_preempt", spy)
+def test_a_parked_step_keeps_its_statistics(make_solver, parked):
     options = {**CONFIDENT, **LONG_STEPS, "max_rounds": 2, "host_memory": "8MiB"}
     base = make_solver(**options, schedule="in-gpu")
     expected = kept(grow(base)[1])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from beamwright.decode import RunningBatch
 from beamwright.solver.flights import Listed
 from engines import PROBLEM, grow
 from fakes import Grouping
@@ -86,14 +85,7 @@ def test_they_do_not_depend_on_grouping(make_solver):
         assert kept(grow(solver)[1]) == expected, "bit for bit"
 
 
-def test_a_parked_step_keeps_its_own(make_solver, monkeypatch):
-    parked, real = [], RunningBatch._preempt
-
-    def spy(self, row):
-        parked.append(row)
-        real(self, row)
-
-    monkeypatch.setattr(RunningBatch, "_preempt", spy)
+def test_a_parked_step_keeps_its_own(make_solver, parked):
     options = {**SMALL, **LONG_STEPS, "max_rounds": 2, "top_logprobs": 3, "host_memory": "8MiB"}
     base = make_solver(**options, schedule="in-gpu")
     expected = kept(grow(base)[1])
