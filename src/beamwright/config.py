@@ -89,6 +89,7 @@ class ModelSettings(OpenSection):
     verifier: TextOrNone = None
     system_prompt: str | None = None
     chat_template: TextOrNone = None
+    tokenizer: TextOrNone = None
     device: str = "cpu"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"
@@ -101,6 +102,11 @@ class ModelSettings(OpenSection):
     def is_random(self) -> bool:
         """The model is a shape with random weights, there to be measured."""
         return self.model.startswith("random:")
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """The generator is a server's, or an engine's of its own (`remote`)."""
+        return self.model.startswith(("openai:", "vllm:"))
 
     @property
     def default_verifier(self) -> str:

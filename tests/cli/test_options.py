@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.cli import options
+from beamwright.cli import options, words
 from beamwright.config import Settings
 from beamwright.search.defaults import resolved
 
@@ -11,7 +11,7 @@ def test_every_setting_has_an_option_and_every_option_a_setting():
         for section in Settings.model_fields.values()
         for name in section.annotation.model_fields
     }
-    assert set(options._WORDS) == names
+    assert set(words.WORDS) == names
     assert set(options._PANELS) == set(Settings.model_fields)
 
 

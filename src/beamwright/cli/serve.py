@@ -141,8 +141,11 @@ def _serve(
                     print_json(facts)
                 out.flush()
             else:
-                kv = format_bytes(solver.generator.store.pool.budget.total_bytes)
-                complain(f"serving {named} at {url} (API: {url}/v1; {kv} of KV). Ctrl-C ends it.")
+                kv = ""
+                if solver.generator is not None:
+                    size = format_bytes(solver.generator.store.pool.budget.total_bytes)
+                    kv = f"; {size} of KV"
+                complain(f"serving {named} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
 
         run(app, desk, listening, started)
     if timeline is not None and views.trace is not None:

@@ -73,7 +73,8 @@ def print_solution(
 def accounting(solution: Solution) -> str:
     """One line of what a search took."""
     stats, goodput = solution.tree_stats, solution.goodput_tok_s
-    link = solution.kv.link_bandwidth_emulated
+    link, peak = solution.kv.link_bandwidth_emulated, solution.kv.device_peak_bytes
+    remote = solution.remote
     parts = [
         f"{solution.rounds} rounds",
         f"{stats.nodes:,} nodes",
@@ -81,7 +82,8 @@ def accounting(solution: Solution) -> str:
         f"{solution.tokens.generated:,} tokens generated",
         f"{solution.time.total_s:.1f} s",
         None if goodput is None else f"goodput {goodput:.1f} tok/s",
-        f"KV peak {format_bytes(solution.kv.device_peak_bytes)}",
+        None if peak is None else f"KV peak {format_bytes(peak)}",
+        None if remote is None else f"{remote.requests:,} requests",
         None if link is None else f"link emulated at {format_bytes(link)}/s",
     ]
     return " | ".join(part for part in parts if part)

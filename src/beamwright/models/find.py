@@ -29,6 +29,8 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
     Raises:
         InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
     """
+    if spec.startswith(("openai:", "vllm:")):
+        raise InputError(f"--{role} {written or spec}: this needs the model itself, here")
     if spec in ("bundled", "bundled:strong"):
         return _BUNDLED / (role if spec == "bundled" else "verifier")
     if spec.startswith("hf:"):
@@ -44,6 +46,20 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
         raise InputError(f"{spec}: no config.json in this folder{hint}")
     _check_files(folder)
     return folder
+
+
+def tokenizer_folder(spec: str, written: str, *, weights: bool = False) -> Path:
+    """The folder with the tokenizer that a name means; weights: and with the model's weights.
+
+    ORG/NAME is a model of the hub where there is no such folder, as servers name theirs.
+
+    Raises:
+        InputError, UnavailableError: as `resolve_folder`.
+    """
+    hub = spec.removeprefix("hf:")
+    if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
+        return _download(hub, weights=weights)
+    return resolve_folder(spec, "generator", written)
 
 
 def _instead(spec: str, role: str) -> str | None:
@@ -114,11 +130,11 @@ def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
     return replace(shape, context=min(shape.context, max_context))
 
 
-def _download(name: str) -> Path:
+def _download(name: str, *, weights: bool = True) -> Path:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
 
-    patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.model", "*.jinja", "*.txt"]
-    patterns += ["verifier.yaml", "judge.yaml"]
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt", "verifier.yaml", "judge.yaml"]
+    patterns += ["*.safetensors", "pytorch_model*.bin"] if weights else []
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds, network and not-found alike

@@ -37,6 +37,16 @@ class LoadedModel:
     folder: Path | None
     storage: Storage = Storage.PLAIN
 
+    @property
+    def context(self) -> int:
+        """Most tokens of a path."""
+        return self.decoder.shape.context
+
+    @property
+    def vocab(self) -> int:
+        """Token ids that it knows."""
+        return self.decoder.shape.vocab
+
 
 def load_model(
     spec: str,

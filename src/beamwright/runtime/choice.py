@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +15,7 @@ from beamwright.protocols import Executor, ScoresBeside, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.executor import PlainExecutor, StepWriter
 from beamwright.runtime.lane_compute import lane_compute
-from beamwright.runtime.lanes import OverlappedExecutor
+from beamwright.runtime.lanes import LaneCompute, OverlappedExecutor
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
@@ -43,12 +44,16 @@ def make_executor(
     writer: StepWriter,
     verifier: Verifier,
     accounting: Accounting,
-    models: Sequence[TreeModel],
+    models: tuple[TreeModel | None, TreeModel | None],
     timeline: Timeline,
     progress: Progress,
 ) -> Executor:
-    """The executor for a run. models: the generator first, then the verifier's if it has one."""
-    most_steps = STEPS_TOGETHER[settings.explore] if len(models) > 1 else 1
+    """The executor for a run.
+
+    models: the generator, None where it runs elsewhere, and the verifier's, None if it has none.
+    """
+    generator, scorer = models
+    most_steps = 1 if scorer is None else STEPS_TOGETHER[settings.explore]
     if not overlaps(settings, run, verifier, models):
         stalled = partial(_stalled_s, models)
         return PlainExecutor(
@@ -61,16 +66,19 @@ def make_executor(
         partial(_stalled_s, models[:1]),
         timeline,
         progress,
-        compute=lane_compute(models[-1].decoder.device),
+        compute=_lane_compute(scorer or generator),
         scoring_stalled_s=partial(_stalled_s, models[1:]),
-        patience_s=PATIENCE_S if len(models) == 1 else None,
+        patience_s=PATIENCE_S if scorer is None else None,
         most_steps=most_steps,
-        trial=run.trial if settings.executor == "auto" else None,
+        trial=run.trial if settings.executor == "auto" and generator is not None else None,
     )
 
 
 def overlaps(
-    settings: ScheduleSettings, run: Run, verifier: Verifier, models: Sequence[TreeModel]
+    settings: ScheduleSettings,
+    run: Run,
+    verifier: Verifier,
+    models: tuple[TreeModel | None, TreeModel | None],
 ) -> bool:
     """True if the verifier has a lane of its own; never one that does not say that it may.
 
@@ -82,18 +90,25 @@ def overlaps(
         return False
     if settings.executor != "auto":
         return settings.executor == "overlapped"
+    generator, scorer = models
+    if generator is None:
+        return run.in_flight != 1 and scorer is not None
     return (
         run.in_flight != 1
         and run.exact
-        and len(models) > 1
-        and not any(model.store.outgrown for model in models)
-        and models[-1].decoder.device.type == "cpu"
+        and scorer is not None
+        and not (generator.store.outgrown or scorer.store.outgrown)
+        and scorer.decoder.device.type == "cpu"
         and num_cores() >= 2 * run.threads.count
     )
 
 
-def _stalled_s(models: Sequence[TreeModel]) -> float:
-    return sum(model.store.stall_s for model in models)
+def _lane_compute(model: TreeModel | None) -> LaneCompute:
+    return nullcontext if model is None else lane_compute(model.decoder.device)
+
+
+def _stalled_s(models: Sequence[TreeModel | None]) -> float:
+    return sum(model.store.stall_s for model in models if model is not None)
 
 
 def num_cores() -> int:

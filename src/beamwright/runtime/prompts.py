@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from beamwright.config import ModelSettings, Settings
 from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.errors import InputError, ProblemTooLongError
-from beamwright.models import LoadedModel, TextCodec
+from beamwright.models import TextCodec
 from beamwright.protocols import AsksAgain, Strategy
 from beamwright.tree import Node, SearchTree, Turn
 
@@ -28,11 +29,22 @@ def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
     return settings.model_copy(update={"model": model})
 
 
+class Reader(Protocol):
+    """What reads a prompt: a generator's tokenizer, and how many tokens it takes and knows."""
+
+    @property
+    def codec(self) -> TextCodec | None: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def vocab(self) -> int: ...
+
+
 class Prompts:
     """Makes the trees of one generator."""
 
-    def __init__(self, model: LoadedModel, settings: ModelSettings) -> None:
-        self._codec, self._shape = model.codec, model.decoder.shape
+    def __init__(self, model: Reader, settings: ModelSettings) -> None:
+        self._codec, self._context, self._vocab = model.codec, model.context, model.vocab
         self._settings = settings
 
     def tree(self, problem_id: str | int, problem: Problem) -> SearchTree:
@@ -49,9 +61,9 @@ class Prompts:
         ids, text = self._rendered(self._codec, problem)
         if not ids:
             raise InputError("the prompt has no tokens: see --chat-template and the tokenizer")
-        if max(ids) >= self._shape.vocab:
+        if max(ids) >= self._vocab:
             raise InputError(
-                f"the tokenizer gives token {max(ids)}, the model has {self._shape.vocab}: "
+                f"the tokenizer gives token {max(ids)}, the model has {self._vocab}: "
                 "they do not belong together"
             )
         self._check_length(len(ids))
@@ -66,8 +78,8 @@ class Prompts:
                 self._check_size(codec, said, "the conversation")
                 return codec.encode_prompt(said), problem.problem_text
             case RawPrompt(tuple() as given):
-                if given and (min(given) < 0 or max(given) >= self._shape.vocab):
-                    raise InputError(f"token ids go from 0 to {self._shape.vocab - 1}")
+                if given and (min(given) < 0 or max(given) >= self._vocab):
+                    raise InputError(f"token ids go from 0 to {self._vocab - 1}")
                 self._check_length(len(given))
                 return list(given), codec.decode(given)
             case RawPrompt(str() as text):
@@ -82,10 +94,10 @@ class Prompts:
     def _check_size(self, codec: TextCodec, text: str, what: str) -> None:
         check_text(text, what)
         # A text of megabytes would take gigabytes to tokenise.
-        if codec.is_longer(text, self._shape.context):
+        if codec.is_longer(text, self._context):
             raise ProblemTooLongError(
                 f"{what} has {len(text):,} characters, "
-                f"the model's context is {self._shape.context} tokens"
+                f"the model's context is {self._context} tokens"
             )
 
     def check_turns(self, strategy: Strategy) -> None:
@@ -102,7 +114,7 @@ class Prompts:
         ids = self._turn_ids(turn)
         if ids and node.token_ids and ids[0] == node.token_ids[-1]:
             ids = ids[1:]  # the reply ended with this very token
-        fits = node.end + len(ids) < self._shape.context
+        fits = node.end + len(ids) < self._context
         return tuple(ids) if fits and ids else None
 
     def _turn_ids(self, turn: Turn) -> list[int]:
@@ -117,7 +129,7 @@ class Prompts:
             ProblemTooLongError: if the prompt fills the context.
         """
         generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
-        ids = torch.randint(self._shape.vocab, (num_tokens,), generator=generator).tolist()
+        ids = torch.randint(self._vocab, (num_tokens,), generator=generator).tolist()
         self._check_length(len(ids))
         return SearchTree(0, tuple(ids), "")
 
@@ -141,10 +153,9 @@ class Prompts:
             raise InputError(f"{file}: was saved with another tokenizer or chat template")
 
     def _check_length(self, num_tokens: int) -> None:
-        if num_tokens >= self._shape.context:
+        if num_tokens >= self._context:
             raise ProblemTooLongError(
-                f"the problem is {num_tokens} tokens long, "
-                f"the model's context is {self._shape.context}"
+                f"the problem is {num_tokens} tokens long, the model's context is {self._context}"
             )
 
 

@@ -29,17 +29,19 @@ class KeepsKV(Protocol):
         ...
 
 
-def restore_kv(generator: TreeModel, verifier: Verifier, nodes: Iterable[Node]) -> None:
+def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[Node]) -> None:
     """Give the nodes of a rebuilt tree their handles of both owners.
 
-    nodes: those whose KV may be needed, all their ancestors included; decoded ones only.
+    generator: None where its KV is not here. nodes: those whose KV may be needed, all their
+    ancestors included; decoded ones only.
 
     Raises:
         CapacityError: if a KV budget cannot hold them; what is in place stays on the nodes.
     """
     needed = sorted(nodes, key=lambda node: (node.depth, node.lineage[1:]))
-    for _, level in groupby(needed, key=lambda node: node.depth):
-        _restore_level(generator, list(level))
+    if generator is not None:
+        for _, level in groupby(needed, key=lambda node: node.depth):
+            _restore_level(generator, list(level))
     if isinstance(verifier, KeepsKV):
         verifier.restore(needed)
 

@@ -58,7 +58,7 @@ class Api:
 
     def _model(self, name: str) -> dict[str, Any]:
         facts = {"object": "model", "created": int(self._started_s), "owned_by": "beamwright"}
-        return {"id": name, **facts}
+        return {"id": name, **facts, "max_model_len": self.desk.solver.context}
 
     # --- answers -----------------------------------------------------------------------------
 
@@ -95,7 +95,8 @@ class Api:
         shown = fields.search or {}
         jobs = await self.begin(asks)
         shows_tokens = any(ask.top_logprobs is not None for ask in asks)
-        pieces = self.pieces if shows_tokens else ()  # of a large vocabulary they take a while
+        # Of a large vocabulary they take a while.
+        pieces = self.pieces if shows_tokens or any(ask.stops for ask in asks) else ()
         if fields.stream:
             options = fields.stream_options
             stream = Chunks(

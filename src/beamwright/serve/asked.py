@@ -37,7 +37,8 @@ class Ask:
     model: as it was named. options: of `Solver.submit`. choices: answers that are returned.
     seed: of the search, given or drawn. stops: strings that end an answer. top_logprobs: of every
     token, None without log-probabilities. tools: the answer may call some. param: the field that
-    the problem is in.
+    the problem is in. token_ids, with_stop: what was drawn is said, and the stop string that ended
+    a text is in it, as vLLM does.
     """
 
     model: str
@@ -49,6 +50,8 @@ class Ask:
     top_logprobs: int | None = None
     tools: bool = False
     param: str = "messages"
+    token_ids: bool = False
+    with_stop: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -86,8 +89,17 @@ class Asker:
         prompts = prompts_of(fields.prompt)
         if not 1 <= len(prompts) <= MOST_PROMPTS:
             raise ApiError(400, f"prompt: from 1 to {MOST_PROMPTS} of them", "prompt")
+        token_ids, with_stop = (
+            bool(fields.return_token_ids),
+            bool(fields.include_stop_str_in_output),
+        )
+        if fields.stream and (token_ids or with_stop):
+            name = "return_token_ids" if token_ids else "include_stop_str_in_output"
+            raise ApiError(400, f"{name}: not in a stream", name, "unsupported")
         asks = [self._ask(fields, each, fields.max_tokens, fields.logprobs) for each in prompts]
-        return [replace(ask, param="prompt") for ask in asks]
+        return [
+            replace(ask, param="prompt", token_ids=token_ids, with_stop=with_stop) for ask in asks
+        ]
 
     def response(self, fields: ResponseFields) -> Ask:
         """A conversation that nobody remembers."""
@@ -120,6 +132,8 @@ class Asker:
         if fields.top_k is not None and fields.top_k > 0:
             options["top_k"] = fields.top_k
         choices = fields.n or 1
+        if choices > 1 and options.get("n") == 1:
+            options["choose"] = "majority"  # of samples: nobody need score them
         options = self._wide_enough(options, choices)
         seed = fields.seed if fields.seed is not None else options.get("seed", self.seed)
         seed = secrets.randbelow(2**31) if seed is None else seed % _SEEDS

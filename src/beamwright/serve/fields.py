@@ -147,6 +147,8 @@ class CompletionFields(Fields):
 
     prompt: str | list[str] | list[Whole] | list[list[Whole]]
     logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
+    return_token_ids: bool | None = Field(None, strict=True)
+    include_stop_str_in_output: bool | None = Field(None, strict=True)
 
 
 class ResponseFields(Fields):

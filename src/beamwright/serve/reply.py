@@ -14,14 +14,18 @@ from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError
 from beamwright.serve.logprobs import Token, chat_logprobs, completion_logprobs, tokens_of
 from beamwright.solver.solution import Candidate, Solution
-from beamwright.tree import COMPLETE_STOPS
+from beamwright.tree import COMPLETE_STOPS, StopReason
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One choice. finish: of OpenAI's list. calls: of tools, whose text is taken out."""
+    """One choice. finish: of OpenAI's list. calls: of tools, whose text is taken out.
+
+    token_ids: all that were drawn, None where nobody asked for them. stop: the string that has
+    ended it, None where none has.
+    """
 
     index: int
     text: str
@@ -29,6 +33,8 @@ class Answer:
     candidate: Candidate
     calls: tuple[dict[str, Any], ...] = ()
     tokens: tuple[Token, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    stop: str | None = None
 
     def behind(self, sent: str) -> str:
         """What of the text is left to say.
@@ -54,8 +60,29 @@ def answers(job: Job, solution: Solution, pieces: Sequence[bytes] = ()) -> list[
         if ask.top_logprobs is not None:
             tokens = tuple(tokens_of(solution, candidate, pieces, ask.top_logprobs))
         finish = "tool_calls" if calls else _finish(candidate)
-        found.append(Answer(index, text, finish, candidate, calls, tokens))
+        ids = _reply_ids(solution, candidate) if ask.token_ids or ask.stops else ()
+        stop = _stop_of(candidate, ids, ask.stops, pieces)
+        if ask.with_stop and stop is not None:
+            text += stop
+        drawn = ids if ask.token_ids else None
+        found.append(Answer(index, text, finish, candidate, calls, tokens, drawn, stop))
     return found
+
+
+def _reply_ids(solution: Solution, candidate: Candidate) -> tuple[int, ...]:
+    steps = solution.tree.node(candidate.lineage).reply()
+    return tuple(token for step in steps for token in step.token_ids)
+
+
+def _stop_of(
+    candidate: Candidate, ids: Sequence[int], stops: Sequence[str], pieces: Sequence[bytes]
+) -> str | None:
+    """The string before which a text was cut: the first one there."""
+    if candidate.stop != StopReason.STOP_STRING or not pieces:
+        return None
+    whole = b"".join(pieces[token] for token in ids).decode("utf-8", "replace")
+    places = {whole.find(each): each for each in reversed(stops) if each in whole}
+    return places[min(places)] if places else None
 
 
 def _finish(candidate: Candidate) -> str:
@@ -159,12 +186,16 @@ class Shape:
     def choice(self, answer: Answer, offset: int = 0) -> dict[str, Any]:
         """A whole answer."""
         if not self.chat:
-            return {
+            found: dict[str, Any] = {
                 "index": offset + answer.index,
                 "text": answer.text,
                 "finish_reason": answer.finish,
+                "stop_reason": answer.stop,
                 "logprobs": completion_logprobs(answer.tokens),
             }
+            if answer.token_ids is not None:
+                found["token_ids"] = list(answer.token_ids)
+            return found
         message: dict[str, Any] = {
             "role": "assistant",
             "content": answer.text if answer.text or not answer.calls else None,

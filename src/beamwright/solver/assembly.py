@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
 from beamwright.attention import check_deterministic, make_attention
 from beamwright.config import ModelSettings, ScheduleSettings, Settings
-from beamwright.decode import RunningBatch
+from beamwright.decode.batching import BatchCounts
+from beamwright.decode.request import Decoding
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
@@ -22,6 +24,8 @@ from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
+from beamwright.remote import FarGenerator, ServedSchedule, find_generator
+from beamwright.runtime.executor import StepWriter
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.threads import Threads
@@ -33,6 +37,7 @@ from beamwright.solver.sparse import settled_sparse, sparse_attention
 from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import HostShares, chosen_schedule
 from beamwright.sparse import HomeStore
+from beamwright.tree import Node
 from beamwright.verify import VerifierSource, resolve_verifier
 
 
@@ -40,22 +45,34 @@ from beamwright.verify import VerifierSource, resolve_verifier
 class Parts:
     """What a solver works with.
 
-    loaded: the generator with its tokenizer; generator: the same with its KV. tree_models: every
-    model that keeps KV, the generator first; backends: what each of them attends with. tier: None
-    where all KV is on the device. shared: the memory of both, where it can move
-    between them; moving: what moves it.
+    loaded: the generator with its tokenizer; generator: the same with its KV, None where it runs
+    elsewhere. scorer: the verifier's model, None where it has none; backends: what each of both
+    attends with. tier: None where all KV is on the device. shared: the memory of both, where it can
+    move between them; moving: what moves it.
     """
 
-    loaded: LoadedModel
+    loaded: LoadedModel | FarGenerator
     plan: MemoryPlan
     tier: HostShares | None
     schedule: SchedulePolicy
     backends: list[AttentionBackend]
-    generator: TreeModel
+    generator: TreeModel | None
     verifier: Verifier
-    tree_models: list[TreeModel]
+    scorer: TreeModel | None
     shared: SharedBytes | None = None
     moving: MovingSplit | None = None
+
+    @property
+    def tree_models(self) -> list[TreeModel]:
+        """Every model that keeps KV here, the generator first."""
+        return [model for model in (self.generator, self.scorer) if model is not None]
+
+    @property
+    def dtype(self) -> str:
+        """The generator's; where it runs elsewhere, nobody here knows."""
+        if self.generator is None:
+            return "elsewhere"
+        return str(self.generator.decoder.dtype).removeprefix("torch.")
 
     @property
     def device_peak_bytes(self) -> int:
@@ -65,17 +82,26 @@ class Parts:
         return sum(model.store.device_peak_bytes for model in self.tree_models)
 
 
+class Writer(StepWriter, Protocol):
+    """Writes the steps of all trees: the running batch, or what runs elsewhere."""
+
+    counts: BatchCounts
+
+    def decode_as(self, root: Node, decoding: Decoding) -> None: ...
+    def abort(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Machinery:
     """What all problems of a solver share, loaded or allocated once.
 
-    exact: results do not depend on the batch. payoff, trial: what problems have taught of
-    speculation, and of scoring beside decoding.
+    exact: results of what runs here do not depend on the batch. payoff, trial: what problems have
+    taught of speculation, and of scoring beside decoding.
     """
 
     settings: ScheduleSettings
     parts: Parts
-    batch: RunningBatch
+    batch: Writer
     threads: Threads
     exact: bool
     timeline: Timeline
@@ -83,10 +109,12 @@ class Machinery:
     payoff: Payoff = field(default_factory=Payoff)
     trial: Trial = field(default_factory=Trial)
 
-    def stop_copiers(self) -> None:
-        """Stop the link's threads; they start again when they are needed."""
+    def stop_threads(self) -> None:
+        """Stop the link's threads, and a generator elsewhere's; they start again when needed."""
         if self.parts.tier is not None:
             self.parts.tier.close()
+        if isinstance(self.parts.loaded, FarGenerator):
+            self.parts.loaded.source.close()
 
 
 def assemble(
@@ -104,15 +132,15 @@ def assemble(
     """
     model = settings.model
     cap_memory(check_device(model.device), settings.memory.memory)
+    if model.runs_elsewhere:
+        return _beside_far(settings, timeline, own, progress)
     progress.doing(f"loading the generator {model.model}")
     with _refusals_named(f"--model {model.model}"):
         loaded = load_model(model.model, model, chat_template=model.chat_template)
     # One precision for both models: attention is made for it.
     name = str(loaded.decoder.dtype).removeprefix("torch.")
     model = model.model_copy(update={"dtype": name})
-    progress.doing(f"loading the verifier {model.verifier}")
-    with _refusals_named(f"--verifier {model.scorer}"):
-        source = resolve_verifier(model) if own is None else VerifierSource(None, None, own)
+    source = _verifier_source(model, own, progress)
     if source.model is not None and loaded.codec is None:
         raise InputError(
             f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
@@ -144,20 +172,52 @@ def assemble(
         generator = TreeModel(
             loaded.decoder, attention, kv_bytes, host=host, log=timeline, shared=shared
         )
-    tree_models, verifier = [generator], source.without_model
+    scorer, verifier = None, source.without_model
     if source.model is not None:
         host = None if tier is None or home else tier.of_verifier()
         kv_bytes = plan.verifier_kv_bytes
         scorer = TreeModel(source.model.decoder, backend, kv_bytes, host=host, shared=shared)
-        tree_models.append(scorer)
         backends.append(backend)
         verifier = source.on(scorer)
     assert verifier is not None
-    policy = row.policy(scheduled)
-    moving = None if shared is None else moving_split(settings, *tree_models)
-    return Parts(
-        loaded, plan, tier, policy, backends, generator, verifier, tree_models, shared, moving
-    )
+    policy, moving = row.policy(scheduled), None
+    if shared is not None and scorer is not None:
+        moving = moving_split(settings, generator, scorer)
+    return Parts(loaded, plan, tier, policy, backends, generator, verifier, scorer, shared, moving)
+
+
+def _beside_far(
+    settings: Settings, timeline: Timeline, own: Verifier | None, progress: Progress
+) -> Parts:
+    """The verifier alone is here, and has all the memory."""
+    model = settings.model
+    progress.doing(f"looking for {model.model}")
+    far = find_generator(model)
+    source = _verifier_source(model, own, progress)
+    policy = ServedSchedule(settings=settings.schedule)
+    if source.model is None:
+        assert source.without_model is not None
+        nothing = MemoryPlan(0, 0)
+        return Parts(far, nothing, None, policy, [], None, source.without_model, None)
+    decoder = source.model.decoder
+    alone = plan_memory(settings.memory, _sizes(source.model), None, settings.search.n)
+    plan = MemoryPlan(0, alone.kv_bytes, tokens_part=0.0)
+    tier = HostShares.of(settings, plan, timeline)
+    backend = make_attention(model.attention, decoder.device, decoder.dtype)
+    if model.deterministic:
+        check_deterministic(backend, decoder.device, decoder.dtype)
+    scorer = TreeModel(decoder, backend, plan.verifier_kv_bytes, host=tier.of_verifier())
+    return Parts(far, plan, tier, policy, [backend], None, source.on(scorer), scorer)
+
+
+def _verifier_source(
+    model: ModelSettings, own: Verifier | None, progress: Progress
+) -> VerifierSource:
+    if own is not None:
+        return VerifierSource(None, None, own)
+    progress.doing(f"loading the verifier {model.verifier}")
+    with _refusals_named(f"--verifier {model.scorer}"):
+        return resolve_verifier(model)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from beamwright.solver.facts import RunFacts
 from beamwright.solver.solution import (
     Candidate,
     KVStats,
+    RemoteStats,
     Solution,
     SpeculationStats,
     TimeStats,
@@ -39,6 +40,12 @@ _SCORES_NOT_KEPT = (
 _TRUNCATED = (
     "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
     "was time for; another run gives another tree"
+)
+
+
+_TOKENISED_HERE = (
+    "the generator does not say which tokens it drew: its texts are tokenised here, so counts of "
+    "tokens may differ from its own"
 )
 
 
@@ -113,7 +120,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         [c.stop in COMPLETE_STOPS for c in candidates],
         facts.settings.search.choose or "best",
     )
-    usage = _tokens(tree, decoded)
+    usage = _tokens(tree, decoded, facts.remote)
     return Solution(
         problem_id=tree.root.problem_id,
         problem=tree.root.problem_text,
@@ -134,25 +141,12 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
             path_tokens=sum(candidate.tokens for candidate in candidates),
         ),
         tokens=usage,
-        kv=KVStats(
-            device_budget_bytes=facts.device_budget_bytes,
-            device_peak_bytes=facts.device_peak_bytes,
-            host_peak_bytes=facts.host_peak_bytes,
-            h2d_bytes=facts.h2d_bytes,
-            d2h_bytes=facts.d2h_bytes,
-            groups=facts.accounting.num_groups,
-            dm_lower_bound_bytes=dm_lower_bound_bytes(
-                (tokens * facts.kv_bytes_per_token for tokens in run.round_tokens),
-                facts.generator_budget_bytes,
-            ),
-            scratch_peak_bytes=facts.scratch_peak_bytes,
-            recomputed_tokens=facts.recomputed_tokens,
-            link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
-        ),
+        kv=_kv(run, facts),
         cache=facts.cache,
         sparse=facts.sparse,
         memory=facts.memory,
         batch=facts.batch,
+        remote=facts.remote,
         speculation=SpeculationStats(
             mode=facts.settings.schedule.speculation,
             rows=facts.rows_ahead,
@@ -173,6 +167,26 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
     )
 
 
+def _kv(run: TreeRun, facts: RunFacts) -> KVStats:
+    kv = facts.kv
+    if kv is None:
+        return KVStats()
+    return KVStats(
+        device_budget_bytes=kv.device_budget,
+        device_peak_bytes=kv.device_peak,
+        host_peak_bytes=kv.host_peak,
+        h2d_bytes=kv.h2d,
+        d2h_bytes=kv.d2h,
+        groups=facts.accounting.num_groups,
+        dm_lower_bound_bytes=dm_lower_bound_bytes(
+            (tokens * kv.per_token for tokens in run.round_tokens), kv.generator_budget
+        ),
+        scratch_peak_bytes=kv.scratch_peak,
+        recomputed_tokens=kv.recomputed_tokens,
+        link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
+    )
+
+
 def _warnings(
     tree: SearchTree, candidates: Sequence[Candidate], chosen: Candidate, facts: RunFacts
 ) -> tuple[str, ...]:
@@ -184,6 +198,8 @@ def _warnings(
         found += doubts_about_answers(answers, stops, facts.settings)
     if facts.settings.schedule.speculation == "truncate":
         found += [_TRUNCATED]
+    if facts.remote is not None and not facts.remote.token_ids:
+        found += [_TOKENISED_HERE]
     if facts.settings.schedule.score_cache is not None and facts.cache.scores is None:
         found += [_SCORES_NOT_KEPT]
     return tuple(found)
@@ -211,7 +227,7 @@ def _candidate(node: Node) -> Candidate:
     )
 
 
-def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
+def _tokens(tree: SearchTree, decoded: Sequence[Node], remote: RemoteStats | None) -> TokenCounts:
     usage: Counter[str] = Counter()
     for node in tree.nodes():
         usage.update(dict(node.usage))  # a lane may be writing to it still
@@ -221,8 +237,8 @@ def _tokens(tree: SearchTree, decoded: Sequence[Node]) -> TokenCounts:
         overrun=usage["overrun"],
         speculated=usage["speculated"],
         speculated_kept=usage["speculated_kept"],
-        generator_prefilled=usage["generator_prefilled"],
-        generator_reused=usage["generator_reused"],
+        generator_prefilled=usage["generator_prefilled"] if remote is None else remote.prefilled,
+        generator_reused=usage["generator_reused"] if remote is None else remote.cached_tokens,
         verifier_prefilled=usage["verifier_prefilled"],
         verifier_reused=usage["verifier_reused"],
         verifier_generated=usage["verifier_generated"],

@@ -11,6 +11,7 @@ from beamwright.decode.batching import BatchCounts
 from beamwright.kv import CacheCounts, CacheStats, SparseCounts
 from beamwright.models import TreeModel
 from beamwright.protocols import SchedulePolicy
+from beamwright.remote import FarGenerator, RemoteCounts, RemoteSteps
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import num_generated
 from beamwright.runtime.moving import MovingSplit
@@ -21,6 +22,7 @@ from beamwright.solver.solution import (
     CacheReport,
     MemoryStats,
     RankStats,
+    RemoteStats,
     ScoreStats,
     SparseStats,
 )
@@ -31,30 +33,41 @@ from beamwright.verify import PrmVerifier
 
 
 @dataclass(frozen=True)
+class KVFacts:
+    """Of the KV of generator and verifier, in bytes."""
+
+    device_budget: int
+    device_peak: int
+    generator_budget: int
+    per_token: int
+    host_peak: int | None
+    h2d: int
+    d2h: int
+    scratch_peak: int
+    recomputed_tokens: int
+
+
+@dataclass(frozen=True)
 class RunFacts:
-    """What is measured while a tree is in flight; bytes are of all that ran beside it."""
+    """What is measured while a tree is in flight; bytes are of all that ran beside it.
+
+    kv: None where the generator's is elsewhere, and so remote: of it; attention: of its own.
+    """
 
     settings: Settings
     accounting: Accounting
     total_s: float
     total_generated: int
-    device_budget_bytes: int
-    device_peak_bytes: int
-    generator_budget_bytes: int
+    kv: KVFacts | None
     memory: MemoryStats
     cache: CacheReport
     sparse: SparseStats | None
-    kv_bytes_per_token: int
     exact: bool
     schedule: str
-    attention: str
+    attention: str | None
     batch: BatchStats
     rows_ahead: int = 0
-    host_peak_bytes: int | None = None
-    h2d_bytes: int = 0
-    d2h_bytes: int = 0
-    scratch_peak_bytes: int = 0
-    recomputed_tokens: int = 0
+    remote: RemoteStats | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Mark:
     sparse: SparseCounts
     calls: int
     scored: int
+    remote: RemoteCounts
 
 
 class Meter:
@@ -98,9 +112,10 @@ class Meter:
             counts.row_tokens,
             replace(counts),
             [replace(each.store.counts.cache) for each in self._machinery.parts.tree_models],
-            replace(self._machinery.parts.generator.store.counts.sparse),
+            self._sparse_counts(),
             accounting.calls,
             accounting.scored,
+            self._remote_counts(),
         )
 
     def spent(self, since: Mark, before: Accounting | None = None) -> Accounting:
@@ -116,37 +131,81 @@ class Meter:
         self, run: TreeRun, settings: Settings, since: Mark, before: Accounting | None
     ) -> RunFacts:
         """What was measured since a tree was admitted. before: by earlier processes."""
-        machinery, after = self._machinery, self._traffic()
-        parts, models = machinery.parts, machinery.parts.tree_models
-        moved = self._moving
-        drawn = machinery.batch.counts.row_tokens - since.tokens
-        has_host = parts.tier is not None
+        machinery, parts = self._machinery, self._machinery.parts
+        generator, drawn = parts.generator, machinery.batch.counts.row_tokens - since.tokens
         return RunFacts(
             settings=settings,
             accounting=self.spent(since, before),
             total_s=time.perf_counter() - since.time_s + run.elapsed_s,
             total_generated=max(num_generated(run.tree), drawn),
-            device_budget_bytes=parts.plan.kv_bytes,
-            device_peak_bytes=parts.device_peak_bytes,
-            generator_budget_bytes=parts.plan.generator_kv_bytes
-            if moved is None
-            else moved.counts.most_generator_bytes,
-            memory=memory_stats(settings.memory.split, parts.plan, moved),
-            cache=_cache(models, since.cache, self._scores(run)),
-            sparse=_sparse(parts.generator, since.sparse),
-            kv_bytes_per_token=parts.generator.store.pool.layout.bytes_per_token,
+            kv=None if generator is None else self._kv(generator, since),
+            memory=memory_stats(settings.memory.split, parts.plan, self._moving)
+            if generator is not None
+            else MemoryStats(None, None, parts.plan.verifier_kv_bytes, 0, 0),
+            cache=self._cache(since, self._scores(run)),
+            sparse=None if generator is None else _sparse(generator, since.sparse),
             exact=machinery.exact
+            and generator is not None
             and settings.schedule.speculation != "truncate"
-            and not _is_inexact(parts.generator, resumed=before is not None),
+            and not _is_inexact(generator, resumed=before is not None),
             schedule=policy_name(self._schedule),
-            attention=parts.generator.backend.name,
+            attention=None if generator is None else generator.backend.name,
             batch=self._batch(settings.schedule.max_batch, since),
             rows_ahead=machinery.batch.counts.speculative - since.batch.speculative,
-            host_peak_bytes=sum(m.store.host_peak_bytes for m in models) if has_host else None,
-            h2d_bytes=after.h2d_bytes - since.traffic.h2d_bytes,
-            d2h_bytes=after.d2h_bytes - since.traffic.d2h_bytes,
-            scratch_peak_bytes=sum(model.store.scratch.peak_bytes for model in models),
+            remote=self._remote(since),
+        )
+
+    def _kv(self, generator: TreeModel, since: Mark) -> KVFacts:
+        parts, after = self._machinery.parts, self._traffic()
+        models, moved = parts.tree_models, self._moving
+        return KVFacts(
+            device_budget=parts.plan.kv_bytes,
+            device_peak=parts.device_peak_bytes,
+            generator_budget=parts.plan.generator_kv_bytes
+            if moved is None
+            else moved.counts.most_generator_bytes,
+            per_token=generator.store.pool.layout.bytes_per_token,
+            host_peak=None if parts.tier is None else sum(m.store.host_peak_bytes for m in models),
+            h2d=after.h2d_bytes - since.traffic.h2d_bytes,
+            d2h=after.d2h_bytes - since.traffic.d2h_bytes,
+            scratch_peak=sum(model.store.scratch.peak_bytes for model in models),
             recomputed_tokens=sum(model.store.counts.recomputed_tokens for model in models),
+        )
+
+    def _sparse_counts(self) -> SparseCounts:
+        generator = self._machinery.parts.generator
+        return SparseCounts() if generator is None else replace(generator.store.counts.sparse)
+
+    def _remote_counts(self) -> RemoteCounts:
+        writer = self._machinery.batch
+        return replace(writer.remote) if isinstance(writer, RemoteSteps) else RemoteCounts()
+
+    def _remote(self, since: Mark) -> RemoteStats | None:
+        loaded = self._machinery.parts.loaded
+        if not isinstance(loaded, FarGenerator):
+            return None
+        found = self._remote_counts().since(since.remote)
+        return RemoteStats(
+            loaded.token_ids,
+            found.requests,
+            found.retries,
+            found.prompt_tokens,
+            found.cached_tokens,
+        )
+
+    def _cache(self, since: Mark, scores: ScoreStats | None) -> CacheReport:
+        parts = self._machinery.parts
+        found = {
+            model: None
+            if model.store.streams_layers
+            else CacheStats.between(model.store.counts.cache, then)
+            for model, then in zip(parts.tree_models, since.cache, strict=True)
+        }
+        generator, scorer = parts.generator, parts.scorer
+        return CacheReport(
+            None if generator is None else found[generator],
+            None if scorer is None else found[scorer],
+            scores,
         )
 
     def _scores(self, run: TreeRun) -> ScoreStats | None:
@@ -213,13 +272,3 @@ def _rank(now: SparseCounts, since: SparseCounts) -> RankStats:
         link_s=link_s,
         choose_s=max(0.0, now.rank_s - since.rank_s - link_s),
     )
-
-
-def _cache(
-    models: Sequence[TreeModel], since: Sequence[CacheCounts], scores: ScoreStats | None
-) -> CacheReport:
-    found = [
-        None if model.store.streams_layers else CacheStats.between(model.store.counts.cache, then)
-        for model, then in zip(models, since, strict=True)
-    ]
-    return CacheReport(found[0], found[1] if len(found) > 1 else None, scores)

@@ -129,7 +129,7 @@ class Flights:
             machinery.batch,
             parts.verifier,
             accounting,
-            parts.tree_models,
+            (parts.generator, parts.scorer),
             machinery.timeline,
             machinery.progress,
         )
@@ -274,9 +274,9 @@ class Flights:
     ) -> BeamwrightError | Interrupted:
         """What is raised for an error that ended these trees."""
         machinery, parts = self._machinery, self._machinery.parts
-        if found:
+        if found and parts.generator is not None:
             runs, settings = [run for run, _ in found], found[0][1].settings
             advise(error, self._schedule.name, settings, parts.plan, parts.tree_models, runs)
         if isinstance(error, LinkError):
-            machinery.stop_copiers()  # one that died starts afresh with the next problem
+            machinery.stop_threads()  # one that died starts afresh with the next problem
         return with_partial(error, found)

@@ -130,7 +130,9 @@ class SolverOptions(RequestOptions, total=False):
     # model: Which models run, where and in what precision.
 
     model: str | PathLike[str]
-    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE."""
+    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE; elsewhere:
+    openai:URL#NAME (a server), vllm:PATH (vLLM, in this process).
+    """
     verifier: str | PathLike[str] | ScoreFunction | Verifier | None
     """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default: bundled
     beside --model bundled, else none).
@@ -139,6 +141,8 @@ class SolverOptions(RequestOptions, total=False):
     """System message of the chat template."""
     chat_template: str | PathLike[str] | None
     """Jinja chat template, or a file that holds one."""
+    tokenizer: str | PathLike[str] | None
+    """openai:...: the model's tokenizer, PATH, hf:ORG/NAME or bundled (default: its name)."""
     device: str
     """Where the models run: cpu, cuda, cuda:1."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]

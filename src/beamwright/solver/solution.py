@@ -49,15 +49,16 @@ class TreeStats:
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Every token that was computed, reused or thrown away."""
+    """Every token that was computed, reused or thrown away; null where a generator elsewhere does
+    not say."""
 
     generated: int
     kept: int
     overrun: int
     speculated: int
     speculated_kept: int
-    generator_prefilled: int
-    generator_reused: int
+    generator_prefilled: int | None
+    generator_reused: int | None
     verifier_prefilled: int
     verifier_reused: int
     verifier_generated: int
@@ -67,21 +68,22 @@ class TokenCounts:
 class KVStats:
     """KV on both tiers, and what crossed the link; host figures are null where there is one tier.
 
-    Of generator and verifier, and of all problems that were in flight together, not divided.
+    Of generator and verifier, and of all problems that were in flight together, not divided. All
+    null where the generator runs elsewhere.
 
     scratch_peak_bytes: attention's working copies of a group, beside the budget.
     """
 
-    device_budget_bytes: int
-    device_peak_bytes: int
-    host_peak_bytes: int | None
-    h2d_bytes: int
-    d2h_bytes: int
-    groups: int
-    dm_lower_bound_bytes: int
-    scratch_peak_bytes: int
-    recomputed_tokens: int
-    link_bandwidth_emulated: int | None
+    device_budget_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    host_peak_bytes: int | None = None
+    h2d_bytes: int | None = None
+    d2h_bytes: int | None = None
+    groups: int | None = None
+    dm_lower_bound_bytes: int | None = None
+    scratch_peak_bytes: int | None = None
+    recomputed_tokens: int | None = None
+    link_bandwidth_emulated: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,12 @@ class MemoryStats:
     """How generator and verifier share the memory for KV on the device.
 
     split: as it was asked for. generator_kv_bytes, verifier_kv_bytes: when the search ended, or
-    for all of it where nothing moves. moves, moved_bytes: memory that went from one to the other.
+    for all of it where nothing moves; null where the generator runs elsewhere. moves, moved_bytes:
+    memory that went from one to the other.
     """
 
-    split: str | float
-    generator_kv_bytes: int
+    split: str | float | None
+    generator_kv_bytes: int | None
     verifier_kv_bytes: int
     moves: int
     moved_bytes: int
@@ -181,6 +184,29 @@ class SparseStats:
 
 
 @dataclass(frozen=True)
+class RemoteStats:
+    """A generator elsewhere, while the problem was in flight, others beside it included.
+
+    token_ids: it says which tokens it drew; otherwise texts are tokenised here. requests: that it
+    had, retries included. prompt_tokens, cached_tokens: that it has read, and of these found in its
+    KV, as it says; null where it does not.
+    """
+
+    token_ids: bool
+    requests: int
+    retries: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+    @property
+    def prefilled(self) -> int | None:
+        """Prompt tokens that were computed; None: it does not say."""
+        if self.prompt_tokens is None or self.cached_tokens is None:
+            return None
+        return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(frozen=True)
 class SpeculationStats:
     """What was decoded ahead of selection: rows of all in flight, tokens of this tree.
 
@@ -238,6 +264,7 @@ class Solution:
     batch: BatchStats
     speculation: SpeculationStats
     sparse: SparseStats | None
+    remote: RemoteStats | None
     time: TimeStats
     io_share: float
     goodput_tok_s: float | None
@@ -245,7 +272,7 @@ class Solution:
     exact: bool
     seed: int
     schedule: str
-    attention: str
+    attention: str | None
     settings: Settings
     tree: SearchTree = field(repr=False, compare=False)
 
@@ -256,8 +283,8 @@ class Solution:
         """
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         del found["tree_stats"]
-        names = ("tokens", "kv", "cache", "memory", "batch", "speculation", "sparse", "time")
-        for name in names:
+        parts = ("tokens", "kv", "cache", "memory", "batch", "speculation", "sparse", "remote")
+        for name in (*parts, "time"):
             found[name] = None if found[name] is None else asdict(found[name])
         found["candidates"] = [candidate.to_json() for candidate in self.candidates]
         found["tree"] = asdict(self.tree_stats)

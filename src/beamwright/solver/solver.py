@@ -17,7 +17,6 @@ from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.conversation import Problem
-from beamwright.decode.generator import make_running_batch
 from beamwright.decode.sampling import stats_read_by
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import TextCodec
@@ -32,7 +31,6 @@ from beamwright.runtime.selftest import batches_are_exact, threads_agree, unlike
 from beamwright.runtime.threads import GiveWay, threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
-from beamwright.schedule import schedule_row
 from beamwright.search import SearchPolicy
 from beamwright.solver import calls, own
 from beamwright.solver.assembly import Machinery, assemble
@@ -42,7 +40,7 @@ from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOpti
 from beamwright.solver.own import Request
 from beamwright.solver.scores import check_scores_kept, keep_scores
 from beamwright.solver.solution import Solution
-from beamwright.solver.sparse import with_most_rows
+from beamwright.solver.writer import make_writer
 from beamwright.verify import declared_verifier
 
 
@@ -93,20 +91,12 @@ class Solver:
         self._asked = self._asked.model_copy(update={"model": self.settings.model})
         self._check_votes(self._request)
         self._token_stats = stats_read_by(self.verifier, self.strategy)
-        self._batch = make_running_batch(
-            self.generator,
-            self._loaded.codec,
-            with_most_rows(self.settings, self.generator),
-            token_stats=self._token_stats,
-            grouped=schedule_row(self.settings.schedule).streams_layers,
-            progress=self.progress,
-        )
-        dtype = str(self.generator.decoder.dtype).removeprefix("torch.")
-        self._decisive = partial(tree_settings, dtype=dtype)
+        self._batch = make_writer(parts, self.settings, self._token_stats, self.progress)
+        self._decisive = partial(tree_settings, dtype=parts.dtype)
         self._prompts = Prompts(self._loaded, self.settings.model)
         self._prompts.check_turns(self.strategy)
         decoders = [model.decoder for model in self._tree_models]
-        self.threads = threads_for(max(each.shape.num_parameters for each in decoders))
+        self.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))
         self.progress.doing("checking that results do not depend on the batch")
         with self.threads.in_use():
             kinds = unlike(decoders, parts.backends)
@@ -141,7 +131,7 @@ class Solver:
         """Cancel what is submitted, and stop all threads; the solver can still be used."""
         self._service.close()
         with self._calls.turn():
-            self._machinery.stop_copiers()
+            self._machinery.stop_threads()
         if self._scores is not None:
             self._scores.save()
 
@@ -367,6 +357,11 @@ class Solver:
     def codec(self) -> TextCodec | None:
         """The generator's tokenizer; None where it has none."""
         return self._loaded.codec
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a path, its prompt included."""
+        return self._loaded.context
 
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""

@@ -1,0 +1,277 @@
+"""RemoteSteps: steps that a generator elsewhere writes. A `StepWriter`, as the running batch is.
+
+Every step is a prompt of its own, the path above it, so that what the server keeps of earlier
+prompts is hit by its next ones: the order is the schedule's, siblings are one question, and nothing
+of a path is ever rendered again. Limits, reasons to stop and counts are those of steps written here
+(`decode.stops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from beamwright.decode.batching import BatchCounts
+from beamwright.decode.request import Decoding, Decodings
+from beamwright.decode.sampling import lineage_key
+from beamwright.decode.stop_strings import text_before
+from beamwright.decode.stops import RowLimit, row_limit
+from beamwright.models import TextCodec
+from beamwright.progress import Progress
+from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
+from beamwright.remote.source import Asked, Reply, Source, Written
+from beamwright.schedule import InGpuSchedule
+from beamwright.tree import Node, StopReason
+
+_WAIT_S = 0.05
+"""After so long without a reply the loop looks at deadlines, and at who has given up."""
+
+
+class ServedSchedule(InGpuSchedule):
+    """All beams in depth-first order, so that a prompt follows the one it shares most with."""
+
+    name = "served"
+
+
+@dataclass
+class RemoteCounts:
+    """requests: that were answered, or failed; retries: of them, repeated ones. prompt_tokens,
+    cached_tokens: as the server says; None: it has not said so of all."""
+
+    requests: int = 0
+    retries: int = 0
+    prompt_tokens: int | None = 0
+    cached_tokens: int | None = 0
+
+    def note(self, reply: Reply) -> None:
+        """A reply has come."""
+        self.requests += reply.tries
+        self.retries += reply.tries - 1
+        if reply.error is None:
+            self.prompt_tokens = _sum(self.prompt_tokens, reply.prompt_tokens)
+            self.cached_tokens = _sum(self.cached_tokens, reply.cached_tokens)
+
+    def since(self, then: RemoteCounts) -> RemoteCounts:
+        """What has been added."""
+        return RemoteCounts(
+            self.requests - then.requests,
+            self.retries - then.retries,
+            _sum(self.prompt_tokens, then.prompt_tokens, -1),
+            _sum(self.cached_tokens, then.cached_tokens, -1),
+        )
+
+
+def _sum(one: int | None, other: int | None, sign: int = 1) -> int | None:
+    return None if one is None or other is None else one + sign * other
+
+
+@dataclass(eq=False)
+class _Question:
+    """Siblings that are written together; those that nobody wants any more are None."""
+
+    nodes: list[Node | None]
+    limit: RowLimit
+
+    @property
+    def wanted(self) -> list[Node]:
+        return [node for node in self.nodes if node is not None]
+
+
+@dataclass(eq=False)
+class RemoteSteps:
+    """codec: of the same tokenizer as the generator's. context: most tokens of a path.
+
+    default: how steps are drawn where a tree has no settings of its own. max_batch: most steps at a
+    time; None: all of them, and the server has them wait.
+    """
+
+    source: Source
+    codec: TextCodec
+    context: int
+    default: Decoding
+    max_batch: int | None = None
+    progress: Progress = field(default_factory=Progress)
+    counts: BatchCounts = field(default_factory=BatchCounts)
+    remote: RemoteCounts = field(default_factory=RemoteCounts)
+
+    def __post_init__(self) -> None:
+        self._decodings = Decodings(self.default)
+        self._waiting: list[Node] = []
+        self._asked: dict[Node, _Question] = {}
+        self._alone = False  # this server does not give several texts for one prompt
+
+    # --- what is to be written ---------------------------------------------------------------
+
+    @property
+    def running_nodes(self) -> frozenset[Node]:
+        """Nodes whose steps are under way."""
+        return frozenset(self._asked)
+
+    @property
+    def busy(self) -> bool:
+        """True if a step runs or waits."""
+        return bool(self._asked or self._waiting)
+
+    @property
+    def num_groups(self) -> int:
+        """Questions that were asked."""
+        return self.counts.groups
+
+    def decode_as(self, root: Node, decoding: Decoding) -> None:
+        """Give the tree of this root settings of its own, until its root is released."""
+        self._decodings.set(root, decoding)
+
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """KV is the server's affair."""
+        return ScheduleView(beams)
+
+    def submit(self, plan: Plan) -> None:
+        """Replace what waits; what was asked is being written."""
+        nodes = (node for group in plan.groups for node in group)
+        self._waiting = [node for node in nodes if node not in self._asked]
+
+    def cancel(self, nodes: Iterable[Node]) -> None:
+        """Give these nodes' steps up."""
+        gone = set(nodes)
+        self._waiting = [node for node in self._waiting if node not in gone]
+        self.release(gone)
+
+    def release(self, nodes: Iterable[Node]) -> None:
+        """What nobody wants any more is not written to its end."""
+        for node in nodes:
+            self._decodings.forget(node)
+            question = self._asked.pop(node, None)
+            if question is None:
+                continue
+            question.nodes[question.nodes.index(node)] = None
+            if not question.wanted:
+                self.source.cancel(question)
+
+    def abort(self) -> None:
+        """Give up everything that runs or waits."""
+        self.cancel([*self._asked, *self._waiting])
+
+    # --- what is written ---------------------------------------------------------------------
+
+    def iterate(self) -> list[Event]:
+        """Ask for what waits, and wait for a reply, but not for long."""
+        self._ask()
+        if not self._asked:
+            return []
+        number = next(iter(self._asked)).round
+        self.progress.doing(f"round {number}: {len(self._asked)} steps are written elsewhere")
+        events: list[Event] = []
+        for reply in self.source.wait(_WAIT_S):
+            self.remote.note(reply)
+            self.counts.iterations += 1
+            assert isinstance(reply.key, _Question)
+            events += self._taken(reply.key, reply)
+        return events
+
+    def _ask(self) -> None:
+        while self._waiting:
+            nodes = self._siblings()
+            if self.max_batch and self._asked and len(self._asked) + len(nodes) > self.max_batch:
+                return
+            question = _Question([*nodes], self._limit(nodes[0]))
+            taken = set(nodes)
+            self._waiting = [node for node in self._waiting if node not in taken]
+            self._asked.update(dict.fromkeys(nodes, question))
+            self.counts.groups += 1
+            self.counts.admitted += len(nodes)
+            self.source.ask(question, self._prompt(nodes, question.limit))
+
+    def _siblings(self) -> list[Node]:
+        """The first that waits, with all that were opened with it, so that what they are drawn
+        with does not depend on who else is asked for."""
+        first = self._waiting[0]
+        greedy = first.greedy or not self._decodings.of(first).sampling.temperature
+        if self._alone or greedy:  # the likeliest text is asked for once: servers refuse more
+            return [first]
+        together = [
+            node
+            for node in self._waiting
+            if node.parent is first.parent
+            and (node.round, node.greedy) == (first.round, first.greedy)
+        ]
+        together.sort(key=lambda node: node.lineage[-1])
+        limits = [size for size in (self.source.most, self.max_batch) if size is not None]
+        return together[: min(limits, default=len(together))]
+
+    def _limit(self, node: Node) -> RowLimit:
+        limit = row_limit(node, self._decodings.of(node).step, self.context)
+        return RowLimit(max(1, limit.tokens), limit.reason)
+
+    def _prompt(self, nodes: Sequence[Node], limit: RowLimit) -> Asked:
+        node, decoding = nodes[0], self._decodings.of(nodes[0])
+        assert node.parent is not None
+        step, sampling = decoding.step, decoding.sampling
+        if node.greedy:
+            sampling = sampling.model_copy(update={"temperature": 0.0})
+        high, low = lineage_key(decoding.seed, node.lineage)
+        return Asked(
+            token_ids=tuple(node.parent.path_token_ids()),
+            text=partial(self._path_text, node),
+            count=len(nodes),
+            seed=(high ^ low) & 0x7FFFFFFF,
+            max_tokens=limit.tokens,
+            sampling=sampling,
+            stops=(*([] if step.step_tokens else [step.delimiter]), *step.stop_strings),
+            ignore_eos=step.ignore_eos,
+        )
+
+    def _path_text(self, node: Node) -> str:
+        """The path above a node as text, special tokens included up to where its reply begins."""
+        assert node.parent is not None
+        before = node.parent.path_token_ids()[: node.replies_to.end]
+        return self.codec.decode_raw(before) + node.parent.text
+
+    def _taken(self, question: _Question, reply: Reply) -> list[Event]:
+        """Steps that were written, or have failed. What is missing of several is asked for again,
+        one by one."""
+        for node in question.wanted:
+            del self._asked[node]
+        if reply.error is not None:
+            return [StepFailed(node, reply.error) for node in question.wanted]
+        found = list(zip(question.nodes, reply.written, strict=False))
+        missing = [node for node in question.nodes[len(found) :] if node is not None]
+        if missing:
+            self._alone = True
+            self._waiting = [*missing, *self._waiting]
+        events: list[Event] = []
+        for owner, written in found:
+            if owner is None:
+                self.counts.row_tokens += len(written.token_ids or ())
+                continue
+            step = self._step(owner, written, question.limit)
+            self.counts.row_tokens += len(step.token_ids)
+            self.progress.wrote(len(step.token_ids))
+            events.append(step)
+        return events
+
+    def _step(self, node: Node, written: Written, limit: RowLimit) -> StepDecoded:
+        assert node.parent is not None
+        token_ids = written.token_ids
+        if token_ids is None:
+            token_ids = tuple(self.codec.encode(written.text))
+            text = node.parent.text + written.text
+        if written.ended == "eos" and self.codec.eos_ids.isdisjoint(token_ids[-1:]):
+            token_ids = (*token_ids, *sorted(self.codec.eos_ids)[:1])
+        if written.token_ids is not None:
+            before = node.parent.path_token_ids()[node.replies_to.end :]
+            text = self.codec.decode([*before, *token_ids])
+        strings = self._decodings.of(node).step.stop_strings
+        shown = text_before(text, strings)
+        stop = StopReason.STOP_STRING if shown != text else _stop(written, len(token_ids), limit)
+        return StepDecoded(node, token_ids, written.logprobs, stop, shown)
+
+
+def _stop(written: Written, num_tokens: int, limit: RowLimit) -> StopReason:
+    """As `decode.stops.stop_reason`: EOS, a limit that ends the path, the delimiter, others."""
+    if written.ended == "eos":
+        return StopReason.EOS
+    ends = limit.reason.ends_path and num_tokens >= limit.tokens
+    if written.ended == "length" or ends:
+        return limit.reason
+    return StopReason.DELIMITER
