@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from beamwright.remote.source import Asked, Written
 
+_MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
 _STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 
 
@@ -62,7 +63,7 @@ class Dialect:
         if asked.ignore_eos:
             body["ignore_eos"] = True
         if asked.stops and not self.streams:
-            body["stop"] = list(asked.stops)
+            body["stop"] = list(asked.stops[:_MOST_STOPS])
         if self.streams:
             body["stream"] = True
         if self.extras:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import threading
+import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -86,7 +87,7 @@ class OpenAISource:
     def close(self) -> None:
         """Close all connections, and end the thread."""
         if self._thread is not None:
-            self._thread.close()
+            self._end()
             self._thread = None
 
     # --- in the event loop -------------------------------------------------------------------
@@ -237,6 +238,8 @@ class OpenAISource:
     def _running(self) -> _LoopThread:
         if self._thread is None:
             self._thread = _LoopThread(self._model.place)
+            # Nobody need close what was never begun, or has failed at its start.
+            self._end = weakref.finalize(self, self._thread.close)
         return self._thread
 
 

@@ -17,6 +17,7 @@ from beamwright.decode.request import Decoding, Decodings
 from beamwright.decode.sampling import lineage_key
 from beamwright.decode.stop_strings import text_before
 from beamwright.decode.stops import RowLimit, row_limit
+from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
@@ -119,7 +120,13 @@ class RemoteSteps:
         return self.counts.groups
 
     def decode_as(self, root: Node, decoding: Decoding) -> None:
-        """Give the tree of this root settings of its own, until its root is released."""
+        """Give the tree of this root settings of its own, until its root is released.
+
+        Raises:
+            InputError: for likeliest tokens beside each, whose ids nobody says.
+        """
+        if decoding.sampling.top_logprobs:
+            raise InputError("top_logprobs: a generator elsewhere does not say them")
         self._decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
@@ -217,9 +224,13 @@ class RemoteSteps:
             seed=(high ^ low) & 0x7FFFFFFF,
             max_tokens=limit.tokens,
             sampling=sampling,
-            stops=(*([] if step.step_tokens else [step.delimiter]), *step.stop_strings),
+            stops=tuple(filter(None, (self._delimiter(node), *step.stop_strings))),
             ignore_eos=step.ignore_eos,
         )
+
+    def _delimiter(self, node: Node) -> str | None:
+        step = self._decodings.of(node).step
+        return step.delimiter if step.step_tokens is None else None
 
     def _path_text(self, node: Node) -> str:
         """The path above a node as text, special tokens included up to where its reply begins."""
@@ -263,15 +274,20 @@ class RemoteSteps:
             text = self.codec.decode([*before, *token_ids])
         strings = self._decodings.of(node).step.stop_strings
         shown = text_before(text, strings)
-        stop = StopReason.STOP_STRING if shown != text else _stop(written, len(token_ids), limit)
+        stop = _stop(written, len(token_ids), limit, self._delimiter(node))
+        if shown != text:
+            stop = StopReason.STOP_STRING
         return StepDecoded(node, token_ids, written.logprobs, stop, shown)
 
 
-def _stop(written: Written, num_tokens: int, limit: RowLimit) -> StopReason:
-    """As `decode.stops.stop_reason`: EOS, a limit that ends the path, the delimiter, others."""
+def _stop(written: Written, num_tokens: int, limit: RowLimit, delimiter: str | None) -> StopReason:
+    """As `decode.stops.stop_reason`: EOS, a limit that ends the path, the delimiter, others.
+
+    Servers say "length" where the last token that they may draw completes a stop string.
+    """
     if written.ended == "eos":
         return StopReason.EOS
-    ends = limit.reason.ends_path and num_tokens >= limit.tokens
-    if written.ended == "length" or ends:
+    if limit.reason.ends_path and (written.ended == "length" or num_tokens >= limit.tokens):
         return limit.reason
-    return StopReason.DELIMITER
+    delimited = delimiter is not None and delimiter in written.text
+    return StopReason.DELIMITER if written.ended == "stop" or delimited else limit.reason

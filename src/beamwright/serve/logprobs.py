@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from beamwright.serve.errors import ApiError
 from beamwright.solver.solution import Candidate, Solution
 
 _LEAST = -9999.0  # OpenAI's for what has no probability
@@ -31,6 +32,11 @@ def tokens_of(
     found: list[Token] = []
     left = len(candidate.text.encode("utf-8", "replace"))
     for node in solution.tree.node(candidate.lineage).reply():
+        if len(node.logprobs) != len(node.token_ids):
+            raise ApiError(
+                400, "logprobs: this generator does not say which tokens it drew", "logprobs",
+                "unsupported",
+            )  # fmt: skip
         tops = node.top or ((),) * len(node.token_ids)
         for token, logprob, top in zip(node.token_ids, node.logprobs, tops, strict=True):
             data = pieces[token]

@@ -127,6 +127,7 @@ def usage(jobs: Sequence[Job], found: Sequence[Sequence[Answer]]) -> dict[str, A
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": 0},  # nothing is kept from request to request
         "completion_tokens_details": details,
         "search": search,
     }

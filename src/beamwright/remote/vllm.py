@@ -1,0 +1,133 @@
+"""VllmSource: texts from vLLM's engine, loaded here (extra `vllm`).
+
+It batches and keeps KV as it always does. Requests are added while others run, and every wait is so
+many of its steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from beamwright.config import ModelSettings
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.remote.source import Asked, Facts, Reply, Written
+
+
+class VllmSource:
+    """A `Source` over `vllm.LLM`'s engine.
+
+    options: of `vllm.LLM`. settings: their precision and context are its own where they are given.
+
+    Raises:
+        UnavailableError: if vLLM is not installed; InputError: if it cannot load the model.
+    """
+
+    most: int | None = None
+
+    def __init__(self, folder: Path, options: Mapping[str, Any], settings: ModelSettings) -> None:
+        self._vllm = _import_vllm()
+        given = {
+            "enable_prefix_caching": True,
+            "generation_config": "vllm",  # or a checkpoint's own sampling would come in
+            "dtype": settings.dtype,
+            "max_model_len": settings.context,
+            **options,
+        }
+        try:
+            self._engine: Any = self._vllm.LLM(str(folder), **given).llm_engine
+            context = int(self._engine.vllm_config.model_config.max_model_len)
+        except Exception as error:  # whatever it finds wrong with a model, or an option
+            raise InputError(f"--model {settings.model}: {_line(error)}") from error
+        self.facts = Facts(context, token_ids=True)
+        self._numbers = count()
+        self._keys: dict[str, Hashable] = {}
+        self._refused: list[Reply] = []
+
+    def ask(self, key: Hashable, asked: Asked) -> None:
+        """See `Source`."""
+        name = str(next(self._numbers))
+        sampling = asked.sampling
+        params = self._vllm.SamplingParams(
+            n=asked.count,
+            seed=asked.seed,
+            max_tokens=asked.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            min_p=sampling.min_p or 0.0,
+            stop=list(asked.stops),
+            include_stop_str_in_output=True,
+            ignore_eos=asked.ignore_eos,
+            logprobs=0,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+        )
+        try:
+            prompt = self._vllm.TokensPrompt(prompt_token_ids=list(asked.token_ids))
+            self._engine.add_request(name, prompt, params)
+        except Exception as error:  # of several kinds: too long a prompt, an unknown token
+            self._refused.append(Reply(key, error=_failed(error)))
+            return
+        self._keys[name] = key
+
+    def wait(self, timeout_s: float) -> list[Reply]:
+        """See `Source`. It computes as long as that."""
+        found, self._refused = self._refused, []
+        until = time.monotonic() + timeout_s
+        try:
+            while not found and self._keys and time.monotonic() < until:
+                found = [self._reply(each) for each in self._engine.step() if each.finished]
+                found = [reply for reply in found if reply.key is not None]
+        except Exception as error:  # the engine is dead: nothing is answered any more
+            keys, self._keys = list(self._keys.values()), {}
+            found = [Reply(key, error=_failed(error)) for key in keys]
+        return found
+
+    def cancel(self, key: Hashable) -> None:
+        """See `Source`."""
+        names = [name for name, known in self._keys.items() if known is key]
+        for name in names:
+            del self._keys[name]
+        self._engine.abort_request(names)
+
+    def close(self) -> None:
+        """Its memory is given back when the process ends."""
+        names = list(self._keys)
+        self._keys.clear()
+        if names:
+            self._engine.abort_request(names)
+
+    def _reply(self, output: Any) -> Reply:
+        written = [_written(each) for each in sorted(output.outputs, key=lambda each: each.index)]
+        key = self._keys.pop(output.request_id, None)
+        return Reply(key, written, len(output.prompt_token_ids), output.num_cached_tokens)
+
+
+def _written(output: Any) -> Written:
+    ids = tuple(output.token_ids)
+    logprobs = zip(ids, output.logprobs or (), strict=False)
+    values = tuple(float(each[token].logprob) for token, each in logprobs)
+    if output.finish_reason == "length":
+        return Written(output.text, ids, values, "length")
+    by_string = isinstance(output.stop_reason, str)
+    return Written(output.text, ids, values, "stop" if by_string else "eos")
+
+
+def _failed(error: Exception) -> BeamwrightError:
+    return UnavailableError(f"vLLM: {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _import_vllm() -> Any:
+    try:
+        import vllm  # noqa: PLC0415 (an extra)
+        import vllm.sampling_params  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UnavailableError("--model vllm:... needs vLLM: pip install vllm") from error
+    return vllm

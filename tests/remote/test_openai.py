@@ -1,0 +1,274 @@
+"""The client of completion servers: dialects, failures, what is given up."""
+
+import threading
+
+import pytest
+
+from beamwright.config import SamplingSettings
+from beamwright.errors import InputError, UnavailableError
+from beamwright.models import TextCodec
+from beamwright.remote import Asked, FarModel
+from beamwright.remote import openai as client
+from beamwright.remote.dialect import Stops
+from beamwright.remote.openai import OpenAISource
+from scripted_server import Scripted, answered, choice, refuses, said, speaking, waited
+
+
+@pytest.fixture(scope="module")
+def codec(generator_folder):
+    return TextCodec.load(generator_folder)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.001)
+
+
+@pytest.fixture
+def source_of(codec):
+    made = []
+
+    def make(server, name=None, **options):
+        source = OpenAISource(FarModel("openai", server.url, name), codec, **options)
+        made.append(source)
+        return source
+
+    yield make
+    for source in made:
+        source.close()
+
+
+def question(codec, text="one two", **changes):
+    given = {
+        "token_ids": tuple(codec.encode(text)),
+        "text": lambda: text,
+        "count": 1,
+        "seed": 5,
+        "max_tokens": 9,
+        "sampling": SamplingSettings(temperature=0.7),
+        "stops": ("\n\n",),
+        **changes,
+    }
+    return Asked(**given)
+
+
+# --- dialects --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "ids", "extras", "returns_ids", "stops"),
+    [
+        ({}, True, True, True, Stops.INCLUDED),
+        ({"names": False}, True, True, True, Stops.INCLUDED),
+        ({"includes": False}, True, True, True, Stops.NAMED),
+        ({"ids": False}, False, True, True, Stops.INCLUDED),
+        ({"extras": False}, True, False, False, Stops.NAMED),
+        ({"extras": False, "names": False}, True, False, False, Stops.UNKNOWN),
+        ({"extras": False, "names": False, "ids": False}, False, False, False, Stops.UNKNOWN),
+    ],
+)
+def test_it_finds_out_what_a_server_understands(
+    codec, source_of, server, ids, extras, returns_ids, stops
+):
+    with speaking(codec, **server) as running:
+        dialect = source_of(running).dialect
+    assert (dialect.ids, dialect.extras) == (ids, extras)
+    assert (dialect.returns_ids, dialect.stops) == (returns_ids, stops)
+
+
+def test_a_question_says_what_was_asked_and_nothing_else(codec, source_of):
+    with speaking(codec, then=lambda body: said(choice("x\n\n", stop_reason="\n\n"))) as server:
+        source = source_of(server)
+        answered(source, question(codec))
+        sampling = SamplingSettings(temperature=0.7, top_k=7, min_p=0.1, top_p=0.9)
+        more = {"count": 3, "sampling": sampling, "ignore_eos": True, "stops": tuple("abcdef")}
+        answered(source, question(codec, **more))
+    plain, full = server.asked
+    assert plain == {
+        "model": "m",
+        "prompt": codec.encode("one two"),
+        "max_tokens": 9,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "seed": 5,
+        "logprobs": 1,
+        "stop": ["\n\n"],
+        "return_token_ids": True,
+        "include_stop_str_in_output": True,
+    }
+    wanted = {"n": 3, "top_k": 7, "min_p": 0.1, "top_p": 0.9, "ignore_eos": True}
+    assert {name: full[name] for name in wanted} == wanted
+    assert full["stop"] == list("abcd")  # OpenAI and vLLM take no more
+
+
+def test_texts_for_who_takes_no_ids(codec, source_of):
+    with speaking(codec, ids=False, then=lambda body: said(choice("x"))) as server:
+        answered(source_of(server), question(codec, "a b"))
+    (body,) = server.asked
+    assert body["prompt"] == "a b"
+    assert body["add_special_tokens"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "ended", "text"),
+    [
+        ({"text": "a\n\n", "stop_reason": "\n\n"}, "stop", "a\n\n"),
+        ({"text": "a", "stop_reason": "\n\n"}, "stop", "a\n\n"),
+        ({"text": "a", "matched_stop": "\n\n"}, "stop", "a\n\n"),
+        ({"text": "a", "stop_reason": None}, "eos", "a"),
+        ({"text": "a", "stop_reason": 2}, "eos", "a"),
+        ({"text": "a", "finish_reason": "length"}, "length", "a"),
+        ({"text": ""}, "eos", ""),
+    ],
+)
+def test_how_texts_end(codec, source_of, fields, ended, text):
+    with speaking(codec, then=lambda body: said(choice(**{"text": "", **fields}))) as server:
+        (written,) = answered(source_of(server), question(codec)).written
+    assert (written.ended, written.text) == (ended, text)
+
+
+def test_tokens_and_usage(codec, source_of):
+    logprobs = {"tokens": ["x"], "token_logprobs": [-0.5, None]}
+    found = choice("x", token_ids=[7, 8], logprobs=logprobs)
+    usage = {"prompt_tokens": 11, "prompt_tokens_details": {"cached_tokens": 8}}
+    with speaking(codec, then=lambda body: said(found, **usage)) as server:
+        reply = answered(source_of(server), question(codec))
+    (written,) = reply.written
+    assert written.token_ids == (7, 8)
+    assert written.logprobs == (-0.5,)
+    assert (reply.prompt_tokens, reply.cached_tokens, reply.tries) == (11, 8, 1)
+
+
+# --- texts that are read as they are written -------------------------------------------------
+
+
+def piece(text, **fields):
+    return {"choices": [{"index": 0, "text": text, "finish_reason": None, **fields}]}
+
+
+def test_a_text_is_left_where_it_stops(codec, source_of):
+    """Such a server says neither which stop it was nor shows it: it is not told of any."""
+
+    def answer(body):
+        assert body["stream"]
+        assert "stop" not in body
+        logprobs = {"token_logprobs": [-0.25]}
+        return iter([piece("on", logprobs=logprobs), piece("e\n"), *[piece("\nmore ")] * 200_000])
+
+    with speaking(codec, extras=False, names=False, then=answer) as server:
+        source = source_of(server)
+        assert source.most == 1
+        (written,) = answered(source, question(codec)).written
+        assert server.gone.wait(10)
+    assert (written.text, written.ended) == ("one\n\n", "stop")
+    assert written.token_ids is None
+    assert written.logprobs == (-0.25,)
+
+
+@pytest.mark.parametrize(("reason", "ended"), [("length", "length"), ("stop", "eos")])
+def test_a_text_that_ends_by_itself(codec, source_of, reason, ended):
+    events = [piece("one"), piece(" two", finish_reason=reason)]
+    with speaking(codec, extras=False, names=False, then=lambda body: iter(events)) as server:
+        (written,) = answered(source_of(server), question(codec)).written
+    assert (written.text, written.ended) == ("one two", ended)
+
+
+# --- what goes wrong -------------------------------------------------------------------------
+
+
+def test_what_may_pass_is_tried_again(codec, source_of):
+    replies = [None, refuses("busy", 503), refuses("slow down", 429), said(choice("x"))]
+    with speaking(codec, then=lambda body: replies.pop(0)) as server:
+        reply = answered(source_of(server), question(codec))
+    assert reply.error is None
+    assert reply.tries == 4
+    assert all(body == server.asked[0] for body in server.asked)  # the same seed, too
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries", "said_"),
+    [
+        (lambda body: refuses("busy", 503), 3, "HTTP 503: busy (3 tries)"),
+        (lambda body: None, 3, "RemoteProtocolError"),
+        (lambda body: refuses("too long"), 1, "HTTP 400: too long"),
+        (lambda body: (200, {"choices": [{"text": 1}, 5]}), 1, "no completion"),
+        (lambda body: (200, ["what"]), 1, "no completion"),
+        (lambda body: (200, {}), 1, "no completion (KeyError"),
+    ],
+)
+def test_what_does_not_pass_is_the_problems_error(codec, source_of, answer, tries, said_):
+    with speaking(codec, then=answer) as server:
+        reply = answered(source_of(server, tries=3), question(codec))
+    assert isinstance(reply.error, UnavailableError)
+    assert said_ in str(reply.error)
+    assert server.url in str(reply.error)
+    assert len(server.asked) == tries
+
+
+def test_who_is_given_up_hangs_up(codec, source_of):
+    """The stream of a text that nobody wants is closed; others go on."""
+    started, go = threading.Event(), threading.Event()
+
+    def answer(body):
+        if body["seed"] == 1:
+            started.set()
+            return (piece("x") for _ in range(10**9))
+        go.wait(10)
+        return iter([piece("y", finish_reason="stop")])
+
+    with speaking(codec, extras=False, names=False, then=answer) as server:
+        source = source_of(server)
+        source.ask("one", question(codec, seed=1))
+        source.ask("two", question(codec, seed=2))
+        assert started.wait(10)
+        source.cancel("one")
+        assert server.gone.wait(10)
+        go.set()
+        (reply,) = waited(source)
+    assert reply.key == "two"
+
+
+def test_it_can_be_used_again_when_it_was_closed(codec, source_of):
+    with speaking(codec, then=lambda body: said(choice("x"))) as server:
+        source = source_of(server)
+        source.close()
+        assert answered(source, question(codec)).written[0].text == "x"
+
+
+@pytest.mark.parametrize(
+    ("models", "name", "said_"),
+    [
+        ([{"id": "a"}, {"id": "b"}], None, "say which, as #NAME; it has a, b"),
+        ([{"id": "a"}], "c", "no such model; it has a"),
+        ([], None, "say which"),
+        ("no list", None, "does not speak OpenAI's protocol"),
+    ],
+)
+def test_a_model_that_is_not_there(codec, source_of, models, name, said_):
+    with Scripted(lambda body: said(choice("x")), models) as server:
+        with pytest.raises(InputError, match="--model openai:") as error:
+            source_of(server, name)
+        assert said_ in str(error.value)
+
+
+def test_nobody_answers(codec):
+    with pytest.raises(InputError, match=r"--model openai:http://127\.0\.0\.1:9/v1"):
+        OpenAISource(FarModel("openai", "http://127.0.0.1:9/v1"), codec)
+
+
+def test_a_server_that_refuses_everything_says_why(codec, source_of):
+    with (
+        Scripted(lambda body: refuses("no completions today")) as server,
+        pytest.raises(InputError, match="no completions today"),
+    ):
+        source_of(server)
+
+
+def test_a_key_goes_with_every_request(codec, source_of, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with (
+        Scripted(lambda body: refuses("who are you?", 401)) as server,
+        pytest.raises(InputError, match="401") as error,
+    ):
+        source_of(server)
+    assert "secret" not in str(error.value)

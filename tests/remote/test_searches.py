@@ -1,0 +1,148 @@
+"""Searches whose generator is a real server: the same trees as here, where nothing is drawn."""
+
+import json
+
+import pytest
+
+import engines
+from beamwright.tree import NodeState, StopReason
+
+PROBLEM = "Ann has 3 apples and eats one."
+GREEDY = {"temperature": 0.0, "n": 4, "width": 2}
+
+
+def steps(solution):
+    return {
+        node.lineage: (node.token_ids, node.text, node.stop, node.state)
+        for node in solution.tree.nodes()
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"delimiter": "th"},
+        {"delimiter": "the"},
+        {"step_tokens": 5},
+        {"max_tokens": 7},
+        {"max_step_tokens": 3},
+        {"step_limits": (2, 4, 9)},
+        {"stop_strings": ("a", "qq")},
+        {"context": 60, "max_tokens": None, "max_rounds": 40},
+        {"search": "dvts"},
+        {"search": "best-of-n", "max_tokens": 60},
+        {"search": "majority", "verifier": "none"},
+        {"search": "mcts", "width": 4, "verifier": lambda _, steps: len(steps[-1]) / 50},
+        {"verifier": "min-logprob"},
+    ],
+)
+def test_the_likeliest_tokens_are_those_of_the_model_here(far_solver, generator_folder, options):
+    """Tokens, texts, reasons to stop and what selection made of them."""
+    given = {**GREEDY, "max_rounds": 4, "max_step_tokens": 12, "max_tokens": 40, "delimiter": "e",
+             "verifier": "logprob", **options}  # fmt: skip
+    far = far_solver(**given).solve(PROBLEM)
+    with engines.tiny_solver(generator_folder, **given) as solver:
+        here = solver.solve(PROBLEM)
+    assert steps(far) == steps(here)
+    assert far.tree_hash == here.tree_hash
+    assert far.answer == here.answer
+    assert not far.exact
+    node = next(node for node in far.tree.nodes() if node.parent is not None)
+    assert node.logprobs == pytest.approx(here.tree.node(node.lineage).logprobs, abs=1e-4)
+
+
+def test_drawn_trees_do_not_depend_on_who_else_is_asked_for(far_solver):
+    texts = ["Ann has 3 apples.", "the thing", "1 + 12 =", "a b c"]
+    together = far_solver().solve_many(texts)
+    few = far_solver(max_batch=3)
+    alone = [few.solve(text, problem_id=number) for number, text in enumerate(texts)]
+    again = far_solver(executor="overlapped").solve_many(texts)
+    hashes = [each.tree_hash for each in together]
+    assert len(set(hashes)) == len(texts)
+    assert [each.tree_hash for each in again] == hashes
+    # Siblings are asked for three at a time there, so that they are drawn with other seeds.
+    assert [each.tree_hash for each in alone] != hashes
+    assert [few.solve(t, problem_id=n).tree_hash for n, t in enumerate(texts)] == [
+        each.tree_hash for each in alone
+    ]
+    other = far_solver(seed=1).solve_many(texts)
+    assert [each.tree_hash for each in other] != hashes
+
+
+def test_siblings_are_one_question(far_solver):
+    found = far_solver(n=8, width=4, max_rounds=2, ignore_eos=False).solve(PROBLEM)
+    assert found.remote.requests <= 1 + 2  # one for the root's children, one for each survivor
+    assert found.remote.retries == 0
+    assert found.remote.token_ids
+    assert found.remote.prompt_tokens > 0
+
+
+def test_what_is_not_known_is_null(far_solver):
+    found = json.loads(json.dumps(far_solver().solve(PROBLEM).to_json()))
+    assert set(found["kv"].values()) == {None}
+    assert found["cache"]["generator"] is None
+    assert found["memory"]["generator_kv_bytes"] is None
+    assert found["attention"] is None
+    assert found["exact"] is False
+    assert found["schedule"] == "served"
+    assert found["remote"]["token_ids"] is True
+    assert found["tokens"]["generated"] > 0
+
+
+def test_a_search_can_be_resumed(far_solver, tmp_path):
+    """Servers draw the same again for the same seed, so it goes on to the same tree."""
+    whole = far_solver(verifier="logprob").solve(PROBLEM)
+    file = tmp_path / "tree.checkpoint"
+
+    def stop(report):
+        if report.round == 2:
+            raise KeyboardInterrupt
+
+    solver = far_solver(verifier="logprob")
+    with pytest.raises(KeyboardInterrupt):
+        solver.solve(PROBLEM, checkpoint=file, on_round=stop)
+    assert solver.resume(file).tree_hash == whole.tree_hash
+
+
+def test_a_deadline_ends_it_with_the_best_so_far(far_solver):
+    found = far_solver(deadline=0.01, max_rounds=40, max_tokens=400).solve(PROBLEM)
+    assert found.rounds < 40
+    assert found.candidates
+
+
+def test_cancelled_searches_leave_nothing_behind(far, far_solver):
+    solver = far_solver(max_tokens=400, max_rounds=400, ignore_eos=False)
+    handle = solver.submit(PROBLEM)
+    handle.cancel()
+    with pytest.raises(Exception, match="cancelled"):
+        handle.result(30)
+    assert not solver._batch.busy
+    assert solver.solve(PROBLEM).candidates
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"schedule": "locality"}, "--schedule locality"),
+        ({"speculation": "exact"}, "--speculation exact"),
+        ({"sparse": "exact"}, "--sparse exact"),
+        ({"weights": "int8"}, "--weights int8"),
+        ({"top_logprobs": 3}, "--top-logprobs 3"),
+        ({"verifier": "entropy"}, "entropy"),
+        ({"search": "deepconf", "verifier": None}, "confidence"),
+    ],
+)
+def test_what_a_generator_elsewhere_has_not_is_refused(far_solver, options, named):
+    from beamwright.errors import InputError
+
+    with pytest.raises(InputError, match=named):
+        far_solver(**options)
+
+
+def test_stop_strings_end_paths(far_solver):
+    found = far_solver(stop_strings=("a", "i")).solve(PROBLEM)
+    ended = [n for n in found.tree.nodes() if n.stop is StopReason.STOP_STRING]
+    assert ended
+    assert not any("a" in node.text or "i" in node.text for node in ended)
+    assert all(node.state in (NodeState.FINISHED, NodeState.PRUNED) for node in ended)

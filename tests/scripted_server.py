@@ -1,0 +1,135 @@
+"""A completion server of which a test says what it answers, and how it is when it fails."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the script says, which the server carries."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        self.say(200, {"object": "list", "data": self.server.script.models})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.script.bodies.append(body)
+        found = self.server.script.answer(body)
+        if found is None:
+            self.close_connection = True
+        elif isinstance(found, tuple):
+            self.say(*found)
+        else:
+            self.stream(found)
+
+    def say(self, status, content, **headers):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"content-length": len(data), **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def stream(self, events):
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for event in events:
+                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                self.wfile.flush()
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            self.server.script.gone.set()
+
+
+class Scripted:
+    """answer: from a request's body to (status, JSON), or to lines of a stream; None hangs up.
+
+    bodies: of all requests so far, those of the start included.
+    """
+
+    def __init__(self, answer, models=None):
+        self.answer, self.bodies = answer, []
+        self.models = [{"id": "m", "max_model_len": 512}] if models is None else models
+        self.gone = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.script = self
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+
+    @property
+    def asked(self):
+        """Bodies of questions, those of the start left out."""
+        return [body for body in self.bodies if body["max_tokens"] != 4]
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def choice(text, **fields):
+    return {"index": 0, "text": text, "finish_reason": "stop", **fields}
+
+
+def said(*choices, **usage):
+    return 200, {"choices": list(choices), "usage": usage}
+
+
+def refuses(message, status=400):
+    return status, {"error": {"message": message, "code": status}}
+
+
+@contextmanager
+def speaking(codec, *, ids=True, extras=True, names=True, includes=True, then=None, **options):
+    """A server that understands so much; then: answers to questions behind the start."""
+
+    def answer(body):
+        if not ids and isinstance(body["prompt"], list):
+            return refuses("prompt: a string is expected")
+        if not extras and "return_token_ids" in body:
+            return refuses("return_token_ids: extra fields are not permitted", 422)
+        if body["max_tokens"] != 4:
+            return then(body)
+        text = " 2 and"
+        stop = next((each for each in body.get("stop", ()) if each in text), None)
+        if stop is not None:
+            cut = text.index(stop)
+            text = text[: cut + len(stop)] if includes and extras else text[:cut]
+        more = {"stop_reason": stop} if names else {}
+        if extras:
+            more["token_ids"] = codec.encode(text)
+        return said(choice(text, **more))
+
+    with Scripted(answer, **options) as server:
+        yield server
+
+
+def answered(source, asked):
+    """A source's reply to one question."""
+    source.ask("key", asked)
+    (reply,) = waited(source)
+    assert reply.key == "key"
+    return reply
+
+
+def waited(source):
+    """What a source has answered, as soon as it has."""
+    end = time.monotonic() + 20
+    while not (found := source.wait(0.1)):
+        assert time.monotonic() < end, "no reply"
+    return found
