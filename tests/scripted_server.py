@@ -16,9 +16,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
+        self.server.script.keys.append(self.headers["authorization"])
         self.say(200, {"object": "list", "data": self.server.script.models})
 
     def do_POST(self):
+        self.server.script.keys.append(self.headers["authorization"])
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.script.bodies.append(body)
         found = self.server.script.answer(body)
@@ -59,7 +61,7 @@ class Scripted:
     """
 
     def __init__(self, answer, models=None):
-        self.answer, self.bodies = answer, []
+        self.answer, self.bodies, self.keys = answer, [], []
         self.models = [{"id": "m", "max_model_len": 512}] if models is None else models
         self.gone = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

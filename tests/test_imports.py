@@ -39,6 +39,7 @@ LEVELS = (
     ("layerwise",),
     ("models",),
     ("decode",),
+    ("remote",),
     ("verify",),
     ("runtime",),
     ("simulator",),

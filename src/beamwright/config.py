@@ -90,6 +90,7 @@ class ModelSettings(OpenSection):
     system_prompt: str | None = None
     chat_template: TextOrNone = None
     tokenizer: TextOrNone = None
+    model_key: TextOrNone = None
     device: str = "cpu"
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"

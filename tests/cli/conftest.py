@@ -27,6 +27,7 @@ def solution_json(**changes):
         "tree": {"nodes": 9, "pruned": 6, "unique_tokens": 90, "path_tokens": 100},
         "tokens": {"generated": 1234, "kept": 90},
         "kv": {"device_peak_bytes": 3 * 1024**2, "link_bandwidth_emulated": None},
+        "remote": None,
         "time": {"total_s": 1.25},
         "io_share": None,
         "goodput_tok_s": 16.0,

@@ -177,11 +177,12 @@ def test_a_text_that_ends_by_itself(codec, source_of, reason, ended):
 
 
 def test_what_may_pass_is_tried_again(codec, source_of):
-    replies = [None, refuses("busy", 503), refuses("slow down", 429), said(choice("x"))]
+    aborted = said(choice("x", finish_reason="abort"))
+    replies = [None, refuses("busy", 503), refuses("slow down", 429), aborted, said(choice("x"))]
     with speaking(codec, then=lambda body: replies.pop(0)) as server:
         reply = answered(source_of(server), question(codec))
     assert reply.error is None
-    assert reply.tries == 4
+    assert reply.tries == 5
     assert all(body == server.asked[0] for body in server.asked)  # the same seed, too
 
 
@@ -264,11 +265,11 @@ def test_a_server_that_refuses_everything_says_why(codec, source_of):
         source_of(server)
 
 
-def test_a_key_goes_with_every_request(codec, source_of, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+def test_a_key_goes_with_every_request_and_into_no_error(codec, source_of):
     with (
         Scripted(lambda body: refuses("who are you?", 401)) as server,
         pytest.raises(InputError, match="401") as error,
     ):
-        source_of(server)
+        source_of(server, key="secret")
+    assert server.keys == ["Bearer secret"] * 2
     assert "secret" not in str(error.value)

@@ -241,7 +241,9 @@ def two_cores(monkeypatch):
 def chosen(solver, **changes):
     """Does this solver overlap, were it run so?"""
     run = replace(Run(4, exact=True, threads=Threads(1, "")), **changes)
-    return overlaps(solver.settings.schedule, run, solver.verifier, solver._tree_models)
+    parts = solver._machinery.parts
+    models = (parts.generator, parts.scorer)
+    return overlaps(solver.settings.schedule, run, solver.verifier, models)
 
 
 def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, two_cores):

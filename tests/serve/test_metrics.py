@@ -64,10 +64,13 @@ def test_both_tiers_and_the_link(serve):
     server = serve(search={**options, "max_rounds": 6})
     server.chat(seed=1)
     used = usage_of(server.solver)
-    assert used.kv[0].host_budget_bytes > 0
+    assert used.kv["generator"].host_budget_bytes > 0
     assert used.link_bytes["d2h"] > 0
     seen = scraped(server)
-    assert seen["beamwright_kv_budget_bytes", "generator", "host"] == used.kv[0].host_budget_bytes
+    assert (
+        seen["beamwright_kv_budget_bytes", "generator", "host"]
+        == used.kv["generator"].host_budget_bytes
+    )
     for direction in ("h2d", "d2h"):
         assert seen["beamwright_link_bytes_total", direction] == used.link_bytes[direction]
     assert ("beamwright_stall_seconds_total", "generator") in seen

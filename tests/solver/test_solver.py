@@ -41,6 +41,7 @@ SOLVE_KEYS = {
     },
     "speculation": {"mode", "rows", "tokens", "kept", "kept_share"},
     "cache": {"generator", "verifier", "scores"},
+    "remote": None,
     "sparse": None,
     "memory": {"split", "generator_kv_bytes", "verifier_kv_bytes", "moves", "moved_bytes"},
     "time": {

@@ -27,6 +27,7 @@ WORDS: dict[str, tuple[str | None, str]] = {
         "MODEL",
         "openai:...: the model's tokenizer, PATH, hf:ORG/NAME or bundled (default: its name).",
     ),
+    "model_key": ("FILE", "openai:...: a file that holds the server's API key."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
     "dtype": (
         None,

@@ -30,16 +30,15 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
         InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
     """
     if spec.startswith(("openai:", "vllm:")):
-        raise InputError(f"--{role} {written or spec}: this needs the model itself, here")
+        raise InputError(f"{_option(role)} {written or spec}: this needs the model itself, here")
     if spec in ("bundled", "bundled:strong"):
         return _BUNDLED / (role if spec == "bundled" else "verifier")
     if spec.startswith("hf:"):
         return _download(spec.removeprefix("hf:"))
     folder = Path(spec)
-    option = "model" if role == "generator" else role
     if not folder.is_dir():
         hint = _instead(spec, role) or (f"no such folder; {known}" if known else "no such folder")
-        raise InputError(f"--{option} {written or spec}: {hint}")
+        raise InputError(f"{_option(role)} {written or spec}: {hint}")
     if not (folder / "config.json").is_file():
         packed = next(folder.glob("*.gguf"), None)
         hint = "" if packed is None else f"; {packed.name}: {_instead(str(packed), role)}"
@@ -60,6 +59,10 @@ def tokenizer_folder(spec: str, written: str, *, weights: bool = False) -> Path:
     if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
         return _download(hub, weights=weights)
     return resolve_folder(spec, "generator", written)
+
+
+def _option(role: str) -> str:
+    return "--model" if role == "generator" else f"--{role}"
 
 
 def _instead(spec: str, role: str) -> str | None:

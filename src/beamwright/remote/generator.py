@@ -7,6 +7,7 @@ from pathlib import Path
 
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError
+from beamwright.files import read_regular
 from beamwright.models import TextCodec
 from beamwright.models.find import tokenizer_folder
 from beamwright.models.json_file import read_object
@@ -61,7 +62,21 @@ def _source(far: FarModel, folder: Path, codec: TextCodec, settings: ModelSettin
         return VllmSource(folder, far.options, settings)
     from beamwright.remote.openai import OpenAISource  # noqa: PLC0415 (needs an HTTP client)
 
-    return OpenAISource(far, codec)
+    return OpenAISource(far, codec, _read_key(settings.model_key))
+
+
+def _read_key(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        found = read_regular(Path(file)).decode().split()
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"--model-key {file}: {getattr(error, 'strerror', 'is no text')}"
+        ) from None
+    if len(found) != 1 or not found[0].isascii():
+        raise InputError(f"--model-key {file}: one key is expected in it")
+    return found[0]
 
 
 def _tokenizer_folder(settings: ModelSettings, far: FarModel) -> Path:

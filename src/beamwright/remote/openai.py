@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
@@ -27,10 +26,9 @@ from beamwright.remote.source import Asked, Facts, Reply, Written
 
 MOST_TRIES = 5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
-_CONNECT_S, _READ_S = 10.0, 600.0
+_CONNECT_S, _READ_S, _KEPT_S = 10.0, 600.0, 2.0  # servers hang up after five idle seconds
 _PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # may go well the next time
 _MISUNDERSTOOD = (400, 404, 422)
-_KEY = "OPENAI_API_KEY"
 
 
 class _Refused(Exception):
@@ -44,14 +42,21 @@ class _Refused(Exception):
 class OpenAISource:
     """A `Source` over HTTP. The server has been asked what it understands.
 
-    codec: of the model's tokenizer. tries: of a request that fails in passing.
+    codec: of the model's tokenizer. key: that the server wants. tries: of a request that fails in
+    passing.
 
     Raises:
         InputError: if nobody answers there, or has no such model.
     """
 
-    def __init__(self, model: FarModel, codec: TextCodec, tries: int = MOST_TRIES) -> None:
-        self._model, self._codec, self._tries = model, codec, tries
+    def __init__(
+        self,
+        model: FarModel,
+        codec: TextCodec,
+        key: str | None = None,
+        tries: int = MOST_TRIES,
+    ) -> None:
+        self._model, self._codec, self._key, self._tries = model, codec, key, tries
         self._thread: _LoopThread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._tasks: dict[Hashable, asyncio.Future[None]] = {}
@@ -132,6 +137,8 @@ class OpenAISource:
         client, body = self._running().client, self.dialect.body(self.name, asked)
         if not self.dialect.streams:
             answer: Mapping[str, Any] = await _post(client, "completions", body)
+            if any(each.get("finish_reason") == "abort" for each in answer["choices"]):
+                raise _Refused(503, "it is shutting down")  # vLLM says 200 then
             choices = sorted(answer["choices"], key=lambda each: int(each.get("index", 0)))
             written = [self.dialect.written(each, asked.stops) for each in choices]
             return _with_usage(answer, written)
@@ -169,8 +176,9 @@ class OpenAISource:
 
     def _once(self, ask: Any) -> Any:
         """Ask the server something at the start; what fails is the user's to mend."""
+        thread = self._running()
         try:
-            return self._running().run(ask())
+            return thread.run(ask())
         except _Refused as error:
             raise InputError(f"{self._option}: {error}") from error
         except httpx.HTTPError as error:
@@ -237,7 +245,7 @@ class OpenAISource:
 
     def _running(self) -> _LoopThread:
         if self._thread is None:
-            self._thread = _LoopThread(self._model.place)
+            self._thread = _LoopThread(self._model.place, self._key)
             # Nobody need close what was never begun, or has failed at its start.
             self._end = weakref.finalize(self, self._thread.close)
         return self._thread
@@ -246,13 +254,12 @@ class OpenAISource:
 class _LoopThread:
     """An event loop on a thread, and a client whose connections live in it."""
 
-    def __init__(self, url: str) -> None:
-        key = os.environ.get(_KEY)
+    def __init__(self, url: str, key: str | None) -> None:
         self.client = httpx.AsyncClient(
             base_url=f"{url}/",
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(_READ_S, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
         self._loop = asyncio.new_event_loop()
         self._work = threading.Thread(target=self._loop.run_forever, name="remote", daemon=True)

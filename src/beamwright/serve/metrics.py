@@ -22,7 +22,6 @@ from beamwright.solver.usage import Usage, usage_of
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_MODELS = ("generator", "verifier")
 
 
 class Metrics:
@@ -122,7 +121,7 @@ class Metrics:
             {"name": "waiting", "value": len(jobs) - running},
             {"name": "tokens", "total": used.row_tokens, "unit": "tokens"},
         ]
-        for name, kv in zip(_MODELS, used.kv, strict=False):
+        for name, kv in used.kv.items():
             found.append(
                 {
                     "name": f"{name}'s KV", "value": kv.device_bytes, "unit": "bytes",
@@ -174,7 +173,7 @@ def _kv(used: Usage) -> Iterator[Metric]:
     stalls = CounterMetricFamily(
         "beamwright_stall_seconds", "Waiting for transfers of KV.", labels=["model"]
     )
-    for name, kv in zip(_MODELS, used.kv, strict=False):
+    for name, kv in used.kv.items():
         held.add_metric([name, "device"], kv.device_bytes)
         budgets.add_metric([name, "device"], kv.device_budget_bytes)
         if kv.host_bytes is not None and kv.host_budget_bytes is not None:

@@ -143,6 +143,8 @@ class SolverOptions(RequestOptions, total=False):
     """Jinja chat template, or a file that holds one."""
     tokenizer: str | PathLike[str] | None
     """openai:...: the model's tokenizer, PATH, hf:ORG/NAME or bundled (default: its name)."""
+    model_key: str | PathLike[str] | None
+    """openai:...: a file that holds the server's API key."""
     device: str
     """Where the models run: cpu, cuda, cuda:1."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]

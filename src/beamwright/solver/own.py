@@ -159,6 +159,10 @@ def _check_meant(settings: Settings, own: OwnParts) -> None:
         raise InputError(f"{option}: --verifier {model.verifier} has no KV")
     if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
         raise InputError("--stop-score: with --verifier none there are no scores to reach it")
+    for name in ("tokenizer", "model_key"):
+        value = getattr(model, name)
+        if value is not None and not model.model.startswith("openai:"):
+            raise InputError(f"{_written(name, value)}: does nothing without --model openai:...")
     row = schedule_row(schedule)
     row.policy(schedule)
     given = {**_given(schedule), **_given(settings.memory)}

@@ -27,11 +27,12 @@ class KVUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    """kv: of the generator, and of a verifier that keeps some. link_bytes: that crossed the link,
-    None without one. iterations, row_tokens, slot_tokens, preempted: see `decode.BatchCounts`.
+    """kv: of the "generator" and of the "verifier", as far as they keep some here. link_bytes: that
+    crossed the link, None without one. iterations, row_tokens, slot_tokens, preempted: see
+    `decode.BatchCounts`.
     """
 
-    kv: tuple[KVUsage, ...]
+    kv: dict[str, KVUsage]
     link_bytes: dict[Direction, int] | None
     iterations: int
     row_tokens: int
@@ -42,8 +43,9 @@ class Usage:
 def usage_of(solver: Solver) -> Usage:
     """By any thread."""
     parts, counts = solver._machinery.parts, solver._machinery.batch.counts
+    models = {"generator": parts.generator, "verifier": parts.scorer}
     return Usage(
-        kv=tuple(_kv(model) for model in parts.tree_models),
+        kv={name: _kv(model) for name, model in models.items() if model is not None},
         link_bytes=None
         if parts.tier is None
         else {each: parts.tier.link.bytes_moved[each] for each in Direction},

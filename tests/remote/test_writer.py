@@ -1,0 +1,234 @@
+"""Steps that a generator elsewhere writes: what is asked, what becomes of it, what is given up."""
+
+import pytest
+
+from beamwright.config import SamplingSettings, StepSettings
+from beamwright.decode.request import Decoding
+from beamwright.errors import InputError, UnavailableError
+from beamwright.models import TextCodec
+from beamwright.protocols import Plan, StepDecoded, StepFailed
+from beamwright.remote import RemoteSteps, Reply, Written
+from beamwright.remote.source import Facts
+from beamwright.tree import NodeState, SearchTree, StopReason
+
+DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
+
+
+class Script:
+    """A source that answers when a test says so."""
+
+    facts = Facts(1024, token_ids=True)
+
+    def __init__(self, most=None):
+        self.most, self.asked, self.cancelled, self._replies = most, {}, [], []
+
+    def ask(self, key, asked):
+        self.asked[key] = asked
+
+    def wait(self, timeout_s):
+        found, self._replies = self._replies, []
+        return found
+
+    def cancel(self, key):
+        self.cancelled.append(key)
+
+    def close(self):
+        pass
+
+    def answer(self, key, *written, **fields):
+        self._replies.append(Reply(key, written, **fields))
+
+
+@pytest.fixture(scope="module")
+def codec(generator_folder):
+    return TextCodec.load(generator_folder)
+
+
+@pytest.fixture
+def tree(codec):
+    return SearchTree("p", tuple(codec.encode("what?")), "what?")
+
+
+@pytest.fixture
+def steps_of(codec):
+    def make(source=None, step=DELIMITED, sampling=None, **options):
+        decoding = Decoding(sampling or SamplingSettings(), step, 7)
+        return RemoteSteps(source or Script(), codec, 1024, decoding, **options)
+
+    return make
+
+
+def wrote(codec, text, ended="stop"):
+    ids = tuple(codec.encode(text))
+    return Written(text, ids, (-0.5,) * len(ids), ended)
+
+
+def opened(steps, nodes):
+    steps.submit(Plan((tuple(nodes),)))
+    steps.iterate()
+    return list(steps.source.asked.items())
+
+
+def test_siblings_are_asked_for_together(codec, tree, steps_of):
+    steps = steps_of()
+    nodes = tree.expand(tree.root, 3)
+    ((key, asked),) = opened(steps, nodes)
+    assert asked.count == 3
+    assert asked.token_ids == tree.root.token_ids
+    assert asked.max_tokens == 20
+    assert asked.stops == ("\n\n",)
+    assert asked.text() == "what?"
+    steps.source.answer(key, *(wrote(codec, f"{n}.\n\n") for n in range(3)), prompt_tokens=9)
+    events = steps.iterate()
+    assert [event.node for event in events] == nodes
+    assert [event.text for event in events] == ["0.\n\n", "1.\n\n", "2.\n\n"]
+    assert all(event.stop is StopReason.DELIMITER for event in events)
+    assert not steps.busy
+    assert (steps.remote.requests, steps.remote.prompt_tokens) == (1, 9)
+    assert steps.remote.cached_tokens is None  # nobody has said so
+
+
+def test_children_of_different_nodes_are_not(codec, tree, steps_of):
+    steps = steps_of()
+    one, two = tree.expand(tree.root, 2)
+    for node in (one, two):
+        node.state, node.token_ids, node.text = NodeState.KEPT, (5, 6), "##"
+    children = [*tree.expand(one, 2), *tree.expand(two, 2)]
+    found = opened(steps, children)
+    assert [asked.count for _, asked in found] == [2, 2]
+    assert {asked.token_ids for _, asked in found} == {(*tree.root.token_ids, 5, 6)}
+    assert len({asked.seed for _, asked in found}) == 2
+
+
+def test_a_seed_is_of_the_lineage_and_not_of_the_order(codec, tree, steps_of):
+    nodes = tree.expand(tree.root, 3)
+    ((_, forward),) = opened(steps_of(), nodes)
+    ((_, backward),) = opened(steps_of(), nodes[::-1])
+    assert forward.seed == backward.seed
+
+
+def test_greedy_steps_are_asked_for_one_by_one(tree, steps_of):
+    nodes = tree.expand(tree.root, 2)
+    found = opened(steps_of(sampling=SamplingSettings(temperature=0)), nodes)
+    assert [asked.count for _, asked in found] == [1, 1]
+    found = opened(steps_of(), tree.expand(tree.root, 2, greedy=True))
+    assert [asked.count for _, asked in found] == [1, 1]
+    assert {asked.sampling.temperature for _, asked in found} == {0.0}
+
+
+def test_what_a_server_left_out_is_asked_for_again(codec, tree, steps_of):
+    """Some give one text whatever n says; from then on they are asked for one."""
+    steps = steps_of()
+    nodes = tree.expand(tree.root, 3)
+    ((key, _),) = opened(steps, nodes)
+    steps.source.answer(key, wrote(codec, "a\n\n"))
+    (event,) = steps.iterate()
+    assert event.node is nodes[0]
+    assert steps.busy
+    steps.iterate()
+    counts = [asked.count for asked in steps.source.asked.values()]
+    assert counts == [3, 1, 1]
+
+
+def test_a_largest_batch_holds(codec, tree, steps_of):
+    steps = steps_of(max_batch=2)
+    nodes = tree.expand(tree.root, 5)
+    found = opened(steps, nodes)
+    assert [asked.count for _, asked in found] == [2]
+    steps.source.answer(found[0][0], wrote(codec, "a\n\n"), wrote(codec, "b\n\n"))
+    assert len(steps.iterate()) == 2
+    steps.iterate()
+    assert [asked.count for asked in steps.source.asked.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "step", "stop", "shown"),
+    [
+        ("a.\n\n", "stop", {}, StopReason.DELIMITER, "a.\n\n"),
+        ("a", "eos", {}, StopReason.EOS, "a"),
+        ("", "eos", {}, StopReason.EOS, ""),
+        ("a" * 20, "length", {}, StopReason.STEP_LIMIT, "a" * 20),
+        ("a" * 18 + "\n\n", "length", {}, StopReason.DELIMITER, "a" * 18 + "\n\n"),
+        ("aaaa", "length", {"max_tokens": 4}, StopReason.PATH_LIMIT, "aaaa"),
+        ("aaa\n\n", "stop", {"max_tokens": 4}, StopReason.PATH_LIMIT, "aaa\n\n"),
+        ("aa\n\n", "stop", {"max_tokens": 4}, StopReason.DELIMITER, "aa\n\n"),
+        ("abcd", "length", {"step_tokens": 4}, StopReason.STEP_LENGTH, "abcd"),
+        ("ab END", "stop", {"stop_strings": ("END",)}, StopReason.STOP_STRING, "ab "),
+        ("ab END c\n\n", "stop", {"stop_strings": ("END",)}, StopReason.STOP_STRING, "ab "),
+    ],
+)
+def test_how_a_step_ends(codec, tree, steps_of, text, ended, step, stop, shown):
+    """As it would have here; "aaa" and the delimiter are four tokens of the tiny tokenizer."""
+    steps = steps_of(step=DELIMITED.model_copy(update=step))
+    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
+    steps.source.answer(key, wrote(codec, text, ended))
+    (event,) = steps.iterate()
+    assert (event.stop, event.text) == (stop, shown)
+    if ended == "eos":
+        assert event.token_ids[-1] in codec.eos_ids
+
+
+def test_a_stop_string_may_begin_in_the_step_before(codec, tree, steps_of):
+    steps = steps_of(step=DELIMITED.model_copy(update={"stop_strings": ("xyz",)}))
+    (node,) = tree.expand(tree.root, 1)
+    node.state, node.token_ids, node.text = NodeState.KEPT, tuple(codec.encode("ax")), "ax"
+    ((key, _),) = opened(steps, tree.expand(node, 1))
+    steps.source.answer(key, wrote(codec, "yz\n\n"))
+    (event,) = steps.iterate()
+    assert (event.stop, event.text) == (StopReason.STOP_STRING, "a")
+
+
+def test_texts_without_token_ids_are_tokenised_here(codec, tree, steps_of):
+    steps = steps_of()
+    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
+    steps.source.answer(key, Written("the a\n\n", None, (), "stop"))
+    (event,) = steps.iterate()
+    assert event.token_ids == tuple(codec.encode("the a\n\n"))
+    assert event.text == "the a\n\n"
+
+
+def test_a_failure_is_of_those_steps_alone(codec, tree, steps_of):
+    steps, other = steps_of(), SearchTree("q", tree.root.token_ids, "what?")
+    mine, others = tree.expand(tree.root, 2), other.expand(other.root, 2)
+    (one, _), (two, _) = opened(steps, [*mine, *others])
+    steps.source.answer(one, error=UnavailableError("gone"))
+    events = steps.iterate()
+    assert [event.node for event in events] == mine
+    assert all(isinstance(event, StepFailed) for event in events)
+    steps.source.answer(two, wrote(codec, "a\n\n"), wrote(codec, "b\n\n"))
+    assert [event.node for event in steps.iterate()] == others
+
+
+def test_who_is_given_up_leaves_when_nobody_else_is_asked_for(codec, tree, steps_of):
+    steps = steps_of()
+    nodes = tree.expand(tree.root, 2)
+    ((key, _),) = opened(steps, nodes)
+    steps.cancel([nodes[0]])
+    assert steps.source.cancelled == []
+    steps.source.answer(key, wrote(codec, "a\n\n"), wrote(codec, "b\n\n"))
+    (event,) = steps.iterate()
+    assert isinstance(event, StepDecoded)
+    assert (event.node, event.text) == (nodes[1], "b\n\n")
+    assert steps.counts.row_tokens > len(event.token_ids)  # what was written for nobody counts
+
+    more = tree.expand(tree.root, 2)
+    *_, (key, _) = opened(steps, more)
+    steps.release(more)
+    assert steps.source.cancelled == [key]
+    assert not steps.busy
+    steps.source.answer(key, wrote(codec, "a\n\n"))  # it was under way already
+    assert steps.iterate() == []
+
+
+def test_everything_is_given_up(tree, steps_of):
+    steps = steps_of(max_batch=2)
+    opened(steps, tree.expand(tree.root, 6))
+    steps.abort()
+    assert not steps.busy
+    assert len(steps.source.cancelled) == 1
+
+
+def test_likeliest_tokens_are_not_said(tree, steps_of):
+    decoding = Decoding(SamplingSettings(top_logprobs=2), DELIMITED, 0)
+    with pytest.raises(InputError, match="top_logprobs"):
+        steps_of().decode_as(tree.root, decoding)
