@@ -153,7 +153,7 @@ def test_options_of_a_stop(make_solver):
         ({"verifier": "lengths", "half": 0}, r"model\.half \(--half\): .*greater than 0"),
         ({"verifier": "longer", "half": 1}, "--half is no option of --verifier longer; it goes w"),
         ({"verifier": "logprob", "half": 1}, "--half is no option of --verifier logprob; it goes"),
-        ({"verifier": "longer", "verifier_weights": "int8"}, "--verifier longer has no weights"),
+        ({"verifier": "longer", "verifier_weights": "int8"}, "--verifier longer has no model"),
         ({"verifier": "longr"}, "no such folder; known: longer, lengths, none, "),
         ({"verifier": "needy"}, "--verifier: Needy raised TypeError: .*'what'"),
         ({"stop": "needy"}, "--stop: Needy raised TypeError: .*'what'"),

@@ -92,6 +92,7 @@ class ModelSettings(OpenSection):
     tokenizer: TextOrNone = None
     model_key: TextOrNone = None
     device: str = "cpu"
+    verifier_device: str | None = None
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"
     context: int | None = Field(None, ge=1, description="cap on the model's context, in tokens")

@@ -21,6 +21,7 @@ KEYS = {
     "memory",
     "split",
     "sparse",
+    "devices",
     "gpu_source",
     "borderline",
     "unscored_tokens",
@@ -380,3 +381,25 @@ def test_sparse_decoding_that_does_not_fit_or_was_not_asked_for(cli):
     refused = cli(*LONG, "--sparse", "off", "--select", "512")
     assert refused.code == 2
     assert "--select 512: does nothing with --sparse off" in refused.err
+
+
+def test_two_devices(cli):
+    """On each, the rate is twice that of one; apart, that of whatever takes longer."""
+    words = ["--model", "qwen2.5-1.5b", "--verifier", "qwen2.5-1.5b", "--n", "64"]
+    words += ["--gpu", "rtx-4090", "--memory", "12GiB", "--json"]
+    found = cli("plan", *words).json
+    devices = found["devices"]
+    times = [each["time_s"] for each in found["schedules"].values() if each["time_s"]]
+    assert devices["on_each_problems_per_hour"] == pytest.approx(2 * 3600 / min(times))
+    slower = max(devices["apart_decode_s"], devices["apart_verify_s"])
+    assert devices["apart_problems_per_hour"] == pytest.approx(3600 / slower)
+    best = max(("on_each", "apart"), key=lambda name: devices[f"{name}_problems_per_hour"])
+    assert devices["faster"] == best
+    assert cli("plan", *words[:4], "--json").json["devices"] is not None
+    assert cli("plan", "--model", "qwen2.5-1.5b", "--json").json["devices"] is None
+
+
+def test_two_models_that_one_card_does_not_hold(cli):
+    found = cli("plan", "--model", "qwen2.5-7b", "--verifier", "qwen2.5-7b", "--gpu", "rtx-4090")
+    assert found.code == 2
+    assert "--verifier-device" in found.err

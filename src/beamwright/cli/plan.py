@@ -19,6 +19,7 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.plan_devices import devices_report
 from beamwright.cli.plan_sparse import sparse_report
 from beamwright.cli.plan_split import split_report
 from beamwright.cli.plan_view import plan_view
@@ -127,6 +128,7 @@ def _report(
         "memory": _memory_report(models, memory, need, workload.num_beams, split),
         "split": split_report(split, workload, models, memory),
         "sparse": sparse_report(settings.sparse, workload, models, budget, scorer),
+        "devices": devices_report(settings, workload, models),
         "fits": estimates[_RESIDENT].fits,
         "borderline": estimates[_RESIDENT].borderline,
         "max_beams_in_gpu": max_beams_in_gpu(workload, generator.costs, budget, scorer),

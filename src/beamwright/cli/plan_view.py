@@ -10,6 +10,7 @@ from rich.table import Table
 
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import add_row, figures_table, format_bytes, plain, short_number
+from beamwright.cli.plan_devices import devices_lines
 from beamwright.cli.plan_sparse import sparse_lines
 from beamwright.cli.plan_split import split_lines
 from beamwright.units import GIB
@@ -142,6 +143,7 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
     yield f"{budgets}: up to {report['max_beams_in_gpu']:,} beams would fit with shared KV"
     yield from split_lines(report)
+    yield from devices_lines(report["devices"])
     yield from sparse_lines(report["sparse"])
     if report["unscored_tokens"]:
         yield (

@@ -131,6 +131,7 @@ def split_memory(settings: Settings, models: Models) -> Memory:
         raise InputError(
             f"weights take {format_bytes(weights)} and activations about "
             f"{format_bytes(activations)}; {where} {format_bytes(limit)}: nothing is left for KV"
+            + ("; --verifier-device is for a second device" if models.verifier else "")
         )
     asked = MemorySettings(memory=limit, kv_memory=kv_memory, split=settings.memory.split)
     verifier = None if models.verifier is None else models.verifier.sizes

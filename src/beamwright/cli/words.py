@@ -29,6 +29,11 @@ WORDS: dict[str, tuple[str | None, str]] = {
     ),
     "model_key": ("FILE", "openai:...: a file that holds the server's API key."),
     "device": (None, "Where the models run: cpu, cuda, cuda:1."),
+    "verifier_device": (
+        None,
+        "Where the verifier runs, apart from the generator: --memory is then of each (default: "
+        "beside it).",
+    ),
     "dtype": (
         None,
         "Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a "

@@ -70,8 +70,13 @@ def make_executor(
         scoring_stalled_s=partial(_stalled_s, models[1:]),
         patience_s=PATIENCE_S if scorer is None else None,
         most_steps=most_steps,
-        trial=run.trial if settings.executor == "auto" and generator is not None else None,
+        trial=run.trial if _tries(settings, models) else None,
     )
+
+
+def _tries(settings: ScheduleSettings, models: tuple[TreeModel | None, TreeModel | None]) -> bool:
+    """True if it is to be measured whether two lanes are faster than one: they share a device."""
+    return settings.executor == "auto" and models[0] is not None and not are_apart(models)
 
 
 def overlaps(
@@ -88,19 +93,28 @@ def overlaps(
     """
     if not (isinstance(verifier, ScoresBeside) and verifier.beside_decoding):
         return False
+    if are_apart(models):
+        return True  # nobody waits, and each thread has a current device of its own
     if settings.executor != "auto":
         return settings.executor == "overlapped"
     generator, scorer = models
-    if generator is None:
+    if generator is None or scorer is None:
         return run.in_flight != 1 and scorer is not None
     return (
         run.in_flight != 1
         and run.exact
-        and scorer is not None
         and not (generator.store.outgrown or scorer.store.outgrown)
         and scorer.decoder.device.type == "cpu"
         and num_cores() >= 2 * run.threads.count
     )
+
+
+def are_apart(models: tuple[TreeModel | None, TreeModel | None]) -> bool:
+    """Both are here, on different devices."""
+    generator, scorer = models
+    if generator is None or scorer is None:
+        return False
+    return generator.decoder.device != scorer.decoder.device
 
 
 def _lane_compute(model: TreeModel | None) -> LaneCompute:

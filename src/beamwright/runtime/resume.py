@@ -8,6 +8,7 @@ last bits, so the tree goes on exactly as before in float64 only
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Protocol, runtime_checkable
 
@@ -23,6 +24,8 @@ from beamwright.tree import Node, NodeState
 @runtime_checkable
 class KeepsKV(Protocol):
     """A verifier that keeps KV on the nodes."""
+
+    tree_model: TreeModel
 
     def restore(self, nodes: Sequence[Node]) -> None:
         """Give these nodes their handles again, parents first; their scores are known."""
@@ -43,7 +46,13 @@ def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[
         for _, level in groupby(needed, key=lambda node: node.depth):
             _restore_level(generator, list(level))
     if isinstance(verifier, KeepsKV):
-        verifier.restore(needed)
+        with _current(verifier.tree_model.decoder.device):
+            verifier.restore(needed)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels are launched on the current device, which is the generator's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @torch.inference_mode()

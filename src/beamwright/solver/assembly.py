@@ -19,7 +19,7 @@ from beamwright.decode.request import Decoding
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
-from beamwright.models import LoadedModel, SharedBytes, TreeModel, load_model
+from beamwright.models import HostOptions, LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
@@ -131,7 +131,10 @@ def assemble(
         InputError: for a bad model or verifier, or a memory number that does not hold them.
     """
     model = settings.model
-    cap_memory(check_device(model.device), settings.memory.memory)
+    for device in filter(
+        None, (model.verifier_device, model.device)
+    ):  # the last is the current one
+        cap_memory(check_device(device), settings.memory.memory)
     if model.runs_elsewhere:
         return _beside_far(settings, timeline, own, progress)
     progress.doing(f"loading the generator {model.model}")
@@ -146,8 +149,7 @@ def assemble(
             f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
             "steps have no text to score; use --verifier logprob or none"
         )
-    sizes = None if source.model is None else _sizes(source.model)
-    plan = plan_memory(settings.memory, _sizes(loaded), sizes, settings.search.n)
+    plan = _plan(settings, loaded, source.model)
     sparse = settled_sparse(settings, _sizes(loaded), plan.generator_kv_bytes)
     settings = settings.model_copy(update={"sparse": sparse})
     home = sparse.sparse_home == "host"
@@ -167,7 +169,8 @@ def assemble(
         generator = _hosted(HomeStore, loaded, attention, plan, tier)
     else:
         host = None if tier is None else tier.of_generator()
-        shared = None if sizes is None else shared_bytes(settings, plan)
+        beside = source.model is not None and model.verifier_device is None
+        shared = shared_bytes(settings, plan) if beside else None
         kv_bytes = plan.generator_kv_bytes
         generator = TreeModel(
             loaded.decoder, attention, kv_bytes, host=host, log=timeline, shared=shared
@@ -175,9 +178,8 @@ def assemble(
     scorer, verifier = None, source.without_model
     if source.model is not None:
         host = None if tier is None or home else tier.of_verifier()
-        kv_bytes = plan.verifier_kv_bytes
-        scorer = TreeModel(source.model.decoder, backend, kv_bytes, host=host, shared=shared)
-        backends.append(backend)
+        scorer = _scorer(model, source.model, plan.verifier_kv_bytes, host, shared)
+        backends.append(scorer.backend)
         verifier = source.on(scorer)
     assert verifier is not None
     policy, moving = row.policy(scheduled), None
@@ -199,15 +201,37 @@ def _beside_far(
         assert source.without_model is not None
         nothing = MemoryPlan(0, 0)
         return Parts(far, nothing, None, policy, [], None, source.without_model, None)
-    decoder = source.model.decoder
     alone = plan_memory(settings.memory, _sizes(source.model), None, settings.search.n)
     plan = MemoryPlan(0, alone.kv_bytes, tokens_part=0.0)
     tier = HostShares.of(settings, plan, timeline)
+    scorer = _scorer(model, source.model, plan.verifier_kv_bytes, tier.of_verifier())
+    return Parts(far, plan, tier, policy, [scorer.backend], None, source.on(scorer), scorer)
+
+
+def _scorer(
+    model: ModelSettings,
+    loaded: LoadedModel,
+    kv_bytes: int,
+    host: HostOptions | None,
+    shared: SharedBytes | None = None,
+) -> TreeModel:
+    """The verifier's model with its KV, where it was loaded."""
+    decoder = loaded.decoder
     backend = make_attention(model.attention, decoder.device, decoder.dtype)
     if model.deterministic:
         check_deterministic(backend, decoder.device, decoder.dtype)
-    scorer = TreeModel(decoder, backend, plan.verifier_kv_bytes, host=tier.of_verifier())
-    return Parts(far, plan, tier, policy, [backend], None, source.on(scorer), scorer)
+    return TreeModel(decoder, backend, kv_bytes, host=host, shared=shared)
+
+
+def _plan(settings: Settings, loaded: LoadedModel, verifier: LoadedModel | None) -> MemoryPlan:
+    """The memory number, spent; where the models are apart, on each device."""
+    memory, n = settings.memory, settings.search.n
+    sizes = None if verifier is None else _sizes(verifier)
+    if sizes is None or settings.model.verifier_device is None:
+        return plan_memory(memory, _sizes(loaded), sizes, n)
+    own, other = plan_memory(memory, _sizes(loaded), None, n), plan_memory(memory, sizes, None, n)
+    part = _sizes(loaded).kv_per_token
+    return MemoryPlan(own.kv_bytes, other.kv_bytes, part / (part + sizes.kv_per_token))
 
 
 def _verifier_source(
@@ -216,8 +240,13 @@ def _verifier_source(
     if own is not None:
         return VerifierSource(None, None, own)
     progress.doing(f"loading the verifier {model.verifier}")
+    device = model.device
+    if model.verifier_device is not None:
+        model = model.model_copy(update={"device": model.verifier_device})
     with _refusals_named(f"--verifier {model.scorer}"):
-        return resolve_verifier(model)
+        found = resolve_verifier(model)
+    check_device(device)  # the current one again
+    return found
 
 
 @contextmanager

@@ -147,6 +147,10 @@ class SolverOptions(RequestOptions, total=False):
     """openai:...: a file that holds the server's API key."""
     device: str
     """Where the models run: cpu, cuda, cuda:1."""
+    verifier_device: str | None
+    """Where the verifier runs, apart from the generator: `memory` is then of each (default: beside
+    it).
+    """
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
     """Precision of weights, activations and KV."""
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]

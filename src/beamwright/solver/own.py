@@ -148,21 +148,8 @@ def changed(settings: Settings, own: OwnParts, options: dict[str, Any]) -> Reque
 
 def _check_meant(settings: Settings, own: OwnParts) -> None:
     """Raises InputError for an option that would do nothing, or an unknown schedule."""
-    model, schedule = settings.model, settings.schedule
-    kind = (model.verifier or "none").partition(":")[0]
-    declared = model.verifier in VERIFIERS
-    weightless = own.verifier is not None or kind in WITHOUT_MODEL or declared
-    if model.verifier_weights != "auto" and weightless:
-        raise InputError(f"--verifier-weights: --verifier {model.verifier} has no weights")
-    if "split" in settings.memory.model_fields_set and weightless:
-        option = _written("split", settings.memory.split)
-        raise InputError(f"{option}: --verifier {model.verifier} has no KV")
-    if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
-        raise InputError("--stop-score: with --verifier none there are no scores to reach it")
-    for name in ("tokenizer", "model_key"):
-        value = getattr(model, name)
-        if value is not None and not model.model.startswith("openai:"):
-            raise InputError(f"{_written(name, value)}: does nothing without --model openai:...")
+    schedule = settings.schedule
+    _check_models(settings, own)
     row = schedule_row(schedule)
     row.policy(schedule)
     given = {**_given(schedule), **_given(settings.memory)}
@@ -174,6 +161,32 @@ def _check_meant(settings: Settings, own: OwnParts) -> None:
     for name in ignored:
         if name in given:
             raise InputError(f"{_written(name, given[name])}: does nothing with {named}")
+
+
+def _check_models(settings: Settings, own: OwnParts) -> None:
+    """The same for options of a generator or a verifier that is not of their kind."""
+    model = settings.model
+    kind = (model.verifier or "none").partition(":")[0]
+    split = settings.memory.split if "split" in settings.memory.model_fields_set else None
+    of_verifiers = {
+        "verifier_weights": None if model.verifier_weights == "auto" else model.verifier_weights,
+        "verifier_device": model.verifier_device,
+        "split": split,
+    }
+    if own.verifier is not None or kind in WITHOUT_MODEL or model.verifier in VERIFIERS:
+        for name, value in of_verifiers.items():
+            if value is not None:
+                raise InputError(
+                    f"{_written(name, value)}: --verifier {model.verifier} has no model"
+                )
+    if split is not None and model.verifier_device is not None:
+        raise InputError(f"{_written('split', split)}: does nothing with --verifier-device")
+    if settings.stop.stop_score is not None and own.verifier is None and kind == "none":
+        raise InputError("--stop-score: with --verifier none there are no scores to reach it")
+    for name in ("tokenizer", "model_key"):
+        value = getattr(model, name)
+        if value is not None and not model.model.startswith("openai:"):
+            raise InputError(f"{_written(name, value)}: does nothing without --model openai:...")
 
 
 def _given(section: Section) -> dict[str, Any]:

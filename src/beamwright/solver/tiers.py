@@ -67,10 +67,11 @@ class HostShares:
         """The tier that the settings ask for, shared so that both models hold equally much."""
         total = host_kv_bytes(settings)
         generator = int(total * plan.tokens_part)
+        verifier_device = settings.model.verifier_device or settings.model.device
         wire = Wire(settings.schedule.link_bandwidth)
         return cls(
-            link=_link(settings, timeline, wire),
-            verifier_link=_link(settings, timeline, wire),
+            link=_link(settings.model.device, timeline, wire),
+            verifier_link=_link(verifier_device, timeline, wire),
             generator_bytes=generator,
             verifier_bytes=total - generator,
             recompute=settings.schedule.evict == "recompute",
@@ -95,8 +96,8 @@ class HostShares:
         self.verifier_link.close()
 
 
-def _link(settings: Settings, timeline: Timeline, wire: Wire) -> Link:
-    device = torch.device(settings.model.device)
+def _link(name: str, timeline: Timeline, wire: Wire) -> Link:
+    device = torch.device(name)
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
     return StreamLink(streams, timeline=timeline, wire=wire)
 
