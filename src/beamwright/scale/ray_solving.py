@@ -163,19 +163,25 @@ class RaySolving:
 
     def _num_replicas(self) -> int:
         there = self._ray.cluster_resources()
-        units = there.get("GPU", 0) if self._on_gpu else there.get("CPU", 0) // self._cluster.cores
-        found = self._cluster.replicas or int(units)
+        kind, size = ("GPU", self._num_gpus) if self._num_gpus else ("CPU", self._cluster.cores)
+        units = int(there.get(kind, 0) // size)
+        found = self._cluster.replicas or units
         if found < 1 or found > units:
-            what = "GPUs" if self._on_gpu else f"groups of {self._cluster.cores} cores"
-            raise InputError(f"--replicas {found}: the cluster has {int(units)} {what}")
+            what = {"GPU": "GPUs", "CPU": "cores"}[kind]
+            what = "GPUs" if (kind, size) == ("GPU", 1) else f"groups of {size} {what}"
+            raise InputError(f"--replicas {found}: the cluster has {units} {what}")
         return found
 
     @property
-    def _on_gpu(self) -> bool:
-        return self._settings.model.device.startswith("cuda")
+    def _num_gpus(self) -> int:
+        """Of one replica; Ray lets it see no others."""
+        model = self._settings.model
+        names = {model.device, model.verifier_device or model.device}
+        return sum(name.startswith("cuda") for name in names)
 
     def _worker(self) -> _Worker:
-        needs = {"num_gpus": 1} if self._on_gpu else {"num_cpus": self._cluster.cores}
+        gpus = self._num_gpus
+        needs = {"num_gpus": gpus} if gpus else {"num_cpus": self._cluster.cores}
         make = self._ray.remote(Replica).options(max_concurrency=self._concurrency, **needs)
         settings = self._settings.model_dump(mode="json", exclude_unset=True)
         return _Worker(make.remote(settings, self._cluster.plugins))
