@@ -6,13 +6,17 @@ import threading
 import pytest
 
 from beamwright import Settings
-from beamwright.errors import BeamwrightError, CapacityError, InputError, NotFiniteError
+from beamwright.errors import CapacityError, InputError, NotFiniteError
 from beamwright.scale.replica import FarError, FarSolution, Replica
 
 OPTIONS = {
     "verifier": "logprob", "n": 8, "width": 4, "delimiter": "e", "max_tokens": 40,
     "max_rounds": 4, "kv_memory": "64MiB", "system_prompt": "", "max_step_tokens": 12,
 }  # fmt: skip
+
+
+class Ours(InputError):
+    """Of a user's own file."""
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def test_what_it_solves_is_what_its_solver_does(replica):
 
 def test_a_problem_of_its_own_fails_alone(replica):
     found = replica.solve("b", "word " * 500)
-    assert found.kind == "input"
+    assert found.kind == "ProblemTooLongError"
     assert isinstance(found.error(), InputError)
     assert "context" in str(found.error())
     assert isinstance(replica.solve("a", "Ann has 3 apples."), FarSolution)
@@ -45,7 +49,8 @@ def test_a_problem_of_its_own_fails_alone(replica):
     [
         (InputError("x"), InputError),
         (NotFiniteError("x"), NotFiniteError),
-        (CapacityError("x", 1, 2, 3), BeamwrightError),
+        (CapacityError("x", 1, 2, 3), CapacityError),
+        (Ours("x"), InputError),
     ],
 )
 def test_errors_keep_whose_fault_they_are(error, kind):
@@ -86,5 +91,7 @@ def test_what_has_not_begun_can_be_given_back(replica):
     assert sum(each is None for each in found.values()) == 5
     assert replica.give_back(5) == 0
     (*_, again) = (name for name, each in found.items() if each is None)
-    assert replica.solve(again, "word " * 500).kind == "input", "it is not given back again"
+    assert replica.solve(again, "word " * 500).kind == "ProblemTooLongError", (
+        "it is not given back again"
+    )
     solver.submit = submit

@@ -168,7 +168,7 @@ def test_models_health_and_what_there_is_not(served):
     assert [each["id"] for each in listed][:2] == ["tiny", "tiny:plain"]
     assert served.http.get("/v1/models/tiny:beam").json()["id"] == "tiny:beam"
     assert served.http.get("/v1/models/gpt-6").status_code == 404
-    assert served.http.get("/health").json() == {"status": "ok"}
+    assert served.http.get("/health").json()["status"] == "ok"
     assert served.http.get("/ready").json()["status"] == "ready"
     for method, path, status in (
         ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/docs", 404)

@@ -1,4 +1,4 @@
-"""`eval --ray`: its options, and where its problems are solved."""
+"""`--ray` of `eval` and `serve`: its options, and where problems are solved."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RayOption = Annotated[
     str | None,
     option(
         "--ray",
-        "Spread the problems over Ray's workers: local (processes of this machine), auto, or the "
-        "address of a cluster.",
+        "Engines on Ray's workers: local (processes of this machine), auto, or the address of a "
+        "cluster.",
         "ADDRESS",
     ),
 ]

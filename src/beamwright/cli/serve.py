@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
+from beamwright.cli.eval_ray import CoresOption, RayOption, ReplicasOption, find_cluster
 from beamwright.cli.guard import complain
 from beamwright.cli.imports import first_import
 from beamwright.cli.live import Status
@@ -19,7 +20,12 @@ from beamwright.files import read_regular
 from beamwright.search.defaults import resolved
 
 if TYPE_CHECKING:
+    from beamwright.config import Settings
+    from beamwright.runtime.timeline import Timeline
+    from beamwright.scale.cluster import Cluster
+    from beamwright.scale.far_solver import FarSolver
     from beamwright.serve import ServerLimits
+    from beamwright.solver.solver import Solver
 
 _HOST = "127.0.0.1"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -74,6 +80,9 @@ def serve(
     drain: _DrainOption = 30.0,
     trace: _TraceOption = None,
     log_json: _LogOption = False,
+    ray: RayOption = None,
+    replicas: ReplicasOption = None,
+    replica_cores: CoresOption = None,
 ) -> None:
     """Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.
 
@@ -81,6 +90,10 @@ def serve(
     samples once. Listens on this machine alone unless --host says otherwise.
     """
     keys, out = _read_keys(api_keys), sys.stdout
+    spread = ray or ("local" if replicas or replica_cores else None)
+    cluster = find_cluster(spread, replicas, replica_cores, invocation.plugins)
+    if cluster is not None and trace is not None:
+        raise InputError("--trace does not go with --replicas: a timeline is of one engine")
     views = Views(trace=trace)
     views.check()
     with quiet_stdout():
@@ -102,7 +115,7 @@ def serve(
         try:
             names = (name, allow_host or [])
             _set_up_log(as_json=log_json)
-            _serve(invocation, listening, keys, names, limits, out, views)
+            _serve(invocation, listening, keys, names, limits, out, views, cluster)
         finally:
             listening.close()
 
@@ -115,18 +128,20 @@ def _serve(
     limits: ServerLimits,
     out: TextIO,
     views: Views,
+    cluster: Cluster | None,
 ) -> None:
     """names: the model's, and those of this machine. out: standard output."""
     name, hosts = names
     from beamwright.serve import Desk, Doors, Guard, make_served, run
     from beamwright.solver.solver import Solver
+    from beamwright.solver.usage import usage_of
 
     settings = resolved(invocation.settings)
     host, port = listening.getsockname()[:2]
     if not keys and not _is_loopback(host):
         complain(f"anybody who reaches {host}:{port} can use it: --api-keys FILE")
     status, timeline = Status(settings), views.timeline()
-    with Solver(settings, timeline=timeline, progress=status) as solver:
+    with _engine(settings, cluster, timeline, status) as solver:
         named = name or _served_name(settings.model.model)
         seed = settings.search.seed if "seed" in invocation.given else None
         desk = Desk(solver, named, limits, seed)
@@ -141,10 +156,10 @@ def _serve(
                     print_json(facts)
                 out.flush()
             else:
-                kv = ""
-                if solver.generator is not None:
-                    size = format_bytes(solver.generator.store.pool.budget.total_bytes)
-                    kv = f"; {size} of KV"
+                held = [kv.device_budget_bytes for kv in usage_of(solver).kv.values()]
+                kv = f"; {format_bytes(held[0])} of KV" if held else ""
+                if not isinstance(solver, Solver):
+                    kv = f"; replicas: {solver.wanted}{kv}"
                 complain(f"serving {named} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
 
         run(app, desk, listening, started)
@@ -152,6 +167,18 @@ def _serve(
         from beamwright.report import write_trace
 
         write_trace(timeline, views.trace, named)
+
+
+def _engine(
+    settings: Settings, cluster: Cluster | None, timeline: Timeline | None, status: Status
+) -> Solver | FarSolver:
+    from beamwright.solver.solver import Solver
+
+    if cluster is None:
+        return Solver(settings, timeline=timeline, progress=status)
+    from beamwright.scale.far_solver import FarSolver
+
+    return FarSolver.on(cluster, settings, progress=status)
 
 
 def _read_keys(file: Path | None) -> list[str]:

@@ -35,6 +35,11 @@ class GeneratorState:
     row: Row | None = None
     extended: bool = False
 
+    @property
+    def place(self) -> str | None:
+        """Where the segment is: `device`, `host` or `both`."""
+        return self.segment.place
+
 
 class Chains:
     """Completes the paths that lead to open nodes."""

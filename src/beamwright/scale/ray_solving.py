@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.errors import BeamwrightError
 from beamwright.evaluate.run import InFlight, Solved
 from beamwright.scale.cluster import Cluster
+from beamwright.scale.ray_cluster import RayCluster, last_line
 from beamwright.scale.replica import FarError, Replica
 
 MOST_DEATHS = 3
@@ -40,13 +41,13 @@ class RaySolving:
     """A `SolveMany` over a cluster. Use as a context: it ends what it has begun."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
-        self._ray = _import_ray()
-        self._settings, self._cluster = settings, cluster
+        self._settings = settings
+        self._cluster = RayCluster(cluster, settings.model)
+        self._ray = self._cluster.ray
         self._workers: list[_Worker] = []
         self._coming: dict[Any, _Worker] = {}
         self._failed_starts = 0
         self._deaths: Counter[str | int] = Counter()
-        self._begun_ray = False
 
     def __enter__(self) -> RaySolving:
         return self
@@ -54,8 +55,7 @@ class RaySolving:
     def __exit__(self, *error: object) -> None:
         for worker in (*self._workers, *self._coming.values()):
             self._ray.kill(worker.actor)
-        if self._begun_ray:
-            self._ray.shutdown()
+        self._cluster.leave()
 
     def __call__(
         self, problems: Sequence[Problem], /, *, in_flight: InFlight
@@ -103,7 +103,7 @@ class RaySolving:
             self._replace(worker, queue, error)
             return
         except self._ray.exceptions.RayTaskError as error:
-            raise BeamwrightError(f"a replica failed: {_line(error)}") from error
+            raise BeamwrightError(f"a replica failed: {last_line(error)}") from error
         problem = worker.given.pop(ref)
         if outcome is None:
             queue.append(problem)
@@ -117,7 +117,8 @@ class RaySolving:
         for problem_id, count in self._deaths.items():
             if count >= MOST_DEATHS:
                 raise BeamwrightError(
-                    f"problem {problem_id}: {count} replicas died while they had it: {_line(error)}"
+                    f"problem {problem_id}: {count} replicas died while they had it: "
+                    f"{last_line(error)}"
                 ) from error
         queue.extendleft(reversed(lost))
         self._workers.remove(worker)
@@ -136,7 +137,7 @@ class RaySolving:
         except self._ray.exceptions.RayActorError as error:
             self._failed_starts += 1
             if self._failed_starts >= MOST_DEATHS:
-                raise BeamwrightError(f"replicas cannot be started: {_line(error)}") from error
+                raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
             self._come()
             return
         self._workers.append(worker)
@@ -144,69 +145,26 @@ class RaySolving:
     # --- replicas ----------------------------------------------------------------------------
 
     def _start(self, most: int) -> None:
-        ray = self._ray
-        if not ray.is_initialized():
-            self._begun_ray = True
-            try:
-                ray.init(
-                    address=self._cluster.address,
-                    include_dashboard=False if self._cluster.address is None else None,
-                    configure_logging=False,
-                    log_to_driver=False,
-                )
-            except (ConnectionError, ValueError) as error:
-                raise InputError(f"--ray {self._cluster.address}: {_line(error)}") from error
+        self._cluster.join()
         self._concurrency = most + 1  # and one that gives back
         if not self._workers:
-            self._workers = [self._worker() for _ in range(self._num_replicas())]
+            self._workers = [self._worker() for _ in range(self._cluster.num_replicas())]
             self._wait_until_loaded()
 
-    def _num_replicas(self) -> int:
-        there = self._ray.cluster_resources()
-        kind, size = ("GPU", self._num_gpus) if self._num_gpus else ("CPU", self._cluster.cores)
-        units = int(there.get(kind, 0) // size)
-        found = self._cluster.replicas or units
-        if found < 1 or found > units:
-            what = {"GPU": "GPUs", "CPU": "cores"}[kind]
-            what = "GPUs" if (kind, size) == ("GPU", 1) else f"groups of {size} {what}"
-            raise InputError(f"--replicas {found}: the cluster has {units} {what}")
-        return found
-
-    @property
-    def _num_gpus(self) -> int:
-        """Of one replica; Ray lets it see no others."""
-        model = self._settings.model
-        names = {model.device, model.verifier_device or model.device}
-        return sum(name.startswith("cuda") for name in names)
-
     def _worker(self) -> _Worker:
-        gpus = self._num_gpus
-        needs = {"num_gpus": gpus} if gpus else {"num_cpus": self._cluster.cores}
-        make = self._ray.remote(Replica).options(max_concurrency=self._concurrency, **needs)
+        make = self._ray.remote(Replica).options(
+            max_concurrency=self._concurrency, **self._cluster.needs
+        )
         settings = self._settings.model_dump(mode="json", exclude_unset=True)
-        return _Worker(make.remote(settings, self._cluster.plugins))
+        return _Worker(make.remote(settings, self._cluster.wanted.plugins))
 
     def _wait_until_loaded(self) -> None:
         """Raises what is wrong with the settings, of the first replica that says so."""
         try:
             self._ray.get([worker.actor.ready.remote() for worker in self._workers])
         except self._ray.exceptions.RayActorError as error:
-            raise BeamwrightError(f"a replica could not be started: {_line(error)}") from error
+            raise BeamwrightError(f"a replica could not be started: {last_line(error)}") from error
 
     def _most_given(self) -> int:
         """A replica's engine decides how many it begins; a few more wait there."""
         return max(2, -(-_CANDIDATES // self._settings.search.n))
-
-
-def _import_ray() -> Any:
-    try:
-        import ray  # noqa: PLC0415 (an extra)
-    except ModuleNotFoundError as error:
-        raise UnavailableError("--ray needs ray: pip install 'beamwright[ray]'") from error
-    return ray
-
-
-def _line(error: BaseException) -> str:
-    """The last line of what Ray says: a remote traceback ends with its error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

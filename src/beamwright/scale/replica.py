@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from beamwright import errors
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, NotFiniteError
 from beamwright.plugins import load_all
 from beamwright.solver.handle import Handle
 from beamwright.solver.solver import Solver
+
+_SIMPLE = (InputError, NotFiniteError)  # told by their line alone
 
 
 @dataclass(frozen=True)
@@ -30,22 +33,34 @@ class FarSolution:
 
 @dataclass(frozen=True)
 class FarError:
-    """A problem's error as it crosses processes. kind: whose fault it is."""
+    """A problem's error as it crosses processes. kind: its class in `beamwright.errors`.
+
+    known: its arguments and attributes; None where only its line is sent.
+    """
 
     kind: str
     message: str
+    known: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     @classmethod
     def of(cls, error: BeamwrightError) -> FarError:
-        """Errors hold what no pickle takes; one line is what anybody is shown."""
-        if isinstance(error, InputError):
-            return cls("input", str(error))
-        return cls("not finite" if isinstance(error, NotFiniteError) else "other", str(error))
+        """What there was of a solution stays where it is; a user's own class is the nearest of
+        ours: another process may not have it."""
+        kind = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+        if kind is not type(error):
+            simple = next((each for each in _SIMPLE if isinstance(error, each)), BeamwrightError)
+            return cls(simple.__name__, str(error))
+        facts = {name: value for name, value in vars(error).items() if name != "partial"}
+        return cls(kind.__name__, str(error), (error.args, facts))
 
     def error(self) -> BeamwrightError:
         """The same kind of error again."""
-        kinds = {"input": InputError, "not finite": NotFiniteError}
-        return kinds.get(self.kind, BeamwrightError)(self.message)
+        args, facts = self.known or ((self.message,), {})
+        kind: type[BeamwrightError] = getattr(errors, self.kind)
+        found = kind.__new__(kind)
+        found.args = args
+        vars(found).update(facts)
+        return found
 
 
 Outcome = FarSolution | FarError | None

@@ -15,6 +15,7 @@ import beamwright
 from beamwright.serve.api import Api
 from beamwright.serve.ascii_json import AsciiJSON, refusal
 from beamwright.serve.desk import Desk
+from beamwright.serve.engine import health, takes_searches
 from beamwright.serve.errors import ApiError, api_error, log
 from beamwright.serve.fields import NEUTRAL, ChatFields, CompletionFields, Fields
 from beamwright.serve.responses import Responses
@@ -72,14 +73,16 @@ def _add_routes(app: FastAPI, api: Api) -> None:
         return api.model(name)
 
     @app.get("/health")
-    def health() -> dict[str, str]:
-        return {"status": "ok"}
+    def alive() -> dict[str, Any]:
+        return health(api.desk.solver)
 
     @app.get("/ready")
     def ready() -> AsciiJSON:
-        draining = api.desk.draining
-        state = {"status": "draining" if draining else "ready", "searches": len(api.desk.jobs)}
-        return AsciiJSON(state, status_code=503 if draining else 200)
+        status = "draining" if api.desk.draining else "ready"
+        if status == "ready" and not takes_searches(api.desk.solver):
+            status = "no replica"
+        state = {"status": status, "searches": len(api.desk.jobs)}
+        return AsciiJSON(state, status_code=200 if status == "ready" else 503)
 
 
 def _schema(fields: type[Fields], models: Sequence[str]) -> dict[str, Any]:

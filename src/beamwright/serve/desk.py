@@ -20,6 +20,7 @@ from beamwright.protocols import RoundReport
 from beamwright.runtime.limits import num_generated
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.serve.asked import Ask, Asker
+from beamwright.serve.engine import Engine
 from beamwright.serve.errors import ApiError, api_error, log
 from beamwright.serve.events import About
 from beamwright.serve.final import final_text
@@ -27,7 +28,6 @@ from beamwright.serve.limits import ServerLimits
 from beamwright.serve.recipes import Models
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
-from beamwright.solver.solver import Solver
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -151,10 +151,10 @@ def about(job: Job, search: SearchSettings) -> About:
 
 
 class Desk:
-    """Takes requests for one solver. seed: of searches that name none; None: drawn anew."""
+    """Takes requests for an engine. seed: of searches that name none; None: drawn anew."""
 
     def __init__(
-        self, solver: Solver, name: str, limits: ServerLimits, seed: int | None = None
+        self, solver: Engine, name: str, limits: ServerLimits, seed: int | None = None
     ) -> None:
         self.solver, self.limits = solver, limits
         self.models = Models(name, solver.settings.search)

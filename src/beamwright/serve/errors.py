@@ -13,6 +13,7 @@ from beamwright.errors import (
     DeviceMemoryError,
     InputError,
     ProblemTooLongError,
+    UnavailableError,
 )
 
 log = logging.getLogger("beamwright.serve")
@@ -72,6 +73,8 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
             found = ApiError(400, str(error), param)
         case Cancelled():
             found = ApiError(499, "the search was cancelled", code="cancelled")
+        case UnavailableError():
+            found = ApiError(503, str(error), code="unavailable", retry_after_s=30)
         # Some clients ask again whatever they are told at 5xx, 408, 409 and 429.
         case CapacityError() | DeviceMemoryError():
             found = ApiError(422, str(error), code="out_of_memory")

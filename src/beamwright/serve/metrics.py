@@ -16,7 +16,9 @@ from prometheus_client.registry import Collector
 
 from beamwright.protocols import RoundReport
 from beamwright.serve.desk import Desk, Job
+from beamwright.serve.engine import Replicas
 from beamwright.solver.solution import Solution
+from beamwright.solver.solver import Solver
 from beamwright.solver.usage import Usage, usage_of
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -158,6 +160,8 @@ class _Moment(Collector):
         used = usage_of(self._desk.solver)
         yield from _kv(used)
         yield from _work(used)
+        if not isinstance(self._desk.solver, Solver):
+            yield from _replicas(self._desk.solver)
 
 
 def _kv(used: Usage) -> Iterator[Metric]:
@@ -183,6 +187,39 @@ def _kv(used: Usage) -> Iterator[Metric]:
             cached.add_metric([name, kind], getattr(kv.cache, f"{kind}_tokens"))
         stalls.add_metric([name], kv.stall_s)
     yield from (held, budgets, cached, stalls)
+
+
+def _replicas(engine: Replicas) -> Iterator[Metric]:
+    """What is above is of all of them together."""
+    found = engine.replicas()
+    yield GaugeMetricFamily("beamwright_replicas", "That are there.", value=len(found))
+    yield CounterMetricFamily("beamwright_replica_deaths", "Since it began.", value=engine.deaths)
+    yield CounterMetricFamily(
+        "beamwright_searches_restarted",
+        "Begun again because a replica died.",
+        value=engine.restarts,
+    )
+    searches = GaugeMetricFamily(
+        "beamwright_replica_searches", "That it was given.", labels=["replica"]
+    )
+    queued = GaugeMetricFamily(
+        "beamwright_replica_queued_tokens",
+        "That its searches are expected to take yet: what routing goes by.",
+        labels=["replica"],
+    )
+    held = GaugeMetricFamily(
+        "beamwright_replica_kv_bytes", "KV on its device.", labels=["replica", "model"]
+    )
+    rows = CounterMetricFamily(
+        "beamwright_replica_row_tokens", "Tokens that its rows wrote.", labels=["replica"]
+    )
+    for each in found:
+        searches.add_metric([each.name], each.searches)
+        queued.add_metric([each.name], each.tokens)
+        rows.add_metric([each.name], each.usage.row_tokens)
+        for name, kv in each.usage.kv.items():
+            held.add_metric([each.name, name], kv.device_bytes)
+    yield from (searches, queued, held, rows)
 
 
 def _work(used: Usage) -> Iterator[Metric]:

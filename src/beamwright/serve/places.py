@@ -10,4 +10,4 @@ from beamwright.tree import Node
 def kv_place(node: Node) -> str | None:
     """`device`, `host` or `both`; None for a step without KV. In the thread that moves it."""
     state: GeneratorState | None = node.handles.get(OWNER)
-    return None if state is None else state.segment.place
+    return None if state is None else state.place

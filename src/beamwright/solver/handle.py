@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Protocol
 
 from beamwright.errors import Cancelled, InputError
-from beamwright.protocols import RoundReport
+from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.runtime.turns import Line
 from beamwright.solver.flights import Arrivals, Flight, Outcome
 from beamwright.solver.solution import Solution
@@ -19,13 +19,33 @@ MOST_PASSED = 64
 """Problems of a larger priority that begin before one that was submitted earlier."""
 
 
+class Flying(Protocol):
+    """A problem on its way, here or elsewhere."""
+
+    on_round: RoundCallback | None
+    begun: bool
+    cancelled: bool
+
+
+class Flies(Protocol):
+    """Whoever has it solved."""
+
+    def withdraw(self, flight: Any, /) -> None:
+        """It is cancelled."""
+        ...
+
+    def check_outside(self) -> None:
+        """Raises InputError where it would wait for itself."""
+        ...
+
+
 class Handle:
     """A problem that was submitted. It is solved whether or not anybody waits for it.
 
     `await handle` waits for its result in an event loop.
     """
 
-    def __init__(self, problem_id: str | int, flight: Flight, service: Service) -> None:
+    def __init__(self, problem_id: str | int, flight: Flying, service: Flies) -> None:
         self.problem_id = problem_id
         self._flight, self._service = flight, service
         self._future: Future[Solution] = Future()

@@ -5,7 +5,8 @@ They are read while the solver's thread works, so they may be of slightly differ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from beamwright.kv import CacheCounts, HostedStore
 from beamwright.models import TreeModel
@@ -24,6 +25,16 @@ class KVUsage:
     cache: CacheCounts
     stall_s: float
 
+    def __add__(self, other: KVUsage) -> KVUsage:
+        return KVUsage(
+            self.device_bytes + other.device_bytes,
+            self.device_budget_bytes + other.device_budget_bytes,
+            _both(self.host_bytes, other.host_bytes),
+            _both(self.host_budget_bytes, other.host_budget_bytes),
+            self.cache + other.cache,
+            self.stall_s + other.stall_s,
+        )
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -39,9 +50,54 @@ class Usage:
     slot_tokens: int
     preempted: int
 
+    def __add__(self, other: Usage) -> Usage:
+        """Of two engines of one kind."""
+        moved = self.link_bytes
+        if moved is not None and other.link_bytes is not None:
+            moved = {each: moved[each] + other.link_bytes[each] for each in moved}
+        return Usage(
+            {name: kv + other.kv[name] for name, kv in self.kv.items()},
+            moved,
+            self.iterations + other.iterations,
+            self.row_tokens + other.row_tokens,
+            self.slot_tokens + other.slot_tokens,
+            self.preempted + other.preempted,
+        )
 
-def usage_of(solver: Solver) -> Usage:
+    def over(self) -> Usage:
+        """What stays of an engine that is gone: its counts."""
+        kv = {
+            name: replace(
+                each,
+                device_bytes=0,
+                device_budget_bytes=0,
+                host_bytes=None if each.host_bytes is None else 0,
+                host_budget_bytes=None if each.host_budget_bytes is None else 0,
+            )
+            for name, each in self.kv.items()
+        }
+        return replace(self, kv=kv)
+
+
+def _both(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+class Counts(Protocol):
+    """Whoever counts for itself: engines elsewhere, summed up."""
+
+    def usage(self) -> Usage: ...
+
+
+def token_stats_of(solver: Solver) -> frozenset[str]:
+    """The statistics of every token that it keeps."""
+    return solver._token_stats
+
+
+def usage_of(solver: Solver | Counts) -> Usage:
     """By any thread."""
+    if not isinstance(solver, Solver):
+        return solver.usage()
     parts, counts = solver._machinery.parts, solver._machinery.batch.counts
     models = {"generator": parts.generator, "verifier": parts.scorer}
     return Usage(

@@ -60,6 +60,18 @@ class SearchTree:
         self._leaves.extend(children)
         return children
 
+    def attach(self, node: Node) -> None:
+        """Let a node that is known from elsewhere be its parent's next child."""
+        assert node.parent is not None
+        node.parent.children.append(node)
+        self._leaves.append(node)
+
+    def cut(self) -> None:
+        """Leave nothing but the prompt."""
+        self.root.children.clear()
+        self.rounds, self.done, self.reason_fewer = 0, False, None
+        self._held, self._leaves = {self.root}, []
+
     def ask(self, node: Node, turn: Turn, token_ids: tuple[int, ...]) -> Node:
         """Let a turn follow `node`, a kept one whose reply has ended; it can be extended at once.
 

@@ -1,0 +1,91 @@
+"""Replicas in this very process, which die when they are told to: no Ray."""
+
+import asyncio
+
+from beamwright.scale.searcher import Searcher
+
+
+class Died(Exception):
+    pass
+
+
+class Stream:
+    """News of a search at one replica, which may die."""
+
+    def __init__(self, serving, given):
+        self._serving, self._given, self._news, self._replica = serving, given, None, None
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        serving, given = self._serving, self._given
+        while self._news is None:
+            ranked = given.ledger.ranked(serving.searchers)
+            if ranked:
+                self._replica = ranked[0]
+                given.ledger.give(given, self._replica)
+                serving.sent.append((self._replica, given))
+                self._news = serving.searchers[self._replica].search(given)
+                if given.problem in serving.deadly:
+                    serving.kill(self._replica, asyncio.get_running_loop())
+            else:
+                await asyncio.sleep(0.01)
+        coming = asyncio.ensure_future(anext(self._news))
+        dead = asyncio.ensure_future(serving.dead[self._replica].wait())
+        await asyncio.wait({coming, dead}, return_when=asyncio.FIRST_COMPLETED)
+        if dead.done():
+            coming.cancel()
+            raise Died(f"{self._replica} is gone")
+        dead.cancel()
+        return coming.result()
+
+    def cancel(self):
+        if self._news is not None:
+            self._serving.closing.append(asyncio.ensure_future(self._news.aclose()))
+
+
+class FakeServing:
+    """A `Serving` of so many Searchers. sent: replica and search, in order.
+
+    deadly: problems that kill whoever has them. hears_of_cancels: else whoever has a search is not
+    told that it is cancelled.
+    """
+
+    died = (Died,)
+
+    def __init__(self, settings, number=2, hears_of_cancels=True):
+        self._settings, self._number = settings.model_dump(mode="json", exclude_unset=True), number
+        self.searchers, self.dead, self.sent = {}, {}, []
+        self.hears_of_cancels, self.deadly, self.closing = hears_of_cancels, [], []
+
+    def start(self):
+        for name in "abcdef"[: self._number]:
+            self.add(name)
+        return self._number
+
+    def add(self, name):
+        self.dead[name] = asyncio.Event()
+        self.searchers[name] = Searcher(self._settings, (), lambda: name)
+
+    def kill(self, name, loop):
+        del self.searchers[name]
+        loop.call_soon_threadsafe(self.dead[name].set)
+
+    def stop(self):
+        for searcher in self.searchers.values():
+            searcher._solver.close()
+
+    def facts(self):
+        return next(iter(self.searchers.values())).facts()
+
+    def search(self, given):
+        return Stream(self, given)
+
+    async def cancel(self, search):
+        if self.hears_of_cancels:
+            for searcher in list(self.searchers.values()):
+                await searcher.cancel(search)
+
+    async def pulses(self):
+        return [await each.pulse() for each in list(self.searchers.values())]
