@@ -10,7 +10,7 @@ import pytest
 import beamwright.errors
 from beamwright.config import Settings
 from beamwright.declare import stop, verifier
-from beamwright.errors import CapacityError, InputError, ProblemTooLongError
+from beamwright.errors import CapacityError, InputError, ProblemTooLongError, UnavailableError
 from beamwright.evaluate import RunOptions, load_problems, run
 from beamwright.evaluate.results import find_runs
 from beamwright.registry import restored
@@ -189,6 +189,30 @@ def test_capacity_errors_keep_what_was_finished(problem_set, fake_solver, tmp_pa
         run(problem_set, fake_solver, Settings(), options, checker)
     assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == ["id0", "id1", "id2"]
     del fake_solver.outcomes["id3"]
+    assert run(problem_set, fake_solver, Settings(), options, checker)["correct"] == 5
+
+
+def test_who_fails_where_others_are_answered_has_failed(
+    problem_set, fake_solver, tmp_path, checker
+):
+    fake_solver.outcomes["id1"] = UnavailableError("gone for this one")
+    options = RunOptions(out=tmp_path / "out")
+    report = run(problem_set, fake_solver, Settings(), options, checker)
+    assert (report["errors"], report["correct"]) == (1, 4)
+    by_id = {line["unique_id"]: line.get("error") for line in lines_of(tmp_path / "out")}
+    assert by_id["id1"] == "gone for this one"
+
+
+def test_where_nobody_is_answered_any_more_the_run_ends_and_goes_on_later(
+    problem_set, fake_solver, tmp_path, checker
+):
+    gone = UnavailableError("gone")
+    fake_solver.outcomes.update(dict.fromkeys(("id3", "id4"), gone))
+    options = RunOptions(out=tmp_path / "out")
+    with pytest.raises(UnavailableError):
+        run(problem_set, fake_solver, Settings(), options, checker)
+    assert [line["unique_id"] for line in lines_of(tmp_path / "out")] == ["id0", "id1", "id2"]
+    fake_solver.outcomes.clear()
     assert run(problem_set, fake_solver, Settings(), options, checker)["correct"] == 5
 
 

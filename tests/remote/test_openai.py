@@ -173,6 +173,10 @@ def test_a_text_that_ends_by_itself(codec, source_of, reason, ended):
     assert (written.text, written.ended) == ("one two", ended)
 
 
+def nan(body):
+    return said(choice("x", logprobs={"token_logprobs": [float("nan")]}))
+
+
 # --- what goes wrong -------------------------------------------------------------------------
 
 
@@ -191,6 +195,7 @@ def test_what_may_pass_is_tried_again(codec, source_of):
     [
         (lambda body: refuses("busy", 503), 3, "HTTP 503: busy (3 tries)"),
         (lambda body: None, 3, "RemoteProtocolError"),
+        (nan, 1, "no completion (ValueError"),
         (lambda body: refuses("too long"), 1, "HTTP 400: too long"),
         (lambda body: (200, {"choices": [{"text": 1}, 5]}), 1, "no completion"),
         (lambda body: (200, ["what"]), 1, "no completion"),
@@ -200,7 +205,8 @@ def test_what_may_pass_is_tried_again(codec, source_of):
 def test_what_does_not_pass_is_the_problems_error(codec, source_of, answer, tries, said_):
     with speaking(codec, then=answer) as server:
         reply = answered(source_of(server, tries=3), question(codec))
-    assert isinstance(reply.error, UnavailableError)
+    # What would not pass is of the question, and so of the problem.
+    assert isinstance(reply.error, UnavailableError if tries > 1 else InputError)
     assert said_ in str(reply.error)
     assert server.url in str(reply.error)
     assert len(server.asked) == tries
@@ -250,6 +256,15 @@ def test_a_model_that_is_not_there(codec, source_of, models, name, said_):
         with pytest.raises(InputError, match="--model openai:") as error:
             source_of(server, name)
         assert said_ in str(error.value)
+
+
+@pytest.mark.parametrize("ids", [[40, 41, 42], [10**6]])
+def test_another_tokenizer_is_noticed_at_the_start(codec, source_of, ids):
+    def answer(body):
+        return said(choice(" 2 and", token_ids=ids))
+
+    with Scripted(answer) as server, pytest.raises(InputError, match="--tokenizer"):
+        source_of(server)
 
 
 def test_nobody_answers(codec):

@@ -187,6 +187,14 @@ def test_texts_without_token_ids_are_tokenised_here(codec, tree, steps_of):
     assert event.text == "the a\n\n"
 
 
+def test_tokens_that_nobody_knows_here(codec, tree, steps_of):
+    steps = steps_of()
+    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
+    steps.source.answer(key, Written("x", (10**6,), (-0.5,), "stop"))
+    (event,) = steps.iterate()
+    assert isinstance(event, StepFailed)
+
+
 def test_a_failure_is_of_those_steps_alone(codec, tree, steps_of):
     steps, other = steps_of(), SearchTree("q", tree.root.token_ids, "what?")
     mine, others = tree.expand(tree.root, 2), other.expand(other.root, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, InputError, NotFiniteError
+from beamwright.errors import BeamwrightError, InputError, NotFiniteError, UnavailableError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
@@ -18,6 +18,9 @@ from beamwright.evaluate.results import ResultsFolder
 from beamwright.identity import plugin_code, stop_code
 
 InFlight = int | Literal["auto"]
+
+_MOST_UNANSWERED = 16
+"""Problems in a row that a generator elsewhere has failed, before it counts as gone."""
 
 
 class Solved(Protocol):
@@ -31,8 +34,8 @@ class Solved(Protocol):
 class SolveMany(Protocol):
     """Solves (id, text) pairs, so many at a time, and gives (id, outcome) as they finish.
 
-    A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one)
-    is its outcome, never raised.
+    A problem's own error (an InputError; a NotFiniteError, numbers that overflow with this one; an
+    UnavailableError, where something elsewhere has failed it) is its outcome, never raised.
     """
 
     def __call__(
@@ -135,14 +138,22 @@ def _solve(
         return
     by_id: dict[str | int, Problem] = {problem.unique_id: problem for problem in problems}
     pairs = [(problem.unique_id, problem.problem) for problem in problems]
+    unanswered: list[tuple[Problem, UnavailableError]] = []
     for unique_id, outcome in solve_many(pairs, in_flight=in_flight):
         problem = by_id[unique_id]
-        if isinstance(outcome, InputError | NotFiniteError):
+        if isinstance(outcome, UnavailableError) and len(unanswered) < _MOST_UNANSWERED:
+            unanswered.append((problem, outcome))
+        elif isinstance(outcome, InputError | NotFiniteError):
             log.add(make_error_record(problem, outcome))
         elif isinstance(outcome, BeamwrightError):
             raise outcome  # not this problem's fault; what has finished is kept
         else:
             log.add(make_record(problem, outcome.to_json(), checker))
+            for failed, error in unanswered:  # what answers others is there: it is their own
+                log.add(make_error_record(failed, error))
+            unanswered.clear()
+    for _, error in unanswered:
+        raise error
 
 
 def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:

@@ -7,6 +7,7 @@ end of the reply. vLLM, SGLang and Beamwright say so, each in a field of its own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -81,11 +82,13 @@ class Dialect:
             text += named
         ids = choice.get("token_ids")
         logprobs = choice.get("logprobs") or {}
-        values = [each for each in logprobs.get("token_logprobs") or () if each is not None]
+        values = [float(each) for each in logprobs.get("token_logprobs") or () if each is not None]
+        if not all(map(math.isfinite, values)):
+            raise ValueError("log-probabilities that are no numbers")
         return Written(
             text=text,
             token_ids=None if ids is None else tuple(int(each) for each in ids),
-            logprobs=tuple(map(float, values)),
+            logprobs=tuple(values),
             ended=ended,
         )
 

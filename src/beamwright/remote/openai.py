@@ -18,13 +18,13 @@ from typing import Any, Literal
 import httpx
 
 from beamwright.config import SamplingSettings
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.remote.dialect import Dialect, Stops, stops_shown
 from beamwright.remote.named import FarModel
 from beamwright.remote.source import Asked, Facts, Reply, Written
 
-MOST_TRIES = 5
+MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _CONNECT_S, _READ_S, _KEPT_S = 10.0, 600.0, 2.0  # servers hang up after five idle seconds
 _PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # may go well the next time
@@ -124,14 +124,17 @@ class OpenAISource:
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 why, passes = f"no completion ({type(error).__name__}: {error})", False
             if not passes or tries >= self._tries:
-                self._replies.put(Reply(key, tries=tries, error=self._error(why, tries)))
+                error_ = self._error(why, tries, passes=passes)
+                self._replies.put(Reply(key, tries=tries, error=error_))
                 return
             await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
             wait_s *= 2
 
-    def _error(self, why: str, tries: int) -> UnavailableError:
+    def _error(self, why: str, tries: int, *, passes: bool) -> BeamwrightError:
+        """What would not pass is of the question: too long a prompt, say."""
         times = f" ({tries} tries)" if tries > 1 else ""
-        return UnavailableError(f"the generator at {self._model.place}: {why}{times}")
+        line = f"the generator at {self._model.place}: {why}{times}"
+        return UnavailableError(line) if passes else InputError(line)
 
     async def _tried(self, asked: Asked) -> Reply:
         client, body = self._running().client, self.dialect.body(self.name, asked)
@@ -226,6 +229,8 @@ class OpenAISource:
             returns_ids = way.extras and isinstance(choice.get("token_ids"), list)
             known = replace(plain, returns_ids=returns_ids)
             text = str(choice["text"])
+            if returns_ids:
+                self._check_tokenizer(text, choice["token_ids"])
             if not text.strip():
                 return replace(known, stops=Stops.UNKNOWN)
             stop = text.strip()[0]
@@ -233,6 +238,16 @@ class OpenAISource:
             return replace(known, stops=stops_shown(again, stop))
         assert refusal is not None
         raise refusal
+
+    def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
+        """Raises InputError if what the server wrote is not what its tokens are here."""
+        known = all(0 <= token < self._codec.vocab_size for token in token_ids)
+        here = self._codec.decode(token_ids) if known else None
+        if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
+            raise InputError(
+                f"{self._option}: its tokens are others than --tokenizer's: it wrote {text!r}, "
+                f"and they are {here!r} here"
+            )
 
     async def _sample(self, dialect: Dialect, stops: Sequence[str]) -> Mapping[str, Any]:
         """A few tokens, the likeliest ones."""

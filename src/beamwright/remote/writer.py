@@ -17,7 +17,7 @@ from beamwright.decode.request import Decoding, Decodings
 from beamwright.decode.sampling import lineage_key
 from beamwright.decode.stop_strings import text_before
 from beamwright.decode.stops import RowLimit, row_limit
-from beamwright.errors import InputError
+from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
@@ -256,14 +256,21 @@ class RemoteSteps:
                 self.counts.row_tokens += len(written.token_ids or ())
                 continue
             step = self._step(owner, written, question.limit)
-            self.counts.row_tokens += len(step.token_ids)
-            self.progress.wrote(len(step.token_ids))
             events.append(step)
+            if isinstance(step, StepDecoded):
+                self.counts.row_tokens += len(step.token_ids)
+                self.progress.wrote(len(step.token_ids))
         return events
 
-    def _step(self, node: Node, written: Written, limit: RowLimit) -> StepDecoded:
+    def _step(self, node: Node, written: Written, limit: RowLimit) -> StepDecoded | StepFailed:
         assert node.parent is not None
         token_ids = written.token_ids
+        if token_ids is not None and not all(
+            0 <= each < self.codec.vocab_size for each in token_ids
+        ):
+            return StepFailed(
+                node, UnavailableError("the generator draws tokens that are unknown here")
+            )
         if token_ids is None:
             token_ids = tuple(self.codec.encode(written.text))
             text = node.parent.text + written.text
