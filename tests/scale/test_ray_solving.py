@@ -74,3 +74,39 @@ def test_what_cannot_be_placed_or_loaded_is_said(cluster):
         pytest.raises(InputError, match="--replicas 3: the cluster has 2"),
     ):
         list(spread(PROBLEMS, in_flight=1))
+
+
+@pytest.mark.filterwarnings("default")
+def test_starts_that_fail_end_nothing_while_others_work(spread, monkeypatch):
+    """A device that is broken is given up; those that are there go on."""
+    expected = hashes(spread(PROBLEMS, in_flight=3))
+    worker, broken = spread._worker, []
+
+    def failing():
+        found = worker()
+        ray.kill(found.actor)
+        broken.append(found)
+        return found
+
+    monkeypatch.setattr(spread, "_worker", failing)
+    found = []
+    for each in spread(PROBLEMS, in_flight=3):
+        found.append(each)
+        if not broken:
+            ray.kill(spread._workers[0].actor)
+    assert hashes(found) == expected
+    assert len(spread._workers) == 1
+    assert 1 <= len(broken) <= 3
+    monkeypatch.undo()
+    spread._come()
+    assert hashes(spread(PROBLEMS, in_flight=3)) == expected
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_next_is_given_before_the_last_is_looked_at(spread):
+    """What the driver does with an outcome takes time, in which nobody waits."""
+    problems = [(f"q{i}", text) for i, (_, text) in enumerate(PROBLEMS * 2)]
+    spreading = spread(problems, in_flight=2)
+    next(spreading)
+    assert all(len(each.given) == spread._most_given(2) for each in spread._workers)
+    assert len(list(spreading)) == len(problems) - 1

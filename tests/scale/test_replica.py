@@ -59,6 +59,24 @@ def test_errors_keep_whose_fault_they_are(error, kind):
     assert str(found) == str(error)
 
 
+@pytest.mark.parametrize(("n", "in_flight", "most"), [(8, 2, 2), (64, None, 1), (64, 3, 3)])
+def test_as_many_are_in_flight_as_it_is_told(generator_folder, n, in_flight, most):
+    settings = Settings.build(model=str(generator_folder), **{**OPTIONS, "n": n})
+    replica = Replica(settings.model_dump(mode="json", exclude_unset=True), in_flight=in_flight)
+    handles, seen = [], []
+
+    def count(report):
+        del report
+        seen.append(sum(handle.begun and not handle.done() for handle in handles))
+
+    for i in range(6):
+        handles.append(replica._solver.submit(f"Problem {i}.", problem_id=i, on_round=count))
+    for handle in handles:
+        handle.result(60)
+    assert max(seen) == most
+    replica._solver.close()
+
+
 def test_what_has_not_begun_can_be_given_back(replica):
     """With one tree at a time and a round that waits, all others have not begun."""
     solver, gate, reached = replica._solver, threading.Event(), threading.Event()

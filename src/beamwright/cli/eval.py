@@ -242,8 +242,8 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
 def _so_far(progress: _Tally, out: Path | None) -> str:
     """What an interrupted run has found, and how to go on with it."""
     line = f"{progress.done} of {progress.total or '?'} problems finished"
-    if progress.verdicts:
-        right, judged = sum(progress.verdicts), len(progress.verdicts)
+    if progress.judged:
+        right, judged = progress.right, progress.judged
         low, high = wilson_interval(right / judged, judged) or (0.0, 1.0)
         line += f", accuracy so far {right / judged:.1%} (95 %: {low:.1%} to {high:.1%})"
     if out is None:
@@ -288,16 +288,16 @@ class _Tally:
 
     def __init__(self, bar: Progress, prefix: str) -> None:
         self.done, self.total = 0, 0
-        self.verdicts: list[bool] = []
+        self.judged = self.right = 0
         self._bar, self._prefix = bar, prefix
         self._task = bar.add_task(f"{prefix}no problem finished", total=None)
 
     def __call__(self, record: Record, done: int, total: int) -> None:
         self.done, self.total = done, total
         if record.correct is not None:
-            self.verdicts.append(record.correct)
-        right = sum(self.verdicts)
-        share = f"{right / len(self.verdicts):.1%}" if self.verdicts else "not judged"
+            self.judged += 1
+            self.right += record.correct
+        share = f"{self.right / self.judged:.1%}" if self.judged else "not judged"
         said = f"{self._prefix}accuracy {share}"
         self._bar.update(self._task, completed=done, total=total, description=said)
 

@@ -65,8 +65,8 @@ class RaySolving:
         Raises:
             BeamwrightError: if replicas keep dying, or cannot be made.
         """
-        most = self._most_given() if in_flight == "auto" else in_flight
-        self._start(most)
+        most = self._most_given(in_flight)
+        self._start(in_flight, most)
         queue = deque(problems)
         while queue or any(worker.given for worker in self._workers):
             self._hand_out(queue, most)
@@ -76,7 +76,10 @@ class RaySolving:
                 if ref in self._coming:
                     self._arrived(ref)
                 elif ref in owners[ref].given:  # a worker that died is already without
-                    yield from self._taken(owners[ref], ref, queue)
+                    found = list(self._taken(owners[ref], ref, queue))
+                    # Before anything is done with it: judging answers takes its time.
+                    self._hand_out(queue, most)
+                    yield from found
 
     # --- who has what ------------------------------------------------------------------------
 
@@ -136,16 +139,19 @@ class RaySolving:
             self._ray.get(ref)
         except self._ray.exceptions.RayActorError as error:
             self._failed_starts += 1
-            if self._failed_starts >= MOST_DEATHS:
+            if self._failed_starts < MOST_DEATHS:
+                self._come()
+            elif not self._workers and not self._coming:  # else those that are there go on
                 raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
-            self._come()
             return
+        self._failed_starts = 0
         self._workers.append(worker)
 
     # --- replicas ----------------------------------------------------------------------------
 
-    def _start(self, most: int) -> None:
+    def _start(self, in_flight: InFlight, most: int) -> None:
         self._cluster.join()
+        self._in_flight = None if in_flight == "auto" else in_flight
         self._concurrency = most + 1  # and one that gives back
         if not self._workers:
             self._workers = [self._worker() for _ in range(self._cluster.num_replicas())]
@@ -156,7 +162,7 @@ class RaySolving:
             max_concurrency=self._concurrency, **self._cluster.needs
         )
         settings = self._settings.model_dump(mode="json", exclude_unset=True)
-        return _Worker(make.remote(settings, self._cluster.wanted.plugins))
+        return _Worker(make.remote(settings, self._cluster.wanted.plugins, self._in_flight))
 
     def _wait_until_loaded(self) -> None:
         """Raises what is wrong with the settings, of the first replica that says so."""
@@ -165,6 +171,8 @@ class RaySolving:
         except self._ray.exceptions.RayActorError as error:
             raise BeamwrightError(f"a replica could not be started: {last_line(error)}") from error
 
-    def _most_given(self) -> int:
-        """A replica's engine decides how many it begins; a few more wait there."""
-        return max(2, -(-_CANDIDATES // self._settings.search.n))
+    def _most_given(self, in_flight: InFlight) -> int:
+        """More than are in flight there: the next one begins while the driver hears of the last."""
+        if in_flight == "auto":
+            return max(2, -(-_CANDIDATES // self._settings.search.n))
+        return in_flight + max(1, in_flight // 4)

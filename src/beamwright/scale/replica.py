@@ -68,11 +68,20 @@ Outcome = FarSolution | FarError | None
 
 
 class Replica:
-    """Loads its models at once. plugins: files whose declarations the settings may name."""
+    """Loads its models at once. plugins: files whose declarations the settings may name.
 
-    def __init__(self, settings: dict[str, Any], plugins: Sequence[str] = ()) -> None:
+    in_flight: problems at a time; None for as many as keep the device busy.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        plugins: Sequence[str] = (),
+        in_flight: int | None = None,
+    ) -> None:
         load_all(plugins)
         self._solver = Solver(Settings.model_validate(settings))
+        self._solver.most_submitted = in_flight
         self._handles: dict[str | int, Handle] = {}
         self._given_back: set[str | int] = set()
         self._lock = threading.Lock()

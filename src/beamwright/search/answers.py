@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 _PHRASE = re.compile(
@@ -145,6 +146,7 @@ def _stated(text: str) -> str:
     return _trim(_SENTENCE_END.split(text, maxsplit=1)[0].rstrip("* "))
 
 
+@lru_cache(maxsize=4096)  # of one problem's candidates, most say the same, and are asked often
 def normalise_answer(answer: str) -> str:
     r"""One spelling for answers that differ in layout only: `27.0` is `27`, `$1,000$` is `1000`.
 

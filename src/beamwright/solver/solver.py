@@ -53,6 +53,8 @@ class Solver:
     plugins: files that declare any of these by name.
     timeline: collects what ran when, and where each segment's KV was. progress: hears of phases
     and tokens while it loads and searches.
+    most_submitted: problems of `submit` in flight at a time; None, as at first, for as many as keep
+    the device busy.
 
     Paths are `str` or `Path` everywhere. Calls from several threads run one after another; a call
     from a callback or a verifier of the same solver is an error.
@@ -79,7 +81,8 @@ class Solver:
         self.strategy = request.strategy
         self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
         self._calls = calls.OneAtATime()
-        self._service = Service(self._serve)
+        self.most_submitted: int | None = None
+        self._service = Service(lambda arrivals: self._serve(arrivals, self.most_submitted))
         scorer = self._own.verifier or declared_verifier(request.settings.model)
         parts = assemble(request.settings, self.timeline, scorer, self.progress)
         self._loaded, self._tier, self.verifier = parts.loaded, parts.tier, parts.verifier
