@@ -505,9 +505,11 @@ def rows(running: Running, names: list[str]) -> Iterator[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--replicas", type=int, help="of the server; one process without")
     options = parser.parse_args()
     found = []
-    with server(*OPTIONS) as running:
+    words = [] if options.replicas is None else ["--replicas", str(options.replicas)]
+    with server(*OPTIONS, *words) as running:
         for row in rows(running, options.only):
             say(*row.values())
             found.append(row)

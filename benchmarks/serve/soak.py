@@ -166,8 +166,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--at-a-time", type=int, default=8)
+    parser.add_argument("--replicas", type=int, help="of the server; one process without")
     args = parser.parse_args()
-    with server("--n", "16", "--width", "4") as running:
+    words = [] if args.replicas is None else ["--replicas", str(args.replicas)]
+    with server("--n", "16", "--width", "4", *words) as running:
         found = asyncio.run(soak(args, running))
     for name, value in found.items():
         say(name, value)

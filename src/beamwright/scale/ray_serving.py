@@ -45,7 +45,7 @@ class RayServing:
         self._cluster.join()
         serve, wanted = self._serve, self._cluster.wanted
         number = self._cluster.num_replicas()
-        serve.start(proxy_location="Disabled", logging_config=_LOGGING)
+        ray_error = self._cluster.ray.exceptions.RayError
         make = serve.deployment(
             Searcher,
             name="engine",
@@ -61,7 +61,10 @@ class RayServing:
         content = self._settings.model_dump(mode="json", exclude_unset=True)
         app = make.bind(content, wanted.plugins, replica_name, abandon)
         try:
+            serve.start(proxy_location="Disabled", logging_config=_LOGGING)
             self._engines = serve.run(app, name=self._name, route_prefix=None)
+        except ray_error as error:  # of Serve itself: a node without it
+            raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
         except RuntimeError as error:
             raise self._why(error) from error
         return number
