@@ -11,8 +11,8 @@ def local_ray(cpus):
     import ray
 
     ray.init(
-        num_cpus=cpus, include_dashboard=False, configure_logging=False, log_to_driver=False,
-        object_store_memory=80_000_000,
+        "local", num_cpus=cpus, include_dashboard=False, configure_logging=False,
+        log_to_driver=False, object_store_memory=80_000_000,
     )  # fmt: skip
     try:
         yield ray

@@ -18,7 +18,7 @@ ray = pytest.importorskip("ray")
 def cluster():
     """Two processes of this machine."""
     ray.init(
-        num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False,
+        "local", num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False,
         object_store_memory=80_000_000,
     )  # fmt: skip
     yield Cluster(None, replicas=2)

@@ -32,7 +32,7 @@ class RayCluster:
         _check_answers(address)
         try:
             self.ray.init(
-                address=address,
+                address=address or "local",  # None would be any that this machine has begun
                 include_dashboard=False if address is None else None,
                 configure_logging=False,
                 log_to_driver=False,
