@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
@@ -32,6 +32,7 @@ from unittest.mock import patch
 
 from beamwright import Settings, Solver
 from beamwright.evaluate import AnswerChecker, Record, load_problems
+from beamwright.evaluate.equivalence import _decide
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem
 from beamwright.evaluate.record import make_record
@@ -40,6 +41,7 @@ from beamwright.scale import ray_solving
 from beamwright.scale.cluster import Cluster
 from beamwright.scale.ray_solving import RaySolving
 from beamwright.scale.replica import FarSolution
+from beamwright.search.answers import normalise_answer
 from benchmarks.common import finish, say, table
 
 PAIRS = Path(__file__).resolve().parents[2] / "tests" / "data" / "answer_pairs.jsonl"
@@ -77,7 +79,6 @@ def sizes(
     longer = [len(pickle.dumps(FarSolution(lengthened(each, characters)))) for _, each in solved]
     records = [make_record(problem, each, checker) for problem, each in solved]
     stated = [{each["answer"] for each in record.candidates} - {None} for record in records]
-    generated = [each["tokens"]["generated"] for _, each in solved]
     return {
         "problems": len(solved),
         "pickled_bytes": round(mean(crossing)),
@@ -87,7 +88,7 @@ def sizes(
         "different_answers": round(mean(map(len, stated)), 1),
         "most_different_answers": max(map(len, stated)),
         "rounds": [record.rounds for record in records],
-        "generated_tokens": generated,
+        "path_tokens": [round(record.mean_path_tokens or 0) for record in records],
     }
 
 
@@ -121,9 +122,7 @@ class FewProcesses(RaySolving):
         super().__init__(settings, Cluster(None, replicas=replicas))
         self._actors: list[Any] = []
         self._num, self._processes, self._most = replicas, processes, most
-
-    def _num_replicas(self) -> int:
-        return self._num
+        self._cluster.num_replicas = lambda: replicas  # type: ignore[method-assign]
 
     def _worker(self) -> Any:
         self._concurrency = self._most * -(-self._num // self._processes) + 1
@@ -193,11 +192,16 @@ def _turns(settings: Settings, args: argparse.Namespace) -> Iterator[dict[str, A
 
 
 def judging(
-    solved: Sequence[tuple[Problem, dict[str, Any]]], rounds: int, spellings: Sequence[int]
+    solved: Sequence[tuple[Problem, dict[str, Any]]],
+    rounds: int,
+    spellings: Sequence[int],
+    workers: Sequence[int],
 ) -> list[dict[str, Any]]:
     """Milliseconds to make a record, by how many different answers need mathematics."""
     answers = [json.loads(line)["answer"] for line in PAIRS.read_text().splitlines()]
-    mathematics = [each for each in dict.fromkeys(answers) if "\\" in each]
+    distinct = [each for each in dict.fromkeys(answers) if "\\" in each]
+    mathematics = [each for each in distinct if isinstance(_decide("\\frac{2}{7}", each), tuple)]
+    say(f"{len(mathematics)} answers that need mathematics")
     problem, content = solved[0]
 
     def made(count: int, checker: AnswerChecker, gold: str) -> float:
@@ -220,14 +224,25 @@ def judging(
         plain = []
         for _ in range(rounds):
             for each, solution in solved:
+                normalise_answer.cache_clear()  # another problem has other answers
                 began = time.perf_counter()
                 make_record(each, solution, checker)
                 plain.append(time.perf_counter() - began)
         rows.append(_ms("numbers, as of the bundled problems", plain))
-        checker.judge("\\sqrt{2}", ["\\frac{1}{\\sqrt{3}}", "\\sqrt{3}"])  # starts its processes
+    with ExitStack() as stack:
+        checkers = {num: stack.enter_context(AnswerChecker(num_workers=num)) for num in workers}
+        for checker in checkers.values():  # starts its processes
+            checker.judge("\\sqrt{2}", mathematics[:8])
         for count in spellings:
-            seconds = [made(count, checker, f"\\frac{{{i + 2}}}{{7}}") for i in range(rounds)]
-            rows.append(_ms(f"{count} in LaTeX", seconds))
+            golds = [f"\\frac{{{i + 2}}}{{{97 + count}}}" for i in range(rounds)]
+            seconds: dict[int, list[float]] = {num: [] for num in checkers}
+            for gold in golds:  # in turns
+                for num, each in checkers.items():
+                    seconds[num].append(made(count, each, gold))
+            rows += [
+                {**_ms(f"{count} in LaTeX", took), "processes": num}
+                for num, took in seconds.items()
+            ]
     return rows
 
 
@@ -314,6 +329,10 @@ def staged(name: str, stages: dict[str, Any]) -> Iterator[None]:
 
 def peak_gb() -> float:
     """The most memory that this process has had."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage says includes the parent's, before exec
+        found = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(found[0].split()[1]) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
@@ -348,7 +367,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2000)
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--spellings", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--spellings", type=int, nargs="+", default=[1, 4, 16, 64], help="in LaTeX")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="that judge")
     parser.add_argument("--appends", type=int, default=500)
     parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT)
@@ -364,9 +384,9 @@ def main() -> None:
     if "turns" in args.what:
         report["turns"] = turns(content, args, args.delays)
     if "record" in args.what:
-        report["record"] = judging(solved, args.rounds, args.spellings)
+        report["record"] = judging(solved, args.rounds, args.spellings, args.workers)
         report["record"] += writing(records[-1], args.appends)
-        say(table(report["record"], ["what", "ms", "ms_median", "ms_mean"]))
+        say(table(report["record"], ["what", "processes", "ms", "ms_median", "ms_mean"]))
     if "resume" in args.what:
         report["resume"] = resuming(records, args.records)
     finish("scale_driver", report)

@@ -3,8 +3,10 @@ import re
 
 import pytest
 
+from beamwright.cli.eval_ray import checker_processes
 from beamwright.cli.in_flight import ProblemsInFlight
 from beamwright.errors import CapacityError
+from beamwright.scale.cluster import Cluster
 
 CONTRACT = {
     "dataset",
@@ -339,3 +341,9 @@ def test_warnings_reach_the_summary(cli, fake, dataset):
     assert report["warnings"] == {"problems": 3, "example": "7 of 9 steps got no [score]"}
     table = " ".join(cli("eval", dataset).out.replace("│", " ").split())
     assert "3 of 3, such as: 7 of 9 steps got no [score]" in table
+
+
+def test_a_cluster_s_driver_judges_on_its_own_cores(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    far = Cluster("127.0.0.1:6399")
+    assert [checker_processes(each) for each in (None, Cluster(None), far)] == [2, 2, 11]

@@ -102,11 +102,10 @@ def test_starts_that_fail_end_nothing_while_others_work(spread, monkeypatch):
     assert hashes(spread(PROBLEMS, in_flight=3)) == expected
 
 
-@pytest.mark.filterwarnings("default")
-def test_the_next_is_given_before_the_last_is_looked_at(spread):
-    """What the driver does with an outcome takes time, in which nobody waits."""
-    problems = [(f"q{i}", text) for i, (_, text) in enumerate(PROBLEMS * 2)]
-    spreading = spread(problems, in_flight=2)
-    next(spreading)
-    assert all(len(each.given) == spread._most_given(2) for each in spread._workers)
-    assert len(list(spreading)) == len(problems) - 1
+@pytest.mark.parametrize(
+    ("explore", "in_flight", "given"),
+    [("continuous", "auto", 4), ("decoupled", "auto", 16), ("continuous", 8, 10)],
+)
+def test_more_is_given_than_is_in_flight(explore, in_flight, given):
+    settings = Settings.build(model="bundled", n=64, explore=explore)
+    assert RaySolving(settings, Cluster(None))._most_given(in_flight) == given

@@ -28,6 +28,7 @@ from beamwright.cli.eval_ray import (
     CoresOption,
     RayOption,
     ReplicasOption,
+    checker_processes,
     find_cluster,
     solving_far,
 )
@@ -171,7 +172,7 @@ def evaluate(
     )
     for note in dict.fromkeys(each.note for each in recipe.runs if each.note):
         complain(note)
-    with AnswerChecker() as checker:
+    with AnswerChecker(num_workers=checker_processes(cluster)) as checker:
         together = recipe.in_flight if in_flight is None else _in_flight(in_flight)
         work = _Work(problem_set, out, together, trees or 0, checker, cluster)
         if recipe.runs[0].name is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,8 @@ from beamwright.evaluate.run import InFlight, Solved
 
 if TYPE_CHECKING:
     from beamwright.scale.cluster import Cluster
+
+_MOST_CHECKERS = 16  # each takes 63 MB
 
 RayOption = Annotated[
     str | None,
@@ -55,6 +58,13 @@ def find_cluster(
     number = None if replicas in (None, "auto") else int(replicas)
     files = tuple(str(each.resolve()) for each in plugins)
     return Cluster(None if address == "local" else address, number, cores or 1, files)
+
+
+def checker_processes(cluster: Cluster | None) -> int:
+    """That judge answers: on a cluster the driver's cores have nothing else to do."""
+    if cluster is None or cluster.address is None:
+        return 2
+    return max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
 
 
 def solving_far(settings: Settings, cluster: Cluster, stack: ExitStack) -> SolveMany:

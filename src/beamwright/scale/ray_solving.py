@@ -26,6 +26,9 @@ _WAIT_S = 1.0
 _CANDIDATES = 256
 """Paths that a replica is given at a time, begun or not."""
 
+_CANDIDATES_DECOUPLED = 1024
+"""The same where an engine begins as many as its passes have room for."""
+
 Problem = tuple[str | int, str]
 
 
@@ -76,10 +79,7 @@ class RaySolving:
                 if ref in self._coming:
                     self._arrived(ref)
                 elif ref in owners[ref].given:  # a worker that died is already without
-                    found = list(self._taken(owners[ref], ref, queue))
-                    # Before anything is done with it: judging answers takes its time.
-                    self._hand_out(queue, most)
-                    yield from found
+                    yield from self._taken(owners[ref], ref, queue)
 
     # --- who has what ------------------------------------------------------------------------
 
@@ -174,5 +174,7 @@ class RaySolving:
     def _most_given(self, in_flight: InFlight) -> int:
         """More than are in flight there: the next one begins while the driver hears of the last."""
         if in_flight == "auto":
-            return max(2, -(-_CANDIDATES // self._settings.search.n))
+            decoupled = self._settings.schedule.explore == "decoupled"
+            candidates = _CANDIDATES_DECOUPLED if decoupled else _CANDIDATES
+            return max(2, -(-candidates // self._settings.search.n))
         return in_flight + max(1, in_flight // 4)

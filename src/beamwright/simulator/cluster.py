@@ -288,14 +288,16 @@ class _Run:
         self._after(self._replicas.message_s, arrives)
 
     def _serve(self) -> None:
+        """Take a result and do what there is to do with it; then its replica gets another one."""
         came_s, engine, problem, finished = self._results.popleft()
         self._driver_works = True
-        waited_s = self._now_s - came_s
-        self._waited_s += waited_s
-        self._longest_wait_s = max(self._longest_wait_s, waited_s)
+        engine.given.discard(problem)
         seconds = self._driver.result_s if finished else self._driver.take_s
         self._driver_s += seconds
-        engine.given.discard(problem)
+        if finished:
+            waited_s = self._now_s - came_s
+            self._waited_s += waited_s
+            self._longest_wait_s = max(self._longest_wait_s, waited_s)
 
         def ends() -> None:
             if finished:
