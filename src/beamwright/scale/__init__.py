@@ -2,3 +2,15 @@
 
 Ray does placement and failures; here is who takes which problem. Trees are those of one process.
 """
+
+from typing import TYPE_CHECKING
+
+from beamwright.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from beamwright.scale.cluster import Cluster
+    from beamwright.scale.ray_solving import OnRay
+
+__all__ = ["Cluster", "OnRay"]
+
+__getattr__ = lazy_names(__name__, {"Cluster": "cluster", "OnRay": "ray_solving"})

@@ -17,7 +17,8 @@ from beamwright.errors import BeamwrightError
 from beamwright.evaluate.run import InFlight, Solved
 from beamwright.scale.cluster import Cluster
 from beamwright.scale.ray_cluster import RayCluster, last_line
-from beamwright.scale.replica import FarError, Replica
+from beamwright.scale.replica import FarError, FarSolution, Replica, WholeSolution
+from beamwright.solver.solution import Solution
 
 MOST_DEATHS = 3
 """Of a problem's replica, before the run ends: it is presumably the problem that kills them."""
@@ -29,7 +30,8 @@ _CANDIDATES = 256
 _CANDIDATES_DECOUPLED = 1024
 """The same where an engine begins as many as its passes have room for."""
 
-Problem = tuple[str | int, str]
+Problem = tuple[str | int, str] | tuple[str | int, str, dict[str, Any]]
+"""Its id, its text, and options of its own."""
 
 
 @dataclass(eq=False)
@@ -41,10 +43,13 @@ class _Worker:
 
 
 class RaySolving:
-    """A `SolveMany` over a cluster. Use as a context: it ends what it has begun."""
+    """A `SolveMany` over a cluster. Use as a context: it ends what it has begun.
 
-    def __init__(self, settings: Settings, cluster: Cluster) -> None:
-        self._settings = settings
+    whole: solutions come with their trees.
+    """
+
+    def __init__(self, settings: Settings, cluster: Cluster, *, whole: bool = False) -> None:
+        self._settings, self._whole = settings, whole
         self._cluster = RayCluster(cluster, settings.model)
         self._ray = self._cluster.ray
         self._workers: list[_Worker] = []
@@ -90,7 +95,7 @@ class RaySolving:
             if len(worker.given) >= most:
                 return
             problem = queue.popleft()
-            worker.given[worker.actor.solve.remote(*problem)] = problem
+            worker.given[worker.actor.solve.remote(*problem, whole=self._whole)] = problem
         if any(not worker.given for worker in self._workers):
             busiest = max(self._workers, key=lambda each: len(each.given))
             if len(busiest.given) > 1:
@@ -111,12 +116,12 @@ class RaySolving:
         if outcome is None:
             queue.append(problem)
         else:
-            yield problem[0], outcome.error() if isinstance(outcome, FarError) else outcome
+            yield problem[0], _arrived_here(outcome)
 
     def _replace(self, worker: _Worker, queue: deque[Problem], error: Exception) -> None:
         """Somebody else solves what it had; what it had finished has been taken before."""
         lost = list(worker.given.values())
-        self._deaths.update(problem_id for problem_id, _ in lost)
+        self._deaths.update(problem[0] for problem in lost)
         for problem_id, count in self._deaths.items():
             if count >= MOST_DEATHS:
                 raise BeamwrightError(
@@ -178,3 +183,25 @@ class RaySolving:
             candidates = _CANDIDATES_DECOUPLED if decoupled else _CANDIDATES
             return max(2, -(-candidates // self._settings.search.n))
         return in_flight + max(1, in_flight // 4)
+
+
+def _arrived_here(outcome: FarSolution | WholeSolution | FarError) -> Solved | BeamwrightError:
+    if isinstance(outcome, FarError):
+        return outcome.error()
+    return outcome.solution() if isinstance(outcome, WholeSolution) else outcome
+
+
+class OnRay(Cluster):
+    """Where `Solver.solve_many(ray=OnRay(...))` has its problems solved.
+
+    Solutions are whole, with their trees, and those of one process.
+    """
+
+    def __call__(
+        self, settings: Settings, problems: Sequence[Problem], in_flight: int | None, /
+    ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]:
+        """As they end; see `solver.spread.Spreads`."""
+        with RaySolving(settings, self, whole=True) as spread:
+            for problem_id, outcome in spread(problems, in_flight=in_flight or "auto"):
+                assert isinstance(outcome, Solution | BeamwrightError)
+                yield problem_id, outcome

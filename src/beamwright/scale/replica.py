@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from beamwright import errors
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, NotFiniteError
 from beamwright.plugins import load_all
+from beamwright.scale.mirror import Changes, Mirror, TreeNews
 from beamwright.solver.handle import Handle
+from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 
 _SIMPLE = (InputError, NotFiniteError)  # told by their line alone
@@ -63,7 +66,27 @@ class FarError:
         return found
 
 
-Outcome = FarSolution | FarError | None
+@dataclass(frozen=True)
+class WholeSolution:
+    """A solution with its tree, as they cross processes. bare: without it."""
+
+    bare: Solution
+    tree: TreeNews
+
+    @classmethod
+    def of(cls, solution: Solution) -> WholeSolution:
+        """Its tree holds no KV any more."""
+        bare = replace(solution, tree=solution.tree.bare())
+        return cls(bare, Changes().of_end(solution.tree))
+
+    def solution(self) -> Solution:
+        """The same again."""
+        mirror = Mirror()
+        mirror.hear(self.tree)
+        return replace(self.bare, tree=mirror.tree)
+
+
+Outcome = FarSolution | WholeSolution | FarError | None
 """None for a problem that was given back before it had begun."""
 
 
@@ -82,26 +105,37 @@ class Replica:
         load_all(plugins)
         self._solver = Solver(Settings.model_validate(settings))
         self._solver.most_submitted = in_flight
-        self._handles: dict[str | int, Handle] = {}
-        self._given_back: set[str | int] = set()
+        self._numbers = count()
+        self._handles: dict[int, Handle] = {}
+        self._given_back: set[int] = set()
         self._lock = threading.Lock()
 
     def ready(self) -> bool:
         """True once the models are loaded."""
         return True
 
-    def solve(self, problem_id: str | int, problem: str) -> Outcome:
-        """Solve it beside the others; waits. By any thread."""
+    def solve(
+        self,
+        problem_id: str | int,
+        problem: str,
+        options: dict[str, Any] | None = None,
+        *,
+        whole: bool = False,
+    ) -> Outcome:
+        """Solve it beside the others; waits. By any thread. whole: with its tree."""
         with self._lock:
-            self._given_back.discard(problem_id)  # it may come again
-            handle = self._handles[problem_id] = self._solver.submit(problem, problem_id=problem_id)
+            number = next(self._numbers)
+            handle = self._solver.submit(problem, problem_id=problem_id, **(options or {}))
+            self._handles[number] = handle
         try:
-            return FarSolution(handle.result().to_json())
+            found = handle.result()
+            return WholeSolution.of(found) if whole else FarSolution(found.to_json())
         except BeamwrightError as error:
-            return None if problem_id in self._given_back else FarError.of(error)
+            return None if number in self._given_back else FarError.of(error)
         finally:
             with self._lock:
-                del self._handles[problem_id]
+                del self._handles[number]
+                self._given_back.discard(number)
 
     def give_back(self, most: int) -> int:
         """Let go of so many problems that have not begun, those that came last; returns how many.

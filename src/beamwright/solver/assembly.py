@@ -5,7 +5,7 @@ Everything that is loaded or allocated once, in the order in which the one memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +20,7 @@ from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
 from beamwright.models import HostOptions, LoadedModel, SharedBytes, TreeModel, load_model
+from beamwright.models.decoder import Decoder
 from beamwright.models.device_memory import cap_memory, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
@@ -28,7 +29,8 @@ from beamwright.remote import FarGenerator, ServedSchedule, find_generator
 from beamwright.runtime.executor import StepWriter
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.payoff import Payoff
-from beamwright.runtime.threads import Threads
+from beamwright.runtime.selftest import threads_agree
+from beamwright.runtime.threads import GiveWay, Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
@@ -247,6 +249,22 @@ def _verifier_source(
         found = resolve_verifier(model)
     check_device(device)  # the current one again
     return found
+
+
+def give_way(
+    threads: Threads,
+    kinds: Sequence[tuple[Decoder, AttentionBackend]],
+    decoders: Sequence[Decoder],
+) -> None:
+    """Let large models leave cores to other processes, where that changes no bits.
+
+    kinds: the first of each kind of models, and what it attends with.
+    """
+    if not threads.gives_way or any(decoder.device.type != "cpu" for decoder in decoders):
+        return
+    if all(threads_agree(*kind, threads.count) for kind in kinds):
+        for decoder in decoders:
+            decoder.before_layer = GiveWay(threads.count)
 
 
 @contextmanager

@@ -20,26 +20,26 @@ from beamwright.conversation import Problem
 from beamwright.decode.sampling import stats_read_by
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import TextCodec
-from beamwright.models.decoder import Decoder
 from beamwright.progress import Progress
-from beamwright.protocols import AttentionBackend, RoundCallback, Strategy
+from beamwright.protocols import RoundCallback, Strategy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import check_stops
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.runtime.resume import restore_kv
-from beamwright.runtime.selftest import batches_are_exact, threads_agree, unlike
-from beamwright.runtime.threads import GiveWay, threads_for
+from beamwright.runtime.selftest import batches_are_exact, unlike
+from beamwright.runtime.threads import threads_for
 from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
 from beamwright.solver import calls, own
-from beamwright.solver.assembly import Machinery, assemble
+from beamwright.solver.assembly import Machinery, assemble, give_way
 from beamwright.solver.flights import Arrivals, Flight, Flights, Listed, Outcome
 from beamwright.solver.handle import Handle, Service
 from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions, with_options
 from beamwright.solver.own import Request
 from beamwright.solver.scores import check_scores_kept, keep_scores
 from beamwright.solver.solution import Solution
+from beamwright.solver.spread import Spreads, check_spread, in_order
 from beamwright.solver.writer import make_writer
 from beamwright.verify import declared_verifier
 
@@ -104,7 +104,7 @@ class Solver:
         with self.threads.in_use():
             kinds = unlike(decoders, parts.backends)
             self.exact = all(batches_are_exact(*each) for each in kinds)
-            self._give_way(kinds, decoders)
+            give_way(self.threads, kinds, decoders)
             named, count = self.settings.schedule.score_cache, self.threads.count
             self._scores = keep_scores(named, self.verifier, count, exact=self.exact)
         self._machinery = Machinery(
@@ -116,17 +116,6 @@ class Solver:
             self.timeline,
             self.progress,
         )
-
-    def _give_way(
-        self, kinds: Sequence[tuple[Decoder, AttentionBackend]], decoders: Sequence[Decoder]
-    ) -> None:
-        """Let large models leave cores to other processes, where that changes no bits."""
-        most = self.threads.count
-        if not self.threads.gives_way or any(d.device.type != "cpu" for d in decoders):
-            return
-        if all(threads_agree(*kind, most) for kind in kinds):
-            for decoder in decoders:
-                decoder.before_layer = GiveWay(most)
 
     __signature__ = with_options(__init__)
 
@@ -270,6 +259,7 @@ class Solver:
         *,
         in_flight: None = None,
         on_round: RoundCallback | None = None,
+        ray: Spreads | None = None,
         **options: Unpack[ProblemOptions],
     ) -> list[Solution | BeamwrightError]: ...
 
@@ -280,6 +270,7 @@ class Solver:
         *,
         in_flight: int | Literal["auto"],
         on_round: RoundCallback | None = None,
+        ray: Spreads | None = None,
         **options: Unpack[ProblemOptions],
     ) -> Iterator[tuple[str | int, Solution | BeamwrightError]]: ...
 
@@ -289,6 +280,7 @@ class Solver:
         *,
         in_flight: int | Literal["auto"] | None = None,
         on_round: RoundCallback | None = None,
+        ray: Spreads | None = None,
         **options: Unpack[ProblemOptions],
     ) -> list[Solution | BeamwrightError] | Iterator[tuple[str | int, Solution | BeamwrightError]]:
         """Solve several problems with their trees in flight together.
@@ -301,6 +293,7 @@ class Solver:
         (id, solution) as they finish; the next problem begins as soon as one has ended. Until it is
         exhausted or closed the solver is in use.
         options: of these problems, in the place of the solver's own.
+        ray: engines elsewhere that solve them instead (`scale.OnRay`), so many at a time in each.
 
         A problem's own error takes its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores
@@ -314,6 +307,9 @@ class Solver:
         if most is not None and most < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
         flights = {self._asked_flight(each, on_round): place for place, each in enumerate(given)}
+        if ray is not None:
+            far = ray(self._asked, check_spread(self._own, given, on_round), most)
+            return far if in_flight is not None else in_order(given, far)
         if in_flight is None:
             found = self._serve(Listed(flights), max(1, len(given)))
             outcomes = {flights[flight]: outcome for flight, outcome in found}

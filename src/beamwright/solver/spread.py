@@ -1,0 +1,56 @@
+"""`solve_many(ray=...)`: problems that engines elsewhere solve, as this one would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from beamwright.config import Settings
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.protocols import RoundCallback
+from beamwright.solver.calls import Asked
+from beamwright.solver.flights import Outcome
+from beamwright.solver.own import OwnParts
+from beamwright.solver.solution import Solution
+
+FarProblem = tuple[str | int, str, dict[str, Any]]
+
+
+class Spreads(Protocol):
+    """Has problems solved by engines elsewhere, such as `scale.OnRay`."""
+
+    def __call__(
+        self, settings: Settings, problems: Sequence[FarProblem], in_flight: int | None, /
+    ) -> Iterator[tuple[str | int, Outcome]]:
+        """(id, outcome) as they end. in_flight: in each engine, None for what keeps it busy."""
+        ...
+
+
+def check_spread(
+    own: OwnParts, given: Sequence[Asked], on_round: RoundCallback | None
+) -> list[FarProblem]:
+    """The problems as they are sent, those of a larger priority first.
+
+    Raises:
+        InputError: for what cannot be sent: objects of the user's own, and two of one id.
+    """
+    if own != OwnParts():
+        raise InputError("ray: a strategy, schedule, verifier or stop goes by name, from a plugin")
+    if on_round is not None:
+        raise InputError("ray: rounds are not told of; trees are in the solutions")
+    for each in given:
+        for name, value in each.options.items():
+            if callable(value) or callable(getattr(value, "select", None)):
+                raise InputError(f"ray: {name}: goes by name, from a plugin")
+    if len({each.problem_id for each in given}) < len(given):
+        raise InputError("ray: every problem needs an id of its own")
+    ordered = sorted(given, key=lambda each: -each.priority)
+    return [(each.problem_id, each.text, each.options) for each in ordered]
+
+
+def in_order(
+    given: Sequence[Asked], ended: Iterator[tuple[str | int, Outcome]]
+) -> list[Solution | BeamwrightError]:
+    """Outcomes in the order of the problems, when all have ended."""
+    by_id = dict(ended)
+    return [by_id[each.problem_id] for each in given]
