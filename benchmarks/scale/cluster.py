@@ -175,9 +175,8 @@ class Case:
         return random.Random(1).choices(self.found.work_s, k=problems)
 
     def replicas(self, count: int, in_flight: int, held: int | None = None) -> Replicas:
-        given = in_flight + max(1, in_flight // 4) if held is None else held
         speeds = self.found.speeds[:in_flight]
-        return Replicas(count, given, speeds, self.args.start, self.args.message)
+        return Replicas(count, held or in_flight, speeds, self.args.start, self.args.message)
 
     def run(
         self,

@@ -1,8 +1,9 @@
 """Problems spread over Ray's actors: an engine in each, work that is taken and not dealt.
 
-The driver gives every replica a few problems more than it can begin, and gives it another one
-whenever one has ended. Where nothing is left to give, whoever has nothing takes what others have
-not begun. A replica that dies has its problems solved by others, each of them once.
+With `--in-flight auto` the driver gives every replica a few problems more than it begins, and it
+gives another one whenever one has ended. Where nothing is left to give, whoever has nothing takes
+what others have not begun. A replica that dies has its problems solved by others, each of them
+once.
 """
 
 from __future__ import annotations
@@ -177,12 +178,12 @@ class RaySolving:
             raise BeamwrightError(f"a replica could not be started: {last_line(error)}") from error
 
     def _most_given(self, in_flight: InFlight) -> int:
-        """More than are in flight there: the next one begins while the driver hears of the last."""
+        """What is given beyond what is in flight waits there while others run dry."""
         if in_flight == "auto":
             decoupled = self._settings.schedule.explore == "decoupled"
             candidates = _CANDIDATES_DECOUPLED if decoupled else _CANDIDATES
             return max(2, -(-candidates // self._settings.search.n))
-        return in_flight + max(1, in_flight // 4)
+        return in_flight
 
 
 def _arrived_here(outcome: FarSolution | WholeSolution | FarError) -> Solved | BeamwrightError:
