@@ -102,7 +102,7 @@ def speaking(codec, *, ids=True, extras=True, names=True, includes=True, then=No
 
     def answer(body):
         if not ids and isinstance(body["prompt"], list):
-            return refuses("prompt: a string is expected")
+            return refuses("prompt: a string is expected", 500)  # as llama-cpp-python has it
         if not extras and "return_token_ids" in body:
             return refuses("return_token_ids: extra fields are not permitted", 422)
         if body["max_tokens"] != 4:

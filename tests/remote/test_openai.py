@@ -165,6 +165,16 @@ def test_a_text_is_left_where_it_stops(codec, source_of):
     assert written.logprobs == (-0.25,)
 
 
+def test_a_text_that_breaks_off_is_no_end(codec, source_of):
+    """Some servers drop a request for the next one; it is asked again."""
+    whole = [piece("one"), piece(" two", finish_reason="stop")]
+    replies = [iter(whole[:1]), iter(whole)]
+    with speaking(codec, extras=False, names=False, then=lambda body: replies.pop(0)) as server:
+        reply = answered(source_of(server), question(codec))
+    assert reply.written[0].text == "one two"
+    assert reply.tries == 2
+
+
 @pytest.mark.parametrize(("reason", "ended"), [("length", "length"), ("stop", "eos")])
 def test_a_text_that_ends_by_itself(codec, source_of, reason, ended):
     events = [piece("one"), piece(" two", finish_reason=reason)]

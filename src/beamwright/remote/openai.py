@@ -28,7 +28,7 @@ MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _CONNECT_S, _READ_S, _KEPT_S = 10.0, 600.0, 2.0  # servers hang up after five idle seconds
 _PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # may go well the next time
-_MISUNDERSTOOD = (400, 404, 422)
+_MISUNDERSTOOD = (400, 404, 422, 500)  # llama-cpp-python says 500
 
 
 class _Refused(Exception):
@@ -92,7 +92,8 @@ class OpenAISource:
     def close(self) -> None:
         """Close all connections, and end the thread."""
         if self._thread is not None:
-            self._end()
+            self._stop()
+            self._thread.join()
             self._thread = None
 
     # --- in the event loop -------------------------------------------------------------------
@@ -152,7 +153,7 @@ class OpenAISource:
     ) -> Written:
         """A text as it is written, up to its first stop."""
         text, logprobs = "", list[float]()
-        ended: Literal["stop", "eos", "length"] = "eos"
+        ended: Literal["stop", "eos", "length"] | None = None
         async with client.stream("POST", "completions", json=body) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
@@ -167,12 +168,15 @@ class OpenAISource:
                 for choice in event.get("choices") or ():
                     text += str(choice.get("text") or "")
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
-                    if choice.get("finish_reason") == "length":
-                        ended = "length"
+                    reason = choice.get("finish_reason")
+                    if reason is not None:
+                        ended = "length" if reason == "length" else "eos"
                 end = _first_end(text, asked.stops)
                 if end is not None:
                     text, ended = text[:end], "stop"
                     break
+        if ended is None:  # the server has dropped it; what is there is no step
+            raise httpx.RemoteProtocolError("the text broke off")
         return Written(text, None, tuple(logprobs), ended)
 
     # --- what it is --------------------------------------------------------------------------
@@ -262,7 +266,7 @@ class OpenAISource:
         if self._thread is None:
             self._thread = _LoopThread(self._model.place, self._key)
             # Nobody need close what was never begun, or has failed at its start.
-            self._end = weakref.finalize(self, self._thread.close)
+            self._stop = weakref.finalize(self, self._thread.stop)
         return self._thread
 
 
@@ -277,7 +281,7 @@ class _LoopThread:
             limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
         self._loop = asyncio.new_event_loop()
-        self._work = threading.Thread(target=self._loop.run_forever, name="remote", daemon=True)
+        self._work = threading.Thread(target=self._run, name="remote", daemon=True)
         self._work.start()
 
     def run(self, coroutine: Any) -> Any:
@@ -288,11 +292,18 @@ class _LoopThread:
         """Soon."""
         self._loop.call_soon_threadsafe(function, *of)
 
-    def close(self) -> None:
-        """Returns when nothing runs any more."""
-        self.run(self._end())
+    def stop(self) -> None:
+        """Soon nothing runs any more. Waits for nothing: garbage collection may call it anywhere,
+        in the middle of an import too."""
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def join(self) -> None:
+        """Returns when it has stopped."""
         self._work.join()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._end())
         self._loop.close()
 
     async def _end(self) -> None:
