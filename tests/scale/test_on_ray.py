@@ -62,3 +62,27 @@ def test_a_problem_that_fails_far_away_fails_alone(cluster, solver):
 def test_what_cannot_be_sent_is_refused(solver, problems, options, said):
     with pytest.raises(InputError, match=said):
         solver.solve_many(problems, ray=OnRay(replicas=1), **options)
+
+
+@pytest.mark.filterwarnings("default")
+def test_trees_of_an_evaluation_are_pages_here(cluster, tmp_path, monkeypatch):
+    from contextlib import ExitStack
+
+    from beamwright import Settings
+    from beamwright.cli.eval_ray import solving_far
+    from beamwright.cli.views import TreePages
+    from beamwright.evaluate import load_problems
+    from beamwright.scale.cluster import Cluster
+
+    problems = load_problems("bundled:test", 2).problems
+    pages = TreePages(tmp_path / "trees", problems[:1])
+    settings = Settings.build(model="bundled", **OPTIONS)
+    with ExitStack() as stack:
+        solve_many = solving_far(settings, Cluster(None, 1), pages, stack)
+        pairs = [(each.unique_id, each.problem) for each in problems]
+        found = dict(solve_many(pairs, in_flight="auto"))
+    assert len(found) == 2
+    assert pages.failure is None
+    (page,) = (tmp_path / "trees").iterdir()
+    assert found[problems[0].unique_id].tree_hash[:8]
+    assert "<html" in page.read_text()

@@ -156,8 +156,6 @@ def evaluate(
     if trees is not None and out is None:
         raise InputError("--trees needs --out DIR to write to")
     cluster = find_cluster(ray, replicas, replica_cores, invocation.plugins)
-    if trees is not None and cluster is not None:
-        raise InputError("--trees does not go with --ray: trees stay where they grow")
     recipe = read_recipe(recipe_file, invocation.given)
     for note in recipe.notes:
         typer.echo(one_line(f"{recipe_file}: {note}"), err=True)
@@ -228,7 +226,7 @@ def _evaluate(named: NamedSettings, work: _Work) -> dict[str, Any]:
         if work.cluster is None:
             solve_many = _solving(named.settings, pages, stack, status)
         else:
-            solve_many = solving_far(named.settings, work.cluster, stack)
+            solve_many = solving_far(named.settings, work.cluster, pages, stack)
         options = RunOptions(out, work.in_flight, on_record)
         try:
             report = run(work.problem_set, solve_many, named.settings, options, work.checker)

@@ -16,6 +16,7 @@ from beamwright.evaluate import SolveMany
 from beamwright.evaluate.run import InFlight, Solved
 
 if TYPE_CHECKING:
+    from beamwright.cli.views import TreePages
     from beamwright.scale.cluster import Cluster
 
 _MOST_CHECKERS = 16  # each takes 63 MB
@@ -67,16 +68,23 @@ def checker_processes(cluster: Cluster | None) -> int:
     return max(2, min(_MOST_CHECKERS, (os.cpu_count() or 1) - 1))
 
 
-def solving_far(settings: Settings, cluster: Cluster, stack: ExitStack) -> SolveMany:
-    """Solves on a cluster; loads at the first unfinished problem."""
+def solving_far(
+    settings: Settings, cluster: Cluster, pages: TreePages | None, stack: ExitStack
+) -> SolveMany:
+    """Solves on a cluster; loads at the first unfinished problem. pages: of the trees it writes."""
 
     def solve_many(
         problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
         with first_import("torch"):
             from beamwright.scale.ray_solving import RaySolving
+            from beamwright.solver.solution import Solution
 
-        spread = stack.enter_context(RaySolving(settings, cluster))
-        yield from spread(problems, in_flight=in_flight)
+        whole = pages is not None
+        spread = stack.enter_context(RaySolving(settings, cluster, whole=whole))
+        for problem_id, outcome in spread(problems, in_flight=in_flight):
+            if pages is not None and isinstance(outcome, Solution):
+                pages.write([outcome])  # what fails there is reported at the end
+            yield problem_id, outcome
 
     return solve_many

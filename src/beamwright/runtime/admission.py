@@ -20,6 +20,9 @@ from beamwright.runtime.tree_run import TreeRun
 USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""
 
+FAR_ROWS = 256
+"""The same of a generator elsewhere, which has a batch, memory and a queue of its own."""
+
 _MOST_ROWS = 512
 _CALL_SHARE = 0.1  # of a pass: what it takes whatever is in it
 _LEAST_PASSES = 64
@@ -29,13 +32,15 @@ _LEAST_PASSES = 64
 class Admission:
     """A place for one more, or none.
 
-    in_flight: problems at a time at most; None for as many as there is work for.
+    in_flight: problems at a time at most; None for as many as there is work for. usual_rows:
+    candidates of all problems together that keep the generator busy.
     """
 
     settings: ScheduleSettings
     in_flight: int | None
     stores: Sequence[Residency]
     payoff: Payoff
+    usual_rows: int = USUAL_ROWS
     _filling: bool = field(default=True, init=False)
     _largest_tokens: int = field(default=0, init=False)
     _before: frozenset[TreeRun] = field(default=frozenset(), init=False)
@@ -62,8 +67,8 @@ class Admission:
         if self.in_flight is not None and len(sizes) >= self.in_flight:
             return True
         if self.settings.explore != "decoupled":
-            return self.in_flight is None and sum(sizes) >= USUAL_ROWS
-        if sum(sizes) < USUAL_ROWS:
+            return self.in_flight is None and sum(sizes) >= self.usual_rows
+        if sum(sizes) < self.usual_rows:
             return False
         return num_open >= self.most_rows or (self.in_flight is None and not self._fits(len(sizes)))
 
@@ -72,9 +77,9 @@ class Admission:
         """Rows of which a pass's own cost is a tenth; as usual until that is known (N_LLM)."""
         passes = self.payoff.decoding
         if not passes.several or passes.calls < _LEAST_PASSES:
-            return USUAL_ROWS
+            return self.usual_rows
         rows = (1 / _CALL_SHARE - 1) * passes.of_a_call / max(passes.of_a_step, 1e-12)
-        return round(min(_MOST_ROWS, max(USUAL_ROWS, rows)))
+        return round(min(_MOST_ROWS, max(self.usual_rows, rows)))
 
     def _look(self, live: Mapping[TreeRun, int]) -> None:
         """See how large trees become; whenever one has ended, whether KV has had to leave since the

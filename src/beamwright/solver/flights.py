@@ -20,7 +20,7 @@ from beamwright.errors import (
 )
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
-from beamwright.runtime.admission import Admission
+from beamwright.runtime.admission import FAR_ROWS, USUAL_ROWS, Admission
 from beamwright.runtime.choice import Run, make_executor
 from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
@@ -143,7 +143,8 @@ class Flights:
             verify_ahead=settings.verify_ahead == "slack",
         )
         stores = [model.store for model in parts.tree_models]
-        self._admission = Admission(settings, in_flight, stores, payoff)
+        rows = USUAL_ROWS if parts.generator is not None else FAR_ROWS
+        self._admission = Admission(settings, in_flight, stores, payoff, rows)
         self._accounting = accounting
         if parts.moving is not None:
             parts.moving.restart()
