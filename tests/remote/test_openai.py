@@ -165,6 +165,41 @@ def test_a_text_is_left_where_it_stops(codec, source_of):
     assert written.logprobs == (-0.25,)
 
 
+@pytest.mark.parametrize("reason", ["abort", "content_filter"])
+def test_a_stream_that_is_aborted_is_no_end(codec, source_of, reason):
+    events = [piece("half", finish_reason=reason)]
+    with speaking(codec, extras=False, names=False, then=lambda body: iter(events)) as server:
+        reply = answered(source_of(server, tries=2), question(codec))
+    assert isinstance(reply.error, UnavailableError)
+
+
+def test_logprobs_of_a_stream_are_numbers(codec, source_of):
+    events = [
+        piece("a", logprobs={"token_logprobs": [None]}),
+        piece("b", logprobs={"token_logprobs": [-1.0]}, finish_reason="stop"),
+    ]
+    with speaking(codec, extras=False, names=False, then=lambda body: iter(events)) as server:
+        (written,) = answered(source_of(server), question(codec)).written
+    assert written.logprobs == (-1.0,)
+
+
+def test_a_blank_beginning_is_asked_otherwise(codec, source_of):
+    """A model that has nothing to say to the first prompt says something to the second."""
+    with speaking(codec) as server:
+        answer = server.answer
+
+        def blank_at_first(body):
+            if body["prompt"] == codec.encode("1 + 1 ="):
+                return said(choice("", token_ids=[]))
+            return answer(body)
+
+        server.answer = blank_at_first
+        assert source_of(server).dialect.stops is Stops.INCLUDED
+        server.answer = lambda body: said(choice("", token_ids=[]))
+        dialect = source_of(server).dialect
+    assert (dialect.stops, dialect.returns_ids) == (Stops.UNKNOWN, False)
+
+
 def test_a_text_that_breaks_off_is_no_end(codec, source_of):
     """Some servers drop a request for the next one; it is asked again."""
     whole = [piece("one"), piece(" two", finish_reason="stop")]
@@ -210,13 +245,20 @@ def test_what_may_pass_is_tried_again(codec, source_of):
         (lambda body: (200, {"choices": [{"text": 1}, 5]}), 1, "no completion"),
         (lambda body: (200, ["what"]), 1, "no completion"),
         (lambda body: (200, {}), 1, "no completion (KeyError"),
+        (lambda body: said(), 1, "it has no choices"),
+        (lambda body: refuses("it broke", 500), 3, "HTTP 500"),
+        (lambda body: refuses("who are you?", 401), 1, "HTTP 401"),
+        (lambda body: refuses("no such model", 404), 1, "HTTP 404"),
+        (lambda body: said(choice("x", finish_reason="abort")), 3, "'abort'"),
+        (lambda body: said(choice("x", finish_reason="content_filter")), 3, "'content_filter'"),
     ],
 )
 def test_what_does_not_pass_is_the_problems_error(codec, source_of, answer, tries, said_):
     with speaking(codec, then=answer) as server:
         reply = answered(source_of(server, tries=3), question(codec))
-    # What would not pass is of the question, and so of the problem.
-    assert isinstance(reply.error, UnavailableError if tries > 1 else InputError)
+    # What is answered to others, and never to this, is of the question; the rest of the server.
+    ours = any(each in said_ for each in ("400", "no completion", "choices", "500"))
+    assert isinstance(reply.error, InputError if ours else UnavailableError)
     assert said_ in str(reply.error)
     assert server.url in str(reply.error)
     assert len(server.asked) == tries

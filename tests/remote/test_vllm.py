@@ -168,6 +168,13 @@ def test_who_is_given_up_is_aborted(engine, source):
     assert source.wait(0.01) == []
 
 
+def test_a_text_that_it_gave_up_is_no_end(engine, source):
+    source.ask("key", question())
+    engine.outputs.append(output("0", "half", reason="abort", stop=None))
+    (reply,) = source.wait(1.0)
+    assert isinstance(reply.error, UnavailableError)
+
+
 def test_a_dead_engine_fails_everything(engine, source):
     source.ask("one", question())
     source.ask("two", question())

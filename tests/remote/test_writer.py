@@ -195,6 +195,15 @@ def test_tokens_that_nobody_knows_here(codec, tree, steps_of):
     assert isinstance(event, StepFailed)
 
 
+def test_a_reply_without_texts_is_a_failure(tree, steps_of):
+    steps = steps_of()
+    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
+    steps.source.answer(key)
+    (event,) = steps.iterate()
+    assert isinstance(event, StepFailed)
+    assert not steps.busy
+
+
 def test_a_failure_is_of_those_steps_alone(codec, tree, steps_of):
     steps, other = steps_of(), SearchTree("q", tree.root.token_ids, "what?")
     mine, others = tree.expand(tree.root, 2), other.expand(other.root, 2)

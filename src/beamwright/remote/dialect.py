@@ -16,6 +16,7 @@ from typing import Any, Literal
 from beamwright.remote.source import Asked, Written
 
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
+_ENDS = ("stop", "eos", "eos_token", "stop_sequence")
 _STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 
 
@@ -81,20 +82,38 @@ class Dialect:
         if ended == "stop" and isinstance(named, str) and not text.endswith(named):
             text += named
         ids = choice.get("token_ids")
-        logprobs = choice.get("logprobs") or {}
-        values = [float(each) for each in logprobs.get("token_logprobs") or () if each is not None]
-        if not all(map(math.isfinite, values)):
-            raise ValueError("log-probabilities that are no numbers")
         return Written(
             text=text,
             token_ids=None if ids is None else tuple(int(each) for each in ids),
-            logprobs=tuple(values),
+            logprobs=logprobs_of(choice),
             ended=ended,
         )
 
 
+class BrokenOff(Exception):
+    """A text was left in the middle: its server is going, say. The next time it may go well."""
+
+
+def logprobs_of(choice: Mapping[str, Any]) -> tuple[float, ...]:
+    """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
+    found = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+    values = tuple(float(each) for each in found if each is not None)
+    if not all(map(math.isfinite, values)):
+        raise ValueError("log-probabilities that are no numbers")
+    return values
+
+
+def end_of(reason: object) -> Literal["eos", "length"]:
+    """What a `finish_reason` means where no stop string is to be seen; raises BrokenOff."""
+    if reason == "length":
+        return "length"
+    if reason in _ENDS:
+        return "eos"
+    raise BrokenOff(f"a text ended for the reason {reason!r}")
+
+
 def _ended(choice: Mapping[str, Any], stops: Sequence[str]) -> Literal["stop", "eos", "length"]:
-    if choice.get("finish_reason") == "length":
+    if end_of(choice.get("finish_reason")) == "length":
         return "length"
     named = [choice[each] for each in _STOP_FIELDS if isinstance(choice.get(each), str)]
     if named or any(str(choice["text"]).endswith(each) for each in stops):

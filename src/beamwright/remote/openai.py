@@ -20,13 +20,24 @@ import httpx
 from beamwright.config import SamplingSettings
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models import TextCodec
-from beamwright.remote.dialect import Dialect, Stops, stops_shown
+from beamwright.remote.dialect import (
+    BrokenOff,
+    Dialect,
+    Stops,
+    end_of,
+    logprobs_of,
+    stops_shown,
+)
 from beamwright.remote.named import FarModel
 from beamwright.remote.source import Asked, Facts, Reply, Written
 
 MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _CONNECT_S, _READ_S, _KEPT_S = 10.0, 600.0, 2.0  # servers hang up after five idle seconds
+_MOST_HANGS = 2  # of ten minutes each
+_PROMPTS = ("1 + 1 =", "The answer is")
+_BROKEN = 500
+_OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
 _PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # may go well the next time
 _MISUNDERSTOOD = (400, 404, 422, 500)  # llama-cpp-python says 500
 
@@ -110,40 +121,43 @@ class OpenAISource:
 
     async def _answer(self, key: Hashable, asked: Asked) -> None:
         """Put the reply where `wait` finds it, whatever happens."""
-        wait_s, tries = _FIRST_WAIT_S, 0
+        wait_s, tries, most = _FIRST_WAIT_S, 0, self._tries
         while True:
             tries += 1
+            kind: type[BeamwrightError] = UnavailableError
             try:
                 reply = await self._tried(asked)
                 self._replies.put(replace(reply, key=key, tries=tries))
                 return
             except _Refused as error:
-                why, passes = str(error), error.status in _PASSING
+                why, most = str(error), self._tries if error.status in _PASSING else 1
+                # What it answers to others, but never to this, is of the question.
+                kind = UnavailableError if error.status in (*_PASSING, *_OURS) else InputError
+                kind = InputError if error.status == _BROKEN else kind
                 wait_s = max(wait_s, error.retry_after_s or 0.0)
-            except (httpx.HTTPError, json.JSONDecodeError) as error:
-                why, passes = f"{type(error).__name__}: {error}".rstrip(": "), True
+            except httpx.ReadTimeout as error:
+                why, most = _said(error), _MOST_HANGS
+            except (httpx.HTTPError, json.JSONDecodeError, BrokenOff) as error:
+                why, most = _said(error), self._tries
             except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-                why, passes = f"no completion ({type(error).__name__}: {error})", False
-            if not passes or tries >= self._tries:
-                error_ = self._error(why, tries, passes=passes)
-                self._replies.put(Reply(key, tries=tries, error=error_))
+                why, most, kind = f"no completion ({_said(error)})", 1, InputError
+            if tries >= most:
+                self._replies.put(Reply(key, tries=tries, error=self._error(kind, why, tries)))
                 return
             await asyncio.sleep(min(wait_s, _LONGEST_WAIT_S))
             wait_s *= 2
 
-    def _error(self, why: str, tries: int, *, passes: bool) -> BeamwrightError:
-        """What would not pass is of the question: too long a prompt, say."""
+    def _error(self, kind: type[BeamwrightError], why: str, tries: int) -> BeamwrightError:
         times = f" ({tries} tries)" if tries > 1 else ""
-        line = f"the generator at {self._model.place}: {why}{times}"
-        return UnavailableError(line) if passes else InputError(line)
+        return kind(f"the generator at {self._model.place}: {why}{times}")
 
     async def _tried(self, asked: Asked) -> Reply:
         client, body = self._running().client, self.dialect.body(self.name, asked)
         if not self.dialect.streams:
             answer: Mapping[str, Any] = await _post(client, "completions", body)
-            if any(each.get("finish_reason") == "abort" for each in answer["choices"]):
-                raise _Refused(503, "it is shutting down")  # vLLM says 200 then
             choices = sorted(answer["choices"], key=lambda each: int(each.get("index", 0)))
+            if not choices:
+                raise ValueError("it has no choices")
             written = [self.dialect.written(each, asked.stops) for each in choices]
             return _with_usage(answer, written)
         return Reply(None, [await self._read(client, body, asked)])
@@ -167,16 +181,16 @@ class OpenAISource:
                     raise _Refused(500, _message(event))
                 for choice in event.get("choices") or ():
                     text += str(choice.get("text") or "")
-                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                    logprobs += logprobs_of(choice)
                     reason = choice.get("finish_reason")
                     if reason is not None:
-                        ended = "length" if reason == "length" else "eos"
+                        ended = end_of(reason)
                 end = _first_end(text, asked.stops)
                 if end is not None:
                     text, ended = text[:end], "stop"
                     break
         if ended is None:  # the server has dropped it; what is there is no step
-            raise httpx.RemoteProtocolError("the text broke off")
+            raise BrokenOff("the text broke off")
         return Written(text, None, tuple(logprobs), ended)
 
     # --- what it is --------------------------------------------------------------------------
@@ -224,24 +238,29 @@ class OpenAISource:
             # Not read as it is written, for now; what ends a text is seen below.
             plain = replace(way, stops=Stops.NAMED)
             try:
-                choice = await self._sample(plain, ())
+                return await self._learned(plain)
             except _Refused as error:
                 if error.status not in _MISUNDERSTOOD:
                     raise
                 refusal = refusal or error
-                continue
-            returns_ids = way.extras and isinstance(choice.get("token_ids"), list)
-            known = replace(plain, returns_ids=returns_ids)
-            text = str(choice["text"])
-            if returns_ids:
-                self._check_tokenizer(text, choice["token_ids"])
-            if not text.strip():
-                return replace(known, stops=Stops.UNKNOWN)
-            stop = text.strip()[0]
-            again = await self._sample(known, (stop,))
-            return replace(known, stops=stops_shown(again, stop))
         assert refusal is not None
         raise refusal
+
+    async def _learned(self, way: Dialect) -> Dialect:
+        """What else is known of a way that it understands; raises _Refused if it does not."""
+        for prompt in _PROMPTS:
+            choice = await self._sample(way, prompt, ())
+            text = str(choice["text"])
+            returns_ids = way.extras and isinstance(choice.get("token_ids"), list)
+            if returns_ids:
+                self._check_tokenizer(text, choice["token_ids"])
+            if text.strip():
+                stop = text.strip()[0]
+                shown = stops_shown(await self._sample(way, prompt, (stop,)), stop)
+                # Texts that are read as they are written are tokenised here.
+                ids = returns_ids and shown is not Stops.UNKNOWN
+                return replace(way, returns_ids=ids, stops=shown)
+        return replace(way, stops=Stops.UNKNOWN)
 
     def _check_tokenizer(self, text: str, token_ids: Sequence[int]) -> None:
         """Raises InputError if what the server wrote is not what its tokens are here."""
@@ -253,11 +272,13 @@ class OpenAISource:
                 f"and they are {here!r} here"
             )
 
-    async def _sample(self, dialect: Dialect, stops: Sequence[str]) -> Mapping[str, Any]:
+    async def _sample(
+        self, dialect: Dialect, prompt: str, stops: Sequence[str]
+    ) -> Mapping[str, Any]:
         """A few tokens, the likeliest ones."""
-        ids = tuple(self._codec.encode("1 + 1 ="))
+        ids = tuple(self._codec.encode(prompt))
         greedy = SamplingSettings(temperature=0.0)
-        asked = Asked(ids, lambda: "1 + 1 =", 1, 0, 4, greedy, tuple(stops))
+        asked = Asked(ids, lambda: prompt, 1, 0, 4, greedy, tuple(stops))
         answer = await _post(self._running().client, "completions", dialect.body(self.name, asked))
         choice: Mapping[str, Any] = answer["choices"][0]
         return choice
@@ -320,6 +341,10 @@ async def _post(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -
         raise _refused(response)
     answer: dict[str, Any] = response.json()
     return answer
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _refused(response: httpx.Response) -> _Refused:

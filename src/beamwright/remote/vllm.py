@@ -101,8 +101,11 @@ class VllmSource:
             self._engine.abort_request(names)
 
     def _reply(self, output: Any) -> Reply:
-        written = [_written(each) for each in sorted(output.outputs, key=lambda each: each.index)]
         key = self._keys.pop(output.request_id, None)
+        reasons = {each.finish_reason for each in output.outputs}
+        if not reasons <= {"stop", "length"}:
+            return Reply(key, error=UnavailableError(f"vLLM: a text ended by {reasons}"))
+        written = [_written(each) for each in sorted(output.outputs, key=lambda each: each.index)]
         return Reply(key, written, len(output.prompt_token_ids), output.num_cached_tokens)
 
 

@@ -243,8 +243,9 @@ class RemoteSteps:
         one by one."""
         for node in question.wanted:
             del self._asked[node]
-        if reply.error is not None:
-            return [StepFailed(node, reply.error) for node in question.wanted]
+        error = reply.error or (None if reply.written else UnavailableError("nothing was written"))
+        if error is not None:
+            return [StepFailed(node, error) for node in question.wanted]
         found = list(zip(question.nodes, reply.written, strict=False))
         missing = [node for node in question.nodes[len(found) :] if node is not None]
         if missing:

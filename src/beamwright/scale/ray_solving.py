@@ -106,9 +106,10 @@ class RaySolving:
     def _taken(
         self, worker: _Worker, ref: Any, queue: deque[Problem]
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
+        lost = self._ray.exceptions
         try:
             outcome = self._ray.get(ref)
-        except self._ray.exceptions.RayActorError as error:
+        except (lost.RayActorError, lost.ObjectLostError) as error:
             self._replace(worker, queue, error)
             return
         except self._ray.exceptions.RayTaskError as error:
@@ -131,6 +132,7 @@ class RaySolving:
                 ) from error
         queue.extendleft(reversed(lost))
         self._workers.remove(worker)
+        self._ray.kill(worker.actor)  # it may be there, and its node's objects not
         self._come()
 
     def _come(self) -> None:
