@@ -37,6 +37,9 @@ Some KB of host memory each before the first token. Repeated sampling goes to 10
 (arXiv 2407.21787).
 """
 
+ELSEWHERE = ("openai:", "vllm:")
+"""What names of generators begin with that a server, or an engine of its own, runs (`remote`)."""
+
 Explore = Literal["lockstep", "continuous", "decoupled"]
 """How several problems in flight share the device, see `runtime.admission` and `runtime.engine`."""
 
@@ -108,7 +111,7 @@ class ModelSettings(OpenSection):
     @property
     def runs_elsewhere(self) -> bool:
         """The generator is a server's, or an engine's of its own (`remote`)."""
-        return self.model.startswith(("openai:", "vllm:"))
+        return self.model.startswith(ELSEWHERE)
 
     @property
     def default_verifier(self) -> str:

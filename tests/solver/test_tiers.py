@@ -11,7 +11,6 @@ import engines
 import fakes
 from beamwright.config import Settings
 from beamwright.cost import Storage
-from beamwright.decode import RunningBatch
 from beamwright.errors import CapacityError
 from beamwright.kv import StreamLink
 from beamwright.layerwise import LayeredStore
@@ -123,19 +122,6 @@ def layerwise_peak(solver_of):
         return solution.kv.device_peak_bytes
 
     return of
-
-
-@pytest.fixture
-def parked(monkeypatch):
-    """Rows that were parked, in order."""
-    found, real = [], RunningBatch._preempt
-
-    def spy(self, row):
-        found.append(row)
-        real(self, row)
-
-    monkeypatch.setattr(RunningBatch, "_preempt", spy)
-    return found
 
 
 # --- the covering array ----------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from beamwright.config import ModelSettings
+from beamwright.config import ELSEWHERE, ModelSettings
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.hf_config import check_counts, shape_from_config, supported
 from beamwright.models.json_file import read_object
@@ -29,7 +29,7 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
     Raises:
         InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
     """
-    if spec.startswith(("openai:", "vllm:")):
+    if spec.startswith(ELSEWHERE):
         raise InputError(f"{_option(role)} {written or spec}: this needs the model itself, here")
     if spec in ("bundled", "bundled:strong"):
         return _BUNDLED / (role if spec == "bundled" else "verifier")

@@ -19,8 +19,7 @@ _PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches wi
 
 @dataclass(frozen=True)
 class FarGenerator:
-    """context: most tokens of a path. token_ids: it says which tokens it drew; otherwise its texts
-    are tokenised here."""
+    """codec: of the same tokenizer. context: most tokens of a path."""
 
     source: Source
     codec: TextCodec
@@ -33,7 +32,7 @@ class FarGenerator:
 
     @property
     def token_ids(self) -> bool:
-        """It says which tokens it drew."""
+        """It says which tokens it drew; otherwise its texts are tokenised here."""
         return self.source.facts.token_ids
 
 

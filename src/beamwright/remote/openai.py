@@ -36,10 +36,10 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _CONNECT_S, _READ_S, _KEPT_S = 10.0, 600.0, 2.0  # servers hang up after five idle seconds
 _MOST_HANGS = 2  # of ten minutes each
 _PROMPTS = ("1 + 1 =", "The answer is")
-_BROKEN = 500
+_BROKEN = 500  # by the question, if it stays so
 _OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
-_PASSING = (408, 409, 425, 429, 500, 502, 503, 504)  # may go well the next time
-_MISUNDERSTOOD = (400, 404, 422, 500)  # llama-cpp-python says 500
+_PASSING = (408, 409, 425, 429, 502, 503, 504)  # may go well the next time
+_MISUNDERSTOOD = (400, 404, 422, _BROKEN)  # llama-cpp-python says 500
 
 
 class _Refused(Exception):
@@ -130,10 +130,10 @@ class OpenAISource:
                 self._replies.put(replace(reply, key=key, tries=tries))
                 return
             except _Refused as error:
-                why, most = str(error), self._tries if error.status in _PASSING else 1
+                why = str(error)
+                most = self._tries if error.status in (*_PASSING, _BROKEN) else 1
                 # What it answers to others, but never to this, is of the question.
                 kind = UnavailableError if error.status in (*_PASSING, *_OURS) else InputError
-                kind = InputError if error.status == _BROKEN else kind
                 wait_s = max(wait_s, error.retry_after_s or 0.0)
             except httpx.ReadTimeout as error:
                 why, most = _said(error), _MOST_HANGS
@@ -178,7 +178,7 @@ class OpenAISource:
                     continue
                 event = json.loads(data)
                 if "error" in event:
-                    raise _Refused(500, _message(event))
+                    raise _Refused(_BROKEN, _message(event))
                 for choice in event.get("choices") or ():
                     text += str(choice.get("text") or "")
                     logprobs += logprobs_of(choice)

@@ -11,12 +11,10 @@ from typing import Any
 
 from beamwright.config import Settings
 from beamwright.conversation import Problem, RawPrompt
-from beamwright.decode.sampling import stats_read_by
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime.limits import check_stops
 from beamwright.runtime.prompts import Prompts, with_system_prompt
 from beamwright.scale.searcher import Facts
 from beamwright.solver import own
@@ -46,15 +44,13 @@ class Front:
     def requested(self, options: dict[str, Any], facts: Facts) -> Request:
         """What is asked with these options. facts: of the engines."""
         request = own.changed(self._asked, OwnParts(), options) if options else self._request
-        settings = request.settings
-        check_stops(settings.stop, settings.search, probabilities=facts.probabilities)
-        self._prompts.check_turns(request.strategy)
-        missing = stats_read_by(request.strategy) - facts.token_stats
-        if missing:
-            raise InputError(
-                f"search {settings.search.search}: reads {', '.join(sorted(missing))} of every "
-                "token, which these replicas do not keep; start them with this search"
-            )
+        own.check_served(
+            request,
+            self._prompts,
+            probabilities=facts.probabilities,
+            kept=facts.token_stats,
+            whose="these replicas do not keep; start them with this search",
+        )
         return request
 
 

@@ -106,13 +106,13 @@ class RaySolving:
     def _taken(
         self, worker: _Worker, ref: Any, queue: deque[Problem]
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
-        lost = self._ray.exceptions
+        errors = self._ray.exceptions
         try:
             outcome = self._ray.get(ref)
-        except (lost.RayActorError, lost.ObjectLostError) as error:
+        except (errors.RayActorError, errors.ObjectLostError) as error:
             self._replace(worker, queue, error)
             return
-        except self._ray.exceptions.RayTaskError as error:
+        except errors.RayTaskError as error:
             raise BeamwrightError(f"a replica failed: {last_line(error)}") from error
         problem = worker.given.pop(ref)
         if outcome is None:

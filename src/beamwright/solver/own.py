@@ -13,12 +13,14 @@ from typing import Any
 from beamwright.config import SearchSettings, Section, Settings, option_owners
 from beamwright.declare import STOPS, VERIFIERS, make_stops
 from beamwright.decode import Decoding
+from beamwright.decode.sampling import stats_read_by
 from beamwright.errors import InputError
 from beamwright.identity import identity_of
 from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.registry import Table, TableRow
 from beamwright.runtime.limits import StopFunction, StopRule, check_stops
+from beamwright.runtime.prompts import Prompts
 from beamwright.saved.checkpoint import OWN
 from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
@@ -124,6 +126,28 @@ class Request:
     def rule(self) -> StopRule:
         """What may stop the search early."""
         return StopRule(self.settings.stop, self.settings.search, self.stops)
+
+
+def check_served(
+    request: Request, prompts: Prompts, *, probabilities: bool, kept: frozenset[str], whose: str
+) -> None:
+    """See that engines that are loaded can serve a request.
+
+    probabilities: every score of their verifier is one. kept: statistics that they keep of every
+    token; whose: who does, and what to do about it.
+
+    Raises:
+        InputError: if they cannot.
+    """
+    settings = request.settings
+    check_stops(settings.stop, settings.search, probabilities=probabilities)
+    prompts.check_turns(request.strategy)
+    missing = stats_read_by(request.strategy) - kept
+    if missing:
+        raise InputError(
+            f"search {settings.search.search}: reads {', '.join(sorted(missing))} of every token, "
+            f"which {whose}"
+        )
 
 
 def changed(settings: Settings, own: OwnParts, options: dict[str, Any]) -> Request:

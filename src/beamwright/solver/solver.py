@@ -92,7 +92,8 @@ class Solver:
         self.settings = with_system_prompt(request.settings, self._loaded.codec)
         self._request = replace(request, settings=self.settings)
         self._asked = self._asked.model_copy(update={"model": self.settings.model})
-        self._check_votes(self._request)
+        scored = self.verifier.probabilities
+        check_stops(self.settings.stop, self.settings.search, probabilities=scored)
         self._token_stats = stats_read_by(self.verifier, self.strategy)
         self._batch = make_writer(parts, self.settings, self._token_stats, self.progress)
         self._decisive = partial(tree_settings, dtype=parts.dtype)
@@ -373,19 +374,14 @@ class Solver:
         if all(value is None for value in options.values()):
             return self._request
         request = own.changed(self._asked, self._own, options)
-        self._check_votes(request)
-        self._prompts.check_turns(request.strategy)
-        missing = stats_read_by(request.strategy) - self._token_stats
-        if missing:
-            raise InputError(
-                f"search {request.settings.search.search}: reads {', '.join(sorted(missing))} of "
-                "every token, which this Solver does not keep; make one with this search"
-            )
+        own.check_served(
+            request,
+            self._prompts,
+            probabilities=self.verifier.probabilities,
+            kept=self._token_stats,
+            whose="this Solver does not keep; make one with this search",
+        )
         return request
-
-    def _check_votes(self, request: Request) -> None:
-        settings, scored = request.settings, self.verifier.probabilities
-        check_stops(settings.stop, settings.search, probabilities=scored)
 
     def _flight(
         self,
