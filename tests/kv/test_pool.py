@@ -1,8 +1,15 @@
+import gc
+import mmap
+from itertools import pairwise
+
+import numpy as np
 import pytest
 import torch
 
 from beamwright.errors import CapacityError, format_bytes
-from beamwright.kv import BlockPool, ByteBudget, KVLayout
+from beamwright.kv import BlockPool, ByteBudget, KVLayout, Piece
+from beamwright.kv import pool as pools
+from beamwright.kv.streams import merged
 
 
 @pytest.fixture
@@ -102,3 +109,97 @@ def test_budget_peak_and_over_release():
     assert budget.peak_bytes == 30
     with pytest.raises(AssertionError, match="only 30"):
         budget.release(31)
+
+
+# --- page-locked -----------------------------------------------------------------------------
+
+
+class Registry:
+    """CUDA's register of locked memory: a page is in it once. refuses: from so many on."""
+
+    def __init__(self, monkeypatch, refuses=99):
+        self.held, self.refuses, self.stale_errors = {}, refuses, 0
+        monkeypatch.setattr(pools, "_PIECE_BYTES", 1)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch, "ones", self.launch)
+
+    def launch(self, size, device):
+        """A launch reports the last error, and clears it."""
+        stale, self.stale_errors = self.stale_errors, 0
+        if stale:
+            raise RuntimeError("CUDA error: out of memory")
+        return 1
+
+    def cudaHostRegister(self, address, size, flags):
+        assert address % mmap.PAGESIZE == 0
+        if len(self.held) >= self.refuses:
+            self.stale_errors = 1
+            return 2
+        self.held[address] = size
+        return 0
+
+    def cudaHostUnregister(self, address):
+        del self.held[address]
+
+
+def locked(layout, num_blocks=2000):
+    return BlockPool(layout, ByteBudget(num_blocks * layout.bytes_per_block), pinned=True)
+
+
+def test_host_memory_is_locked_as_it_comes_into_use(layout, monkeypatch):
+    registry = Registry(monkeypatch)
+    pool = locked(layout)
+    first = sum(registry.held.values())
+    assert 0 < first < pool.storage.nbytes // 4
+    blocks = pool.allocate(pool.num_blocks // 2)
+    locked_bytes = sum(registry.held.values())
+    assert len(blocks) * layout.bytes_per_block <= locked_bytes < pool.storage.nbytes
+    pool.free(blocks)
+    pool.allocate(len(blocks))
+    assert sum(registry.held.values()) == locked_bytes, "what is locked is used again"
+    ends = sorted((at, at + size) for at, size in registry.held.items())
+    assert all(end == start for (_, end), (start, _) in pairwise(ends))
+    del pool
+    gc.collect()
+    assert registry.held == {}
+
+
+def test_a_block_of_locked_memory_is_in_the_pool_and_no_copy_leaves_its_piece(layout, monkeypatch):
+    registry = Registry(monkeypatch)
+    pool = locked(layout)
+    blocks = pool.allocate(pool.num_blocks)
+    for block in (0, len(blocks) // 2, len(blocks) - 1):
+        pool.block_bytes(block).fill_(block % 251 + 1)
+        assert set(np.frombuffer(pool.storage[block].numpy().tobytes(), np.uint8)) == {
+            block % 251 + 1
+        }
+    target = torch.zeros(pool.storage.nbytes, dtype=torch.uint8).view(len(blocks), -1)
+    size = layout.bytes_per_block
+    pieces = merged([Piece(target[b], pool.block_bytes(b), size) for b in blocks])
+    assert [each.num_bytes for each in pieces] == list(registry.held.values())
+
+
+def test_memory_that_cannot_be_registered_is_pinned_by_torch(layout, monkeypatch):
+    registry, asked = Registry(monkeypatch, refuses=0), []
+    zeros = torch.zeros
+
+    def pinning(*size, pin_memory=False, **options):
+        asked.append(pin_memory)
+        return zeros(*size, **options)
+
+    monkeypatch.setattr(torch, "zeros", pinning)
+    pool = locked(layout)
+    assert (asked, registry.held, registry.stale_errors) == ([True], {}, 0)
+    pool.allocate(3)
+    pool.block_bytes(2).fill_(1)
+    assert pool.storage[2].any()
+    assert not pool.storage[:2].any()
+
+
+def test_memory_that_cannot_be_registered_later_is_used_as_it_is(layout, monkeypatch):
+    registry = Registry(monkeypatch, refuses=2)
+    pool = locked(layout)
+    blocks = pool.allocate(pool.num_blocks)
+    assert (len(registry.held), registry.stale_errors) == (2, 0)
+    pool.block_bytes(blocks[-1]).fill_(1)
+    assert pool.storage[blocks[-1]].any()

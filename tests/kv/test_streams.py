@@ -86,6 +86,23 @@ def test_directions_have_streams_of_their_own_and_times_are_the_host_s(card):
     assert found[1].ran_s()[0] - end == pytest.approx(0.001)
 
 
+def test_times_are_of_an_origin_that_is_never_old(card, monkeypatch):
+    """Times between events are float32: an hour after the first they have steps of 0.25 ms."""
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    streams = CudaStreams(torch.device("cuda"))
+    after = streams.mark()
+    first = streams.copy(Direction.H2D, [], after)
+    now[0] = 100_000.0
+    card.clear()
+    later = streams.copy(Direction.H2D, [], after)
+    origin = next(call for call in card if call[0] == "synchronize")[1]
+    begin = next(call for call in card if call[:2] == ("event", "side0"))[2]
+    assert later.ran_s()[0] == pytest.approx(100_000.0 + (begin - origin) / 1e3, abs=1e-9)
+    assert first.ran_s()[0] == pytest.approx(100.002, abs=1e-9)
+    assert ("event", "side2", origin) in card, "of a stream with nothing in it"
+
+
 def test_a_strided_piece_is_refused(card):
     streams = CudaStreams(torch.device("cuda"))
     strided = torch.zeros(4, 4)[:, 0]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from beamwright.attention import make_attention
 from beamwright.models import precision
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.precision import products_are_invariant, resolve_dtype, why_float32
@@ -49,6 +50,21 @@ def test_what_is_asked_for_is_taken_and_a_card_computes_in_bfloat16():
     for name in ("float32", "float64", "float16", "bfloat16"):
         assert resolve_dtype(name, "cpu", LARGE) == getattr(torch, name)
     assert resolve_dtype("auto", "cuda", SMALL) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "backend"),
+    [((7, 5), torch.float16, "tree"), ((8, 0), torch.bfloat16, "triton-tree")],
+)
+def test_a_card_without_matrix_units_for_bfloat16_computes_in_float16_without_kernels(
+    monkeypatch, capability, dtype, backend
+):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    found = resolve_dtype("auto", "cuda", SMALL)
+    assert found == dtype
+    assert make_attention("auto", torch.device("cuda"), found).name == backend
 
 
 def test_products_that_follow_the_batch_are_found(monkeypatch):

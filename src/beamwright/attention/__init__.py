@@ -10,7 +10,11 @@ from __future__ import annotations
 import torch
 
 from beamwright.attention.dense import DenseAttention
-from beamwright.attention.kernels.choice import triton_version, why_no_kernels
+from beamwright.attention.kernels.choice import (
+    has_matrix_units,
+    triton_version,
+    why_no_kernels,
+)
 from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
@@ -82,6 +86,7 @@ __all__ = [
     "BACKENDS",
     "KERNEL_BACKENDS",
     "check_deterministic",
+    "has_matrix_units",
     "make_attention",
     "triton_version",
     "why_no_kernels",

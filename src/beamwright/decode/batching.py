@@ -62,7 +62,8 @@ class BatchCounts:
     passes in them. admitted: rows that joined, again after a preemption. row_tokens:
     tokens of real rows, speculative ones included. slot_tokens: of all rows that were computed,
     padding included. speculative: rows that were begun before selection had opened their nodes.
-    preempted: rows that had to leave in the middle of their step.
+    preempted: rows that had to leave in the middle of their step. graphs_failed: why steps are not
+    captured after all.
     """
 
     groups: int = 0
@@ -73,6 +74,11 @@ class BatchCounts:
     slot_tokens: int = 0
     preempted: int = 0
     speculative: int = 0
+    graphs_failed: str | None = None
+
+    def no_graphs(self, why: str) -> None:
+        """A capture has failed."""
+        self.graphs_failed = why
 
     def ran(self, num_tokens: int, num_rows: int) -> None:
         """Count an iteration of so many tokens in a batch of so many rows, padding included."""

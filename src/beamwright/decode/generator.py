@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from beamwright.config import Settings
-from beamwright.decode.batching import Batching
+from beamwright.decode.batching import BatchCounts, Batching
 from beamwright.decode.graphs import make_replay
 from beamwright.decode.lengths import StepLengths
 from beamwright.decode.request import Decoding, Decodings
@@ -33,7 +33,8 @@ def make_running_batch(
     grouped: rows begin together whatever the settings say.
     """
     schedule = settings.schedule
-    replay = make_replay(schedule.graphs, model)
+    counts = BatchCounts()
+    replay = make_replay(schedule.graphs, model, counts.no_graphs)
     rows = TensorRows(model, codec, token_stats, replay)
     rows.learn(settings.step)
     default = Decoding(settings.sampling, settings.step, settings.search.seed)
@@ -51,4 +52,5 @@ def make_running_batch(
         Batching.of(schedule, together=grouped),
         WorkingMemory.of(model),
         progress,
+        counts,
     )

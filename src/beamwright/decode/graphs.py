@@ -12,8 +12,10 @@ from typing import Protocol
 import torch
 
 from beamwright.models import FixedBackend, TreeModel
+from beamwright.models.device_memory import is_out_of_memory
 
 Launches = Callable[[], None]
+_REASON_LENGTH = 200
 
 
 class Replay(Protocol):
@@ -22,6 +24,11 @@ class Replay(Protocol):
     @property
     def is_plain(self) -> bool:
         """A step is done when `run` returns, so that looking at its results costs no time."""
+        ...
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory that nothing uses between steps, and nothing else can."""
         ...
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
@@ -44,6 +51,7 @@ class EagerReplay:
     """A `Replay` that calls the step: the specification of the other, and all that a CPU needs."""
 
     is_plain = True
+    idle_bytes = 0
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
         step()
@@ -62,12 +70,16 @@ class CudaGraphReplay:
     The first run of a key is an ordinary one, which compiles kernels and makes library handles; the
     second is captured. Graphs share one pool: a step leaves its results in tensors from outside,
     so nothing in the pool outlives a replay, and replays follow one another on one stream.
+
+    Where a capture fails, nothing is captured any more: steps run plainly, on the same stream.
+    on_failure: hears why.
     """
 
     is_plain = False
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, on_failure: Callable[[str], None]) -> None:
+        self._device, self._on_failure = device, on_failure
+        self._failed = False
         self._side = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
@@ -78,13 +90,20 @@ class CudaGraphReplay:
         if version != self._version:
             self.release()
             self._version = version
-        if key not in self._warm:
-            self._warm_up(step)
-            self._warm.add(key)
+        if key in self._warm and key not in self._graphs and not self._failed:
+            self._try_capture(key, step)
+        if key in self._graphs:
+            self._graphs[key].replay()
             return
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(step)
-        self._graphs[key].replay()
+        self._run_aside(step)
+        self._warm.add(key)
+
+    @property
+    def idle_bytes(self) -> int:
+        """What the graphs' pool holds."""
+        if not self._graphs:
+            return 0
+        return sum(each["total_size"] for each in torch.cuda.memory_snapshot(self._pool))
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -105,12 +124,25 @@ class CudaGraphReplay:
         self._warm.clear()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _warm_up(self, step: Launches) -> None:
+    def _run_aside(self, step: Launches) -> None:
         current = torch.cuda.current_stream(self._device)
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
             step()
         current.wait_stream(self._side)
+
+    def _try_capture(self, key: Hashable, step: Launches) -> None:
+        """No graph if CUDA or torch refuses to capture the step; memory that is short is raised."""
+        current = torch.cuda.current_stream(self._device)
+        try:
+            self._graphs[key] = self._capture(step)
+        except Exception as error:
+            torch.cuda.set_stream(current)  # torch leaves its context half-way
+            torch.cuda.synchronize(self._device)
+            if is_out_of_memory(error):
+                raise
+            self._failed = True
+            self._on_failure(" ".join(str(error).split())[:_REASON_LENGTH] or repr(error))
 
     def _capture(self, step: Launches) -> torch.cuda.CUDAGraph:
         """The launches of a call; none of them runs."""
@@ -123,14 +155,15 @@ class CudaGraphReplay:
         return graph
 
 
-def make_replay(graphs: str, model: TreeModel) -> Replay | None:
+def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> Replay | None:
     """How `--graphs` runs steps with this model; None: as plain calls.
 
-    Layer-wise streaming waits for a transfer inside a step, so it has none.
+    on_failure: hears why steps cannot be captured after all. Layer-wise streaming waits for a
+    transfer inside a step, so it has none.
     """
     if graphs == "off" or model.store.streams_layers:
         return None
     device = model.decoder.device
     if device.type == "cuda" and isinstance(model.backend, FixedBackend):
-        return CudaGraphReplay(device)
+        return CudaGraphReplay(device, on_failure)
     return EagerReplay() if graphs == "on" else None

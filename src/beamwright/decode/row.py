@@ -144,7 +144,7 @@ class Rows(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are not free but kept for the next rows."""
+        """Bytes that are not free but kept for the next rows, less those that only seem free."""
         ...
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:

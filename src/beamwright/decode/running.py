@@ -58,6 +58,7 @@ class RunningBatch:
         batching: Batching,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
+        counts: BatchCounts | None = None,
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
         self.batching, self._memory = batching, memory or WorkingMemory.unknown()
@@ -66,7 +67,7 @@ class RunningBatch:
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
         self.running: list[Row] = []
-        self.counts, self.last_rows = BatchCounts(), (0, 0)
+        self.counts, self.last_rows = counts or BatchCounts(), (0, 0)
         self._queue, self._ahead = Queue(), SpeculativeQueue()
         self._eager = self._full = False
         self._group: int | None = None

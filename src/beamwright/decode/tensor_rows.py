@@ -158,7 +158,7 @@ class TensorRows:
 
     @property
     def held_bytes(self) -> int:
-        return self._session.held_bytes if self._stays else 0
+        return self._session.held_bytes - self.replay.idle_bytes if self._stays else 0
 
     def learn_begun(self, row: Row) -> None:
         row.matched = self._words.matched(row.decoding.step, row.tokens)

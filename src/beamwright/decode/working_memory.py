@@ -38,8 +38,8 @@ class WorkingMemory:
             tail_tokens = min(
                 1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens
             )
-            # The tail doubles by copying, so the old one exists beside the new one for a moment.
-            tail = 3 * tail_tokens * layout.bytes_per_token // 2
+            # What stays is copied out while rows are arranged anew, so a tail exists twice.
+            tail = 2 * tail_tokens * layout.bytes_per_token
             return tail + shape.working_bytes_per_row(layout.dtype.itemsize)
 
         return cls(device_memory.free_bytes(model.decoder.device), row_bytes)

@@ -112,10 +112,14 @@ def _joined(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return left.as_strided((left.numel() + right.numel(),), (1,), left.storage_offset())
 
 
+_ORIGIN_S = 60.0
+
+
 class CudaStreams:
     """`Streams` of one CUDA device; pieces are contiguous tensors, the host's pinned.
 
-    Events carry times, which one event that the host has seen ties to the host's clock.
+    Events carry times, which an event that the host has seen ties to the host's clock: a new one
+    every minute, as the time between two events is a float32 of milliseconds.
     """
 
     strided = False
@@ -124,9 +128,8 @@ class CudaStreams:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = {direction: torch.cuda.Stream(device) for direction in Direction}
-        self._origin = self._compute_event()
-        self._origin.synchronize()
-        self._origin_s = time.perf_counter()
+        self._clock = torch.cuda.Stream(device)  # always idle: its events pass at once
+        self._origin = self._new_origin()
 
     def mark(self) -> Marker:
         marker: Marker = self._compute_event()
@@ -145,7 +148,9 @@ class CudaStreams:
                 piece.destination.copy_(piece.source, non_blocking=True)
         end = torch.cuda.Event(enable_timing=True)
         end.record(stream)
-        return _CudaCopied(begin, end, self._origin, self._origin_s)
+        if time.perf_counter() - self._origin[1] > _ORIGIN_S:
+            self._origin = self._new_origin()
+        return _CudaCopied(begin, end, *self._origin)
 
     def hold_back(self, copied: Copied) -> HeldBack:
         assert isinstance(copied, _CudaCopied)
@@ -155,6 +160,13 @@ class CudaStreams:
 
     def close(self) -> None:
         """What a card was asked to copy it copies."""
+
+    def _new_origin(self) -> tuple[torch.cuda.Event, float]:
+        """An event, and when it passed on the host's clock."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._clock)
+        event.synchronize()
+        return event, time.perf_counter()
 
     def _compute_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -1,5 +1,7 @@
 """Which precision `--dtype auto` is: float32 on a CPU, but for large models that lose nothing.
 
+On a card it is bfloat16, or float16 where the card does not multiply that.
+
 In bfloat16 a large model reads half the bytes and multiplies two to four times as fast, where the
 CPU has it. It is taken only if a row's bits do not depend on the batch there, so `exact` is kept;
 on CPUs that multiply tiles (AMX) they were seen to.
@@ -11,6 +13,7 @@ from functools import cache
 
 import torch
 
+from beamwright.attention import has_matrix_units
 from beamwright.models.decoder import Linear
 from beamwright.models.onednn import prepack
 from beamwright.models.shape import ModelShape
@@ -26,7 +29,7 @@ def resolve_dtype(name: str, device: str, shape: ModelShape) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, name)
         return dtype
     if device != "cpu":
-        return torch.bfloat16
+        return torch.bfloat16 if has_matrix_units(torch.device(device)) else torch.float16
     exact = is_faster_in_bfloat16(shape) and products_are_invariant(
         shape.projections, torch.bfloat16
     )

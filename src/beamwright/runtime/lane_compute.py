@@ -33,6 +33,8 @@ class CudaLane:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # Made once: torch hands out the same few in turn, and another one's captures are on them.
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self) -> AbstractContextManager[None]:
         before = torch.cuda.Event()
@@ -41,11 +43,10 @@ class CudaLane:
 
     @contextmanager
     def _computing(self, before: torch.cuda.Event) -> Iterator[None]:
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_event(before)
+        self._stream.wait_event(before)
         # Device and stream are a thread's own.
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             try:
                 yield
             finally:
-                stream.synchronize()
+                self._stream.synchronize()

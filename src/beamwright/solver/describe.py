@@ -202,6 +202,8 @@ def _warnings(
         found += [_TOKENISED_HERE]
     if facts.settings.schedule.score_cache is not None and facts.cache.scores is None:
         found += [_SCORES_NOT_KEPT]
+    if facts.graphs_failed is not None:
+        found += [f"graphs: failed: {facts.graphs_failed}; steps run as plain calls"]
     return tuple(found)
 
 

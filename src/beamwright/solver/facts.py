@@ -52,6 +52,7 @@ class RunFacts:
     """What is measured while a tree is in flight; bytes are of all that ran beside it.
 
     kv: None where the generator's is elsewhere, and so remote: of it; attention: of its own.
+    graphs_failed: why steps were not captured.
     """
 
     settings: Settings
@@ -68,6 +69,7 @@ class RunFacts:
     batch: BatchStats
     rows_ahead: int = 0
     remote: RemoteStats | None = None
+    graphs_failed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,7 @@ class Meter:
             batch=self._batch(settings.schedule.max_batch, since),
             rows_ahead=machinery.batch.counts.speculative - since.batch.speculative,
             remote=self._remote(since),
+            graphs_failed=machinery.batch.counts.graphs_failed,
         )
 
     def _kv(self, generator: TreeModel, since: Mark) -> KVFacts:

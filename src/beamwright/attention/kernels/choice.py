@@ -33,8 +33,15 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot run on such tensors, in half a sentence; None if they can."""
     if triton_version() is None:
         return "triton is not installed (pip install triton)"
+    if device.type == "cuda" and not has_matrix_units(device):
+        return "the kernels need compute capability 8.0, which this card has not"
     if dtype not in KERNEL_DTYPES:
         return f"there are no kernels for {str(dtype).removeprefix('torch.')}"
     if device.type != "cuda" and not is_interpreted():
         return f"Triton compiles for CUDA, not for {device.type} (but see TRITON_INTERPRET=1)"
     return None
+
+
+def has_matrix_units(device: torch.device) -> bool:
+    """True if this card multiplies bfloat16 itself (compute capability 8.0); so if none is here."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
