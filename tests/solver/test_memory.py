@@ -1,11 +1,17 @@
-import pytest
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from beamwright import Solver
 from beamwright.config import MemorySettings, Settings
 from beamwright.cost import Storage
 from beamwright.errors import InputError, format_bytes
+from beamwright.hardware import DEFAULT_PROFILE, find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
-from beamwright.solver import tiers
-from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
+from beamwright.solver import assembly, tiers
+from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, memory_needed, plan_memory
 
 GIB = 2**30
 BIG = "llama,layers=4,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=100,context=256"
@@ -93,4 +99,69 @@ def test_the_host_tier_is_half_of_the_memory_that_there_is(tmp_path, monkeypatch
     limit.write_text(str(2**45))
     monkeypatch.setattr(tiers.os, "sysconf", lambda name: 2**22)
     assert tiers.host_kv_bytes(Settings.build()) == 2**43
-    assert tiers.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned at once"
+    assert tiers.host_kv_bytes(Settings.build(device="cuda")) == 16 * GIB, "pinned"
+
+
+def test_kernels_need_no_copies_but_the_tails_of_their_rows(generator, verifier):
+    settings = MemorySettings(memory="64MiB")
+    left = 64 * 1024**2 - generator.weights - generator.activations(4)
+    tails = generator.tails(4)
+    assert tails == 4 * 2 * 256 * generator.kv_per_token
+    in_place = plan_memory(settings, generator, None, 4, in_place=True)
+    assert in_place.kv_bytes == left - tails
+    many = plan_memory(settings, generator, None, 1000, in_place=True)
+    assert many == plan_memory(settings, generator, None, 1000), "never less than with copies"
+
+
+@pytest.mark.parametrize("n", [4, 1000])
+def test_what_is_needed_is_the_inverse_of_the_plan(generator, verifier, n):
+    for kv_bytes in (100_000, 7_654_321):
+        for in_place in (False, True):
+            number = memory_needed((generator, None), (kv_bytes, 0), n, in_place=in_place)
+            for less, fits in ((0, True), (2, False)):
+                settings = MemorySettings(memory=number - less)
+                plan = plan_memory(settings, generator, None, n, in_place=in_place)
+                assert (plan.kv_bytes >= kv_bytes) is fits
+
+
+def test_a_card_s_free_memory_is_the_default(generator):
+    free = 2**26
+    left = int(0.9 * free) - generator.activations(16)
+    found = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free)
+    assert found.kv_bytes == left // 2
+    in_place = plan_memory(MemorySettings(), generator, None, 16, free_bytes=free, in_place=True)
+    assert in_place.kv_bytes == left - generator.tails(16)
+    for given in ({"memory": "64MiB"}, {"kv_memory": 1000}):
+        settings = MemorySettings(**given)
+        asked = plan_memory(settings, generator, None, 16, free_bytes=free)
+        assert asked == plan_memory(settings, generator, None, 16)
+    with pytest.raises(InputError, match=r"the card has 1000 B free beside the weights"):
+        plan_memory(MemorySettings(), generator, None, 16, free_bytes=1000)
+
+
+def test_a_solver_asks_the_card_what_is_free(monkeypatch):
+    monkeypatch.setattr(assembly, "free_bytes", lambda device: lambda: 2**26)
+    sizes = ModelBytes(shape_from_text(BIG), 4)
+    with Solver(model=f"random:{BIG}", verifier="none", n=4, width=2) as solver:
+        found = solver.synthetic(9).kv.device_budget_bytes
+    expected = plan_memory(MemorySettings(), sizes, None, 4, free_bytes=2**26)
+    assert found == expected.kv_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "bandwidth"),
+    [
+        ("NVIDIA H100 80GB HBM3", 85_000_000_000, 3350e9),
+        ("NVIDIA GeForce RTX 3060", 12_600_000_000, 360e9),
+        ("Some Card", 5 * GIB, find_profile(DEFAULT_PROFILE).device_bandwidth),
+    ],
+)
+def test_a_card_is_chosen_for_by_its_own_data_sheet(monkeypatch, name, memory, bandwidth):
+    card = SimpleNamespace(name=name, total_memory=memory)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(tiers, "find_profile", lambda which: named[which])
+    measured = replace(find_profile("epyc-2core"), name="measured")
+    named = {"measured": measured, DEFAULT_PROFILE: find_profile(DEFAULT_PROFILE)}
+    found = tiers.machine_profile("cuda:0")
+    assert (found.device_bandwidth, found.device_memory_bytes) == (bandwidth, memory)
+    assert tiers.machine_profile("cpu") == measured

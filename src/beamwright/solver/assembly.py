@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from beamwright.attention import check_deterministic, make_attention
+from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import ModelSettings, ScheduleSettings, Settings
 from beamwright.decode.batching import BatchCounts
 from beamwright.decode.request import Decoding
@@ -21,7 +21,7 @@ from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
 from beamwright.models import HostOptions, LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.decoder import Decoder
-from beamwright.models.device_memory import cap_memory, is_out_of_memory
+from beamwright.models.device_memory import cap_memory, free_bytes, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
@@ -151,15 +151,18 @@ def assemble(
             f"--verifier {model.scorer}: --model {model.model} has no tokenizer, so its "
             "steps have no text to score; use --verifier logprob or none"
         )
-    plan = _plan(settings, loaded, source.model)
+    backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
+    in_place = backend.name in KERNEL_BACKENDS and settings.sparse.sparse == "off"
+    plan = _plan(settings, loaded, source.model, in_place=in_place)
     sparse = settled_sparse(settings, _sizes(loaded), plan.generator_kv_bytes)
     settings = settings.model_copy(update={"sparse": sparse})
     home = sparse.sparse_home == "host"
     name = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
     scheduled = settings.schedule.model_copy(update={"schedule": name})
     row = schedule_row(scheduled)
+    if row.streams_layers and in_place:
+        plan = _plan(settings, loaded, source.model, in_place=False)
     tier = None if row.resident and not home else HostShares.of(settings, plan, timeline)
-    backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
     backends, shared = [backend], None
     if model.deterministic:
         check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
@@ -203,7 +206,7 @@ def _beside_far(
         assert source.without_model is not None
         nothing = MemoryPlan(0, 0)
         return Parts(far, nothing, None, policy, [], None, source.without_model, None)
-    alone = plan_memory(settings.memory, _sizes(source.model), None, settings.search.n)
+    alone = _plan(settings, source.model, None, in_place=False)
     plan = MemoryPlan(0, alone.kv_bytes, tokens_part=0.0)
     tier = HostShares.of(settings, plan, timeline)
     scorer = _scorer(model, source.model, plan.verifier_kv_bytes, tier.of_verifier())
@@ -225,15 +228,29 @@ def _scorer(
     return TreeModel(decoder, backend, kv_bytes, host=host, shared=shared)
 
 
-def _plan(settings: Settings, loaded: LoadedModel, verifier: LoadedModel | None) -> MemoryPlan:
-    """The memory number, spent; where the models are apart, on each device."""
-    memory, n = settings.memory, settings.search.n
-    sizes = None if verifier is None else _sizes(verifier)
-    if sizes is None or settings.model.verifier_device is None:
-        return plan_memory(memory, _sizes(loaded), sizes, n)
-    own, other = plan_memory(memory, _sizes(loaded), None, n), plan_memory(memory, sizes, None, n)
-    part = _sizes(loaded).kv_per_token
-    return MemoryPlan(own.kv_bytes, other.kv_bytes, part / (part + sizes.kv_per_token))
+def _plan(
+    settings: Settings, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
+) -> MemoryPlan:
+    """The memory number, spent; where the models are apart, on each device.
+
+    in_place: attention's kernels read KV where it is.
+    """
+
+    def spent(one: LoadedModel, other: LoadedModel | None = None) -> MemoryPlan:
+        free = free_bytes(one.decoder.device)
+        return plan_memory(
+            settings.memory,
+            _sizes(one),
+            None if other is None else _sizes(other),
+            settings.search.n,
+            in_place=in_place,
+            free_bytes=None if free is None else free(),
+        )
+
+    if verifier is None or settings.model.verifier_device is None:
+        return spent(loaded, verifier)
+    part, other = _sizes(loaded).kv_per_token, _sizes(verifier).kv_per_token
+    return MemoryPlan(spent(loaded).kv_bytes, spent(verifier).kv_bytes, part / (part + other))
 
 
 def _verifier_source(

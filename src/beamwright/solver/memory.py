@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_KV_BYTES = 2 * 1024**3
 _PREFILL_TOKENS = 4096
 _COPIES = 2  # KV, and attention's working copies of the present group, which take as much at most
+_TAIL_TOKENS = 2 * 256  # of a row that attention's kernels decode; twice while rows are arranged
+_FREE_SHARE = 0.9  # of what a card has left: captured steps hold memory, and it is cut in pieces
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class ModelBytes:
     def kv_per_token(self) -> int:
         """KV bytes of one token."""
         return self.shape.kv_bytes_per_token(self.element_bytes)
+
+    def tails(self, num_rows: int) -> int:
+        """KV of the newest tokens of so many rows, beside the blocks, where kernels attend."""
+        return num_rows * _TAIL_TOKENS * self.kv_per_token
 
     def activations(self, num_rows: int) -> int:
         """Estimate of the working memory of a decode step of `num_rows`, or of a prefill chunk."""
@@ -66,20 +72,31 @@ class MemoryPlan:
 
 
 def plan_memory(
-    settings: MemorySettings, generator: ModelBytes, verifier: ModelBytes | None, num_rows: int
+    settings: MemorySettings,
+    generator: ModelBytes,
+    verifier: ModelBytes | None,
+    num_rows: int,
+    *,
+    in_place: bool = False,
+    free_bytes: int | None = None,
 ) -> MemoryPlan:
     """Split the memory number.
 
     `--kv-memory` is the device KV alone; else it is half of `--memory` less weights and
     activations (the other half is for attention's working copies of the present group);
-    else a default of 2 GiB, which the operating system commits as it is touched. Of that the
-    generator has the share that `--split` names, or what gives both models equally many tokens;
-    from there memory may move while a search runs (`runtime.moving`).
+    else of nine tenths of what a card has free; else a default of 2 GiB, which the operating
+    system commits as it is touched. Of that the generator has the share that `--split` names, or
+    what gives both models equally many tokens; from there memory may move while a search runs
+    (`runtime.moving`).
+
+    in_place: attention's kernels read KV where it is, so beside it are their rows' tails alone.
+    free_bytes: of the card, with the weights on it; None where that is not known (a CPU).
 
     Raises:
         InputError: if weights and activations leave nothing for KV.
     """
     models = [generator] if verifier is None else [generator, verifier]
+    activations = max(model.activations(num_rows) for model in models)
     if settings.kv_memory is not None:
         kv_bytes = settings.kv_memory
         weights = sum(model.weights for model in models)
@@ -90,22 +107,44 @@ def plan_memory(
             )
     elif settings.memory is not None:
         weights = sum(model.weights for model in models)
-        activations = max(model.activations(num_rows) for model in models)
-        kv_bytes = (settings.memory - weights - activations) // _COPIES
+        kv_bytes = _beside_others(
+            settings.memory - weights - activations, models, num_rows, in_place
+        )
         if kv_bytes <= 0:
             raise InputError(
                 f"--memory {format_bytes(settings.memory)}: weights take {format_bytes(weights)} "
                 f"and activations about {format_bytes(activations)}; nothing is left for KV"
             )
+    elif free_bytes is not None:
+        left = int(_FREE_SHARE * free_bytes) - activations
+        kv_bytes = _beside_others(left, models, num_rows, in_place)
+        if kv_bytes <= 0:
+            raise InputError(
+                f"the card has {format_bytes(free_bytes)} free beside the weights; activations "
+                f"take about {format_bytes(activations)}, and nothing is left for KV"
+            )
     else:
-        left = address_space_left()
-        kv_bytes = DEFAULT_KV_BYTES if left is None else min(DEFAULT_KV_BYTES, max(1, left // 4))
+        most = address_space_left()
+        kv_bytes = DEFAULT_KV_BYTES if most is None else min(DEFAULT_KV_BYTES, max(1, most // 4))
     if verifier is None:
         return MemoryPlan(kv_bytes, 0)
     own, others = _parts(settings.split, generator, verifier)
     generator_bytes = kv_bytes * own // (own + others)
     tokens_part = generator.kv_per_token / (generator.kv_per_token + verifier.kv_per_token)
     return MemoryPlan(generator_bytes, kv_bytes - generator_bytes, tokens_part)
+
+
+def _beside_others(
+    left: int,
+    models: Sequence[ModelBytes],
+    num_rows: int,
+    in_place: bool,
+) -> int:
+    """KV bytes of what weights and activations leave."""
+    copies = left - left // _COPIES
+    if in_place:
+        copies = min(copies, max(model.tails(num_rows) for model in models))
+    return left - copies
 
 
 _SHARE_PARTS = 10**9
@@ -125,12 +164,13 @@ def memory_needed(
     num_rows: int,
     *,
     has_copies: bool = True,
+    in_place: bool = False,
     split: str | float = "auto",
 ) -> int:
     """The least memory number from which `plan_memory` gives each model so many bytes of KV.
 
     models, kv_bytes: generator and verifier. has_copies: False where KV has a number of its own.
-    split: `--split`; what moves later is left out.
+    in_place: as `plan_memory`. split: `--split`; what moves later is left out.
     """
     generator, verifier = models
     present = [model for model in models if model is not None]
@@ -140,7 +180,8 @@ def memory_needed(
     pool += len(present) - 1  # the generator's share is rounded down
     weights = sum(model.weights for model in present)
     activations = max(model.activations(num_rows) for model in present)
-    return weights + activations + pool * (_COPIES if has_copies else 1)
+    copies = min(pool, max(model.tails(num_rows) for model in present)) if in_place else pool
+    return weights + activations + pool + (copies if has_copies else 0)
 
 
 def enough_kv_bytes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,13 @@ import torch
 from beamwright.config import Settings, Victims
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
-from beamwright.hardware import DEFAULT_PROFILE, HardwareProfile, find_profile
+from beamwright.hardware import (
+    DEFAULT_PROFILE,
+    HardwareProfile,
+    card_of_device,
+    card_profile,
+    find_profile,
+)
 from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink, Wire
 from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
@@ -29,8 +35,8 @@ def host_kv_bytes(settings: Settings) -> int:
     """`--host-memory`, or half of the memory of the machine, or of its container; a quarter of
     what this process may still map, if that is less.
 
-    On a CPU pages are committed as they are touched; for a GPU they are pinned at once, so the
-    default is at most 16 GiB there.
+    Pages are committed as they are touched, and pinned for a GPU as they come into use. What is
+    pinned is kept from everybody else, so the default is at most 16 GiB there.
     """
     if settings.memory.host_memory is not None:
         return settings.memory.host_memory
@@ -165,8 +171,16 @@ def expected_workload(settings: Settings, context: int) -> Workload:
 
 
 def machine_profile(device: str) -> HardwareProfile:
-    """This machine as `doctor --probe` found it, else a named machine of its kind."""
+    """The card by its data sheet; the CPU as `doctor --probe` found it, else a named one.
+
+    A card that nobody has listed is taken for the default one, with its own memory.
+    """
+    if torch.device(device).type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        card = card_of_device(found.name, found.total_memory)
+        profile = find_profile(DEFAULT_PROFILE) if card is None else card_profile(card)
+        return replace(profile, device_memory_bytes=found.total_memory)
     try:
         return find_profile("measured")
     except InputError:
-        return find_profile("epyc-2core" if device == "cpu" else DEFAULT_PROFILE)
+        return find_profile("epyc-2core")
