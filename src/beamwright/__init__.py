@@ -4,7 +4,9 @@
 from beamwright import Solver
 
 solver = Solver(n=16, width=4)
-solution = solver.solve("Ann has 12 apples. She buys 5 more and eats 3. How many are left?")
+solution = solver.solve(
+    "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?"
+)
 print(solution.answer)
 ```
 """
@@ -32,3 +34,8 @@ __getattr__ = lazy_names(  # `import beamwright` alone stays quick
         "Solver": "solver.solver",
     },
 )
+
+
+def __dir__() -> list[str]:
+    """What Tab shows: names that wait to be imported, too."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 import sys
@@ -134,6 +135,45 @@ def test_ctrl_c(cli, fake):
     outcome = cli("solve", "p")
     assert outcome.code == 130
     assert outcome.err.splitlines()[-1] == "beamwright: interrupted"
+
+
+UNSUPPORTED = [
+    ("gemma3", {"model_type": "gemma3"}, "'gemma3' is not supported"),
+    ("phi3", {"model_type": "phi3", "auto_map": {"AutoConfig": "x.Y"}}, "'phi3' is not supported"),
+    ("awq", {"quantization_config": {"quant_method": "awq"}}, "quantised weights"),
+]
+
+
+def test_what_cannot_run_is_refused_before_torch_is_loaded(tmp_path):
+    """And before anything is said of a search that will not be: its line is the only one."""
+    bundled = Path(beamwright.__file__).parent / "bundled" / "generator" / "config.json"
+    for name, keys, _ in UNSUPPORTED:
+        (tmp_path / name).mkdir()
+        written = {**json.loads(bundled.read_text()), **keys}
+        (tmp_path / name / "config.json").write_text(json.dumps(written))
+    asked = [
+        ([*words, "--model", name], complaint)
+        for name, _, complaint in UNSUPPORTED
+        for words in (["solve", "p"], ["eval", "bundled:dev"], ["serve"], ["doctor"], ["plan"])
+    ]
+    asked += [
+        (["solve", "p", "--verifier", "awq"], "quantised weights"),
+        (["solve", "p", "--model", "Qwen2.5-1.5B-Instruct"], "hf:Qwen/Qwen2.5-1.5B-Instruct"),
+        (["solve", "p", "--model", "https://a.example/v1"], "openai:https://a.example/v1#NAME"),
+    ]
+    script = (
+        "import sys, json; from beamwright.cli import main\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    assert main(words) == 2, words\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    command = [sys.executable, "-c", script, json.dumps([words for words, _ in asked])]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    lines = found.stderr.splitlines()
+    for line, (words, complaint) in zip(lines, asked, strict=True):
+        assert line.startswith("beamwright: error: "), line
+        assert complaint in line, words
 
 
 def test_help_does_not_import_torch():

@@ -33,16 +33,16 @@ def inspected(monkeypatch):
 
 
 def test_a_model(cli, inspected):
-    report = cli("doctor", "--model", "folder", "--dtype", "float32", "--json").json
+    report = cli("doctor", "--model", "bundled", "--dtype", "float32", "--json").json
     assert set(report) == {"architecture", "parameters", "kv_bytes_per_token", "supported"}
-    assert (inspected[0].model, inspected[0].dtype) == ("folder", "float32")
-    assert "850,000" in cli("doctor", "--model", "folder").out
+    assert (inspected[0].model, inspected[0].dtype) == ("bundled", "float32")
+    assert "850,000" in cli("doctor", "--model", "bundled").out
 
 
 def test_parity(cli, inspected):
-    report = cli("doctor", "--model", "folder", "--parity", "--json").json
+    report = cli("doctor", "--model", "bundled", "--parity", "--json").json
     assert set(report["max_abs_logit_diff"]) == {"prefill", "chunked", "decode"}
-    assert "3.00e-06" in cli("doctor", "--model", "folder", "--parity").out
+    assert "3.00e-06" in cli("doctor", "--model", "bundled", "--parity").out
 
 
 def test_an_unsupported_model(cli, monkeypatch):
@@ -50,7 +50,7 @@ def test_an_unsupported_model(cli, monkeypatch):
         raise UnsupportedModelError("MambaForCausalLM is not supported")
 
     monkeypatch.setattr("beamwright.models.inspect_model", inspect_model)
-    outcome = cli("doctor", "--model", "folder", "--json")
+    outcome = cli("doctor", "--model", "bundled", "--json")
     assert outcome.code == 2
     assert outcome.json == {"supported": False, "reason": "MambaForCausalLM is not supported"}
     assert "MambaForCausalLM" in outcome.complaint

@@ -216,12 +216,14 @@ def test_a_plain_recipe_and_an_option_over_it(cli, fake, dataset, recipe):
 
 def test_search_and_learns_keys_are_listed(cli, fake, dataset, recipe):
     recipe.write_text("approach: dvts\nn: 8\nnum_samples: 2\nsort_completed: true\n")
-    outcome = cli("eval", dataset, "--recipe", recipe, "--json")
+    here = ("--model", "bundled", "--verifier", "logprob")  # not the models of its hub
+    words = ("eval", dataset, "--recipe", recipe, *here, "--json")
+    outcome = cli(*words)
     assert outcome.json["problems"] == 2
     assert outcome.json["settings"]["search"]["search"] == "dvts"
     assert "approach: --search dvts" in outcome.err
     assert "sort_completed: ignored" in outcome.err
-    assert cli("eval", dataset, "--recipe", recipe, "--limit", "1", "--json").json["problems"] == 1
+    assert cli(*words, "--limit", "1").json["problems"] == 1
 
 
 def test_a_recipe_may_name_the_problems(cli, fake, dataset, recipe):

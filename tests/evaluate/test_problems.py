@@ -419,6 +419,19 @@ def test_what_the_hub_lacks_is_said_in_one_line(hub, source, error, message):
     assert "\n" not in str(caught.value)
 
 
+def test_code_of_a_data_set_is_never_run(hub, monkeypatch):
+    """By releases that could; to later ones the option is unknown."""
+    seen = []
+
+    def load_dataset(name, config, split, trust_remote_code=None):
+        seen.append(trust_remote_code)
+        return {"test": [{"problem": "p"}]}
+
+    monkeypatch.setattr(sys.modules["datasets"], "load_dataset", load_dataset)
+    load_problems("hf:org/one")
+    assert seen == [False]
+
+
 def test_a_hub_name_without_the_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UnavailableError, match=r"hf:org/one: needs datasets.*beamwright\[hub\]"):

@@ -71,13 +71,21 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(inspect, config, complaint):
+def test_what_the_decoder_cannot_do_is_one_line_that_lists_what_it_can(
+    inspect, config, complaint, tmp_path
+):
     with pytest.raises(UnsupportedModelError, match=complaint) as caught:
         inspect(config)
     message = str(caught.value)
     assert "\n" not in message
     for supported in ("supported: opt, llama, mistral, qwen2, qwen3", "llama3", "unquantised"):
         assert supported in message
+    way = "--model vllm:PATH or --model openai:URL#NAME"
+    if "config cannot be read" not in message:
+        assert way in message
+    with pytest.raises(UnsupportedModelError) as caught:  # which nobody else can run for us
+        read_shape(tmp_path, None, "verifier")
+    assert way not in str(caught.value)
 
 
 def test_a_config_that_is_no_json_is_one_line(tmp_path):

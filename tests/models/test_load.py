@@ -1,4 +1,5 @@
 import json
+import re
 
 import huggingface_hub
 import pytest
@@ -55,6 +56,31 @@ def test_a_path_is_no_name_of_the_hub(tmp_path, monkeypatch):
             resolve_folder(spec, "generator")
 
 
+@pytest.mark.parametrize(
+    ("spec", "role", "instead"),
+    [
+        ("Qwen2.5-1.5B-Instruct", "generator", "hf:Qwen/Qwen2.5-1.5B-Instruct"),
+        ("Llama-3.2-1B", "generator", "hf:meta-llama/Llama-3.2-1B"),
+        ("Skywork-o1-Open-PRM-Qwen-2.5-7B", "verifier", "hf:Skywork/Skywork-o1-Open-PRM-Qwen"),
+        ("Llama3.1-8B-PRM-Deepseek-Data", "verifier", "hf:RLHFlow/Llama3.1-8B-PRM-Deepseek-Data"),
+        ("org/name@v1", "generator", "hf:org/name@v1"),
+        ("http://127.0.0.1:8000/v1", "generator", "openai:http://127.0.0.1:8000/v1#NAME"),
+        ("https://a.example/v1", "generator", "openai:https://a.example/v1#NAME"),
+        ("ollama:qwen2:7b", "generator", "openai:http://127.0.0.1:11434/v1#qwen2:7b"),
+    ],
+)
+def test_what_was_meant_is_said(spec, role, instead):
+    with pytest.raises(InputError, match=f"did you mean {re.escape(instead)}"):
+        resolve_folder(spec, role)
+
+
+@pytest.mark.parametrize("spec", ["mistral-7b", "skywork-prm-7b", "http://x/v1", "ollama:qwen2"])
+def test_a_verifier_of_no_such_name_gets_no_hint(spec):
+    """Verifiers run here, and short names of `plan` are no names of the hub."""
+    with pytest.raises(InputError, match=r"no such folder$"):
+        resolve_folder(spec, "verifier")
+
+
 def test_gguf_says_what_to_take_instead(tmp_path):
     file = tmp_path / "x.gguf"
     for spec, role, option in [
@@ -62,8 +88,9 @@ def test_gguf_says_what_to_take_instead(tmp_path):
         (tmp_path, "verifier", "with --verifier-weights int4"),
     ]:
         file.touch()
-        with pytest.raises(InputError, match=f"GGUF files are not read: .* {option}"):
+        with pytest.raises(InputError, match=f"GGUF files are not read: .* {option}") as caught:
             resolve_folder(str(spec), role)
+        assert ("--model openai:URL#NAME" in str(caught.value)) == (role == "generator")
 
 
 def test_a_file_is_no_folder(tmp_path):
@@ -107,15 +134,34 @@ def test_without_a_network_the_hub_is_unavailable(monkeypatch):
 
 
 def test_a_downloaded_folder_is_read(monkeypatch, llama_folder):
+    asked = downloads(monkeypatch, llama_folder)
+    assert load_model("hf:org/name", ModelSettings()).folder == llama_folder
+    assert {each[:2] for each in asked} == {("org/name", None)}
+    asked.clear()
+    load_model("hf:org/name@v1.2/a", ModelSettings())
+    assert {each[:2] for each in asked} == {("org/name", "v1.2/a")}
+
+
+def test_a_model_of_the_hub_that_cannot_run_is_not_downloaded(monkeypatch, llama_folder):
+    config = llama_folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "gemma3"}))
+    asked = downloads(monkeypatch, llama_folder)
+    with pytest.raises(UnsupportedModelError, match="'gemma3' is not supported"):
+        load_model("hf:org/name", ModelSettings())
+    assert asked
+    assert not any("*.safetensors" in patterns for *_, patterns in asked)
+
+
+def downloads(monkeypatch, folder):
+    """What is asked of the hub, which has this folder: names, revisions, patterns of files."""
     asked = []
 
-    def download(name, **options):
-        asked.append(name)
-        return str(llama_folder)
+    def download(name, revision=None, allow_patterns=()):
+        asked.append((name, revision, allow_patterns))
+        return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert load_model("hf:org/name", ModelSettings()).folder == llama_folder
-    assert asked == ["org/name"]
+    return asked
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,16 @@ def test_siblings_are_one_question(far_solver):
     assert found.remote.prompt_tokens > 0
 
 
+def test_a_search_inside_a_search_is_told(far, far_solver):
+    """NAME of a Beamwright server is a search of its own, each time; NAME:plain is its model."""
+    own = far.model.removesuffix(":plain")
+    few = {"n": 2, "width": 1, "max_rounds": 1}
+    found = far_solver(model=own, **few).solve(PROBLEM)
+    assert any("a whole search at its server: take NAME:plain" in each for each in found.warnings)
+    assert found.remote.searches
+    assert not far_solver(**few).solve(PROBLEM).remote.searches
+
+
 def test_what_is_not_known_is_null(far_solver):
     found = json.loads(json.dumps(far_solver().solve(PROBLEM).to_json()))
     assert set(found["kv"].values()) == {None}

@@ -1,5 +1,6 @@
 """Every verifier family: golden scores, recognition, and the outcomes that are no score."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -243,3 +244,11 @@ def test_a_chat_format_needs_a_chat_template(copied):
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}")
     with pytest.raises(InputError, match="format rlhflow: chat template: no such role"):
         verifier_of(str(folder)).score(grow(tree := new_tree(), tree.root, ["a"]))
+
+
+def test_a_quantised_reward_model_is_called_so(tmp_path):
+    """Rather than of no known family: its family would not help."""
+    config = {"model_type": "qwen2", "quantization_config": {"quant_method": "awq"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"quantised weights are not supported \(awq\)"):
+        verifier_of(str(tmp_path))

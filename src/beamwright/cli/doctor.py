@@ -14,6 +14,7 @@ from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import add_row, print_json, quiet_stdout
 from beamwright.cli.verifier_view import print_verifier
 from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.verify.find import check_models
 
 _ParityOption = Annotated[
     bool, option("--parity", "Compare logits with transformers (needs --model).")
@@ -69,6 +70,7 @@ def doctor(
     settings = invocation.settings.model
     try:
         with quiet_stdout():
+            check_models(settings.model_copy(update={"verifier": "none"}))
             with first_import("beamwright.checks.parity"):
                 from beamwright.checks.parity import check_parity
                 from beamwright.models import inspect_model

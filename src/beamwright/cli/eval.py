@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,7 @@ from beamwright.evaluate import (
 from beamwright.evaluate.estimates import wilson_interval
 from beamwright.evaluate.fields import ANSWER_FIELDS, QUESTION_FIELDS, SOLUTION_FIELDS
 from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
+from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
     from beamwright.scale.cluster import Cluster
@@ -168,8 +169,11 @@ def evaluate(
         problem_field=problem_field or recipe.problem_field,
         answer_field=answer_field or recipe.answer_field,
     )
-    for note in dict.fromkeys(each.note for each in recipe.runs if each.note):
-        complain(note)
+    for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
+        with suppress(BeamwrightError):  # which says all where the model is needed
+            if note is not None:
+                check_models(model)
+                complain(note)
     with AnswerChecker(num_workers=checker_processes(cluster)) as checker:
         together = recipe.in_flight if in_flight is None else _in_flight(in_flight)
         work = _Work(problem_set, out, together, trees or 0, checker, cluster)
@@ -263,6 +267,7 @@ def _solving(
     # Loaded at the first unfinished problem: a complete folder is reported without any model.
     @cache
     def solver() -> Solver:
+        check_models(settings.model)
         with first_import("beamwright.solver.solver"):
             from beamwright.solver.solver import Solver
 

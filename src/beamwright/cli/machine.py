@@ -12,6 +12,7 @@ from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, format_bytes, print_json
 from beamwright.hardware import (
     CARDS,
+    CUSTOM,
     DEFAULT_PROFILE,
     MEASURED,
     NAMED_PROFILES,
@@ -29,8 +30,9 @@ GpuOption = Annotated[
     str | None,
     option(
         "--gpu",
-        "Hardware profile; list shows them; measured is this machine's (doctor --probe). "
-        f"Default: the CUDA device of this machine, else {DEFAULT_PROFILE}.",
+        "Hardware profile; list shows them; measured, or cpu, is this machine's (doctor --probe); "
+        "custom:12GB,360GB/s,25TFLOPS is any card, by its memory, memory bandwidth and dense "
+        f"16-bit rate. Default: the CUDA device of this machine, else {DEFAULT_PROFILE}.",
         "NAME",
     ),
 ]
@@ -84,6 +86,8 @@ def cuda_device() -> tuple[str, int] | None:
 def _source_of(name: str) -> str:
     if name in CARDS:
         return f"{CARDS[name].source}; {_SHEET}"
+    if name == CUSTOM:
+        return "as given; its link is taken for PCIe 4.0 x16"
     return _CPU_SOURCE if name in NAMED_PROFILES else "measured on this machine by doctor --probe"
 
 
@@ -120,7 +124,8 @@ def profiles_table() -> Group:
     notes = [f"{card.name}: {card.note}" for card in CARDS.values() if card.note]
     rest = (
         "16-bit, float32: TFLOP/s of dense matrix products",
-        f"{MEASURED}: this machine's CPU, by `beamwright doctor --probe`",
+        f"{MEASURED}, or cpu: this machine's CPU, by `beamwright doctor --probe`",
+        "custom:12GB,360GB/s,25TFLOPS: any card, by memory, GB/s and 16-bit TFLOP/s",
         "usable: GB/s of the link that large pinned copies reach (82 %, measured by others)",
     )
     return Group(table, *lines, *notes, *rest)

@@ -46,6 +46,7 @@ from beamwright.cost import (
     resident_need,
 )
 from beamwright.errors import InputError
+from beamwright.models.find import find_shape
 from beamwright.units import GIB
 
 _DEFAULT_STEP_TOKENS = 32
@@ -88,6 +89,7 @@ def plan(
         print_profiles(as_json=invocation.as_json)
         return
     with quiet_stdout():
+        find_shape(invocation.settings.model)  # a refusal need not wait for torch
         machine = find_machine(gpu)
         check_verifier_options(invocation.given, invocation.settings.model)
         report = _report(invocation.settings, machine, prompt, generate)

@@ -18,6 +18,7 @@ from beamwright.cli.views import Views
 from beamwright.errors import InputError, UnavailableError
 from beamwright.files import read_regular
 from beamwright.search.defaults import resolved
+from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
     from beamwright.config import Settings
@@ -97,6 +98,7 @@ def serve(
     views = Views(trace=trace)
     views.check()
     with quiet_stdout():
+        check_models(invocation.settings.model)
         try:
             with first_import("torch"):
                 from beamwright.serve import ServerLimits, bind
@@ -198,7 +200,9 @@ def _read_keys(file: Path | None) -> list[str]:
 
 
 def _served_name(model: str) -> str:
-    return Path(model.partition(":")[2] if model.startswith("hf:") else model).name or model
+    if model.startswith("hf:"):
+        model = model.removeprefix("hf:").partition("@")[0]
+    return Path(model).name or model
 
 
 def _names_of(host: str, more: list[str]) -> set[str] | None:

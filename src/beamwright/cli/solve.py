@@ -24,6 +24,7 @@ from beamwright.errors import BeamwrightError, InputError, Interrupted
 from beamwright.files import check_writable, read_regular
 from beamwright.search import strategy_row
 from beamwright.search.defaults import resolved, vote_note
+from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
     from beamwright.protocols import RoundCallback, RoundReport
@@ -182,9 +183,11 @@ def _resolved(settings: Settings, *, measures: bool) -> Settings:
     if measures and settings.model.verifier is None and settings.model.scorer == "none":
         model = settings.model.model_copy(update={"verifier": "logprob"})
         settings = settings.model_copy(update={"model": model})
+    with quiet_stdout():
+        check_models(settings.model)
     note = vote_note(settings)
-    if note is not None and (":" in settings.model.model or Path(settings.model.model).is_dir()):
-        complain(note)  # of a model that is not there, the error says all
+    if note is not None:
+        complain(note)
     return resolved(settings)
 
 

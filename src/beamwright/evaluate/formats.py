@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,10 @@ def read_hub(source: str) -> DataRows:
     name, config, split = match.groups()
     try:
         with _quiet_retries():
-            table = datasets.load_dataset(name, config, split=split)
+            # Before release 4 it asks whether to run a data set's own code.
+            takes = signature(datasets.load_dataset).parameters
+            never = {"trust_remote_code": False} if "trust_remote_code" in takes else {}
+            table = datasets.load_dataset(name, config, split=split, **never)
         if split is None:
             splits = sorted(table)
             chosen = splits[0] if len(splits) == 1 else "test"

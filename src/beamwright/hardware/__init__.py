@@ -3,6 +3,7 @@
 from beamwright.hardware.cache import default_cache_file, read_profile, write_profile
 from beamwright.hardware.cards import CARDS, card_of_device
 from beamwright.hardware.named import (
+    CUSTOM,
     DEFAULT_PROFILE,
     MEASURED,
     NAMED_PROFILES,
@@ -15,6 +16,7 @@ from beamwright.hardware.profile import HardwareProfile
 
 __all__ = [
     "CARDS",
+    "CUSTOM",
     "DEFAULT_PROFILE",
     "MEASURED",
     "NAMED_PROFILES",

@@ -8,6 +8,7 @@ values for an eager framework.
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,13 +16,16 @@ from beamwright.errors import InputError
 from beamwright.hardware.cache import read_profile
 from beamwright.hardware.cards import CARDS, Card
 from beamwright.hardware.profile import HardwareProfile
-from beamwright.units import GIB
+from beamwright.units import GIB, parse_size
 
 DEFAULT_PROFILE = "rtx-4090"
 MEASURED = "measured"
+CUSTOM = "custom"
+_CUSTOM_FORM = f"{CUSTOM}:12GB,360GB/s,25TFLOPS"
 
 _HALF = 2
-_ALIASES = MappingProxyType({"a100": "a100-80gb"})
+_ALIASES = MappingProxyType({"a100": "a100-80gb", "cpu": MEASURED})
+_NO_DEVICE = ("apple", "m1", "m2", "m3", "m4", "m5", "mps", "arc", "intel")  # of this engine's
 
 # Fitted, one number for all cards: the LBS paper's layer-wise baseline (eager, a copy per beam)
 # stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). With the link's time known, that leaves
@@ -88,7 +92,8 @@ def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfil
 
 
 def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
-    """A profile by name; "measured" is the one of this machine, from the cache.
+    """A profile by name; "measured", or "cpu", is the one of this machine, from the cache, and
+    "custom:MEMORY,RATE,TFLOPS" a card of which only that is known.
 
     cache_file: where the measured profile is kept (default: `default_cache_file()`).
 
@@ -96,11 +101,38 @@ def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
         InputError: for an unknown name, or if nothing valid has been measured yet.
     """
     key = "-".join(name.lower().split())
+    key = _ALIASES.get(key, key)
     if key == MEASURED:
         return read_profile(cache_file)
-    key = _ALIASES.get(key, key)
+    if key.startswith(f"{CUSTOM}:"):
+        return _custom_profile(name)
     if key not in NAMED_PROFILES:
-        raise InputError(
-            f"--gpu {name}: no such profile; known: {', '.join(NAMED_PROFILES)}, {MEASURED}"
-        )
+        raise InputError(f"--gpu {name}: no such profile; {_instead(key)}")
     return NAMED_PROFILES[key]
+
+
+def _instead(key: str) -> str:
+    """The nearest names, and how to describe a card that is none of them."""
+    if set(key.split("-")) & set(_NO_DEVICE):
+        return f"models run on CUDA devices and CPUs here; {MEASURED} is this machine's CPU"
+    near = [name for name in NAMED_PROFILES if set(key.split("-")) <= set(name.split("-"))]
+    near = near or get_close_matches(key, NAMED_PROFILES, n=3)
+    meant = f"did you mean {', '.join(near)}? " if near else ""
+    return f"{meant}--gpu list shows all; or write {_CUSTOM_FORM}, or {MEASURED} for this machine"
+
+
+def _custom_profile(text: str) -> HardwareProfile:
+    """A card by its memory, its memory's bytes/s and its dense 16-bit TFLOP/s, on PCIe 4.0 x16."""
+    parts = text.partition(":")[2].split(",")
+    try:
+        memory, rate, tflops = parts
+        bandwidth = float(parse_size(rate.strip().lower().removesuffix("/s")))
+        return replace(
+            card_profile(CARDS["rtx-3060"]),  # whose link it is given
+            name=CUSTOM,
+            device_memory_bytes=parse_size(memory),
+            device_bandwidth=bandwidth,
+            flops=1e12 * float(tflops.strip().lower().removesuffix("tflops")),
+        )
+    except (ValueError, InputError) as error:
+        raise InputError(f"--gpu {text}: write {_CUSTOM_FORM}") from error

@@ -8,23 +8,46 @@ from pathlib import Path
 
 from beamwright.config import ELSEWHERE, ModelSettings
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.models.hf_config import check_counts, shape_from_config, supported
+from beamwright.models.hf_config import (
+    NotBuiltError,
+    check_counts,
+    check_kind,
+    shape_from_config,
+    supported,
+)
 from beamwright.models.json_file import read_object
-from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
+from beamwright.models.named_shapes import NAMED_SHAPES, hub_name, named_shape, shape_from_text
 from beamwright.models.pretrained import read_config
 from beamwright.models.shape import ModelShape
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_URL = re.compile(r"https?://\S+")
+_OLLAMA, _OLLAMA_URL = "ollama:", "http://127.0.0.1:11434/v1"
+_GGUF = (
+    "or let llama.cpp's server run it, with tree and verifier here: --model openai:URL#NAME "
+    "--tokenizer hf:ORG/NAME"
+)
+_ELSEWHERE = (
+    "--model vllm:PATH or --model openai:URL#NAME (a server that runs it) takes it today, with "
+    "tree and verifier here"
+)
 _BUNDLED = Path(__file__).parent.parent / "bundled"
 
 
-def resolve_folder(spec: str, role: str, written: str | None = None, known: str = "") -> Path:
+def resolve_folder(
+    spec: str,
+    role: str,
+    written: str | None = None,
+    known: str = "",
+    *,
+    weights: bool = True,
+) -> Path:
     """The checkpoint folder that `--model` or `--verifier` means.
 
     role: "generator" or "verifier", the bundled folder that `bundled` stands for;
     `bundled:strong` is the verifier's in either, whose backbone is a generator, too.
     written: the option's value where it says more than `spec`. known: what could be meant where
-    there is no such folder.
+    there is no such folder. weights: of the hub's, download the weights, too.
 
     Raises:
         InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
@@ -34,7 +57,7 @@ def resolve_folder(spec: str, role: str, written: str | None = None, known: str 
     if spec in ("bundled", "bundled:strong"):
         return _BUNDLED / (role if spec == "bundled" else "verifier")
     if spec.startswith("hf:"):
-        return _download(spec.removeprefix("hf:"))
+        return _download(spec.removeprefix("hf:"), weights=weights)
     folder = Path(spec)
     if not folder.is_dir():
         hint = _instead(spec, role) or (f"no such folder; {known}" if known else "no such folder")
@@ -73,11 +96,24 @@ def _instead(spec: str, role: str) -> str | None:
         return (
             "GGUF files are not read: give the folder or hf:ORG/NAME of the original checkpoint "
             f"(safetensors), with {weights} int4 to make it as small"
+            + (f"; {_GGUF}" if role == "generator" else "")
         )
     if place.is_file():
         return "a file; the checkpoint's folder is expected"
-    if _HUB_NAME.fullmatch(spec) and not place.parent.is_dir():
-        return f"no such folder; did you mean hf:{spec}?"
+    meant = _meant(spec, role)
+    return None if meant is None else f"no such folder; did you mean {meant}?"
+
+
+def _meant(spec: str, role: str) -> str | None:
+    """The name of what a spec seems to mean that is no folder."""
+    if _HUB_NAME.fullmatch(spec) and not Path(spec).parent.is_dir():
+        return f"hf:{spec}"
+    if (name := hub_name(spec)) is not None:
+        return f"hf:{name}"
+    if role == "generator" and _URL.fullmatch(spec):
+        return f"openai:{spec}#NAME"
+    if role == "generator" and spec.startswith(_OLLAMA):
+        return f"openai:{_OLLAMA_URL}#{spec.removeprefix(_OLLAMA)} (docs/scaling.md has more)"
     return None
 
 
@@ -88,12 +124,18 @@ def _check_files(folder: Path) -> None:
             raise InputError(f"{file}: not a regular file")
 
 
-def read_shape(folder: Path, max_context: int | None) -> ModelShape:
+def read_shape(folder: Path, max_context: int | None, role: str = "generator") -> ModelShape:
     """The shape in a folder's config.json."""
     try:
-        check_counts(read_object(folder / "config.json"))
+        written = read_object(folder / "config.json")
+        check_counts(written)
+        if isinstance(written.get("model_type"), str):
+            check_kind(written)  # before the slow imports that the rest may need
         config = read_config(folder, supported())
         return shape_from_config(config, max_context)
+    except NotBuiltError as error:
+        way = f"; {_ELSEWHERE}" if role == "generator" else ""
+        raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"model {folder}: {error}") from error
     except InputError as error:
@@ -123,7 +165,8 @@ def find_shape(
         return capped(shape, settings.context)
     shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
     hint = "; ".join(filter(None, (known, shapes)))
-    return read_shape(resolve_folder(spec, role, written, hint), settings.context)
+    folder = resolve_folder(spec, role, written, hint, weights=False)
+    return read_shape(folder, settings.context, role)
 
 
 def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
@@ -134,12 +177,14 @@ def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
 
 
 def _download(name: str, *, weights: bool = True) -> Path:
+    """The hub's ORG/NAME[@REVISION], a branch, tag or commit."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
 
+    name, _, revision = name.partition("@")
     patterns = ["*.json", "*.model", "*.jinja", "*.txt", "verifier.yaml", "judge.yaml"]
     patterns += ["*.safetensors", "pytorch_model*.bin"] if weights else []
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds, network and not-found alike
         line = " ".join(str(error).split())[:160]
         raise UnavailableError(

@@ -35,9 +35,14 @@ _COUNTS = (
     "vocab_size",
     "max_position_embeddings",
 )
+_KIND = ("model_type", "quantization_config", "compression_config", "auto_map")
 _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+class NotBuiltError(UnsupportedModelError):
+    """Another engine may well run this model."""
 
 
 def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape:
@@ -47,18 +52,11 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
     does not matter and is accepted.
 
     Raises:
-        UnsupportedModelError: for another architecture, or an option that is not implemented.
+        UnsupportedModelError: for another architecture, or an option that is not implemented
+        (NotBuiltError), or values that make no model.
     """
-    kind = getattr(config, "model_type", "unknown")
-    if kind not in FAMILIES:
-        raise UnsupportedModelError(f"architecture {kind!r} is not supported; {supported()}")
-    if quantised := getattr(config, "quantization_config", None):
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise UnsupportedModelError(
-            f"quantised weights are not supported ({method or 'of an unknown kind'!s:.20}): take "
-            "the original checkpoint with --weights int4, a verifier's with --verifier-weights "
-            f"int4; {supported()}"
-        )
+    check_kind({name: getattr(config, name, None) for name in _KIND})
+    kind = config.model_type
     _check_heads(config)
     context = config.max_position_embeddings
     if max_context is not None:
@@ -66,6 +64,29 @@ def shape_from_config(config: Any, max_context: int | None = None) -> ModelShape
     _check_window(config, kind, context)
     shape = _check_shape(FAMILIES[kind](config, context))
     return replace(shape, stored_bfloat16=str(_dtype(config)).endswith("bfloat16"))
+
+
+def check_kind(values: Mapping[str, Any]) -> None:
+    """An architecture that the decoder has, with weights as they were trained.
+
+    Raises:
+        NotBuiltError: if it is another one, or the weights are quantised.
+    """
+    kind = values.get("model_type")
+    if kind not in FAMILIES:
+        code = ", and the folder wants to run its own code (auto_map), which is never done"
+        raise NotBuiltError(
+            f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
+            f"{supported()}"
+        )
+    quantised = values.get("quantization_config") or values.get("compression_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise NotBuiltError(
+            f"quantised weights are not supported ({method or 'of an unknown kind'!s:.20}): take "
+            "the original checkpoint with --weights int4, a verifier's with --verifier-weights "
+            f"int4; {supported()}"
+        )
 
 
 def _dtype(config: Any) -> Any:
@@ -127,7 +148,7 @@ def _check_window(config: Any, kind: str, context: int) -> None:
         return
     if kind == "opt" or window is None or window >= context:
         return
-    raise UnsupportedModelError(
+    raise NotBuiltError(
         f"a sliding window of {window} tokens is not supported inside a context of {context}: "
         f"use --context {window} or less; {supported()}"
     )
@@ -135,7 +156,7 @@ def _check_window(config: Any, kind: str, context: int) -> None:
 
 def _activation(name: str) -> str:
     if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(f"activation {name!r} is not supported; {supported()}")
+        raise NotBuiltError(f"activation {name!r} is not supported; {supported()}")
     return _ACTIVATIONS[name]
 
 
@@ -144,9 +165,9 @@ def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
     rope = dict(config.rope_parameters or {})
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_TYPES:
-        raise UnsupportedModelError(f"rope type {kind!r} is not supported; {supported()}")
+        raise NotBuiltError(f"rope type {kind!r} is not supported; {supported()}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(f"partial rotary positions are not supported; {supported()}")
+        raise NotBuiltError(f"partial rotary positions are not supported; {supported()}")
     if kind == "default":
         base = float(rope.get("rope_theta", 10_000.0))
         freq = [base ** -(2 * i / head_dim) for i in range(head_dim // 2)]

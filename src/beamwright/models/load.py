@@ -73,11 +73,13 @@ def load_model(
         weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage)
         weights = pack_weights(weights, packer(storage, dtype, device))
         return LoadedModel(Decoder(shape, weights, tile), None, None, storage)
-    folder = resolve_folder(spec, role)
-    shape = read_shape(folder, settings.context)
+    # What is wrong is said before gigabytes are downloaded or read.
+    folder = resolve_folder(spec, role, weights=False)
+    shape = read_shape(folder, settings.context, role)
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
     storage = _storage(settings, dtype, role)
-    codec = TextCodec.load(folder, chat_template)  # what is wrong is said before gigabytes are read
+    codec = TextCodec.load(folder, chat_template)
+    folder = resolve_folder(spec, role)
     needs_logits = writes or role == "generator"
     weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
     weights = pack_weights(weights, packer(storage, dtype, device))

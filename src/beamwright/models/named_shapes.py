@@ -94,6 +94,15 @@ _HUB_NAMES = {
     "llama3.1-8b-prm-mistral-data": "rlhflow-prm-8b",
 }
 _SUFFIXES = ("-instruct", "-chat", "-hf")
+# Whose they are there, by how a name begins; the others have other names there.
+_OWNERS = {
+    "qwen": "Qwen",
+    "skywork-o1": "Skywork",
+    "math-shepherd-mistral": "peiyi9979",
+    "llama3.1-8b-prm": "RLHFlow",
+    "llama-": "meta-llama",
+    "opt-": "facebook",
+}
 
 
 def named_shape(text: str) -> ModelShape | None:
@@ -101,10 +110,19 @@ def named_shape(text: str) -> ModelShape | None:
 
     Reads nothing: `Qwen/Qwen2.5-1.5B-Instruct` is known by its name to be a `qwen2.5-1.5b`.
     """
-    key = text.removeprefix("hf:").rpartition("/")[2].lower().removeprefix("meta-")
+    key = text.removeprefix("hf:").partition("@")[0].rpartition("/")[2].lower()
+    key = key.removeprefix("meta-")
     for suffix in _SUFFIXES:
         key = key.removesuffix(suffix)
     return NAMED_SHAPES.get(_HUB_NAMES.get(key, key))
+
+
+def hub_name(text: str) -> str | None:
+    """ORG/NAME on the hub, where a known model is named without ORG; None for anything else."""
+    if "/" in text or ":" in text or named_shape(text) is None:
+        return None
+    owners = (owner for start, owner in _OWNERS.items() if text.lower().startswith(start))
+    return next((f"{owner}/{text}" for owner in owners), None)
 
 
 def shape_from_text(text: str) -> ModelShape:

@@ -11,10 +11,8 @@ from beamwright.files import read_regular
 from beamwright.models import TextCodec
 from beamwright.models.find import tokenizer_folder
 from beamwright.models.json_file import read_object
-from beamwright.remote.named import FarModel, far_model
+from beamwright.remote.named import PLAIN, FarModel, far_model
 from beamwright.remote.source import Source
-
-_PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def _read_key(file: str | None) -> str | None:
 def _tokenizer_folder(settings: ModelSettings, far: FarModel) -> Path:
     if far.kind == "vllm":
         return tokenizer_folder(far.place, settings.model, weights=True)
-    named = settings.tokenizer or (far.name or "").removesuffix(_PLAIN)
+    named = settings.tokenizer or (far.name or "").removesuffix(PLAIN)
     try:
         return tokenizer_folder(named, f"tokenizer {named}")
     except InputError as error:

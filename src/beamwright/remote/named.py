@@ -11,6 +11,8 @@ import yaml
 
 from beamwright.errors import InputError
 
+PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
+
 
 @dataclass(frozen=True)
 class FarModel:

@@ -28,7 +28,7 @@ from beamwright.remote.dialect import (
     logprobs_of,
     stops_shown,
 )
-from beamwright.remote.named import FarModel
+from beamwright.remote.named import PLAIN, FarModel
 from beamwright.remote.source import Asked, Facts, Reply, Written
 
 MOST_TRIES = 8  # a minute in all: servers start anew
@@ -71,9 +71,9 @@ class OpenAISource:
         self._thread: _LoopThread | None = None
         self._replies: SimpleQueue[Reply] = SimpleQueue()
         self._tasks: dict[Hashable, asyncio.Future[None]] = {}
-        self.name, context = self._once(self._find_model)
+        self.name, context, searches = self._once(self._find_model)
         self.dialect = self._once(self._find_dialect)
-        self.facts = Facts(context, self.dialect.returns_ids)
+        self.facts = Facts(context, self.dialect.returns_ids, searches)
 
     @property
     def most(self) -> int | None:
@@ -216,8 +216,8 @@ class OpenAISource:
         name = f"#{self._model.name}" if self._model.name else ""
         return f"--model openai:{self._model.place}{name}"
 
-    async def _find_model(self) -> tuple[str, int | None]:
-        """Its name there, and its context."""
+    async def _find_model(self) -> tuple[str, int | None, bool]:
+        """Its name there, its context, and whether it is a search by another Beamwright."""
         client = self._running().client
         response = await client.get("models")
         if response.status_code != httpx.codes.OK:
@@ -228,7 +228,8 @@ class OpenAISource:
             asked = "say which, as #NAME" if name is None else "no such model"
             raise InputError(f"{self._option}: {asked}; it has {', '.join(sorted(models)[:12])}")
         found = models[name].get("max_model_len")
-        return name, found if isinstance(found, int) and found > 0 else None
+        searches = models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN)
+        return name, found if isinstance(found, int) and found > 0 else None, searches
 
     async def _find_dialect(self) -> Dialect:
         """The richest that it understands."""

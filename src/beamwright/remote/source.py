@@ -64,10 +64,12 @@ class Facts:
     """What is known of a generator elsewhere before it writes anything.
 
     context: most tokens of a path; None: it does not say. token_ids: it says those that it drew.
+    searches: each of its texts is the answer of a search there.
     """
 
     context: int | None
     token_ids: bool
+    searches: bool = False
 
 
 class Source(Protocol):

@@ -41,11 +41,13 @@ _TRUNCATED = (
     "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
     "was time for; another run gives another tree"
 )
-
-
 _TOKENISED_HERE = (
     "the generator does not say which tokens it drew: its texts are tokenised here, so counts of "
     "tokens may differ from its own"
+)
+_SEARCHES = (
+    "each text of the generator is the answer of a whole search at its server: take NAME:plain, "
+    "its model alone, for a search of this one's own"
 )
 
 
@@ -200,6 +202,8 @@ def _warnings(
         found += [_TRUNCATED]
     if facts.remote is not None and not facts.remote.token_ids:
         found += [_TOKENISED_HERE]
+    if facts.remote is not None and facts.remote.searches:
+        found += [_SEARCHES]
     if facts.settings.schedule.score_cache is not None and facts.cache.scores is None:
         found += [_SCORES_NOT_KEPT]
     if facts.graphs_failed is not None:

@@ -194,6 +194,7 @@ class Meter:
             found.retries,
             found.prompt_tokens,
             found.cached_tokens,
+            loaded.source.facts.searches,
         )
 
     def _cache(self, since: Mark, scores: ScoreStats | None) -> CacheReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from beamwright.config import ModelSettings
 from beamwright.declare import VERIFIERS
-from beamwright.models.find import find_shape
+from beamwright.models.find import find_shape, read_shape, resolve_folder
 from beamwright.models.shape import ModelShape
 from beamwright.verify.confidence import WITHOUT_MODEL
 
@@ -44,3 +44,19 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
         return None
     model = settings.model_copy(update={"model": place})
     return find_shape(model, "verifier", name, known_verifiers(name))
+
+
+def check_models(settings: ModelSettings) -> None:
+    """Raises what loading both models would for the names or the config.json of their folders.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading them would.
+    """
+    if not settings.runs_elsewhere and not settings.is_random:
+        folder = resolve_folder(settings.model, "generator", weights=False)
+        read_shape(folder, settings.context)
+    name = settings.scorer
+    place = named_checkpoint(name)
+    if place and not place.startswith("random:"):
+        folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=False)
+        read_shape(folder, settings.context, "verifier")

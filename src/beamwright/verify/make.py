@@ -9,7 +9,7 @@ from beamwright.config import ModelSettings
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, TreeModel, load_model
-from beamwright.models.find import resolve_folder
+from beamwright.models.find import read_shape, resolve_folder
 from beamwright.protocols import Verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.detect import family_spec, load_spec
@@ -111,6 +111,7 @@ def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | Non
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
     folder = resolve_folder(place, "verifier", name, known_verifiers(name))
+    read_shape(folder, settings.context, "verifier")  # what cannot run has no format to look for
     if kind == JUDGE and colon:
         return load_judge(folder), folder
     return spec or load_spec(folder), folder
