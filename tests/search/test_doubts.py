@@ -3,9 +3,12 @@
 import pytest
 
 from beamwright.config import Settings
+from beamwright.evaluate.problems import BUNDLED, load_problems
 from beamwright.search.defaults import with_defaults
 from beamwright.search.doubts import (
+    GRAMMAR,
     doubts_about_answers,
+    doubts_about_problem,
     doubts_about_scores,
     doubts_about_trust,
 )
@@ -93,3 +96,53 @@ def test_a_verifier_that_trusts_nobody():
     assert doubts_about_trust([0.2, 1e-9], settings) == []
     assert doubts_about_trust([-3.5, -0.1], settings) == []  # log-probabilities
     assert doubts_about_trust([None], settings) == []
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "Jack has 70 eggs. How many eggs does Jack have now?",
+        "Jack has 70 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?",
+        "  Pia has 81 pencils. In July Pia wins 26 pencils.\nHow many pencils does Pia have?\n",
+        "Zoë-Ann had 5 toy cars. Then in May Zoë-Ann gives away 2 boxes with 2 toy cars each. "
+        "Later in June Zoë-Ann doubles the number of toy cars. "
+        "In July Zoë-Ann gives half of the toy cars. How many toy cars does Zoë-Ann have?",
+        "Ann owns 3 cups. In May Ann gives 1 cups away. How many cups does Ann have in the end?",
+        # A prompt that is to be continued.
+        "Jack has 70 eggs. How many eggs does Jack have now?\n\nThe answer is",
+    ],
+)
+def test_the_bundled_models_know_such_problems(problem):
+    assert doubts_about_problem(problem, Settings.build()) == []
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "What is 2+2?",
+        "Ann has 12 marbles. She buys 5 more and gives away 3. How many marbles does Ann have now?",
+        "Tom has 4 marbles. He finds 3 more. How many marbles does Tom have now?",
+        "Ann has 12 apples. She eats 3. How many are left?",
+        "Jack has 70 eggs. In April Jill gets 9 eggs. How many eggs does Jack have now?",
+        "Jack has 70 eggs. In April Jack gets 9 hens. How many eggs does Jack have now?",
+        "Jack has 7000 eggs. In April Jack gets 9 eggs. How many eggs does Jack have now?",
+        "Jack has 70 eggs. In spring Jack gets 9 eggs. How many eggs does Jack have now?",
+        "Jack has 70 eggs. In April Jack gets 9 eggs.",
+        "Jack has 70 eggs. " + "In May Jack gets 9 eggs. " * 20_000 + "How many?",
+    ],
+    ids=lambda problem: problem[:20],
+)
+def test_other_problems_are_told_what_it_knows(problem):
+    (line,) = doubts_about_problem(problem, Settings.build(model="bundled:strong"))
+    assert GRAMMAR in line
+    assert doubts_about_problem(problem, Settings.build(model="own")) == []
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_every_bundled_problem_is_of_that_kind(name):
+    for problem in load_problems(f"bundled:{name}").problems:
+        assert doubts_about_problem(problem.problem, Settings.build()) == []
+
+
+def test_nothing_is_said_of_a_prompt_without_words():
+    assert doubts_about_problem("", Settings.build()) == []

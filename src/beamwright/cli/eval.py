@@ -169,11 +169,11 @@ def evaluate(
         problem_field=problem_field or recipe.problem_field,
         answer_field=answer_field or recipe.answer_field,
     )
-    for note, model in {each.note: each.settings.model for each in recipe.runs}.items():
+    for said, model in {each.note: each.settings.model for each in recipe.runs}.items():
         with suppress(BeamwrightError):  # which says all where the model is needed
-            if note is not None:
+            if said is not None:
                 check_models(model)
-                complain(note)
+                complain(said)
     with AnswerChecker(num_workers=checker_processes(cluster)) as checker:
         together = recipe.in_flight if in_flight is None else _in_flight(in_flight)
         work = _Work(problem_set, out, together, trees or 0, checker, cluster)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from beamwright.search.doubts import GRAMMAR
+
 SPLIT = "SPLIT"
 SELECT = "TOKENS|SHARE"
 TEXTS = "TEXT"  # given once for each
@@ -9,8 +11,9 @@ TEXTS = "TEXT"  # given once for each
 WORDS: dict[str, tuple[str | None, str]] = {
     "model": (
         "MODEL",
-        "Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE; elsewhere: "
-        "openai:URL#NAME (a server), vllm:PATH (vLLM, in this process).",
+        "Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE; "
+        "elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled "
+        f'models know one kind of problem: "{GRAMMAR}"',
     ),
     "verifier": (
         "MODEL",

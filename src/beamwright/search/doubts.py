@@ -6,6 +6,7 @@ ends like any other, with an answer that chance has chosen; these lines say so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from beamwright.config import Settings
@@ -16,6 +17,36 @@ from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 _FEWEST = 4  # scored steps from which equal scores say something
 _TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
 _UNPARSED = "judge_unparsed"
+
+GRAMMAR = "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME have now?"
+"""What the bundled models know (training/problems.py): one person's things, some months' events."""
+
+_MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+_VERB = "[a-z]+(?: [a-z]+){0,2}"
+_EVENTS = (
+    rf"{_VERB} \d{{1,3}} (?:more )?(?P=thing)(?: away)?",
+    rf"{_VERB} \d{{1,3}} (?:bags|boxes|packs) (?:of|with) \d{{1,3}} (?P=thing)(?: each)?",
+    rf"{_VERB} half of the (?P=thing)",
+    r"(?:doubles|triples) the number of (?P=thing)",
+)
+_PROBLEM = re.compile(
+    r"(?P<name>[^\W\d_a-z][\w'-]*) (?:has|had|owns|starts with) \d{1,3} "
+    r"(?P<thing>[a-z]+(?: [a-z]+)?)\."
+    rf"(?:\s+(?:Then in|Later in|In) {_MONTH} (?P=name) (?:{'|'.join(_EVENTS)})\.)*"
+    r"\s+How many (?P=thing) does (?P=name) have(?: now| left| in the end)?\?"
+)
+
+
+def doubts_about_problem(problem: str, settings: Settings) -> list[str]:
+    """A line where the bundled models are asked what they were never trained on.
+
+    What follows the question, as in a prompt that is to be continued, is not looked at.
+    """
+    if settings.model.model.partition(":")[0] != "bundled" or not problem:
+        return []
+    if _PROBLEM.match(problem.strip()):
+        return []
+    return [f'the bundled models know one kind of problem, and this is another: "{GRAMMAR}"']
 
 
 def doubts_about_scores(tree: SearchTree, settings: Settings) -> list[str]:

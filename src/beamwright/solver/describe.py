@@ -14,6 +14,7 @@ from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates
 from beamwright.search.doubts import (
     doubts_about_answers,
+    doubts_about_problem,
     doubts_about_scores,
     doubts_about_trust,
 )
@@ -193,7 +194,9 @@ def _warnings(
     tree: SearchTree, candidates: Sequence[Candidate], chosen: Candidate, facts: RunFacts
 ) -> tuple[str, ...]:
     scores = [candidate.score for candidate in candidates]
-    found = doubts_about_scores(tree, facts.settings) or doubts_about_trust(scores, facts.settings)
+    found = doubts_about_problem(tree.root.problem_text, facts.settings)
+    found += doubts_about_scores(tree, facts.settings)
+    found = found or doubts_about_trust(scores, facts.settings)
     if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
         answers = [candidate.answer for candidate in candidates]
         stops = [candidate.stop for candidate in candidates]

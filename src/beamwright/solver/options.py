@@ -130,8 +130,10 @@ class SolverOptions(RequestOptions, total=False):
     # model: Which models run, where and in what precision.
 
     model: str | PathLike[str]
-    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME or random:SHAPE; elsewhere:
-    openai:URL#NAME (a server), vllm:PATH (vLLM, in this process).
+    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE; elsewhere:
+    openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled models know one kind
+    of problem: "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME have
+    now?"
     """
     verifier: str | PathLike[str] | ScoreFunction | Verifier | None
     """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default: bundled
