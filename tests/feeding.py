@@ -23,6 +23,7 @@ class Job:
     id: str
     problem: str
     options: dict
+    owner: str | None = None
     cancelled: bool = False
     handle: object = None
 
@@ -47,8 +48,8 @@ class SearchDesk:
     numbers: itertools.count = field(default_factory=itertools.count)
     threads: list = field(default_factory=list)
 
-    async def begin_search(self, problem, options):
-        job = Job(f"search-{next(self.numbers)}", problem, options)
+    async def begin_search(self, problem, options, owner=None):
+        job = Job(f"search-{next(self.numbers)}", problem, options, owner)
         self.feed.begun(job)
         given = {"search" if name == "method" else name: value for name, value in options.items()}
         given["max_rounds"] = given.pop("rounds", 8)

@@ -11,7 +11,7 @@ import httpx
 from beamwright.serve import Desk, Doors, Guard, ServerLimits, bind, make_served
 from beamwright.serve.process import make_server
 
-HOSTS = {"localhost", "127.0.0.1"}
+HOSTS = {"localhost"}
 ASKED = "Ann has 12 apples. She eats 3 and buys as many again. How many apples has she?"
 """Not from the problem set: answers may be wrong."""
 

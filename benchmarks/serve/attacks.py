@@ -2,7 +2,8 @@
 
 After each attack the server has to be alive, without a search that nobody waits for, without KV,
 and no answer may have been a 5xx (but 503, "come later"). Another process asks for `/health` all
-the time; its longest wait says how long the event loop was busy.
+the time; its longest wait says how long nobody was heard. The event loop says itself how long one
+callback kept it, from 100 ms on (asyncio's debug mode).
 
     python -m benchmarks.serve.attacks
     python -m benchmarks.serve.attacks --only unfinished large_chunked
@@ -31,7 +32,10 @@ from benchmarks.serve.running import Running, server
 
 CHAT, MIB = "/v1/chat/completions", 2**20
 OPTIONS = ("--n", "8", "--width", "4", "--max-search-tokens", "20000", "--max-seconds", "20")
-COLUMNS = ("attack", "answers", "longest /health, ms", "seconds", "peak MiB", "left over")
+COLUMNS = (
+    *("attack", "answers", "longest /health, ms", "longest callback, ms", "seconds", "peak MiB"),
+    "left over",
+)
 PROBLEM = load_problems("bundled:test", limit=1).problems[0].problem
 
 Statuses = Counter[str]
@@ -269,6 +273,51 @@ class Attacker:
             body = {"model": self.model, "prompt": prompt}
             await self.ask(self.raw(body, path="/v1/completions"))
 
+    async def slow_to_judge(self) -> None:
+        """Below 4 MiB, and wrong a million times, or large in what is checked last."""
+        size = 4 * MIB - 1000
+        ones = b"[" + b"1," * (size // 2 - 200) + b"1]"
+        name = self.model.encode()
+        for path, fields in (
+            (CHAT, b'"messages":' + ones),
+            (CHAT, b'"messages":[' + b"{}," * (size // 3 - 200) + b"{}]"),
+            (CHAT, b'"messages":[{"role":"user","content":' + ones + b"}]"),
+            (CHAT, b'"messages":[{"role":"user","content":"x"}],"tools":' + ones),
+            (CHAT, b'"messages":[{"role":"user","content":"x"}],"stop":' + ones),
+            ("/v1/completions", b'"prompt":[' + b"[1]," * (size // 4 - 200) + b"[1]]"),
+            ("/v1/completions", b'"prompt":[' + b"1.5," * (size // 4 - 200) + b"1.5]"),
+            ("/v1/completions", b'"prompt":' + ones),
+            ("/v1/responses", b'"input":' + ones),
+            ("/v1/responses", b'"input":[' + b"{}," * (size // 3 - 200) + b"{}]"),
+        ):
+            body = b'{"model":"' + name + b'",' + fields + b"}"
+            await self.ask(self.raw(body, path=path), 120)
+
+    async def slow_to_prepare(self) -> None:
+        """Options of a search that are small to send, or large, and long to look at."""
+        for own in (
+            {"revisions": 20_000},
+            {"revisions": 2, "critique_prompt": "word " * 800_000},
+            {"revisions": 2, "revision_prompt": "word " * 800_000},
+        ):
+            search = {"method": "revise", "n": 2, "width": 1, "deadline": "3s", **own}
+            await self.ask(self.raw(self.chat(search=search)), 120)
+
+    async def holds_bodies(self) -> None:
+        """150 bodies of 4 MB, all but their last byte; then one that is whole."""
+        clients = [await self.connect() for _ in range(150)]
+        head = self.head(f"content-length: {4 * MIB - 1000}")
+        sending = [
+            asyncio.ensure_future(self._pour(client, b" " * 65_000, 64)) for client in clients
+            if await client.send(head)
+        ]  # fmt: skip
+        await asyncio.sleep(20)
+        await self.ask(self.raw(self.chat()))
+        for client in clients:
+            client.reset()
+        for each in sending:
+            each.cancel()
+
     async def no_text(self) -> None:
         """Bytes that are no UTF-8, texts that are none, and such as people do not type."""
         body = json.dumps(self.chat(max_tokens=8)).encode()
@@ -419,7 +468,8 @@ ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     for name in (
         *("leaves_queued", "leaves_at_once", "leaves_in_a_round", "leaves_at_the_end"),
         *("half_closes", "reads_slowly", "writes_slowly", "idles", "large", "large_chunked"),
-        *("endless", "unfinished", "long_texts", "no_text", "fields", "limits", "heads"),
+        *("endless", "unfinished", "long_texts", "slow_to_judge", "slow_to_prepare"),
+        *("holds_bodies", "no_text", "fields", "limits", "heads"),
         *("pipelines", "same_ids", "scripts", "many_streams"),
     )
 }
@@ -485,6 +535,7 @@ def rows(running: Running, names: list[str]) -> Iterator[dict[str, Any]]:
     for name in names:
         pipe.send("longest")
         pipe.recv()
+        running.longest_callback_s()
         began, attacker.statuses = time.perf_counter(), Counter()
         asyncio.run(asyncio.wait_for(ATTACKS[name](attacker), 300))  # type: ignore[arg-type]
         seconds = time.perf_counter() - began
@@ -494,6 +545,7 @@ def rows(running: Running, names: list[str]) -> Iterator[dict[str, Any]]:
             "attack": name,
             "answers": ", ".join(f"{n} x {s}" for s, n in sorted(attacker.statuses.items())),
             "longest /health, ms": round(longest_s * 1000),
+            "longest callback, ms": round(running.longest_callback_s() * 1000),
             "seconds": round(seconds, 1),
             "peak MiB": peak_mib(running),
             "left over": left_over(attacker),
@@ -509,7 +561,7 @@ def main() -> None:
     options = parser.parse_args()
     found = []
     words = [] if options.replicas is None else ["--replicas", str(options.replicas)]
-    with server(*OPTIONS, *words) as running:
+    with server(*OPTIONS, *words, watched=True) as running:
         for row in rows(running, options.only):
             say(*row.values())
             found.append(row)

@@ -12,7 +12,7 @@ pytest.importorskip("uvicorn")
 import httpx
 
 import beamwright
-from beamwright.cli.serve import _names_of
+from beamwright.cli.serve import _share
 
 
 def run(*words):
@@ -73,8 +73,7 @@ def test_a_search_is_served_until_it_is_told_to_end(tmp_path):
     assert (again.returncode, "in use" in again.stderr) == (2, True)
 
 
-def test_names_that_requests_may_use():
-    assert _names_of("127.0.0.1", []) == {"localhost", "127.0.0.1", "::1"}
-    assert _names_of("127.0.0.1", ["box"]) >= {"localhost", "box"}
-    assert _names_of("0.0.0.0", []) is None
-    assert _names_of("10.0.0.1", ["box"]) >= {"localhost", "10.0.0.1", "box"}
+def test_one_of_several_keys_gets_half_of_the_places():
+    assert _share(64, []) == _share(64, ["a"]) == _share(64, ["a", "a"]) == 64
+    assert _share(64, ["a", "b"]) == 32
+    assert _share(1, ["a", "b"]) == 1

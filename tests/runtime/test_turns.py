@@ -126,3 +126,16 @@ def test_without_a_chat_template_the_search_does_not_begin(make_solver):
         make_solver(search="revise")
     with pytest.raises(InputError, match="leaves out what the assistant has said"):
         make_solver(search="revise", chat_template="{{ messages[0].content }}")
+
+
+def test_a_turn_beyond_the_context_is_refused_before_it_is_tokenised(make_solver, monkeypatch):
+    solver = make_solver(**TALK)
+    encoded, encode = [], type(solver.codec).encode
+    monkeypatch.setattr(
+        type(solver.codec),
+        "encode",
+        lambda codec, text: encoded.append(len(text)) or encode(codec, text),
+    )
+    with pytest.raises(InputError, match="has 2,000,000 characters"):
+        solver.submit("1+1", critique_prompt="be a " * 400_000)
+    assert sum(encoded) < 100_000

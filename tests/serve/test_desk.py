@@ -9,6 +9,7 @@ import threading
 import httpx
 import pytest
 
+from beamwright.errors import Cancelled
 from beamwright.serve import JsonLines, ServerLimits, bind
 from beamwright.serve.chunks import Chunks
 from beamwright.solver.flights import Flights
@@ -125,6 +126,86 @@ def test_a_prompt_that_is_being_looked_at_has_a_place(serve, monkeypatch):
     first.join(30)
     assert statuses == [200]
     assert server.chat(seed=1).status_code == 200
+
+
+@pytest.fixture
+def slow_submit(monkeypatch):
+    """Has a server's engine take its time to submit: `come` when it does, until `go_on`."""
+
+    class Slow:
+        def __init__(self):
+            self.come, self.go_on = threading.Event(), threading.Event()
+            self.handles = []
+
+        def within(self, server):
+            submit = server.solver.submit
+
+            def slow(*args, **options):
+                self.come.set()
+                self.go_on.wait(30)
+                self.handles.append(submit(*args, **options))
+                return self.handles[-1]
+
+            monkeypatch.setattr(server.solver, "submit", slow)
+            return server
+
+    slow = Slow()
+    yield slow
+    slow.go_on.set()
+
+
+def test_what_takes_long_to_submit_holds_up_nobody(serve, slow_submit):
+    server, statuses = slow_submit.within(serve()), []
+    asking = threading.Thread(target=lambda: statuses.append(server.chat(seed=1).status_code))
+    asking.start()
+    assert slow_submit.come.wait(30)
+    assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
+    slow_submit.go_on.set()
+    asking.join(30)
+    assert statuses == [200]
+
+
+def test_a_server_ends_while_a_search_is_submitted(serve, slow_submit):
+    server, statuses = slow_submit.within(serve(limits=ServerLimits(drain_s=0.0))), []
+    asking = threading.Thread(target=lambda: statuses.append(server.chat(seed=1).status_code))
+    asking.start()
+    assert slow_submit.come.wait(30)
+    server.server.handle_exit(15, None)
+    until(lambda: server.desk.draining)
+    slow_submit.go_on.set()
+    asking.join(30)
+    server.thread.join(30)
+    assert statuses == [503]
+    (handle,) = slow_submit.handles
+    with pytest.raises(Cancelled):
+        handle.result(30)
+    assert_nothing_allocated(server.solver)
+
+
+def test_one_key_leaves_places_to_the_others(serve):
+    limits = ServerLimits(requests=3, requests_per_key=1, drain_s=5.0)
+    server, statuses = serve(limits=limits, keys=["a", "b"]), []
+
+    def ask(key, then=statuses.append):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
+        headers = {"authorization": f"Bearer {key}"}
+        url = f"{server.url}/v1/chat/completions"
+        found = httpx.post(url, json=body, headers=headers, timeout=60)
+        then((key, found.status_code))
+        return found
+
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        threads = [threading.Thread(target=ask, args=(key,)) for key in "ab"]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            until(lambda number=number: len(server.desk.jobs) == number)
+        refused = ask("a", then=lambda _: None)
+        assert refused.status_code == 429
+        assert "of this key" in refused.json()["error"]["message"]
+    for thread in threads:
+        thread.join(60)
+    assert sorted(statuses) == [("a", 200), ("b", 200)]
 
 
 def test_who_waits_when_the_server_ends_may_ask_again(serve):

@@ -275,7 +275,8 @@ class OneJob:
     def __init__(self, feed):
         self.feed, self.asked = feed, []
 
-    async def begin_search(self, problem, options):
+    async def begin_search(self, problem, options, owner):
+        assert owner is None
         self.asked.append(job(len(self.asked), problem=problem, **options))
         self.feed.begun(self.asked[-1])
         return self.asked[-1]

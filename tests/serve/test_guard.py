@@ -4,13 +4,14 @@ import json
 import logging
 import socket
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from beamwright.serve import ApiError, Doors, ServerLimits, connection
 from beamwright.serve.body import read_json
-from served import ASKED
+from served import ASKED, held, until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
 CHAT = "/v1/chat/completions"
@@ -29,6 +30,9 @@ CHAT = "/v1/chat/completions"
         ({"content-type": ""}, 415),
         ({"host": "localhost"}, 200),
         ({"host": "LOCALHOST:1"}, 200),
+        ({"host": "192.0.2.7:8000"}, 200),
+        ({"host": "[2001:db8::7]:8000"}, 200),
+        ({"host": "192.0.2.7.evil.example"}, 421),
         ({"content-type": "application/json; charset=utf-8"}, 200),
         ({"sec-fetch-mode": "cors", "accept-language": "*"}, 200),
     ],
@@ -62,22 +66,46 @@ def test_keys(serve):
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert http.get("/v1/models").status_code == 401
-            assert http.get("/ready").status_code == 401
+            assert http.get("/ready").status_code == 200
             assert http.get("/health").status_code == 200
     with httpx.Client(base_url=server.url, headers={"authorization": "bearer another"}) as http:
         assert http.get("/v1/models").status_code == 200
 
 
+def test_a_key_sees_and_cancels_its_own_searches_alone(serve):
+    server = serve(keys=["mine", "yours"])
+    yours = httpx.Client(base_url=server.url, headers={"authorization": "bearer yours"}, timeout=60)
+    with yours, held() as gate:
+        server.desk.listeners.append(gate)
+        asked = {"problem": "a private matter", "options": {"seed": 1}}
+        found = server.http.post("/feed/searches", json=asked).json()["id"]
+        until(lambda: gate.reached)
+        assert yours.get("/feed/searches").json()["searches"] == []
+        for method in ("GET", "DELETE"):
+            assert yours.request(method, f"/feed/searches/{found}").status_code == 404
+        (job,) = server.desk.jobs.values()
+        assert not job.handle._flight.cancelled
+        (mine,) = server.http.get("/feed/searches").json()["searches"]
+        assert (mine["id"], mine["state"]) == (found, "running")
+        assert server.http.delete(f"/feed/searches/{found}").status_code == 200
+        assert job.handle._flight.cancelled
+    until(lambda: not server.desk.jobs)
+    assert server.http.get("/feed/searches").json()["searches"][0]["state"] == "cancelled"
+
+
 def test_a_key_may_be_of_any_characters():
-    doors = Doors.of(None, ["sesam \u00f6ffne dich \u2603"])
+    doors = Doors.of([], ["sesam \u00f6ffne dich \u2603", "another"])
     sent = "sesam \u00f6ffne dich \u2603".encode().decode("latin-1")  # as a header is read
-    assert doors.knows(f"Bearer {sent}")
-    assert not doors.knows("Bearer sesam \u00f6ffne dich")
+    owners = {doors.owner(f"Bearer {each}") for each in (sent, "another")}
+    assert len(owners) == 2
+    assert None not in owners
+    assert doors.owner("Bearer sesam \u00f6ffne dich") is None
 
 
 def test_open_paths():
-    doors = Doors.of(None, ["k"])
-    assert [doors.is_open(path) for path in ("/", "/health", "/page/a.js")] == [True] * 3
+    doors = Doors.of([], ["k"])
+    for path in ("/", "/health", "/ready", "/docs", "/page/a.js"):
+        assert doors.is_open(path)
     for path in (
         "/healthy",
         "/v1/models",
@@ -88,7 +116,7 @@ def test_open_paths():
         "/page/../v1",
     ):
         assert doors.is_open(path) == path.startswith("/page/")
-    assert Doors.of(None, []).is_open("/v1/models")
+    assert Doors.of([], []).is_open("/v1/models")
     assert b"k" not in doors.keys
 
 
@@ -224,6 +252,66 @@ def test_a_head_has_to_come(served, monkeypatch):
         client.sendall(data[5:])
         found = b"".join(iter(lambda: client.recv(1000), b""))
     assert found.startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_with_two_lengths_is_refused_and_what_is_behind_it_is_not_read(served):
+    inner = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"transfer-encoding: chunked\r\ncontent-length: {len(inner)}\r\n\r\n0\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.settimeout(20)
+        client.sendall(head.encode() + inner)
+        found = b"".join(iter(lambda: client.recv(1000), b""))
+    assert found.startswith(b"HTTP/1.1 400")
+    assert b"content-length beside transfer-encoding" in found
+    assert found.count(b"HTTP/1.1") == 1
+
+
+def test_large_bodies_are_bounded_together_and_small_ones_pass(serve):
+    server = serve(limits=ServerLimits(bodies_bytes=200_000, drain_s=5.0))
+    padded = json.dumps({**BODY, "user": "x" * 200_000}).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(padded)}\r\nconnection: close\r\n\r\n"
+    )
+    headers = {"content-type": "application/json"}
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(head.encode() + padded[:-1])
+        until(lambda: server.app._bodies_bytes > 100_000)
+        refused = server.http.post(CHAT, content=padded, headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert server.http.post(CHAT, json=BODY).status_code == 200
+        client.sendall(padded[-1:])
+        client.settimeout(60)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    until(lambda: server.app._bodies_bytes == 0)
+    assert server.http.post(CHAT, content=padded, headers=headers).status_code == 200
+
+
+def test_who_has_been_silent_longest_makes_room(serve, monkeypatch):
+    server = serve()
+    monkeypatch.setattr(connection, "MOST", 2)
+
+    def connect():
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        client.settimeout(20)
+        return client
+
+    def is_served(client):
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        found = b""
+        while not found.endswith(b"}"):
+            found += client.recv(1000)
+        return found.startswith(b"HTTP/1.1 200")
+
+    with ExitStack() as stack:
+        first, second = connect(), connect()
+        assert all(map(is_served, (first, second, first)))
+        third = connect()
+        assert second.recv(1000) == b"", "heard longest ago"
+        assert all(map(is_served, (first, third)))
 
 
 def test_what_is_no_http_or_stops_halfway(served):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from beamwright.solver.solver import Solver
 
 _HOST = "127.0.0.1"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _HostOption = Annotated[str, option("--host", "Address to listen at; 0.0.0.0: any.", "ADDRESS")]
 _PortOption = Annotated[
@@ -47,6 +46,15 @@ _AllowOption = Annotated[
 ]
 _RequestsOption = Annotated[
     int, option("--max-requests", "Searches that run or wait at a time.", "N", min=1)
+]
+_KeyRequestsOption = Annotated[
+    int | None,
+    option(
+        "--max-requests-per-key",
+        "Of these, one key's (default: half of them where there are several keys).",
+        "N",
+        min=1,
+    ),
 ]
 _MostNOption = Annotated[int, option("--max-n", "Candidates of one search.", "N", min=1)]
 _TokensOption = Annotated[
@@ -75,6 +83,7 @@ def serve(
     name: _NameOption = None,
     allow_host: _AllowOption = None,
     max_requests: _RequestsOption = 64,
+    max_requests_per_key: _KeyRequestsOption = None,
     max_n: _MostNOption = 512,
     max_search_tokens: _TokensOption = 1_000_000,
     max_seconds: _SecondsOption = 600.0,
@@ -108,6 +117,7 @@ def serve(
             ) from error
         limits = ServerLimits(
             requests=max_requests,
+            requests_per_key=max_requests_per_key or _share(max_requests, keys),
             n=max_n,
             tokens=max_search_tokens,
             seconds=max_seconds,
@@ -115,7 +125,7 @@ def serve(
         )
         listening = bind(host, port)
         try:
-            names = (name, allow_host or [])
+            names = (name, ["localhost", host, *(allow_host or [])])
             _set_up_log(as_json=log_json)
             _serve(invocation, listening, keys, names, limits, out, views, cluster)
         finally:
@@ -132,7 +142,7 @@ def _serve(
     views: Views,
     cluster: Cluster | None,
 ) -> None:
-    """names: the model's, and those of this machine. out: standard output."""
+    """names: the model's, and those that requests may use. out: standard output."""
     name, hosts = names
     from beamwright.serve import Desk, Doors, Guard, make_served, run
     from beamwright.solver.solver import Solver
@@ -147,7 +157,7 @@ def _serve(
         named = name or _served_name(settings.model.model)
         seed = settings.search.seed if "seed" in invocation.given else None
         desk = Desk(solver, named, limits, seed)
-        app = Guard(make_served(desk), Doors.of(_names_of(host, hosts), keys), limits)
+        app = Guard(make_served(desk), Doors.of(hosts, keys), limits)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
 
@@ -205,16 +215,13 @@ def _served_name(model: str) -> str:
     return Path(model).name or model
 
 
-def _names_of(host: str, more: list[str]) -> set[str] | None:
-    """What requests may call this machine; None: anything, where others reach it and nobody has
-    said what they call it."""
-    if not _is_loopback(host) and not more:
-        return None
-    return {*_LOOPBACK, host, *more}
+def _share(requests: int, keys: list[str]) -> int:
+    """Places of one key, so that none takes all of them from the others."""
+    return max(1, requests // 2) if len(set(keys)) > 1 else requests
 
 
 def _is_loopback(host: str) -> bool:
-    return host in _LOOPBACK or host.startswith("127.")
+    return host == "::1" or host.startswith("127.")
 
 
 def _set_up_log(*, as_json: bool) -> None:

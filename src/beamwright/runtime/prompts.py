@@ -104,7 +104,8 @@ class Prompts:
         """See that what a strategy will ask can be asked, before anything is decoded.
 
         Raises:
-            InputError: if the model has no tokenizer or no chat template.
+            InputError: if the model has no tokenizer or no chat template, or a turn is no text, or
+            longer than its context.
         """
         for turn in strategy.turns if isinstance(strategy, AsksAgain) else ():
             self._turn_ids(turn)
@@ -120,6 +121,7 @@ class Prompts:
     def _turn_ids(self, turn: Turn) -> list[int]:
         if self._codec is None:
             raise InputError(f"--model {self._settings.model} has no tokenizer: it cannot be asked")
+        self._check_size(self._codec, turn.text, "what the search asks")
         return self._codec.render_turn(turn.text)
 
     def synthetic(self, num_tokens: int) -> SearchTree:

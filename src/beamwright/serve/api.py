@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -21,9 +21,12 @@ from beamwright.serve.chunks import Chunks
 from beamwright.serve.desk import Desk, Job
 from beamwright.serve.errors import ApiError
 from beamwright.serve.fields import ChatFields, CompletionFields, Fields, parsed
+from beamwright.serve.guard import owner_of
 from beamwright.serve.reply import CHAT, COMPLETION, Shape, answers, search_facts, usage
 from beamwright.serve.stream import EventStream, until_gone
 from beamwright.solver.solution import Solution
+
+T = TypeVar("T")
 
 
 class Api:
@@ -64,25 +67,32 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        fields = parsed(ChatFields, await self.body(request))
-        return await self._answer(request, fields, [self.desk.asker.chat(fields)], CHAT)
+
+        def asked(body: dict[str, Any]) -> tuple[Fields, list[Ask]]:
+            fields = parsed(ChatFields, body)
+            return fields, [self.desk.asker.chat(fields)]
+
+        return await self._answer(request, *await self.body(request, asked), CHAT)
 
     async def completions(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        fields = parsed(CompletionFields, await self.body(request))
-        asks = self.desk.asker.completions(fields)
-        return await self._answer(request, fields, asks, COMPLETION)
 
-    async def body(self, request: Request) -> dict[str, Any]:
-        """The JSON of a request. Raises ApiError."""
-        return await read_body(request, self.desk.limits)
+        def asked(body: dict[str, Any]) -> tuple[Fields, list[Ask]]:
+            fields = parsed(CompletionFields, body)
+            return fields, self.desk.asker.completions(fields)
 
-    async def begin(self, asks: Sequence[Ask]) -> list[Job]:
+        return await self._answer(request, *await self.body(request, asked), COMPLETION)
+
+    async def body(self, request: Request, taken: Callable[[dict[str, Any]], T]) -> T:
+        """What is made of a request's JSON, see `read_body`. Raises ApiError."""
+        return await read_body(request, self.desk.limits, taken)
+
+    async def begin(self, request: Request, asks: Sequence[Ask]) -> list[Job]:
         """All of these searches, or none."""
         jobs: list[Job] = []
         try:
             for ask in asks:
-                jobs.append(await self.desk.begin(ask))
+                jobs.append(await self.desk.begin(ask, owner_of(request)))
         except BaseException:
             for job in jobs:
                 job.cancel()
@@ -93,7 +103,7 @@ class Api:
         self, request: Request, fields: Fields, asks: Sequence[Ask], shape: Shape
     ) -> Response:
         shown = fields.search or {}
-        jobs = await self.begin(asks)
+        jobs = await self.begin(request, asks)
         shows_tokens = any(ask.top_logprobs is not None for ask in asks)
         # Of a large vocabulary they take a while.
         pieces = self.pieces if shows_tokens or any(ask.stops for ask in asks) else ()

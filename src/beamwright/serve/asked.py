@@ -12,6 +12,7 @@ from beamwright.conversation import Conversation, Problem
 from beamwright.errors import InputError
 from beamwright.serve.errors import ApiError
 from beamwright.serve.fields import (
+    MOST_PROMPTS,
     MOST_STOPS,
     ChatFields,
     CompletionFields,
@@ -24,7 +25,6 @@ from beamwright.serve.recipes import Models
 from beamwright.serve.said import message_of, messages_of, nested_tools, prompts_of
 from beamwright.units import parse_duration
 
-MOST_PROMPTS = 32
 _SEEDS = 2**63
 _NAMES = {"method": "search", "rounds": "max_rounds"}  # of `search`, as recipes have them
 _OURS = ("stop", "stop_strings", "top_logprobs")  # go by OpenAI's names
@@ -87,7 +87,7 @@ class Asker:
     def completions(self, fields: CompletionFields) -> list[Ask]:
         """A search for every prompt."""
         prompts = prompts_of(fields.prompt)
-        if not 1 <= len(prompts) <= MOST_PROMPTS:
+        if not prompts:
             raise ApiError(400, f"prompt: from 1 to {MOST_PROMPTS} of them", "prompt")
         token_ids, with_stop = (
             bool(fields.return_token_ids),

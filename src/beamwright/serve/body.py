@@ -6,13 +6,16 @@ import asyncio
 import json
 import math
 import re
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from beamwright.serve.errors import ApiError
 from beamwright.serve.limits import ServerLimits
+
+T = TypeVar("T")
 
 BODY_S = 60.0
 """Seconds that a request's body may take to come."""
@@ -24,8 +27,15 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-async def read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
-    """Raises ApiError as `read_json`, 408 for one that does not come, 499 where nobody is left."""
+async def read_body(
+    request: Request, limits: ServerLimits, taken: Callable[[dict[str, Any]], T]
+) -> T:
+    """What `taken` makes of a request's JSON, in a thread: megabytes take a while to look at.
+
+    Raises:
+        ApiError: as `read_json` and `taken`; 408 for a body that does not come, 499 where nobody
+            is left.
+    """
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
@@ -37,7 +47,8 @@ async def read_body(request: Request, limits: ServerLimits) -> dict[str, Any]:
         raise ApiError(499, "the client has gone", code="cancelled") from None
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
-    return read_json(bytes(found), limits)
+    body = bytes(found)
+    return await asyncio.to_thread(lambda: taken(read_json(body, limits)))
 
 
 def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -71,12 +72,13 @@ class Listener(Protocol):
 class Job:
     """One search of a request.
 
-    text: final so far. rounds: those that nobody has read yet, the newest 64.
+    owner: whose it is, None where there are no keys. text: final so far. rounds: those that nobody
+    has read yet, the newest 64.
     """
 
-    def __init__(self, ask: Ask, prompt_tokens: int) -> None:
+    def __init__(self, ask: Ask, owner: str | None) -> None:
         self.id = f"chatcmpl-{secrets.token_hex(12)}"
-        self.ask, self.prompt_tokens = ask, prompt_tokens
+        self.ask, self.owner, self.prompt_tokens = ask, owner, 0
         self.created_s, self.began_s = time.time(), time.monotonic()
         self.text = ""
         self.first_text_s: float | None = None
@@ -165,40 +167,48 @@ class Desk:
         self.listeners: list[Listener] = []
         self.draining = self._hurried = False
         self._waits: set[asyncio.Task[None]] = set()
-        self._coming = 0  # whose prompts are being looked at
+        self._coming: Counter[str | None] = Counter()  # that are being looked at, by owner
         self._job_s = 10.0  # of the jobs that ended last
 
-    async def begin(self, ask: Ask) -> Job:
+    async def begin(self, ask: Ask, owner: str | None = None) -> Job:
         """Have it searched.
 
         Raises:
             ApiError: 503 while the server ends, 429 where too many are here, 400 for what is wrong.
         """
-        self._check_room()
-        self._coming += 1
-        try:
-            tokens = await asyncio.to_thread(self.solver.prompt_tokens, ask.problem)
-        except InputError as error:
-            raise api_error(error, ask.param) from error
-        finally:
-            self._coming -= 1
-        self._check_room()  # the server may be ending by now
-        job, loop = Job(ask, tokens), asyncio.get_running_loop()
+        self._check_room(owner)
+        job, loop = Job(ask, owner), asyncio.get_running_loop()
         streams = self._streams(ask)
-
         told = threading.Event()  # a round is nobody's before the job is
+        given_up = False
 
         def on_round(report: RoundReport) -> None:
             told.wait()
+            if given_up:
+                return
             self._tell("round", job, report)
             text = final_text(report.tree, ask.stops) if streams else ""
             found = Round.of(report)
             loop.call_soon_threadsafe(job.hear, text, found)
 
+        def submit() -> None:
+            self._submit(job, on_round)
+            if given_up:  # whoever waited for this thread did not wait for its end
+                job.cancel()
+
+        self._coming[owner] += 1
         try:
-            job.handle = self.solver.submit(ask.problem, on_round=on_round, **ask.options)
-        except InputError as error:
-            raise api_error(error, "search") from error
+            await asyncio.to_thread(submit)
+            if self.draining:
+                raise _ending()
+        except BaseException:
+            given_up = True
+            job.cancel()
+            told.set()
+            raise
+        finally:
+            self._coming[owner] -= 1
+        assert job.handle is not None
         self.jobs[job.id] = job
         self._tell("begun", job)
         told.set()
@@ -207,20 +217,35 @@ class Desk:
         task.add_done_callback(self._waits.discard)
         return job
 
-    async def begin_search(self, problem: str, options: Mapping[str, Any]) -> Job:
+    def _submit(self, job: Job, on_round: Callable[[RoundReport], None]) -> None:
+        """By any thread: prompts and options may take a while to look at. Raises ApiError."""
+        ask = job.ask
+        try:
+            job.prompt_tokens = self.solver.prompt_tokens(ask.problem)
+        except InputError as error:
+            raise api_error(error, ask.param) from error
+        try:
+            job.handle = self.solver.submit(ask.problem, on_round=on_round, **ask.options)
+        except InputError as error:
+            raise api_error(error, "search") from error
+
+    async def begin_search(
+        self, problem: str, options: Mapping[str, Any], owner: str | None = None
+    ) -> Job:
         """A problem with options of a search, by recipes' names. Raises as `begin`."""
         fields = {
             "model": self.models.name,
             "messages": [{"role": "user", "content": problem}],
             "search": dict(options),
         }
-        return await self.begin(self.asker.chat_from(fields))
+        ask = await asyncio.to_thread(self.asker.chat_from, fields)
+        return await self.begin(ask, owner)
 
     async def drain(self) -> None:
         """Take in nobody else; wait for those who are here, and then no longer."""
         self.draining = True
         deadline = time.monotonic() + self.limits.drain_s
-        while self.jobs and time.monotonic() < deadline and not self._hurried:
+        while self._num_here() and time.monotonic() < deadline and not self._hurried:
             await asyncio.sleep(0.05)
         for job in list(self.jobs.values()):
             job.cancel()
@@ -237,16 +262,26 @@ class Desk:
         """Whoever drains waits no longer."""
         self._hurried = True
 
-    def _check_room(self) -> None:
+    def _check_room(self, owner: str | None) -> None:
         if self.draining:
             raise _ending()
-        here = len(self.jobs) + self._coming
+        here, theirs = self._num_here(), self._num_here(owner)
         if here >= self.limits.requests:
-            seconds = max(1, round(self._job_s))
-            raise ApiError(
-                429, f"{here} searches are running or waiting", code="queue_full",
-                retry_after_s=min(60, seconds),
-            )  # fmt: skip
+            full = f"{here} searches"
+        elif owner is not None and theirs >= self.limits.requests_per_key:
+            full = f"{theirs} of this key"
+        else:
+            return
+        seconds = max(1, round(self._job_s))
+        raise ApiError(
+            429, f"running or waiting: {full}", code="queue_full", retry_after_s=min(60, seconds)
+        )
+
+    def _num_here(self, owner: str | None = None) -> int:
+        """Searches that run, wait, or are being looked at; of one owner, or all."""
+        if owner is None:
+            return len(self.jobs) + self._coming.total()
+        return sum(job.owner == owner for job in self.jobs.values()) + self._coming[owner]
 
     async def _end(self, job: Job, handle: Handle) -> None:
         outcome: Solution | BaseException

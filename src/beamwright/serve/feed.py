@@ -31,10 +31,12 @@ MOST_BYTES = 128 << 20
 
 
 class Watched(Protocol):
-    """A search that somebody asked for."""
+    """A search that somebody asked for. owner: whoever did, None where there are no keys."""
 
     @property
     def id(self) -> str: ...
+    @property
+    def owner(self) -> str | None: ...
     def cancel(self) -> None: ...
 
 
@@ -44,6 +46,7 @@ class Run:
     def __init__(self, first: Event, job: Watched | None = None) -> None:
         assert first["event"] == "begin"
         self.begin, self.job = first, job
+        self.owner = None if job is None else job.owner
         self.state, self.num_bytes, self.rounds = "waiting", 0, 0
         self._lines: list[bytes] = []
         self._wakes: set[Callable[[], None]] = set()

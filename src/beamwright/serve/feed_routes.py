@@ -7,6 +7,7 @@ header. Keys, hosts and origins are checked before anything gets here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any, Protocol
 
@@ -20,6 +21,7 @@ from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.body import read_body
 from beamwright.serve.feed import Feed, Run, Watched
 from beamwright.serve.fields import parsed
+from beamwright.serve.guard import owner_of
 from beamwright.serve.limits import ServerLimits
 
 POLICY = "; ".join(
@@ -55,7 +57,9 @@ class Desk(Protocol):
 
     limits: ServerLimits
 
-    async def begin_search(self, problem: str, options: dict[str, Any]) -> Watched: ...
+    async def begin_search(
+        self, problem: str, options: dict[str, Any], owner: str | None
+    ) -> Watched: ...
 
 
 class Asked(BaseModel):
@@ -78,19 +82,20 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
     """`/feed/*`. desk: None where runs can only be looked at. gauges: else the feed's own."""
     routes = APIRouter(prefix="/feed", tags=["feed"])
 
-    def kept(run_id: str) -> Run:
+    def kept(run_id: str, request: Request) -> Run:
         run = feed.run(run_id)
-        if run is None:
+        if run is None or run.owner != owner_of(request):
             raise HTTPException(404, "no such search, or an old one that is not kept any more")
         return run
 
     @routes.get("/searches")
-    async def searches() -> Response:
-        """What is running, waiting, or over, the newest first."""
+    async def searches(request: Request) -> Response:
+        """What is running, waiting, or over, the newest first; of this key alone."""
+        mine = [run.summary() for run in feed.runs() if run.owner == owner_of(request)]
         content = {
             "asks": desk is not None,
             "methods": list(STRATEGIES),
-            "searches": [run.summary() for run in feed.runs()],
+            "searches": mine,
         }
         return AsciiJSON(content)
 
@@ -99,23 +104,24 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
         """Begin a search."""
         if desk is None:
             raise HTTPException(405, "saved runs can only be looked at")
-        asked = parsed(Asked, await read_body(request, desk.limits))
-        return {"id": (await desk.begin_search(asked.problem, asked.options)).id}
+        asked = await read_body(request, desk.limits, partial(parsed, Asked))
+        job = await desk.begin_search(asked.problem, asked.options, owner_of(request))
+        return {"id": job.id}
 
     @routes.get("/searches/{run_id}")
     async def follow(
-        run_id: str, start: Annotated[int, Query(alias="from", ge=0)] = 0
+        request: Request, run_id: str, start: Annotated[int, Query(alias="from", ge=0)] = 0
     ) -> StreamingResponse:
         """Its events from a number on, a line of JSON each, until it is over."""
-        lines = kept(run_id).follow(start)
+        lines = kept(run_id, request).follow(start)
         return StreamingResponse(
             lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
         )
 
     @routes.delete("/searches/{run_id}")
-    async def cancel(run_id: str) -> dict[str, Any]:
+    async def cancel(request: Request, run_id: str) -> dict[str, Any]:
         """Give it up. One that is over stays as it is."""
-        run = kept(run_id)
+        run = kept(run_id, request)
         if run.job is not None and not run.ended:
             run.job.cancel()
         return {"id": run_id, "state": run.state}

@@ -15,7 +15,14 @@ from beamwright.serve.errors import ApiError
 
 F = TypeVar("F", bound=BaseModel)
 
-MOST_STOPS, MOST_CHOICES, MOST_TOP_LOGPROBS = 16, 128, 20
+MOST_STOPS, MOST_CHOICES, MOST_TOP_LOGPROBS, MOST_PROMPTS = 16, 128, 20, 32
+_MOST_ITEMS, _MOST_IDS = 10_000, 2**20  # messages, parts, tools; token ids of a prompt
+
+# A body has room for a million mistakes; the first one is what is told.
+_ITEMS = Field(max_length=_MOST_ITEMS, fail_fast=True)
+_IDS = Field(max_length=_MOST_IDS, fail_fast=True)
+_PROMPTS = Field(max_length=MOST_PROMPTS, fail_fast=True)
+_STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
 
 def _anything(value: Any) -> bool:
@@ -84,6 +91,8 @@ def _integral(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_integral), Field(strict=True)]
 Number = Annotated[float, BeforeValidator(_integral), Field(strict=True)]
+Objects = Annotated[list[dict[str, Any]], _ITEMS]
+Ids = Annotated[list[Whole], _IDS]
 
 
 class Part(BaseModel):
@@ -99,9 +108,9 @@ class Message(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], _ITEMS] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Objects | None = None
     tool_call_id: str | None = None
 
 
@@ -124,7 +133,7 @@ class Fields(BaseModel):
     top_k: Annotated[Whole, Field(ge=-1)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Whole | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], _STOPS] | None = None
     n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     reasoning_effort: str | None = None
@@ -134,18 +143,18 @@ class Fields(BaseModel):
 class ChatFields(Fields):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], _ITEMS] = Field(min_length=1)
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool | None = Field(None, strict=True)
     top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
 
 
 class CompletionFields(Fields):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[Whole] | list[list[Whole]]
+    prompt: str | Annotated[list[str], _PROMPTS] | Ids | Annotated[list[Ids], _PROMPTS]
     logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
     return_token_ids: bool | None = Field(None, strict=True)
     include_stop_str_in_output: bool | None = Field(None, strict=True)
@@ -154,11 +163,11 @@ class CompletionFields(Fields):
 class ResponseFields(Fields):
     """`POST /v1/responses`, without any state."""
 
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     reasoning: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     text: dict[str, Any] | None = None
 
@@ -172,7 +181,9 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
     try:
         found = kind.model_validate(dict(body))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        # Of a union's branches, the one that fits but for its length.
+        first = next((each for each in errors if each["type"] == "too_long"), errors[0])
         param = _dotted(first["loc"])
         missing = first["type"] == "missing"
         said = "is missing" if missing else first["msg"].removeprefix("Value error, ")

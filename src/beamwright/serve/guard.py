@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from beamwright.serve.ascii_json import refusal
@@ -22,6 +24,9 @@ from beamwright.serve.limits import ServerLimits
 from beamwright.serve.logs import REQUEST
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_SMALL_BYTES = 64 * 1024
+"""Of a body that others' large ones never keep out; ServerLimits.bodies_bytes bounds the rest."""
+
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -31,26 +36,31 @@ _HEADERS = (
 
 @dataclass(frozen=True)
 class Doors:
-    """Who is let in. hosts: names that a request may use, None: any. keys: digests; empty: no key
-    is needed. open_paths: for anybody, and what is below them if they end with a slash."""
+    """Who is let in. hosts: names that a request may use, beside addresses, which are no name that
+    somebody's DNS could point here. keys: digests; empty: no key is needed. open_paths: for
+    anybody, and what is below them if they end with a slash."""
 
-    hosts: frozenset[str] | None
+    hosts: frozenset[str]
     keys: tuple[bytes, ...]
-    open_paths: tuple[str, ...] = ("/", "/health", "/page/")
+    open_paths: tuple[str, ...] = ("/", "/health", "/ready", "/docs", "/page/")
 
     @classmethod
-    def of(cls, hosts: Collection[str] | None, keys: Sequence[str]) -> Doors:
+    def of(cls, hosts: Collection[str], keys: Sequence[str]) -> Doors:
         """Keys are kept as digests only."""
-        allowed = None if hosts is None else frozenset(host.lower() for host in hosts)
+        allowed = frozenset(host.lower() for host in hosts)
         return cls(allowed, tuple(_digest(key.encode()) for key in keys))
 
-    def knows(self, authorization: str) -> bool:
-        """Takes as long for every key, right or wrong."""
+    def owner(self, authorization: str) -> str | None:
+        """Who has this key: its digest; None for a wrong one. Takes as long for every key."""
         scheme, _, key = authorization.partition(" ")
         given, found = _digest(key.strip().encode("latin-1")), False  # as headers are read
         for each in self.keys:
             found |= hmac.compare_digest(given, each)
-        return found and scheme.lower() == "bearer"
+        return given.hex() if found and scheme.lower() == "bearer" else None
+
+    def takes(self, host: str) -> bool:
+        """True if a request may call this machine so."""
+        return host in self.hosts or _is_address(host)
 
     def is_open(self, path: str) -> bool:
         """True if no key is needed."""
@@ -64,11 +74,26 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def owner_of(request: Request) -> str | None:
+    """Whose key a request came with, as a digest; None where there are no keys."""
+    found: str | None = getattr(request.state, "owner", None)
+    return found
+
+
 class Guard:
     """Checks a request, gives it an id, and logs how it ended: its path, never its text."""
 
     def __init__(self, app: ASGIApp, doors: Doors, limits: ServerLimits) -> None:
         self._app, self._doors, self._limits = app, doors, limits
+        self._bodies_bytes = 0  # of large bodies, see `_SMALL_BYTES`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -93,22 +118,28 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 named = [(b"x-request-id", number.encode()), *_HEADERS]
+                if _has_two_lengths(headers):  # what is behind it may be of somebody else
+                    named.append((b"connection", b"close"))
                 message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body")
 
-        size = 0
+        size = large = 0
 
         async def received() -> Message:
-            nonlocal size
+            nonlocal size, large
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limits.body_bytes:  # without a length, or beyond it
                 raise too_large(self._limits)
+            before, large = large, max(0, size - _SMALL_BYTES)
+            self._bodies_bytes += large - before
+            if self._bodies_bytes > self._limits.bodies_bytes:
+                raise ApiError(503, "too many large bodies at a time", retry_after_s=5)
             return message
 
         try:
-            self._check(scope, headers)
+            scope.setdefault("state", {})["owner"] = self._check(scope, headers)
             await self._app(scope, received, sent)
         except ApiError as error:
             await refusal(error)(scope, receive, sent)
@@ -116,6 +147,8 @@ class Guard:
             # It has been logged and answered; a server that hears of it cuts the connection.
             if not whole:
                 raise
+        finally:
+            self._bodies_bytes -= large
         log.info(
             "request %s",
             number,
@@ -127,15 +160,18 @@ class Guard:
             },
         )
 
-    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises ApiError."""
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
+        """Whose request it is (`Doors.owner`). Raises ApiError."""
+        if _has_two_lengths(headers):
+            raise ApiError(400, "content-length beside transfer-encoding")
         doors, host = self._doors, _host(headers.get("host", ""))
-        if doors.hosts is not None and host not in doors.hosts:
+        if not doors.takes(host):
             raise ApiError(421, f"this server is not {host[:100]!r} (--allow-host)")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host"):
             raise ApiError(403, "requests of other origins are refused")
-        if not doors.is_open(scope["path"]) and not doors.knows(headers.get("authorization", "")):
+        owner = doors.owner(headers.get("authorization", ""))
+        if owner is None and not doors.is_open(scope["path"]):
             raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -144,11 +180,17 @@ class Guard:
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length) > self._limits.body_bytes:
                 raise too_large(self._limits)
+        return owner
 
 
 def too_large(limits: ServerLimits) -> ApiError:
     """A body that nobody reads to its end."""
     return ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
+
+
+def _has_two_lengths(headers: Mapping[str, str]) -> bool:
+    """Whoever stands between may have gone by the other one."""
+    return "transfer-encoding" in headers and "content-length" in headers
 
 
 def _host(header: str) -> str:

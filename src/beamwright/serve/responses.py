@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from beamwright.serve.api import Api
 from beamwright.serve.ascii_json import AsciiJSON
+from beamwright.serve.asked import Ask
 from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError, told_error
 from beamwright.serve.fields import ResponseFields, parsed
@@ -30,21 +31,24 @@ class Responses:
 
     async def respond(self, request: Request) -> Response:
         """One response, whole or as events."""
-        body = await self._api.body(request)
-        for name in ("previous_response_id", "conversation"):
-            if body.pop(name, None) is not None:
-                raise ApiError(400, f"{name}: nothing is stored here", name, "unsupported")
-        fields = parsed(ResponseFields, body)
-        if fields.n not in (None, 1):
-            raise ApiError(400, "n: one response only", "n")
-        (job,) = await self._api.begin([self._api.desk.asker.response(fields)])
-        if fields.stream:
+        body, ask = await self._api.body(request, self._asked)
+        (job,) = await self._api.begin(request, [ask])
+        if body.get("stream"):
             events = _Events(job, self._head(job, body))
             whole = partial(self._whole, job, body)
             return EventStream(events.all(whole), job.cancel)
         (solution,) = await self._api.finish(request, [job])
         (answer,) = answers(job, solution)
         return AsciiJSON(self._whole(job, body, solution, answer))
+
+    def _asked(self, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
+        for name in ("previous_response_id", "conversation"):
+            if body.pop(name, None) is not None:
+                raise ApiError(400, f"{name}: nothing is stored here", name, "unsupported")
+        fields = parsed(ResponseFields, body)
+        if fields.n not in (None, 1):
+            raise ApiError(400, "n: one response only", "n")
+        return body, self._api.desk.asker.response(fields)
 
     def _whole(
         self, job: Job, body: Mapping[str, Any], solution: Solution, answer: Answer
