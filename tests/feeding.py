@@ -73,7 +73,7 @@ class SearchDesk:
 
 def make_app(feed, desk=None, key=None, gauges=None):
     """The page and its feed; with a key the feed wants it, and the page's files do not."""
-    app = FastAPI()
+    app = FastAPI(docs_url=None)
     app.include_router(feed_routes(feed, desk, gauges))
     app.include_router(page_routes())
 

@@ -48,6 +48,19 @@ def test_a_stream_says_what_the_whole_answer_does(served, method):
         assert any(thought) == (method != "plain" and whole["search"]["rounds"] > 1)
 
 
+def test_what_makes_an_answer_doubtful_is_said_wherever_it_is_given(served):
+    warnings = list(served.solver.solve(ASKED, seed=3).warnings)
+    assert warnings, "random weights state no answer"
+    assert served.chat(seed=3).json()["search"]["warnings"] == warnings
+    assert served.stream(seed=3)[-1]["search"]["warnings"] == warnings
+    for path, asked in (("completions", {"prompt": "x"}), ("responses", {"input": "x"})):
+        body = {"model": "tiny", "seed": 3, **asked}
+        assert served.http.post(f"/v1/{path}", json=body).json()["search"]["warnings"]
+    (run, *_) = served.http.get("/feed/searches").json()["searches"]
+    lines = served.http.get(f"/feed/searches/{run['id']}").text.splitlines()
+    assert json.loads(lines[-1])["warnings"]
+
+
 def test_usage_and_rounds_are_streamed_where_they_are_asked_for(served):
     events = served.stream(stream_options={"include_usage": True}, search={"events": True}, seed=1)
     assert events[-1]["choices"] == []
@@ -171,7 +184,7 @@ def test_models_health_and_what_there_is_not(served):
     assert served.http.get("/health").json()["status"] == "ok"
     assert served.http.get("/ready").json()["status"] == "ready"
     for method, path, status in (
-        ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/docs", 404)
+        ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/redoc", 404)
     ):  # fmt: skip
         response = served.http.request(method, path)
         assert response.status_code == status

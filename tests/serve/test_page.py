@@ -165,6 +165,32 @@ def test_a_problem_is_typed_and_its_tree_grows_to_an_answer(visit, live):
     assert page.is_hidden("#stop")
 
 
+def test_it_follows_the_newest_search_until_one_is_picked(visit):
+    feed = Feed(feeding.about)
+    shown = "window.beamwright.pane.run.id"
+    with running(feeding.make_app(feed, feeding.SearchDesk(None, feed))) as address:
+        feed.add(a_run("first"))
+        page = visit(address)
+        until(page, f"{shown} === 'first'")
+        feed.add([*a_run("second")[:-1], {**a_run()[-1], "warnings": ["beware"]}])
+        until(page, f"{shown} === 'second'")
+        until(page, "document.querySelector('#answer-warning').textContent === 'beware'")
+        page.select_option("#run", "first")
+        until(page, f"{shown} === 'first'")
+        page.evaluate("document.activeElement.blur()")
+        feed.add(a_run("third"))
+        page.wait_for_selector("#run option[value=third]", state="attached")
+        assert page.evaluate(shown) == "first"
+        assert page.is_hidden("#answer-warning")
+        page.select_option("#run", "")
+        until(page, f"{shown} === 'third'")
+
+
+def test_the_api_is_listed(visit, serve):
+    page = visit(f"{serve().url}/docs")
+    page.wait_for_selector("#routes >> text=/v1/chat/completions")
+
+
 def test_what_cannot_be_searched_is_said(visit, live):
     page = visit(live, ignored=["422", "500"])
     page.fill("#ask-problem", "x")

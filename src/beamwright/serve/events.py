@@ -67,7 +67,8 @@ class Round(TypedDict):
 
 
 class End(TypedDict):
-    """A search is over. chosen: the lineage of its answer's candidate; stats: figures by kind."""
+    """A search is over. chosen: the lineage of its answer's candidate; stats: figures by kind;
+    warnings: what makes the answer doubtful, where that is known."""
 
     event: Literal["end"]
     state: Literal["done", "failed", "cancelled", "saved"]
@@ -75,6 +76,7 @@ class End(TypedDict):
     answer: str | None
     chosen: str | None
     reason_fewer: str | None
+    warnings: NotRequired[list[str]]
     error: str | None
     elapsed_s: float | None
     stats: dict[str, Any]

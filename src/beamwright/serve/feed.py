@@ -238,6 +238,7 @@ def ending(solution: Solution, shown: ShownTree) -> dict[str, Any]:
         "answer": solution.answer,
         "chosen": ".".join(map(str, solution.lineage[1:])),
         "reason_fewer": solution.reason_fewer,
+        "warnings": list(solution.warnings),
         "elapsed_s": solution.time.total_s,
         "stats": finite({name: figures[name] for name in names}),
     }

@@ -138,7 +138,7 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
 
 
 def page_routes() -> APIRouter:
-    """`/` and `/page/*`: the page's files, read once."""
+    """`/`, `/docs` and `/page/*`: the pages' files, read once."""
     routes = APIRouter(include_in_schema=False)
     own = resources.files("beamwright.serve") / "page"
     files = {each.name: each.read_bytes() for each in own.iterdir() if each.is_file()}
@@ -153,6 +153,10 @@ def page_routes() -> APIRouter:
     @routes.get("/")
     async def page() -> Response:
         return served("index.html")
+
+    @routes.get("/docs")
+    async def docs() -> Response:
+        return served("docs.html")
 
     @routes.get("/page/{name}")
     async def part(name: str) -> Response:

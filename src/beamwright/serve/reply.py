@@ -152,6 +152,7 @@ def search_facts(job: Job, solution: Solution, found: Sequence[Answer]) -> dict[
         "tree_hash": solution.tree_hash,
         "exact": solution.exact,
         "answer": solution.answer,
+        "warnings": list(solution.warnings),
         "seconds": round(solution.time.total_s, 3),
         "candidates": [
             {

@@ -21,13 +21,12 @@ export class Gauges {
     this.polling = true;
     try {
       const { gauges } = await fetched("/feed/gauges");
-      this.list.replaceChildren(...gauges.flatMap((gauge) => this.entry(gauge) ?? []));
+      this.list.replaceChildren(...gauges.map((gauge) => this.entry(gauge)));
     } catch { /* the server is away; what was shown stays */ }
     this.polling = false;
   }
   entry(gauge) {
     const words = gauge.total === undefined ? this.level(gauge) : this.rate(gauge);
-    if (words === null) return null;
     const entry = make("div", {}, make("dt", {}, gauge.name), make("dd", {}, words));
     if (gauge.of) {
       const bar = make("i");
@@ -42,6 +41,7 @@ export class Gauges {
     const looks = [...(this.totals.get(name) ?? []), { at: performance.now(), total }].slice(-6);
     this.totals.set(name, looks);
     const [first, last] = [looks[0], looks.at(-1)];
-    return last.at > first.at ? `${shown((1000 * (last.total - first.total)) / (last.at - first.at), unit)}/s` : null;
+    const rate = last.at > first.at ? (1000 * (last.total - first.total)) / (last.at - first.at) : 0;
+    return `${shown(rate, unit)}/s`;
   }
 }

@@ -11,12 +11,13 @@ import { Replay } from "./replay.js";
 import { RoundsPanel } from "./rounds.js";
 import { showVotes } from "./votes.js";
 
-const LIST_EVERY_MS = 5000;
+const LIST_EVERY_MS = 2000;
 const TYPING = "input, textarea, select";
 
 class Page {
   constructor() {
     this.asked = false; // a frame
+    this.following = true; // the newest search; false: the one that was picked
     this.mode = null; // what is done with pruned steps; null: as the size of the tree suggests
     this.pane = new Pane(element("tree"), () => this.ask(), (i) => this.select(i));
     this.other = new Pane(element("other-tree"), () => this.ask(), (i) => this.select(this.pane.tree.byLineage.get(this.other.tree.nodes[i].lineage)?.i ?? null, this.other.tree.nodes[i].lineage));
@@ -56,6 +57,9 @@ class Page {
     answer.classList.toggle("missing", tree.answer === null);
     const chosen = tree.chosen === null ? null : tree.nodes[tree.chosen];
     element("answer-note").textContent = [chosen && `candidate ${chosen.lineage}, score ${shownScore(chosen.score)}`, tree.reason_fewer, tree.error].filter(Boolean).join("; ");
+    const warning = element("answer-warning");
+    warning.hidden = tree.warnings.length === 0;
+    if (warning.textContent !== tree.warnings.join("\n")) warning.textContent = tree.warnings.join("\n");
     const steps = tree.nodes.filter((node) => node.parent !== null && node.state !== "open");
     const inState = (...states) => count(steps.filter((node) => states.includes(node.state)).length);
     const about = tree.about ?? {};
@@ -106,6 +110,7 @@ class Page {
   // lineage: of the step, where only the other search has it.
   select(i, lineage = i === null ? null : this.pane.tree.nodes[i].lineage) {
     this.touched = true;
+    if (this.following && this.pane.run !== null) this.pick(this.pane.run.id); // it is being read
     this.pane.panel.select(i);
     if (this.other.run !== null) this.other.selectLineage(lineage);
     const shown = i === null && lineage !== null ? this.other : this.pane;
@@ -113,12 +118,20 @@ class Page {
   }
 
   // --- which searches --------------------------------------------------------------------------
+  // id: of the search to stay with; "" for the newest, whichever that is.
+  pick(id) {
+    this.following = id === "";
+    element("run").value = id;
+    history.replaceState(null, "", this.following ? location.pathname : `#${encodeURIComponent(id)}`);
+  }
   async open(id) {
     this.touched = false;
     this.replay.follow();
-    element("run").value = id;
-    history.replaceState(null, "", `#${encodeURIComponent(id)}`);
     await this.watch(this.pane, id);
+  }
+  // Searches come newest first.
+  follow([newest]) {
+    if (this.following && newest && newest.id !== this.pane.run?.id) this.open(newest.id);
   }
   async beside(id) {
     element("other-box").hidden = !id;
@@ -139,12 +152,13 @@ class Page {
     const method = element("ask-method");
     if (asks && method.options.length === 1) method.append(...methods.map((name) => make("option", { value: name }, name)));
     const named = ({ id, problem, method: by, n, state }) => make("option", { value: id }, `${shortened(oneLine(problem) || id, 70)} \u00b7 ${[by, n && `n ${n}`, state].filter(Boolean).join(", ")}`);
-    for (const [choice, first] of [[element("run"), []], [element("other"), [make("option", { value: "" }, "nothing")]]]) {
+    for (const [choice, first] of [[element("run"), asks ? "the newest" : ""], [element("other"), "nothing"]]) {
       const chosen = choice.value;
       if (document.activeElement === choice) continue; // an open list stays as it is
-      choice.replaceChildren(...first, ...searches.map(named));
+      choice.replaceChildren(...(first ? [make("option", { value: "" }, first)] : []), ...searches.map(named));
       choice.value = chosen;
     }
+    if (asks) this.follow(searches);
     return searches;
   }
   complain(error) {
@@ -163,7 +177,9 @@ class Page {
     this.complain(null);
     try {
       const { id } = await sent("/feed/searches", { problem: element("ask-problem").value, options });
+      this.following = false;
       await this.list();
+      this.pick(id);
       this.open(id);
     } catch (error) {
       this.complain(error);
@@ -175,7 +191,12 @@ class Page {
     on("ask", "submit", (event) => { event.preventDefault(); this.submit(); });
     on("ask-problem", "keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.submit(); });
     on("stop", "click", () => request(`/feed/searches/${encodeURIComponent(this.pane.run.id)}`, { method: "DELETE" }).catch((error) => this.complain(error)));
-    on("run", "change", () => this.open(element("run").value));
+    on("run", "change", () => {
+      const id = element("run").value;
+      this.pick(id);
+      if (id) this.open(id);
+      else this.list().catch((error) => this.complain(error));
+    });
     on("other", "change", () => this.beside(element("other").value));
     on("threshold", "input", () => this.setThreshold());
     on("export-json", "click", () => this.pane.run && exportJson(this.pane.run));
@@ -204,11 +225,14 @@ class Page {
     element("tree").focus({ preventScroll: true });
   }
   async start() {
-    const searches = await this.list();
     const wanted = decodeURIComponent(location.hash.slice(1));
-    const first = searches.find(({ id }) => id === wanted) ?? searches[0];
-    if (first) this.open(first.id);
-    else this.ask();
+    this.following = wanted === "";
+    const searches = await this.list();
+    const picked = searches.find(({ id }) => id === wanted) ?? (this.asks ? undefined : searches[0]);
+    this.pick(picked?.id ?? "");
+    if (picked) this.open(picked.id);
+    else { this.follow(searches); this.ask(); }
+    element("gauges").hidden = !this.asks;
     if (!this.asks) return; // saved runs stay as they are
     new Gauges(element("gauges")).start();
     setInterval(() => { if (!document.hidden) this.list().catch(() => {}); }, LIST_EVERY_MS);

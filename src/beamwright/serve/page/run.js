@@ -5,7 +5,7 @@ import { prepare } from "./layout.js";
 const BLANK = { round: 0, text: "", tokens: 0, score: null, step_score: null, state: "open", stop: null, notes: {}, answer: null, vote: null, ahead: 0, kv: null };
 
 export function blankTree() {
-  return { problem: "", about: null, answer: null, chosen: null, rounds: 0, reason_fewer: null, error: null, tokens: 0, elapsed_s: null, over: null, stats: null, nodes: [], byLineage: new Map() };
+  return { problem: "", about: null, answer: null, chosen: null, rounds: 0, reason_fewer: null, error: null, tokens: 0, warnings: [], elapsed_s: null, over: null, stats: null, nodes: [], byLineage: new Map() };
 }
 
 function change(tree, step) {
@@ -26,8 +26,8 @@ function tell(tree, event) {
   for (const step of event.nodes ?? []) change(tree, step);
   if (event.event === "round") Object.assign(tree, { rounds: event.round, tokens: event.tokens, elapsed_s: event.elapsed_s });
   if (event.event === "end") {
-    const { answer, reason_fewer, error, elapsed_s, stats, state } = event;
-    Object.assign(tree, { answer, reason_fewer, error, stats, over: state, elapsed_s: elapsed_s ?? tree.elapsed_s });
+    const { answer, reason_fewer, error, warnings = [], elapsed_s, stats, state } = event;
+    Object.assign(tree, { answer, reason_fewer, error, warnings, stats, over: state, elapsed_s: elapsed_s ?? tree.elapsed_s });
     tree.chosen = tree.byLineage.get(event.chosen)?.i ?? null;
     if (state !== "saved") for (const node of tree.nodes) node.kv = null;
   }
