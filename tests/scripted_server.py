@@ -6,6 +6,9 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from beamwright.config import SamplingSettings
+from beamwright.remote import Asked
+
 
 class Handler(BaseHTTPRequestHandler):
     """Answers as the script says, which the server carries."""
@@ -17,15 +20,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.script.keys.append(self.headers["authorization"])
-        self.say(200, {"object": "list", "data": self.server.script.models})
+        models = self.server.script.models
+        if callable(models):
+            self.write(models)
+        else:
+            self.say(200, {"object": "list", "data": models})
 
     def do_POST(self):
         self.server.script.keys.append(self.headers["authorization"])
+        self.server.script.accepts.append(self.headers["accept-encoding"])
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.script.bodies.append(body)
         found = self.server.script.answer(body)
         if found is None:
             self.close_connection = True
+        elif callable(found):
+            self.write(found, **getattr(found, "headers", {}))
         elif isinstance(found, tuple):
             self.say(*found)
         else:
@@ -40,28 +50,36 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def stream(self, events):
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("connection", "close")
+        def lines():
+            yield from (f"data: {json.dumps(event)}\n\n".encode() for event in events)
+            yield b"data: [DONE]\n\n"
+
+        self.write(lines)
+
+    def write(self, chunks, status=200, **headers):
+        self.send_response(status)
+        for name, value in {"connection": "close", **headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.close_connection = True
         try:
-            for event in events:
-                self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            for chunk in chunks():
+                self.wfile.write(chunk)
                 self.wfile.flush()
-            self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             self.server.script.gone.set()
 
 
 class Scripted:
-    """answer: from a request's body to (status, JSON), or to lines of a stream; None hangs up.
+    """answer: from a request's body to (status, JSON), or to lines of a stream; None hangs up. A
+    function gives the bytes of a reply, chunk by chunk (its `headers`: more of them); `models` may
+    be one, too.
 
     bodies: of all requests so far, those of the start included.
     """
 
     def __init__(self, answer, models=None):
-        self.answer, self.bodies, self.keys = answer, [], []
+        self.answer, self.bodies, self.keys, self.accepts = answer, [], [], []
         self.models = [{"id": "m", "max_model_len": 512}] if models is None else models
         self.gone = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -86,6 +104,10 @@ class Scripted:
 
 def choice(text, **fields):
     return {"index": 0, "text": text, "finish_reason": "stop", **fields}
+
+
+def piece(text, **fields):
+    return {"choices": [{"index": 0, "text": text, "finish_reason": None, **fields}]}
 
 
 def said(*choices, **usage):
@@ -119,6 +141,20 @@ def speaking(codec, *, ids=True, extras=True, names=True, includes=True, then=No
 
     with Scripted(answer, **options) as server:
         yield server
+
+
+def question(codec, text="one two", **changes):
+    given = {
+        "token_ids": tuple(codec.encode(text)),
+        "text": lambda: text,
+        "count": 1,
+        "seed": 5,
+        "max_tokens": 9,
+        "sampling": SamplingSettings(temperature=0.7),
+        "stops": ("\n\n",),
+        **changes,
+    }
+    return Asked(**given)
 
 
 def answered(source, asked):

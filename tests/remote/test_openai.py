@@ -7,11 +7,21 @@ import pytest
 from beamwright.config import SamplingSettings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
-from beamwright.remote import Asked, FarModel
+from beamwright.remote import FarModel
 from beamwright.remote import openai as client
 from beamwright.remote.dialect import Stops
 from beamwright.remote.openai import OpenAISource
-from scripted_server import Scripted, answered, choice, refuses, said, speaking, waited
+from scripted_server import (
+    Scripted,
+    answered,
+    choice,
+    piece,
+    question,
+    refuses,
+    said,
+    speaking,
+    waited,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +46,6 @@ def source_of(codec):
     yield make
     for source in made:
         source.close()
-
-
-def question(codec, text="one two", **changes):
-    given = {
-        "token_ids": tuple(codec.encode(text)),
-        "text": lambda: text,
-        "count": 1,
-        "seed": 5,
-        "max_tokens": 9,
-        "sampling": SamplingSettings(temperature=0.7),
-        "stops": ("\n\n",),
-        **changes,
-    }
-    return Asked(**given)
 
 
 # --- dialects --------------------------------------------------------------------------------
@@ -140,10 +136,6 @@ def test_tokens_and_usage(codec, source_of):
 
 
 # --- texts that are read as they are written -------------------------------------------------
-
-
-def piece(text, **fields):
-    return {"choices": [{"index": 0, "text": text, "finish_reason": None, **fields}]}
 
 
 def test_a_text_is_left_where_it_stops(codec, source_of):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import engines
+from beamwright.solver import flights
 from beamwright.tree import NodeState, StopReason
 
 PROBLEM = "Ann has 3 apples and eats one."
@@ -115,7 +116,8 @@ def test_a_search_can_be_resumed(far_solver, tmp_path):
     assert solver.resume(file).tree_hash == whole.tree_hash
 
 
-def test_a_deadline_ends_it_with_the_best_so_far(far_solver):
+def test_a_deadline_ends_it_with_the_best_so_far(far_solver, monkeypatch):
+    monkeypatch.setattr(flights, "PATIENCE_S", 60.0)
     found = far_solver(deadline=0.01, max_rounds=40, max_tokens=400).solve(PROBLEM)
     assert found.rounds < 40
     assert found.candidates

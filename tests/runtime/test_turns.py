@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
+from beamwright.models import TextCodec
 from engines import CHAT, grow
 from fakes import Grouping
 
@@ -139,3 +140,22 @@ def test_a_turn_beyond_the_context_is_refused_before_it_is_tokenised(make_solver
     with pytest.raises(InputError, match="has 2,000,000 characters"):
         solver.submit("1+1", critique_prompt="be a " * 400_000)
     assert sum(encoded) < 100_000
+
+
+def test_each_turn_is_looked_at_once_however_often_it_is_asked(make_solver, monkeypatch):
+    rendered = []
+    real = TextCodec.render_turn
+
+    def render_turn(codec, text):
+        rendered.append(text)
+        return real(codec, text)
+
+    monkeypatch.setattr(TextCodec, "render_turn", render_turn)
+    make_solver(**TALK, revisions=64)
+    assert sorted(rendered) == ["be a cab", "dab"]
+
+
+@pytest.mark.parametrize("revisions", [0, 65, 30_000_000])
+def test_revisions_are_bounded(make_solver, revisions):
+    with pytest.raises(InputError, match="revisions"):
+        make_solver(**TALK, revisions=revisions)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from beamwright.remote.source import Asked, Written
 
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
+_MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
 _ENDS = ("stop", "eos", "eos_token", "stop_sequence")
 _STOP_FIELDS = ("stop_reason", "matched_stop")  # vLLM's and Beamwright's; SGLang's
 
@@ -77,14 +78,16 @@ class Dialect:
 
     def written(self, choice: Mapping[str, Any], stops: Sequence[str]) -> Written:
         """One text of a reply; raises KeyError, TypeError or ValueError for what is none."""
-        text, ended = str(choice["text"]), _ended(choice, stops)
+        text, ended = text_of(choice["text"]), _ended(choice, stops)
         named = next((choice[each] for each in _STOP_FIELDS if choice.get(each) is not None), None)
         if ended == "stop" and isinstance(named, str) and not text.endswith(named):
-            text += named
+            text += text_of(named)
         ids = choice.get("token_ids")
+        if ids is not None and not all(type(each) is int for each in ids):
+            raise TypeError("token ids that are no integers")
         return Written(
             text=text,
-            token_ids=None if ids is None else tuple(int(each) for each in ids),
+            token_ids=None if ids is None else tuple(ids),
             logprobs=logprobs_of(choice),
             ended=ended,
         )
@@ -97,10 +100,28 @@ class BrokenOff(Exception):
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[float, ...]:
     """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
     found = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-    values = tuple(float(each) for each in found if each is not None)
-    if not all(map(math.isfinite, values)):
+    said = [each for each in found if each is not None]
+    if not all(type(each) in (int, float) and math.isfinite(each) for each in said):
         raise ValueError("log-probabilities that are no numbers")
-    return values
+    return tuple(map(float, said))
+
+
+def text_of(value: object) -> str:
+    """A text as a server says it; raises TypeError or ValueError for what is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"a text that is {type(value).__name__}")
+    value.encode()  # halves of characters, which no tokenizer takes
+    return value
+
+
+def count_of(value: object) -> int | None:
+    """A count as a server says it; None for what is none."""
+    return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None
+
+
+def object_of(value: object) -> Mapping[str, Any]:
+    """What a server says of something; nothing, where it is no object."""
+    return value if isinstance(value, dict) else {}
 
 
 def end_of(reason: object) -> Literal["eos", "length"]:

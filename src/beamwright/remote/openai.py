@@ -10,7 +10,8 @@ import asyncio
 import json
 import threading
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
@@ -24,17 +25,25 @@ from beamwright.remote.dialect import (
     BrokenOff,
     Dialect,
     Stops,
+    count_of,
     end_of,
     logprobs_of,
+    object_of,
     stops_shown,
+    text_of,
 )
 from beamwright.remote.named import PLAIN, FarModel
 from beamwright.remote.source import Asked, Facts, Reply, Written
 
 MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
-_CONNECT_S, _READ_S, _KEPT_S = 10.0, 600.0, 2.0  # servers hang up after five idle seconds
-_MOST_HANGS = 2  # of ten minutes each
+_CONNECT_S, _KEPT_S = 10.0, 2.0  # servers hang up after five idle seconds
+_REPLY_S, _TOKEN_S = 600.0, 1.0  # a whole reply, with its wait in the server's queue
+_MODELS_S, _MODELS_BYTES = 30.0, 16 << 20
+_MOST_HANGS = 2
+_REPLY_BYTES, _TOKEN_BYTES, _PROMPT_BYTES = 64 << 10, 512, 16  # of JSON: in all, per token
+_EVENT_BYTES = 2048  # around a token that comes alone
+_ERROR_CHARS = 200
 _PROMPTS = ("1 + 1 =", "The answer is")
 _BROKEN = 500  # by the question, if it stays so
 _OURS = (401, 402, 403, 404)  # of the key, or of the model: no question will be answered
@@ -135,11 +144,11 @@ class OpenAISource:
                 # What it answers to others, but never to this, is of the question.
                 kind = UnavailableError if error.status in (*_PASSING, *_OURS) else InputError
                 wait_s = max(wait_s, error.retry_after_s or 0.0)
-            except httpx.ReadTimeout as error:
-                why, most = _said(error), _MOST_HANGS
+            except TimeoutError:
+                why, most = f"no whole reply in {_reply_s(asked):g} s", _MOST_HANGS
             except (httpx.HTTPError, json.JSONDecodeError, BrokenOff) as error:
                 why, most = _said(error), self._tries
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            except Exception as error:  # whatever what it says does to who reads it
                 why, most, kind = f"no completion ({_said(error)})", 1, InputError
             if tries >= most:
                 self._replies.put(Reply(key, tries=tries, error=self._error(kind, why, tries)))
@@ -149,38 +158,62 @@ class OpenAISource:
 
     def _error(self, kind: type[BeamwrightError], why: str, tries: int) -> BeamwrightError:
         times = f" ({tries} tries)" if tries > 1 else ""
-        return kind(f"the generator at {self._model.place}: {why}{times}")
+        return kind(f"the generator at {self._model.place}: {self._line(why)}{times}")
+
+    def _line(self, said: str) -> str:
+        """What a server has said, fit to be shown: without the key, which it may repeat."""
+        said = said.replace(self._key, "(the key)") if self._key else said
+        printable = "".join(each if each.isprintable() else " " for each in said)
+        return " ".join(printable.split())[:_ERROR_CHARS]
 
     async def _tried(self, asked: Asked) -> Reply:
-        client, body = self._running().client, self.dialect.body(self.name, asked)
-        if not self.dialect.streams:
-            answer: Mapping[str, Any] = await _post(client, "completions", body)
-            choices = sorted(answer["choices"], key=lambda each: int(each.get("index", 0)))
-            if not choices:
-                raise ValueError("it has no choices")
-            written = [self.dialect.written(each, asked.stops) for each in choices]
-            return _with_usage(answer, written)
-        return Reply(None, [await self._read(client, body, asked)])
+        body = self.dialect.body(self.name, asked)
+        if self.dialect.streams:
+            return Reply(None, [await self._read(body, asked)])
+        answer = await self._completed(body, asked)
+        choices = sorted(answer["choices"], key=lambda each: int(each.get("index", 0)))
+        if not choices:
+            raise ValueError("it has no choices")
+        written = [self.dialect.written(each, asked.stops) for each in choices]
+        return _with_usage(answer, written)
 
-    async def _read(
-        self, client: httpx.AsyncClient, body: Mapping[str, Any], asked: Asked
-    ) -> Written:
+    async def _completed(self, body: Mapping[str, Any], asked: Asked) -> Mapping[str, Any]:
+        """A reply that comes as a whole."""
+        most = _most_bytes(asked, _TOKEN_BYTES)
+        async with self._reply("POST", "completions", _reply_s(asked), most, body) as chunks:
+            answer: Mapping[str, Any] = json.loads(b"".join([each async for each in chunks]))
+        return answer
+
+    @asynccontextmanager
+    async def _reply(
+        self, method: str, path: str, most_s: float, most: int, body: Any = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes of a reply, of which there may be so many, in so many seconds.
+
+        Raises:
+            _Refused: if it says no; TimeoutError; ValueError: if there are more.
+        """
+        client = self._running().client
+        async with asyncio.timeout(most_s), client.stream(method, path, json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                raise await _refused(response)
+            yield _bounded(response, most)
+
+    async def _read(self, body: Mapping[str, Any], asked: Asked) -> Written:
         """A text as it is written, up to its first stop."""
         text, logprobs = "", list[float]()
         ended: Literal["stop", "eos", "length"] | None = None
-        async with client.stream("POST", "completions", json=body) as response:
-            if response.status_code != httpx.codes.OK:
-                await response.aread()
-                raise _refused(response)
-            async for line in response.aiter_lines():
-                data = line.removeprefix("data:").strip()
-                if not line.startswith("data:") or data == "[DONE]":
+        most = _most_bytes(asked, _EVENT_BYTES)
+        async with self._reply("POST", "completions", _reply_s(asked), most, body) as chunks:
+            async for line in _lines(chunks):
+                data = line.removeprefix(b"data:").strip()
+                if not line.startswith(b"data:") or data == b"[DONE]":
                     continue
                 event = json.loads(data)
                 if "error" in event:
                     raise _Refused(_BROKEN, _message(event))
                 for choice in event.get("choices") or ():
-                    text += str(choice.get("text") or "")
+                    text += text_of(choice.get("text") or "")
                     logprobs += logprobs_of(choice)
                     reason = choice.get("finish_reason")
                     if reason is not None:
@@ -200,12 +233,14 @@ class OpenAISource:
         thread = self._running()
         try:
             return thread.run(ask())
-        except _Refused as error:
-            raise InputError(f"{self._option}: {error}") from error
-        except httpx.HTTPError as error:
-            why = str(error) or type(error).__name__
+        except BeamwrightError:
+            raise
+        except TimeoutError as error:
+            raise InputError(f"{self._option}: what answers there does not end") from error
+        except (_Refused, httpx.HTTPError) as error:
+            why = self._line(str(error)) or type(error).__name__
             raise InputError(f"{self._option}: {why}") from error
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except Exception as error:  # whatever what it says does to who reads it
             raise InputError(
                 f"{self._option}: what answers there does not speak OpenAI's protocol "
                 f"({type(error).__name__})"
@@ -218,18 +253,16 @@ class OpenAISource:
 
     async def _find_model(self) -> tuple[str, int | None, bool]:
         """Its name there, its context, and whether it is a search by another Beamwright."""
-        client = self._running().client
-        response = await client.get("models")
-        if response.status_code != httpx.codes.OK:
-            raise _refused(response)
-        models = {str(each["id"]): each for each in response.json()["data"]}
+        async with self._reply("GET", "models", _MODELS_S, _MODELS_BYTES) as chunks:
+            found = json.loads(b"".join([each async for each in chunks]))
+        models = {text_of(each["id"]): each for each in found["data"]}
         name = self._model.name or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
             asked = "say which, as #NAME" if name is None else "no such model"
-            raise InputError(f"{self._option}: {asked}; it has {', '.join(sorted(models)[:12])}")
-        found = models[name].get("max_model_len")
+            names = self._line(", ".join(sorted(models)[:12]))
+            raise InputError(f"{self._option}: {asked}; it has {names}")
         searches = models[name].get("owned_by") == "beamwright" and not name.endswith(PLAIN)
-        return name, found if isinstance(found, int) and found > 0 else None, searches
+        return name, count_of(models[name].get("max_model_len")) or None, searches
 
     async def _find_dialect(self) -> Dialect:
         """The richest that it understands."""
@@ -251,7 +284,7 @@ class OpenAISource:
         """What else is known of a way that it understands; raises _Refused if it does not."""
         for prompt in _PROMPTS:
             choice = await self._sample(way, prompt, ())
-            text = str(choice["text"])
+            text = text_of(choice["text"])
             returns_ids = way.extras and isinstance(choice.get("token_ids"), list)
             if returns_ids:
                 self._check_tokenizer(text, choice["token_ids"])
@@ -268,8 +301,9 @@ class OpenAISource:
         known = all(0 <= token < self._codec.vocab_size for token in token_ids)
         here = self._codec.decode(token_ids) if known else None
         if here is None or here.strip("\ufffd ") != text.strip("\ufffd "):
+            wrote = self._line(repr(text))
             raise InputError(
-                f"{self._option}: its tokens are others than --tokenizer's: it wrote {text!r}, "
+                f"{self._option}: its tokens are others than --tokenizer's: it wrote {wrote}, "
                 f"and they are {here!r} here"
             )
 
@@ -280,7 +314,7 @@ class OpenAISource:
         ids = tuple(self._codec.encode(prompt))
         greedy = SamplingSettings(temperature=0.0)
         asked = Asked(ids, lambda: prompt, 1, 0, 4, greedy, tuple(stops))
-        answer = await _post(self._running().client, "completions", dialect.body(self.name, asked))
+        answer = await self._completed(dialect.body(self.name, asked), asked)
         choice: Mapping[str, Any] = answer["choices"][0]
         return choice
 
@@ -298,8 +332,11 @@ class _LoopThread:
     def __init__(self, url: str, key: str | None) -> None:
         self.client = httpx.AsyncClient(
             base_url=f"{url}/",
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(_READ_S, connect=_CONNECT_S),
+            headers={
+                "Accept-Encoding": "identity",  # a packed reply has no size that could be bounded
+                **({"Authorization": f"Bearer {key}"} if key else {}),
+            },
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),  # see `_reply_s`
             limits=httpx.Limits(keepalive_expiry=_KEPT_S),
         )
         self._loop = asyncio.new_event_loop()
@@ -336,26 +373,57 @@ class _LoopThread:
         await self.client.aclose()
 
 
-async def _post(client: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    response = await client.post(path, json=body)
-    if response.status_code != httpx.codes.OK:
-        raise _refused(response)
-    answer: dict[str, Any] = response.json()
-    return answer
+def _reply_s(asked: Asked) -> float:
+    """Seconds in which a whole reply has to be there."""
+    return _REPLY_S + asked.max_tokens * _TOKEN_S
+
+
+def _most_bytes(asked: Asked, per_token: int) -> int:
+    """Of a reply; some repeat the prompt's tokens with every text."""
+    each = asked.max_tokens * per_token + len(asked.token_ids) * _PROMPT_BYTES
+    return _REPLY_BYTES + asked.count * each
+
+
+async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """Its bytes as they come; raises ValueError where there are more."""
+    encoding = response.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise ValueError(f"it is in {encoding}, which was not asked for")
+    size = 0
+    async for chunk in response.aiter_raw():
+        size += len(chunk)
+        if size > most:
+            raise ValueError(f"more than {most:,} bytes, for what was asked")
+        yield chunk
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines that have ended."""
+    begun: list[bytes] = []
+    async for chunk in chunks:
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield b"".join((*begun, end))
+            begun = []
+        begun.append(rest)
 
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def _refused(response: httpx.Response) -> _Refused:
-    try:
-        text = _message(response.json())
-    except (ValueError, AttributeError):
-        text = response.text
+async def _refused(response: httpx.Response) -> _Refused:
+    said = bytearray()
+    async for chunk in response.aiter_raw():
+        said += chunk
+        if len(said) > _REPLY_BYTES:
+            break
+    text = said.decode(errors="replace")
+    with suppress(ValueError, AttributeError, RecursionError):
+        text = _message(json.loads(text))
     seconds = response.headers.get("retry-after", "")
     after = float(seconds) if seconds.isdecimal() else None
-    return _Refused(response.status_code, " ".join(text.split())[:200], after)
+    return _Refused(response.status_code, text, after)
 
 
 def _message(answer: Mapping[str, Any]) -> str:
@@ -364,9 +432,9 @@ def _message(answer: Mapping[str, Any]) -> str:
 
 
 def _with_usage(answer: Mapping[str, Any], written: Sequence[Written]) -> Reply:
-    usage = answer.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    return Reply(None, written, usage.get("prompt_tokens"), details.get("cached_tokens"))
+    usage = object_of(answer.get("usage"))
+    cached = object_of(usage.get("prompt_tokens_details")).get("cached_tokens")
+    return Reply(None, written, count_of(usage.get("prompt_tokens")), count_of(cached))
 
 
 def _first_end(text: str, stops: Sequence[str]) -> int | None:

@@ -266,6 +266,10 @@ class RemoteSteps:
     def _step(self, node: Node, written: Written, limit: RowLimit) -> StepDecoded | StepFailed:
         assert node.parent is not None
         token_ids = written.token_ids
+        if self._is_too_long(written, limit):
+            return StepFailed(
+                node, InputError(f"the generator writes more than the {limit.tokens} tokens asked")
+            )
         if token_ids is not None and not all(
             0 <= each < self.codec.vocab_size for each in token_ids
         ):
@@ -286,6 +290,13 @@ class RemoteSteps:
         if shown != text:
             stop = StopReason.STOP_STRING
         return StepDecoded(node, token_ids, written.logprobs, stop, shown)
+
+    def _is_too_long(self, written: Written, limit: RowLimit) -> bool:
+        """More than it was asked for; a text may be other tokens here than it was drawn as."""
+        said = max(len(written.token_ids or ()), len(written.logprobs))
+        if written.token_ids is None and self.codec.is_longer(written.text, 2 * limit.tokens):
+            return True
+        return said > limit.tokens
 
 
 def _stop(written: Written, num_tokens: int, limit: RowLimit, delimiter: str | None) -> StopReason:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from beamwright.config import Explore
-from beamwright.errors import BeamwrightError, LinkError
+from beamwright.errors import BeamwrightError, LinkError, UnavailableError
 from beamwright.protocols import (
     DecodesAhead,
     Event,
@@ -42,6 +42,8 @@ class Engine:
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
     trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
     opened; without, as in the decoupled thesis (Alg. 4), never. turns: see `Turns`.
+    patience_s: seconds that a tree with nothing to return still waits for steps when its deadline
+    has passed, where they may never come; None where they surely will.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Engine:
         *,
         explore: Explore = "continuous",
         verify_ahead: bool = True,
+        patience_s: float | None = None,
     ) -> None:
         self._executor, self._schedule = executor, schedule
+        self._patience_s = patience_s
         self._lockstep, self._beside = explore == "lockstep", explore == "decoupled"
         self._ahead = executor if isinstance(executor, DecodesAhead) else None
         self._payoff, self._verify_ahead = payoff or Payoff(), verify_ahead
@@ -293,9 +297,10 @@ class Engine:
     def _cut_overdue(self) -> None:
         """Trees whose deadline has passed end their round with what is decoded.
 
-        Where scores may never come, they go without those that are not in after a while.
+        Where scores may never come, they go without those that are not in after a while; where
+        steps may never come, a tree without any fails.
         """
-        now, patience_s = self._clock(), self._executor.patience_s
+        now, steps_s, patience_s = self._clock(), self._patience_s, self._executor.patience_s
         for run in list(self._live.values()):
             if run.overdue(now):
                 run.cut = True
@@ -305,6 +310,9 @@ class Engine:
                 run.cut = True
                 run.unscored.clear()
                 self._end_round(run)
+            elif run.open and steps_s is not None and run.out_of_time(now - steps_s):
+                assert run.rule is not None
+                self._fail(run, UnavailableError(f"{run.rule.deadline}, and nothing is there"))
 
     @contextmanager
     def _fails_alone(self, run: TreeRun) -> Iterator[None]:

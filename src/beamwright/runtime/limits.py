@@ -73,6 +73,11 @@ class StopRule:
         """True if the strategy judges every path for itself, in half a round as in a whole one."""
         return not self._row.competes
 
+    @property
+    def deadline(self) -> str:
+        """What is said when it has passed."""
+        return f"--deadline {self._settings.deadline:g}s had passed"
+
     def out_of_time(self, elapsed_s: float) -> bool:
         """True if the deadline has passed."""
         return self._settings.deadline is not None and elapsed_s >= self._settings.deadline
@@ -103,7 +108,7 @@ class StopRule:
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
             return f"--token-budget {settings.token_budget} was spent"
         if self.out_of_time(elapsed_s):
-            return f"--deadline {settings.deadline:g}s had passed"
+            return self.deadline
         return next((why for rule in self._own if (why := _asked(rule, tree)) is not None), None)
 
     def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:

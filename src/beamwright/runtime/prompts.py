@@ -107,7 +107,7 @@ class Prompts:
             InputError: if the model has no tokenizer or no chat template, or a turn is no text, or
             longer than its context.
         """
-        for turn in strategy.turns if isinstance(strategy, AsksAgain) else ():
+        for turn in dict.fromkeys(strategy.turns if isinstance(strategy, AsksAgain) else ()):
             self._turn_ids(turn)
 
     def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:

@@ -19,7 +19,7 @@ from beamwright.protocols import (
     RoundReport,
     Strategy,
 )
-from beamwright.runtime.limits import StopRule
+from beamwright.runtime.limits import StopRule, cut_short
 from beamwright.runtime.obeyed import decided, foreseen
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.speculation import SpeculativeChildren
@@ -167,13 +167,14 @@ class TreeRun:
     def overdue(self, now: float) -> bool:
         """True if the deadline has passed in decoding and there is something to return.
 
-        A tree without any candidate goes on.
+        A tree without any step goes on.
         """
+        tree = self.tree
         return (
             not self.cut
             and bool(self.open)
             and self.out_of_time(now)
-            and bool(self.tree.candidates() or self.tree.finished())
+            and bool(tree.candidates() or tree.finished() or cut_short(tree))
         )
 
     def out_of_time(self, now: float) -> bool:

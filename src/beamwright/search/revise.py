@@ -36,7 +36,7 @@ class SequentialRevision(SearchPolicy):
 
     foresees_by_score = False
 
-    revisions: int = option(1, ge=1, help="Critiques and new answers per path.")
+    revisions: int = option(1, ge=1, le=64, help="Critiques and new answers per path.")
     critique_prompt: str = option(
         CRITIQUE, min_length=1, metavar="TEXT", help="What asks for a critique."
     )

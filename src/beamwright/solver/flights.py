@@ -21,7 +21,7 @@ from beamwright.errors import (
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
 from beamwright.runtime.admission import FAR_ROWS, USUAL_ROWS, Admission
-from beamwright.runtime.choice import Run, make_executor
+from beamwright.runtime.choice import PATIENCE_S, Run, make_executor
 from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
@@ -141,6 +141,7 @@ class Flights:
             payoff=payoff,
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
+            patience_s=PATIENCE_S if parts.generator is None else None,
         )
         stores = [model.store for model in parts.tree_models]
         rows = USUAL_ROWS if parts.generator is not None else FAR_ROWS

@@ -1,0 +1,313 @@
+"""A server that answers oddly, or without end: a failed step at most, and in bounded time."""
+
+import itertools
+import json
+import time
+
+import pytest
+
+from beamwright import Solver
+from beamwright.errors import InputError, UnavailableError
+from beamwright.evaluate import load_problems, run
+from beamwright.models import TextCodec
+from beamwright.remote import FarModel
+from beamwright.remote import openai as client
+from beamwright.remote.openai import OpenAISource
+from beamwright.solver import flights
+from scripted_server import Scripted, answered, choice, piece, question, said, speaking
+
+KEY = "sk-very-secret"
+
+
+@pytest.fixture(scope="module")
+def codec(generator_folder):
+    return TextCodec.load(generator_folder)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.001)
+
+
+@pytest.fixture
+def reply_to(codec):
+    """What becomes of one question; `streams`: of a text that is read as it is written."""
+
+    def ask(then, streams=False, **options):
+        kind = {"extras": False, "names": False} if streams else {}
+        with speaking(codec, then=then, **kind) as server:
+            source = OpenAISource(FarModel("openai", server.url), codec, tries=2, **options)
+            try:
+                return answered(source, question(codec)), server
+            finally:
+                source.close()
+
+    return ask
+
+
+def raw(text):
+    return lambda: iter([text.encode()])
+
+
+DEEP = "[" * 20_000
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("then", "what"),
+    [
+        (lambda body: raw('{"choices":' + DEEP), "RecursionError"),
+        (lambda body: raw('{"choices":[{"index":Infinity,"text":"x"}]}'), "OverflowError"),
+        (
+            lambda body: raw(
+                '{"choices":[{"text":"x","finish_reason":"stop","logprobs":{"token_logprobs":'
+                f"[{HUGE}]}}}}]}}"
+            ),
+            "OverflowError",
+        ),
+        (lambda body: said(choice(None)), "a text that is NoneType"),
+        (lambda body: said(choice(17)), "a text that is int"),
+        (lambda body: said(choice("half \ud83d")), "surrogates not allowed"),
+        (lambda body: said(choice("x", stop_reason="\ud83d")), "surrogates not allowed"),
+        (lambda body: said(choice("x", token_ids=[1.5, "3"])), "token ids that are no integers"),
+        (lambda body: said(choice("x", token_ids=[True])), "token ids that are no integers"),
+        (lambda body: said(choice("x", token_ids=5)), "TypeError"),
+        (lambda body: said(choice("x", logprobs={"token_logprobs": ["-1"]})), "no numbers"),
+        (lambda body: said(choice("x", logprobs=[1])), "AttributeError"),
+    ],
+)
+def test_what_is_no_completion_is_an_error_at_once(reply_to, then, what):
+    reply, server = reply_to(then)
+    assert isinstance(reply.error, InputError)
+    assert what in str(reply.error)
+    assert (reply.tries, len(server.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("event", "what"),
+    [
+        ('{"choices":' + DEEP, "RecursionError"),
+        (f'{{"choices":[{{"text":"x","logprobs":{{"token_logprobs":[{HUGE}]}}}}]}}', "Overflow"),
+        ('{"choices":[{"text":5}]}', "a text that is int"),
+        ('{"choices":[{"text":"\\ud83d"}]}', "surrogates not allowed"),
+        ("[]", "AttributeError"),
+    ],
+)
+def test_so_is_an_event_of_a_stream(reply_to, event, what):
+    reply, _ = reply_to(lambda body: raw(f"data: {event}\n\n"), streams=True)
+    assert isinstance(reply.error, InputError)
+    assert what in str(reply.error)
+
+
+@pytest.mark.parametrize("usage", [{"prompt_tokens": "abc"}, {"prompt_tokens": True},
+    {"prompt_tokens": -1}, {"prompt_tokens": 10**400}, {"prompt_tokens": [1]},
+    {"prompt_tokens": 1.5}])  # fmt: skip
+def test_counts_that_are_none_are_not_said(reply_to, usage):
+    reply, _ = reply_to(lambda body: said(choice("x"), **usage))
+    assert reply.error is None
+    assert reply.prompt_tokens is None
+
+
+@pytest.mark.parametrize("usage", [[1], "x", {"prompt_tokens_details": [1]}])
+def test_usage_that_is_no_object_is_none(reply_to, usage):
+    reply, _ = reply_to(lambda body: (200, {"choices": [choice("x")], "usage": usage}))
+    assert reply.error is None
+    assert (reply.prompt_tokens, reply.cached_tokens) == (None, None)
+
+
+# --- replies without end ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chunk", "streams"),
+    [
+        (b" " * 4096, False),
+        (b'{"choices":[{"text":"' + b"x" * 4096, False),
+        (b"data: " + b"x" * 4096, True),
+        (b": a remark\n\n" * 100, True),
+        (f"data: {json.dumps(piece('more '))}\n\n".encode() * 20, True),
+    ],
+    ids=["blanks", "text", "line", "remarks", "events"],
+)
+def test_a_reply_is_read_as_far_as_it_may_go(reply_to, chunk, streams):
+    reply, server = reply_to(lambda body: lambda: itertools.repeat(chunk), streams)
+    assert isinstance(reply.error, InputError)
+    assert "bytes, for what was asked" in str(reply.error)
+    assert server.gone.wait(10)
+
+
+def test_what_nobody_unpacks_is_no_bomb(reply_to):
+    def packed():
+        return iter([b"\x1f\x8b"])
+
+    packed.headers = {"content-encoding": "gzip"}
+    reply, server = reply_to(lambda body: packed)
+    assert "it is in gzip, which was not asked for" in str(reply.error)
+    assert set(server.accepts) == {"identity"}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_drip_ends_with_the_time_of_the_whole_reply(reply_to, monkeypatch, streams):
+    monkeypatch.setattr(client, "_REPLY_S", 0.3)
+    monkeypatch.setattr(client, "_TOKEN_S", 0.0)
+
+    def drip():
+        while True:
+            yield b" "
+            time.sleep(0.02)
+
+    reply, server = reply_to(lambda body: drip, streams)
+    assert isinstance(reply.error, UnavailableError)
+    assert "no whole reply in 0.3 s (2 tries)" in str(reply.error)
+    assert len(server.asked) == 2
+
+
+def test_the_time_follows_from_the_tokens(codec):
+    short, long = (question(codec, max_tokens=tokens) for tokens in (1, 1000))
+    assert client._reply_s(long) > client._reply_s(short) + 100
+
+
+# --- at the start ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "models",
+    [raw('{"data":' + DEEP), raw('{"data":[{"id":5}]}'), raw('{"data":[{"id":"\\ud83d"}]}'),
+     raw("[1]"), raw('{"data":[{"id":"m","x":1e'), lambda: itertools.repeat(b" " * 65536)],
+)  # fmt: skip
+def test_the_start_ends_in_one_line(codec, models):
+    with (
+        Scripted(lambda body: said(choice("x")), models) as server,
+        pytest.raises(InputError, match="--model openai:") as error,
+    ):
+        OpenAISource(FarModel("openai", server.url), codec)
+    assert "does not speak OpenAI's protocol" in str(error.value)
+
+
+def test_a_start_that_drips_ends(codec, monkeypatch):
+    monkeypatch.setattr(client, "_MODELS_S", 0.2)
+
+    def drip():
+        while True:
+            yield b" "
+            time.sleep(0.02)
+
+    with (
+        Scripted(lambda body: None, drip) as server,
+        pytest.raises(InputError, match="what answers there does not end"),
+    ):
+        OpenAISource(FarModel("openai", server.url), codec)
+
+
+@pytest.mark.parametrize("said_", [True, "512", 0, -3, 1.5, None])
+def test_a_context_that_is_no_count_is_not_said(codec, said_):
+    with speaking(codec, models=[{"id": "m", "max_model_len": said_}]) as server:
+        assert OpenAISource(FarModel("openai", server.url), codec).facts.context is None
+
+
+# --- the key ---------------------------------------------------------------------------------
+
+
+def test_the_key_is_in_no_error_whatever_a_server_repeats(reply_to, codec):
+    def echo(status):
+        return lambda body: (status, {"error": {"message": f"'Bearer {KEY}' \x1b[2J\nis wrong"}})
+
+    reply, server = reply_to(echo(401), key=KEY)
+    assert f"Bearer {KEY}" in server.keys
+    assert KEY not in str(reply.error)
+    assert "Bearer (the key)" in str(reply.error)
+    assert str(reply.error).isprintable()
+
+    event = {"error": {"message": f"{KEY} {'x' * 500}"}}
+    reply, _ = reply_to(lambda body: iter([event]), streams=True, key=KEY)
+    assert "(the key)" in str(reply.error)
+    assert KEY[:8] not in str(reply.error)
+
+    reply, _ = reply_to(lambda body: said(choice("x", finish_reason=f"for {KEY}")), key=KEY)
+    assert "(the key)" in str(reply.error)
+    assert KEY not in str(reply.error)
+
+
+def test_nor_in_those_of_the_start(codec):
+    for models, answer in (
+        ([{"id": f"{KEY}-a"}, {"id": "b"}], None),
+        ([{"id": "m"}], lambda body: (401, {"error": KEY})),
+        ([{"id": "m"}], lambda body: said(choice(KEY, token_ids=[5]))),
+    ):
+        with Scripted(answer, models) as server, pytest.raises(InputError) as error:
+            OpenAISource(FarModel("openai", server.url), codec, key=KEY)
+        assert KEY not in str(error.value)
+        assert "(the key)" in str(error.value)
+
+
+# --- whole searches --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def solver_of(generator_folder):
+    def make(server, **options):
+        given = {"verifier": "none", "search": "majority", "n": 2, "max_tokens": 8, **options}
+        return Solver(
+            model=f"openai:{server.url}#m", tokenizer=str(generator_folder), system_prompt="",
+            delimiter="\n\n", **given,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: raw('{"choices":' + DEEP),
+        lambda: said(choice("x" * 5000), choice("y")),
+        lambda: said(choice("x", token_ids=[5] * 5000), choice("y")),
+        lambda: said(choice("x\ud83d"), choice("y")),
+        lambda: said(choice("x", logprobs={"token_logprobs": [-0.1] * 500}), choice("y")),
+    ],
+    ids=["deep", "text", "tokens", "surrogate", "logprobs"],
+)
+def test_an_odd_reply_fails_its_problem_and_no_run(codec, solver_of, tmp_path, odd):
+    """In the last place, too, where nothing that comes later shows that the server is there."""
+
+    def then(body):
+        return odd() if "odd" in codec.decode(body["prompt"]) else said(choice("1"), choice("2"))
+
+    file = tmp_path / "problems.jsonl"
+    file.write_text("".join(json.dumps({"problem": p}) + "\n" for p in ("a", "b", "an odd one")))
+    with speaking(codec, then=then) as server, solver_of(server) as solver:
+        report = run(load_problems(str(file)), solver.solve_many, solver.settings)
+    assert (report["problems"], report["errors"]) == (3, 1)
+
+
+def test_a_deadline_is_heard_while_a_server_drips(codec, solver_of, monkeypatch):
+    """It fails: there is nothing to return."""
+    monkeypatch.setattr(flights, "PATIENCE_S", 0.1)
+
+    def drip():
+        while True:
+            yield b" "
+            time.sleep(0.02)
+
+    with (
+        speaking(codec, then=lambda body: drip) as server,
+        solver_of(server, deadline=0.1) as solver,
+        pytest.raises(UnavailableError, match=r"--deadline 0\.1s had passed, and nothing"),
+    ):
+        solver.solve("a")
+    assert server.gone.wait(10)
+
+
+def test_what_was_written_by_the_deadline_stands(codec, solver_of):
+    def drip():
+        while True:
+            yield b" "
+            time.sleep(0.02)
+
+    replies = [said(choice("a\n\n"), choice("b\n\n"))]
+    with (
+        speaking(codec, then=lambda body: replies.pop() if replies else drip) as server,
+        solver_of(server, deadline=0.5) as solver,
+    ):
+        found = solver.solve("a")
+    assert [each.text for each in found.candidates]
+    assert "--deadline 0.5s had passed" in found.reason_fewer
