@@ -8,13 +8,14 @@ once.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError
+from beamwright.errors import BeamwrightError, UnavailableError
 from beamwright.evaluate.run import InFlight, Solved
 from beamwright.scale.cluster import Cluster
 from beamwright.scale.ray_cluster import RayCluster, last_line
@@ -25,6 +26,9 @@ MOST_DEATHS = 3
 """Of a problem's replica, before the run ends: it is presumably the problem that kills them."""
 
 _WAIT_S = 1.0
+_ABSENT_S = 60.0
+"""That no replica is there before the run ends, or twice as long as the first ones took to load."""
+
 _CANDIDATES = 256
 """Paths that a replica is given at a time, begun or not."""
 
@@ -56,6 +60,7 @@ class RaySolving:
         self._workers: list[_Worker] = []
         self._coming: dict[Any, _Worker] = {}
         self._failed_starts = 0
+        self._loading_s = self._there_s = 0.0
         self._deaths: Counter[str | int] = Counter()
 
     def __enter__(self) -> RaySolving:
@@ -72,7 +77,8 @@ class RaySolving:
         """Solutions as they finish, see `evaluate.SolveMany`. in_flight: in each replica.
 
         Raises:
-            BeamwrightError: if replicas keep dying, or cannot be made.
+            BeamwrightError: if replicas keep dying, or cannot be made; UnavailableError: if none is
+                there any more, and none comes.
         """
         most = self._most_given(in_flight)
         self._start(in_flight, most)
@@ -81,11 +87,23 @@ class RaySolving:
             self._hand_out(queue, most)
             owners = {ref: worker for worker in self._workers for ref in worker.given}
             ready, _ = self._ray.wait([*owners, *self._coming], timeout=_WAIT_S)
+            self._look(idle=not ready)
             for ref in ready:
                 if ref in self._coming:
                     self._arrived(ref)
                 elif ref in owners[ref].given:  # a worker that died is already without
                     yield from self._taken(owners[ref], ref, queue)
+
+    def _look(self, *, idle: bool) -> None:
+        """Raises UnavailableError if nobody is there, and nobody will come."""
+        now = time.monotonic()
+        if self._workers:
+            self._there_s = now
+        absent_s = now - self._there_s
+        if absent_s > max(_ABSENT_S, 2 * self._loading_s):
+            raise UnavailableError(f"--ray: no replica has been there for {absent_s:.0f} s")
+        if idle and not any(node["Alive"] for node in self._ray.nodes()):
+            raise UnavailableError("--ray: all nodes of the cluster are dead")
 
     # --- who has what ------------------------------------------------------------------------
 
@@ -174,10 +192,17 @@ class RaySolving:
 
     def _wait_until_loaded(self) -> None:
         """Raises what is wrong with the settings, of the first replica that says so."""
-        try:
-            self._ray.get([worker.actor.ready.remote() for worker in self._workers])
-        except self._ray.exceptions.RayActorError as error:
-            raise BeamwrightError(f"a replica could not be started: {last_line(error)}") from error
+        begun_s = time.monotonic()
+        refs = [worker.actor.ready.remote() for worker in self._workers]
+        while refs:
+            ready, refs = self._ray.wait(refs, timeout=_WAIT_S)
+            try:
+                self._ray.get(ready)
+            except self._ray.exceptions.RayActorError as error:
+                why = last_line(error)
+                raise BeamwrightError(f"a replica could not be started: {why}") from error
+            self._look(idle=not ready)
+        self._loading_s = time.monotonic() - begun_s
 
     def _most_given(self, in_flight: InFlight) -> int:
         """What is given beyond what is in flight waits there while others run dry."""
