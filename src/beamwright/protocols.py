@@ -319,7 +319,9 @@ class SchedulePolicy(Protocol):
 class Verifier(Protocol):
     """Scores finished steps; keeps what it needs on the nodes (`node.handles['verifier']`).
 
-    probabilities: every score lies between 0 and 1, whatever the step.
+    probabilities: every score lies between 0 and 1, whatever the step. listwise, where it has
+    that: scores may depend on the other nodes of a call, which are then all of a round's; every
+    other verifier's score is a function of its node's path alone.
     """
 
     default_aggregate: str

@@ -383,3 +383,47 @@ def test_prospects_are_checked(wrong, words):
     assert foreseen(object(), tree, [first], []) == []
     with pytest.raises(PolicyError, match=words):
         foreseen(Foreseeing(wrong(first, ended)), tree, [first, ended], [])
+
+
+class Ranks:
+    """A listwise judge: a step's score is its place among those of the call."""
+
+    def __init__(self, **says):
+        self.calls = []
+        vars(self).update(says)
+
+    def score(self, nodes):
+        self.calls.append(len(nodes))
+        order = sorted(nodes, key=lambda node: (len(node.step_text), node.step_text))
+        return [order.index(node) / len(nodes) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    "says", [{}, {"listwise": True}, {"listwise": True, "beside_decoding": True}]
+)
+@pytest.mark.parametrize("explore", ["continuous", "decoupled"])
+def test_scores_that_depend_on_the_call_make_the_same_tree(make_solver, says, explore):
+    """A verifier object that does not say that a path's score is its own gets whole rounds."""
+    trees, calls = [], []
+    for speculation in ("off", "exact"):
+        ranks = Ranks(**says)
+        options = {**FAST, "search": "beam", "dtype": exact_dtype(), "verifier": ranks}
+        with make_solver(**options, speculation=speculation, explore=explore) as solver:
+            found, solution = facts(solver)
+            problems = [("a", PROBLEM), ("b", "Ann has two.")]
+            others = solver.solve_many(problems, in_flight=2)
+            trees.append((found, {name: each.tree_hash for name, each in others}))
+            calls.append(sorted(ranks.calls))
+    assert solution.tokens.speculated_kept
+    assert trees[0] == trees[1]
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("says", [{"listwise": False}, {"beside_decoding": True}])
+def test_who_says_that_scores_are_each_their_own_is_asked_early(make_solver, says):
+    ranks = Ranks(**says)
+    with make_solver(
+        **FAST, search="beam", dtype=exact_dtype(), verifier=ranks, speculation="exact"
+    ) as solver:
+        solution = solver.solve(PROBLEM)
+    assert len(ranks.calls) > solution.rounds

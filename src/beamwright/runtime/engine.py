@@ -42,8 +42,9 @@ class Engine:
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
     trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
     opened; without, as in the decoupled thesis (Alg. 4), never. turns: see `Turns`.
-    patience_s: seconds that a tree with nothing to return still waits for steps when its deadline
-    has passed, where they may never come; None where they surely will.
+    listwise: all steps of a tree's round are scored in one call. patience_s: seconds that a tree
+    with nothing to return still waits for steps when its deadline has passed, where they may never
+    come; None where they surely will.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class Engine:
         *,
         explore: Explore = "continuous",
         verify_ahead: bool = True,
+        listwise: bool = False,
         patience_s: float | None = None,
     ) -> None:
         self._executor, self._schedule = executor, schedule
-        self._patience_s = patience_s
+        self._patience_s, self._listwise = patience_s, listwise
         self._lockstep, self._beside = explore == "lockstep", explore == "decoupled"
         self._ahead = executor if isinstance(executor, DecodesAhead) else None
-        self._payoff, self._verify_ahead = payoff or Payoff(), verify_ahead
+        self._payoff, self._asks_ahead = payoff or Payoff(), verify_ahead and not listwise
         self._accounting, self._clock = accounting, clock
         self._live: dict[Node, TreeRun] = {}
         self.turns = Turns()
@@ -172,7 +174,7 @@ class Engine:
             executor.speculate(())
             return
         for run in [run for run in self._live.values() if run not in self._foreseen]:
-            if run.scores_early:
+            if run.scores_early and not self._listwise:
                 self._have_scored(run)
             if run.error is None:
                 with self._fails_alone(run):
@@ -247,7 +249,7 @@ class Engine:
         steps = [node for node in new if node in run.unscored]
         if steps:
             run.num_calls += 1
-            ahead = run.steps_ahead(len(steps)) if self._verify_ahead else ()
+            ahead = run.steps_ahead(len(steps)) if self._asks_ahead else ()
             self._executor.verify((*steps, *ahead), run.priority)
 
     def _drop_rest(self, run: TreeRun) -> None:

@@ -39,6 +39,8 @@ class RayCluster:
             )
         except (ConnectionError, ValueError) as error:
             raise InputError(f"--ray {address}: {last_line(error)}") from error
+        except Exception as error:  # Ray's own: a machine too busy to start it in time, say
+            raise UnavailableError(f"--ray {address or 'local'}: {last_line(error)}") from error
 
     def leave(self) -> None:
         """What has been begun here ends; nothing else."""

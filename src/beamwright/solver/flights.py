@@ -141,6 +141,7 @@ class Flights:
             payoff=payoff,
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
+            listwise=getattr(parts.verifier, "listwise", False),
             patience_s=PATIENCE_S if parts.generator is None else None,
         )
         stores = [model.store for model in parts.tree_models]

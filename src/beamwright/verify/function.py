@@ -62,7 +62,11 @@ class CallableVerifier:
 
 
 class ObjectVerifier:
-    """A verifier of the user's own, with the usual answers to what it does not say."""
+    """A verifier of the user's own, with the usual answers to what it does not say.
+
+    listwise: unless it says that scores are each their own, or that it may be called beside
+    decoding, where batches are as they come.
+    """
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -71,6 +75,7 @@ class ObjectVerifier:
         self.probabilities = bool(getattr(function, "probabilities", False))
         self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
         self.beside_decoding = _may_run_beside(function)
+        self.listwise = bool(getattr(function, "listwise", not self.beside_decoding))
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """What the user's object answers.
