@@ -69,7 +69,14 @@ class StepDropped:
     node: Node
 
 
-Event = StepDecoded | StepScored | StepFailed | StepDropped
+@dataclass(frozen=True)
+class StepAwaited:
+    """A node's step has not begun: of what it follows a part was read, and there is more."""
+
+    node: Node
+
+
+Event = StepDecoded | StepScored | StepFailed | StepDropped | StepAwaited
 
 
 class Executor(Protocol):

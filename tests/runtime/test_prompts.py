@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from beamwright.decode import chains
 from beamwright.decode.sampling import lineage_key
-from beamwright.errors import InputError, ProblemTooLongError
+from beamwright.errors import Cancelled, InputError, ProblemTooLongError
 from beamwright.evaluate import AnswerChecker, RunOptions, load_problems, run
 from beamwright.models.tokenizer import TextCodec
-from engines import PROBLEM
+from beamwright.protocols import StepAwaited
+from beamwright.runtime import Engine
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype
 
 
 @pytest.mark.parametrize("text", ["\ud800 eggs", "eggs \udfff", "\ud83d"])
@@ -90,3 +93,65 @@ def test_a_context_too_short_for_anything(make_solver, context):
 def test_the_shortest_context_works(make_solver):
     with make_solver(n=4, context=20) as solver:
         assert solver.solve("12").candidates
+
+
+# --- long prompts, read in pieces ------------------------------------------------------------
+
+LONG = "a cab " * 30
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Prompts are read eight tokens at a time; counts the pieces behind which there are more."""
+    found, commit = [], Engine._commit
+
+    def noted(engine, run, event):
+        found.extend([event] * isinstance(event, StepAwaited))
+        commit(engine, run, event)
+
+    monkeypatch.setattr(chains, "_PIECE_TOKENS", 8)
+    monkeypatch.setattr(Engine, "_commit", noted)
+    return found
+
+
+@pytest.mark.parametrize("place", [{}, {"kv_memory": 48 * 4096, "host_memory": "1MiB"}])
+def test_a_prompt_that_is_read_in_pieces_leads_to_the_same_tree(make_solver, monkeypatch, place):
+    options = {"n": 4, "dtype": exact_dtype(), **place}
+    problems = [("long", LONG), ("short", "a cab"), ("other", LONG[::-1])]
+
+    def found():
+        with make_solver(**options) as solver:
+            solutions = dict(solver.solve_many(problems, in_flight=3))
+            assert_nothing_allocated(solver)
+        return {name: each.tree_hash for name, each in solutions.items()}
+
+    expected = found()
+    monkeypatch.setattr(chains, "_PIECE_TOKENS", 8)
+    assert found() == expected
+
+
+def test_between_two_pieces_deadlines_are_heard(make_solver, pieces):
+    with make_solver(n=4, deadline=1e-6) as solver:
+        with pytest.raises(InputError, match="had passed while the prompt was read"):
+            solver.solve(LONG)
+        assert len(pieces) == 1
+        assert_nothing_allocated(solver)
+        assert solver.solve("a cab").candidates  # its first steps are waited for
+
+
+def test_between_two_pieces_who_gives_up_is_heard(make_solver, pieces, monkeypatch):
+    with make_solver(n=4) as solver:
+        handles = []
+        commit = Engine._commit
+
+        def cancel(engine, run, event):
+            commit(engine, run, event)
+            handles[0].cancel()
+
+        monkeypatch.setattr(Engine, "_commit", cancel)
+        with solver._calls.turn():
+            handles.append(solver.submit(LONG))
+        with pytest.raises(Cancelled):
+            handles[0].result(60)
+        assert 1 <= len(pieces) <= 2
+        assert_nothing_allocated(solver)

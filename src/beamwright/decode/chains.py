@@ -12,9 +12,11 @@ from typing import Any
 from beamwright.decode.paths import OWNER, path_to, segment_name
 from beamwright.decode.row import Row
 from beamwright.kv import Lease, Residency, Segment
-from beamwright.models.prefill import PrefillRequest
+from beamwright.models.prefill import PREFILL_CHUNK_TOKENS, PrefillRequest
 from beamwright.progress import Progress
 from beamwright.tree import Node
+
+_PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS
 
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 """Computes and stores the KV of these tokens; returns what each one's last token leads to."""
@@ -41,6 +43,10 @@ class GeneratorState:
         return self.segment.place
 
 
+class Unfinished(Exception):
+    """More is owed than is forwarded at a time."""
+
+
 class Chains:
     """Completes the paths that lead to open nodes."""
 
@@ -54,7 +60,8 @@ class Chains:
         Returns the segments that have grown; those that were empty join the lease.
 
         Raises:
-            CapacityError: if the KV budget cannot hold them.
+            CapacityError: if the KV budget cannot hold them; Unfinished: where a prompt is long and
+                only its next piece was forwarded. Deadlines are heard between two.
         """
         parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
         grown: list[Segment] = []
@@ -65,7 +72,10 @@ class Chains:
                 self._progress.doing(f"prefill of {num_tokens:,} tokens")
             lease.add({request.segment: 1 for request in requests if not request.segment.length})
             for node, hidden in zip(level, self._prefill(requests), strict=True):
-                node.handles[OWNER].hidden = hidden
+                if node.handles[OWNER].segment.length == len(node.token_ids):
+                    node.handles[OWNER].hidden = hidden
+            if not all(map(is_complete, level)):
+                raise Unfinished
             grown += [request.segment for request in requests]
         for node in parents:
             state: GeneratorState = node.handles[OWNER]
@@ -91,17 +101,18 @@ class Chains:
         self._prefill(requests)
 
     def _owed(self, node: Node) -> PrefillRequest:
-        """What a node lacks; it has a segment afterwards."""
+        """What a node lacks, or the next piece of it; it has a segment afterwards."""
         if OWNER not in node.handles:
             node.handles[OWNER] = GeneratorState(
                 self._residency.create(segment_name(node), node.start)
             )
         segment: Segment = node.handles[OWNER].segment
-        tokens = node.token_ids[segment.length :]
+        tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
         if len(tokens) > 1 or node.parent is None:
             node.usage["generator_prefilled"] += len(tokens)
         node.usage["generator_reused"] -= len(tokens)
-        return PrefillRequest(path_to(node.parent), segment, tokens, node.end - len(tokens))
+        start = node.start + segment.length
+        return PrefillRequest(path_to(node.parent), segment, tokens, start)
 
 
 def _owing(parents: Iterable[Node]) -> list[list[Node]]:

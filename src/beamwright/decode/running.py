@@ -22,7 +22,7 @@ from beamwright.decode.batching import (
     until_compacting,
     worth_compacting,
 )
-from beamwright.decode.chains import Chains, GeneratorState, Prefill, is_broken
+from beamwright.decode.chains import Chains, GeneratorState, Prefill, Unfinished, is_broken
 from beamwright.decode.lengths import StepLengths
 from beamwright.decode.paths import OWNER
 from beamwright.decode.queue import Queue
@@ -35,7 +35,7 @@ from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv import Residency
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
-from beamwright.protocols import Event, Plan, ScheduleView, StepDropped, StepFailed
+from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
 from beamwright.tree import Node
 
 ITERATION_TOKENS = 16
@@ -248,6 +248,9 @@ class RunningBatch:
                 if self._try_again(joining, error):
                     continue
                 break
+            except Unfinished:
+                self._events.append(StepAwaited(joining[0].node))
+                break
             self._queue.leave(len(joining))
             if any(row.done for row in joining):
                 self._settle()
@@ -357,7 +360,7 @@ class RunningBatch:
         try:
             if rows:
                 self._join(rows)
-        except (CapacityError, DeviceMemoryError):
+        except (CapacityError, DeviceMemoryError, Unfinished):
             for row in rows:
                 self._fail(row.node)
 

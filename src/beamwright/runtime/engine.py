@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from beamwright.config import Explore
-from beamwright.errors import BeamwrightError, LinkError, UnavailableError
+from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
 from beamwright.protocols import (
     DecodesAhead,
     Event,
     Executor,
     SchedulePolicy,
+    StepAwaited,
     StepDecoded,
     StepDropped,
     StepFailed,
@@ -216,6 +217,10 @@ class Engine:
             self._foresee = True
         elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
             self._fail(run, event.error)
+        elif isinstance(event, StepAwaited) and run.out_of_time(self._clock()):
+            assert run.rule is not None  # what was written before is cut with the next step
+            if not run.overdue(self._clock()):
+                self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
 
     def _note(self, run: TreeRun, event: Event) -> None:
         """What has become of a speculative child; late news of one that is gone are dropped."""
