@@ -44,7 +44,11 @@ class GeneratorState:
 
 
 class Unfinished(Exception):
-    """More is owed than is forwarded at a time."""
+    """More is owed than is forwarded at a time. nodes: open ones that it is owed for."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        super().__init__()
+        self.nodes = nodes
 
 
 class Chains:
@@ -75,7 +79,7 @@ class Chains:
                 if node.handles[OWNER].segment.length == len(node.token_ids):
                     node.handles[OWNER].hidden = hidden
             if not all(map(is_complete, level)):
-                raise Unfinished
+                raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
             grown += [request.segment for request in requests]
         for node in parents:
             state: GeneratorState = node.handles[OWNER]

@@ -248,8 +248,8 @@ class RunningBatch:
                 if self._try_again(joining, error):
                     continue
                 break
-            except Unfinished:
-                self._events.append(StepAwaited(joining[0].node))
+            except Unfinished as more:
+                self._events += map(StepAwaited, more.nodes)
                 break
             self._queue.leave(len(joining))
             if any(row.done for row in joining):

@@ -293,10 +293,10 @@ class RemoteSteps:
 
     def _is_too_long(self, written: Written, limit: RowLimit) -> bool:
         """More than it was asked for; a text may be other tokens here than it was drawn as."""
-        said = max(len(written.token_ids or ()), len(written.logprobs))
-        if written.token_ids is None and self.codec.is_longer(written.text, 2 * limit.tokens):
-            return True
-        return said > limit.tokens
+        if written.token_ids is not None:
+            return max(len(written.token_ids), len(written.logprobs)) > limit.tokens
+        most = 2 * limit.tokens
+        return len(written.logprobs) > most or self.codec.is_longer(written.text, most)
 
 
 def _stop(written: Written, num_tokens: int, limit: RowLimit, delimiter: str | None) -> StopReason:
