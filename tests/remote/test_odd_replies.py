@@ -148,8 +148,10 @@ def test_what_nobody_unpacks_is_no_bomb(reply_to):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_drip_ends_with_the_time_of_the_whole_reply(reply_to, monkeypatch, streams):
-    monkeypatch.setattr(client, "_REPLY_S", 0.3)
-    monkeypatch.setattr(client, "_TOKEN_S", 0.0)
+    start = client._reply_s  # of requests for four tokens, which answer
+    monkeypatch.setattr(
+        client, "_reply_s", lambda asked: start(asked) if asked.max_tokens == 4 else 0.3
+    )
 
     def drip():
         while True:
@@ -297,7 +299,9 @@ def test_a_deadline_is_heard_while_a_server_drips(codec, solver_of, monkeypatch)
     assert server.gone.wait(10)
 
 
-def test_what_was_written_by_the_deadline_stands(codec, solver_of):
+def test_what_was_written_by_the_deadline_stands(codec, solver_of, monkeypatch):
+    monkeypatch.setattr(flights, "PATIENCE_S", 60.0)
+
     def drip():
         while True:
             yield b" "
@@ -306,8 +310,8 @@ def test_what_was_written_by_the_deadline_stands(codec, solver_of):
     replies = [said(choice("a\n\n"), choice("b\n\n"))]
     with (
         speaking(codec, then=lambda body: replies.pop() if replies else drip) as server,
-        solver_of(server, deadline=0.5) as solver,
+        solver_of(server, deadline=0.1) as solver,
     ):
         found = solver.solve("a")
     assert [each.text for each in found.candidates]
-    assert "--deadline 0.5s had passed" in found.reason_fewer
+    assert "--deadline 0.1s had passed" in found.reason_fewer
