@@ -24,8 +24,10 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@touch $@
 
-demo: $(BIN)/.installed ## solve one word problem with the bundled models and watch the tree grow
+demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow, and by a vote
 	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 0
+	@echo "Without the search, the majority of 16 samples of the same model says:"
+	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --search majority --seed 0 --no-progress
 
 # worksteal: a worker has whole modules, with their fixtures, until another has nothing left to do.
 test: $(BIN)/.installed-dev ## install what tests need and run everything

@@ -14,6 +14,8 @@ import pytest
 import typer
 
 from beamwright.cli import app as cli_app
+from beamwright.config import Settings
+from beamwright.search.doubts import doubts_about_problem
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "recipes" / "README.md", *ROOT.glob("docs/*.md")])
@@ -98,6 +100,29 @@ def check_python(words):
         assert (ROOT / word.split("::")[0]).exists(), f"there is no {word}"
 
 
+PLAIN = re.compile(r'"([A-Z][^"{]*How many [a-z][^"{]*\?)"')
+PROBLEMS = sorted(
+    {(ROOT / "demo.txt").read_text().strip()}
+    | {
+        problem
+        for file in [*DOCUMENTS, ROOT / "src" / "beamwright" / "__init__.py"]
+        for problem in PLAIN.findall(file.read_text(encoding="utf-8"))
+    }
+)
+GAINED, LOST = {"gets", "buys", "finds", "wins"}, {"sells", "gives away", "loses", "drops"}
+
+
+def exact_answer(problem):
+    """What a problem of one person, whose events gain or lose a number of things, comes to."""
+    sentences = problem.rstrip("?").split(". ")
+    value = int(re.search(r"\d+", sentences[0])[0])
+    for sentence in sentences[1:-1]:
+        verb, number = re.search(r"n [A-Z]\w+ \w+ ([a-z ]+) (\d+) ", sentence).groups()
+        assert verb in GAINED | LOST, verb
+        value += int(number) if verb in GAINED else -int(number)
+    return str(value)
+
+
 CHECKS = {"beamwright": check_beamwright, "make": check_make, "python": check_python}
 
 
@@ -121,6 +146,14 @@ def test_python_runs_or_at_least_compiles(file, text, monkeypatch, tmp_path):
     if file == "README.md" and not OWN_FILES.search(text):
         monkeypatch.chdir(tmp_path)
         exec(code, {})
+
+
+def test_every_problem_that_people_read_is_of_the_bundled_kind():
+    assert len(PROBLEMS) >= 5
+    assert {"60", "79", "113"} <= {exact_answer(problem) for problem in PROBLEMS}
+    for problem in PROBLEMS:
+        assert doubts_about_problem(problem, Settings.build()) == [], problem
+        assert int(exact_answer(problem)) >= 0
 
 
 def test_every_benchmark_that_is_named_exists():

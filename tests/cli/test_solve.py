@@ -23,7 +23,7 @@ def test_without_a_terminal_only_the_answer(cli, fake):
     assert outcome.out == "42\n"
     assert outcome.err.splitlines()[-1] == (
         "2 rounds | 9 nodes | 6 pruned | 1,234 tokens generated | 1.2 s | "
-        "goodput 16.0 tok/s | KV peak 3.0 MiB"
+        "goodput 16.0 tok/s (one path's) | KV peak 3.0 MiB"
     )
 
 

@@ -276,6 +276,7 @@ def test_bytes_are_said_to_be_of_all_problems_in_flight(tmp_path):
     (note,) = [each for each in (tmp_path / "r.html").read_text().split(". ") if "KV (" in each]
     assert "loaded" in note
     assert "of all problems in flight together, not divided" in note
+    assert "a smaller n may take more" in note
 
 
 @pytest.mark.parametrize("xs", [(480.0, 520.0), (0.021, 0.024), (3.0, 900.0), (1e-3, 1e5), (7.0,)])
@@ -291,3 +292,12 @@ def test_a_run_with_warnings_says_so(tmp_path):
     write_eval_page([run_of(summary=summary_of(warnings=warned))], tmp_path / "r.html", "t")
     text = (tmp_path / "r.html").read_text()
     assert "beam, n = 4: 3 problems with a warning, such as: all &lt;scores&gt; are equal" in text
+
+
+def test_one_is_no_plural(tmp_path):
+    file = tmp_path / "r.html"
+    warned = {"problems": 1, "example": "it is odd"}
+    write_eval_page([run_of(summary=summary_of(problems=1, warnings=warned))], file, "t")
+    text = file.read_text()
+    assert "set: 1 problem, 1 setting<" in text
+    assert "beam, n = 4: 1 problem with a warning" in text

@@ -95,7 +95,7 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("mean rounds", report["mean_rounds"], "{:.1f}"),
         ("tokens generated", report["tokens"].get("generated"), "{:,}"),
         ("seconds", report["time"].get("total_s"), "{:,.1f}"),
-        ("goodput", report["goodput_tok_s"], "{:.1f} tok/s"),
+        ("goodput", report["goodput_tok_s"], "{:.1f} tok/s (a path's tokens over its time)"),
         ("latency, median", (report["latency_s"]["p50"] or {}).get("value"), "{:,.2f} s"),
         ("latency, 95 %", (report["latency_s"]["p95"] or {}).get("value"), "{:,.2f} s"),
     )

@@ -81,7 +81,7 @@ def accounting(solution: Solution) -> str:
         f"{stats.pruned:,} pruned",
         f"{solution.tokens.generated:,} tokens generated",
         f"{solution.time.total_s:.1f} s",
-        None if goodput is None else f"goodput {goodput:.1f} tok/s",
+        None if goodput is None else f"goodput {goodput:.1f} tok/s (one path's)",
         None if peak is None else f"KV peak {format_bytes(peak)}",
         None if remote is None else f"{remote.requests:,} requests",
         None if link is None else f"link emulated at {format_bytes(link)}/s",

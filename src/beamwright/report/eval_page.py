@@ -36,8 +36,8 @@ _NOTE = (
     "of the n candidates are right and ended by themselves. p50 and p95: completion latency. "
     "goodput: mean tokens of a final candidate over its mean completion time. tokens and seconds: "
     "per problem. KV (both models', peaks on the device) and loaded (host to device): "
-    "of all problems in flight together, not divided. Below each number its 95 % interval. Nothing "
-    "was chosen by looking at these problems."
+    "of all problems in flight together, not divided (64 / n, or --in-flight: a smaller n may take "
+    "more). Below each number its 95 % interval. Nothing was chosen by looking at these problems."
 )
 
 
@@ -73,7 +73,9 @@ def _intro(runs: Sequence[EvaluatedRun]) -> str:
     counts = sorted({run.summary["problems"] for run in runs})
     problems = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     note = "" if len(counts) == 1 else " - some settings are not finished, so compare with care"
-    return f"{datasets}: {problems} problems, {len(runs)} settings{note}"
+    problem = "problem" if counts[-1] == 1 else "problems"
+    setting = "setting" if len(runs) == 1 else "settings"
+    return f"{datasets}: {problems} {problem}, {len(runs)} {setting}{note}"
 
 
 def _common(runs: Sequence[EvaluatedRun]) -> str:
@@ -121,7 +123,8 @@ def _warned(runs: Sequence[EvaluatedRun]) -> str:
     for name, run in _by_method(runs):
         found = run.summary.get("warnings") or {"problems": 0}
         if found["problems"]:
-            about = f"{name}, n = {run.n}: {found['problems']} problems with a warning, such as: "
+            count = "1 problem" if found["problems"] == 1 else f"{found['problems']} problems"
+            about = f"{name}, n = {run.n}: {count} with a warning, such as: "
             lines.append(f"<br><strong>{html.escape(about + found['example'])}</strong>")
     return "".join(lines)
 

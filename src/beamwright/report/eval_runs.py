@@ -80,7 +80,7 @@ _AXES: tuple[tuple[str, str, str, str | None, float], ...] = (
     ("tokens", "Accuracy against tokens", "tokens generated per problem", "tokens", 1.0),
     ("seconds", "Accuracy against time", "seconds per problem", "seconds", 1.0),
     ("kv", "Accuracy against KV memory",
-     "GiB of KV on the device, both models, peak of all problems in flight (64 / n or --in-flight)",
+     "GiB of KV on the device, both models, peak of all in flight: the smaller n, the more",
      "kv_device_peak_bytes", GIB),
 )  # fmt: skip
 
