@@ -12,36 +12,32 @@ to read the logits.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from beamwright.attention import make_attention, triton_version, why_no_kernels
+from beamwright.attention import make_attention, why_no_kernels
 from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
 from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, RowTails, SegmentStore
-from benchmarks.common import finish, say, table
+from benchmarks.common import say
+from benchmarks.gpu.context import Context, one_line, release
 
-HEADS = {  # kv_heads, group, head_dim
-    "opt-6.7b": (32, 1, 128),
-    "llama-3.1-8b": (8, 4, 128),
-    "qwen2.5-7b": (4, 7, 128),
+HEADS = {  # kv_heads, group, head_dim; in order of value, for there may be time for the first only
     "qwen2.5-1.5b": (2, 6, 128),
+    "opt-6.7b": (32, 1, 128),
+    "qwen2.5-7b": (4, 7, 128),
+    "llama-3.1-8b": (8, 4, 128),
 }
+_REPEATS, _LEAST_S = 30, 2.0
 _DRAW = (64, 151_936)  # rows, tokens
 _COPY_BYTES = 2**30
 _MATRIX = 8192
-_COLUMNS = (
-    *("model", "work", "rows", "backend", "us", "eager_us", "floor_us", "share_of_floor"),
-    *("gb_s", "partial_mb", "difference"),
-)
 
 
 @dataclass(frozen=True)
@@ -69,9 +65,9 @@ class Case:
         return self.layout == "separate"
 
 
-def cases(quick: bool) -> list[Case]:
+def cases() -> list[Case]:
     found = []
-    for model in ["opt-6.7b", "qwen2.5-1.5b"] if quick else list(HEADS):
+    for model in HEADS:
         found += [
             Case("decode, tree", model, "tree", 64, 2048),
             Case("decode, tree", model, "tree", 16, 1024),
@@ -321,43 +317,34 @@ def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[di
 
 
 @torch.inference_mode()
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two models")
-    parser.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=30)
-    given = parser.parse_args(argv)
-    dtype = getattr(torch, given.dtype)
-    if not torch.cuda.is_available():
-        say("this times kernels on a GPU, and there is no CUDA device here")
-        return 2
-    reason = why_no_kernels(torch.device("cuda"), dtype)
+def run(context: Context) -> dict[str, Any]:
+    """Stage: a row for each draw and each case; what fails costs its own."""
+    if not context.on_gpu:
+        return {"skipped": "kernels are timed on a GPU"}
+    dtype = torch.bfloat16
+    reason = why_no_kernels(torch.device(context.device), dtype)
     if reason is not None:
-        say(f"attention_kernels: {reason}")
-        return 2
-    clock = Clock(given.repeats)
+        return {"skipped": reason}
+    data: dict[str, Any] = {"dtype": str(dtype), "rows": [], "not_run": []}
+    clock = Clock(_REPEATS)
     bandwidth, flops = ceilings(clock, dtype)
-    say(f"ceilings: copy {bandwidth / 1e9:.0f} GB/s, product {flops / 1e12:.0f} TFLOP/s")
-    rows = measure_draws(clock, bandwidth, dtype)
-    for case in cases(given.quick):
-        rows += measure(build(case, dtype, "cuda"), clock, bandwidth, flops)
-        torch.cuda.empty_cache()
-    say(table(rows, _COLUMNS))
-    card = torch.cuda.get_device_properties(0)
-    facts = {"gpu": card.name, "sms": card.multi_processor_count, "l2_bytes": card.L2_cache_size}
-    finish(
-        "gpu_kernels",
-        {
-            **facts,
-            "triton": triton_version(),
-            "dtype": given.dtype,
-            "copy_gb_s": round(bandwidth / 1e9, 1),
-            "product_tflops": round(flops / 1e12, 1),
-            "rows": rows,
-        },
-    )
-    return 0
+    data |= {"copy_gb_s": round(bandwidth / 1e9, 1), "product_tflops": round(flops / 1e12, 1)}
+    context.save(data)
 
+    def measured(case: Case | None) -> list[dict[str, Any]]:
+        if case is None:
+            return measure_draws(clock, bandwidth, dtype)
+        return measure(build(case, dtype, context.device), clock, bandwidth, flops)
 
-if __name__ == "__main__":
-    sys.exit(main())
+    for case in (None, *cases()):
+        what = {"work": "draw"} if case is None else {"model": case.model, "work": case.name}
+        if context.left_s < _LEAST_S:
+            data["not_run"].append(what)
+            continue
+        try:
+            data["rows"] += measured(case)
+        except Exception as error:
+            data["rows"].append({**what, "error": one_line(error)})
+        release(context.device)
+        context.save(data)
+    return data

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.machine import facts_now
-from benchmarks.gpu.runner import read_result, write_json
+from benchmarks.gpu.runner import Journal
 
 
 @dataclass
@@ -18,22 +19,27 @@ class Context:
     """Given to every stage.
 
     smoke: tiny sizes, on whatever device; the code is the same.
-    folder: results of the other stages. link_bandwidth: bytes/s of an emulated, slower link.
-    earlier: what a run with the same settings and sources has found already.
+    journal: of all stages; out: the folder that it lies in, for files beside it.
+    link_bandwidth: bytes/s of an emulated, slower link.
+    earlier: what a run with the same settings has found already.
     """
 
+    stage: str
     device: str
     smoke: bool
     seconds: float
-    into: Path
-    folder: Path
+    journal: Journal
     link_bandwidth: int | None = None
     earlier: Mapping[str, Any] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
-    machine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.machine = {"at_start": facts_now(self.device)}
+        self._saved = deepcopy(dict(self.earlier))
+        self._facts("at_start")
+
+    @property
+    def out(self) -> Path:
+        return self.journal.file.parent
 
     @property
     def on_gpu(self) -> bool:
@@ -46,17 +52,21 @@ class Context:
 
     def save(self, data: Mapping[str, Any]) -> None:
         """What has been found so far: it outlives whatever happens to this process."""
-        write_json(self.into, {**data, "machine": self.machine, "smoke": self.smoke})
+        self.journal.save(self.stage, data, self._saved)
+        self._saved |= deepcopy(dict(data))
 
     def finish(self, data: Mapping[str, Any]) -> None:
         """The whole result."""
-        self.machine["at_end"] = facts_now(self.device)
-        self.save(data)
+        self.save({"error": None, **data})
+        self._facts("at_end")
 
     def data_of(self, stage: str) -> dict[str, Any] | None:
         """What another stage has found, if anything."""
-        found = read_result(self.folder, stage)
-        return found["data"] if found is not None and found["data"] else None
+        return self.journal.results().get(stage, {}).get("data") or None
+
+    def _facts(self, when: str) -> None:
+        if facts := facts_now(self.device):
+            self.save({when: facts})
 
 
 def synchronize(device: str) -> None:
@@ -74,6 +84,14 @@ def release(device: str) -> None:
     gc.collect()
     if device != "cpu":
         torch.cuda.empty_cache()
+
+
+def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What it finds, or its error: a failure costs one row."""
+    try:
+        return work()
+    except Exception as error:  # the other rows are worth having
+        return {"error": one_line(error)}
 
 
 def one_line(error: BaseException) -> str:

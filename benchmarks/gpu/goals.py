@@ -33,7 +33,8 @@ def goal_rows(data: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         ("KV transfers to the device, of the link's peak", ">= 0.80", own.get("h2d")),
         ("KV transfers to the host, of the link's peak", ">= 0.80", own.get("d2h")),
         ("decode step of a 1.5B shape, of the bandwidth ceiling (least)", ">= 0.80",
-         _least(row.get("share_of_ceiling") for row in roofline.get("steps", []))),
+         _least(row.get("share_of_ceiling") for row in roofline.get("steps", [])
+                if row["graphs"] == "auto" and "0.5b" not in row["model"])),
         ("host's share of a step, 7B shape, batch 16", "< 0.05",
          roofline.get("host", {}).get("host_gap_share_unprofiled")),
         ("speedup over layer-wise, copies, n = 64", ">= 9.72", _each(dense, "speedup")),

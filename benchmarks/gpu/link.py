@@ -1,17 +1,16 @@
 """Stage: ceilings of the card and its link, our transfers against them, and a profile of both.
 
-The profile is what the simulator's predictions of this run are made from.
+The profile is what the simulator's predictions of this run are made from. The ceilings need torch
+alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from beamwright.hardware import HardwareProfile
-from benchmarks.gpu import own_link
 from benchmarks.gpu.ceilings import (
     SMOKE,
     Sizes,
@@ -26,6 +25,9 @@ from benchmarks.gpu.ceilings import (
 from benchmarks.gpu.context import Context, one_line, release
 from benchmarks.gpu.machine import device_name
 
+if TYPE_CHECKING:
+    from beamwright.hardware import HardwareProfile
+
 # Operators of one layer in one decode step without a graph (docs/experiments.md).
 _DECODE_OPS_PER_LAYER = 35
 
@@ -33,7 +35,6 @@ _DECODE_OPS_PER_LAYER = 35
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
     sizes = SMOKE if context.smoke else Sizes()
-    traffic = own_link.SMOKE if context.smoke else own_link.Traffic()
     device = context.device
     half = torch.bfloat16 if context.on_gpu else torch.float32
     data: dict[str, Any] = {"dtype": str(half).removeprefix("torch.")}
@@ -51,12 +52,18 @@ def run(context: Context) -> dict[str, Any]:
         ("few_rows_flops", lambda: few_rows_flops(device, sizes, half)),
         ("small_op_s", lambda: small_op_s(device, sizes)),
     ):
-        rates[name] = measure()
+        try:
+            rates[name] = measure()
+        except Exception as error:
+            data.setdefault("errors", {})[name] = one_line(error)
         release(device)
         context.save(data)
     data["link_peaks"] = link_peaks(device, sizes)
     context.save(data)
     try:
+        from benchmarks.gpu import own_link
+
+        traffic = own_link.SMOKE if context.smoke else own_link.Traffic()
         data["own_transfers"] = own_link.own_transfers(device, data["link_peaks"], traffic)
         rates["copy_launch_s"] = own_link.copy_launch_s(device, traffic)
         context.save(data)
@@ -65,12 +72,15 @@ def run(context: Context) -> dict[str, Any]:
         data["own_small_blocks"] = own_link.own_transfers(device, data["link_peaks"], small)
     except Exception as error:  # the ceilings above are worth keeping whatever our link does
         data["own_transfers_error"] = one_line(error)
+        return data
     data["profile"] = asdict(profile_of(data, context))
     return data
 
 
 def profile_of(data: dict[str, Any], context: Context) -> HardwareProfile:
     """The card as the cost model sees it: peaks, and the shares that our kind of work reaches."""
+    from beamwright.hardware import HardwareProfile
+
     rates, peaks = data["rates"], data["link_peaks"]
     bandwidth = max(rates["copy_bandwidth"], rates["weights_bandwidth"], rates["copies_bandwidth"])
     flops = max(rates["gemm_flops"], rates["few_rows_flops"])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,24 @@ _NOW = (
 _PACKAGES = ("torch", "triton", "transformers", "torchao", "flashinfer-python", "beamwright")
 
 
+# What each stage imports, directly or not: module, and the wheel that brings it.
+ENGINE = {
+    "numpy": "numpy", "pydantic": "pydantic", "pydantic_core": "pydantic-core",
+    "annotated_types": "annotated-types", "typing_inspection": "typing-inspection",
+    "yaml": "pyyaml", "safetensors": "safetensors", "tokenizers": "tokenizers",
+    "transformers": "transformers",
+}  # fmt: skip
+TESTS = {
+    "pytest": "pytest", "pluggy": "pluggy", "iniconfig": "iniconfig", "packaging": "packaging",
+    "pygments": "pygments",
+}  # fmt: skip
+
+
+def missing_wheels(modules: Mapping[str, str]) -> list[str]:
+    """Wheels whose modules cannot be found here; nothing is imported."""
+    return [wheel for module, wheel in modules.items() if find_spec(module) is None]
+
+
 def device_name(device: str) -> str:
     """Short and fit for a file name: `nvidia-h200`, or `cpu`."""
     if device == "cpu":
@@ -35,7 +55,9 @@ def device_name(device: str) -> str:
 
 
 def has_device(device: str) -> bool:
-    """True if torch can use it."""
+    """True if torch is here and can use it."""
+    if find_spec("torch") is None:
+        return False
     import torch
 
     index = torch.device(device).index or 0

@@ -1,4 +1,4 @@
-"""Stage: is what the device computes right? The repository's own device tests, then two checks.
+"""Stage: is what the device computes right, against the CPU?
 
 Logits: tiny random checkpoints of each family, every attention backend, against the float64 logits
 of the `reference` backend on the CPU. Trees: one small search over backends and group sizes; equal
@@ -7,11 +7,8 @@ trees are expected of one backend on a CPU in float32, and reported, not demande
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,9 @@ from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.config import ModelSettings
 from beamwright.kv import PathPart
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
+from beamwright.models.find import resolve_folder
 from benchmarks.gpu.context import Context, one_line, release
 
-_ROOT = Path(__file__).resolve().parents[2]
 # Relative error of the norm: TF32 products would show as about 3e-4.
 LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
 _SIZES = {
@@ -46,90 +43,47 @@ def run(context: Context) -> dict[str, Any]:
     data: dict[str, Any] = {"limits": LIMITS}
     with tempfile.TemporaryDirectory() as folder:
         families = ("llama",) if context.smoke else ("llama", "qwen2", "opt")
-        folders = {name: _write(name, Path(folder) / name) for name in families}
+        folders = {name: write_checkpoint(name, Path(folder) / name) for name in families}
         data["logits"] = []
         for family, path in folders.items():
             data["logits"] += logit_rows(family, path, context)
             context.save(data)
     data["trees"] = tree_rows(context)
-    context.save(data)
-    data["tests"] = None if context.smoke else device_tests(context)
-    wrong = what_is_wrong(data["logits"], data["tests"])
-    return data if wrong is None else {**data, "error": wrong}
-
-
-def what_is_wrong(
-    logits: Sequence[Mapping[str, Any]], tests: Mapping[str, Any] | None
-) -> str | None:
-    """What fails the stage, if anything. Tests that were stopped for want of time do not."""
-    found = []
-    if wrong := sum(not row["within"] for row in logits):
-        found.append(f"{wrong} of {len(logits)} logits beyond their limit")
-    if tests is not None and tests["exit_code"] not in (0, None):
-        found.append("device tests failed")
-    return "; ".join(found) or None
-
-
-# --- tests -----------------------------------------------------------------------------------
-
-
-def device_tests(context: Context) -> dict[str, Any] | None:
-    """What `pytest -m gpu` says; None where no test is marked."""
-    marked = re.search(r'"gpu[:"]', (_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    if marked is None:
-        return None
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-x", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=_ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=max(1.0, context.left_s - 2),
-        )
-    except subprocess.TimeoutExpired:
-        return {"exit_code": None, "summary": "stopped: no time left"}
-    lines = done.stdout.strip().splitlines()
-    # 5: nothing was collected.
-    code = 0 if done.returncode == 5 else done.returncode
-    return {"exit_code": code, "summary": lines[-1] if lines else done.stderr[-300:]}
+    wrong = sum(not row["within"] for row in data["logits"])
+    if wrong:
+        data["error"] = f"{wrong} of {len(data['logits'])} logits beyond their limit"
+    return data
 
 
 # --- logits ----------------------------------------------------------------------------------
 
 
-def _write(family: str, folder: Path) -> Path:
-    """A random checkpoint; weights large enough that attention is not uniform."""
+def write_checkpoint(
+    family: str, folder: Path, device: str = "cpu", dtype: str = "float32", **sizes: int
+) -> Path:
+    """A random checkpoint; weights large enough that attention is not uniform.
+
+    Its tokenizer is the bundled one. sizes: of the config, tiny ones otherwise.
+    """
     from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, Qwen2Config
 
     common = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    gated = {**common, "intermediate_size": 128, "num_key_value_heads": 2}
+    gated = {**common, "intermediate_size": 128, "num_key_value_heads": 2, **sizes}
     configs = {
         "llama": lambda: LlamaConfig(**gated, tie_word_embeddings=False),
         "qwen2": lambda: Qwen2Config(**gated, tie_word_embeddings=True),
         "opt": lambda: OPTConfig(**common, ffn_dim=128, word_embed_proj_dim=64),
     }
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(configs[family]())
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(configs[family](), dtype=getattr(torch, dtype))
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.1)
+            weight.add_(torch.randn_like(weight) * (0.1 if not sizes else 0.01))
     model.save_pretrained(folder)
-    _write_tokenizer(folder)
+    for file in resolve_folder("bundled", "generator").glob("*token*.json"):
+        shutil.copy(file, folder)
     return folder
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """A checkpoint has one; nothing here is ever turned into text."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, _SIZES["vocab_size"]))]
-    backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
-    names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
 
 
 @torch.inference_mode()

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import table
 from benchmarks.gpu.goals import goal_rows
 from benchmarks.gpu.points import PAPER_SPEEDUP, with_speedups
-from benchmarks.gpu.runner import read_result, write_json
 from benchmarks.paper.cases import LBS
 
 GIB = 2**30
-NOT_RUN = "not run"
-
-
-def collect(folder: Path, stages: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Results by stage, in order; stages without one are `not run`."""
-    missing = {"status": NOT_RUN, "data": {}}
-    return {name: read_result(folder, name) or {"stage": name, **missing} for name in stages}
+_RATES = ("copy_bandwidth", "weights_bandwidth", "copies_bandwidth", "gemm_flops")
 
 
 def machine_of(results: Mapping[str, Mapping[str, Any]]) -> str | None:
     """The device's short name, from whichever stage has run."""
-    return next((r["key"]["machine"]["short"] for r in results.values() if "key" in r), None)
-
-
-def write_report(folder: Path, stages: Sequence[str]) -> tuple[str, Path | None]:
-    """The text, and the file with everything in it, beside the folder; none if nothing has run."""
-    results = collect(folder, stages)
-    text = render(results)
-    machine = machine_of(results)
-    if machine is None:
-        return text, None
-    smoke = any(r["key"].get("smoke") for r in results.values() if "key" in r)
-    emulated = any(r["key"].get("link_bandwidth") for r in results.values() if "key" in r)
-    label = ("_smoke" if smoke else "") + ("_emulated" if emulated else "")
-    file = folder.parent / f"gpu_check_{machine}{label}.json"
-    write_json(file, {"benchmark": "gpu_check", "stages": _without_trees(results), "report": text})
-    return text, file
-
-
-def _without_trees(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_trees(each) for key, each in value.items() if key != "recorded"}
-    return [_without_trees(each) for each in value] if isinstance(value, list) else value
+    return next((r["key"]["machine"] for r in results.values() if "key" in r), None)
 
 
 # --- the text --------------------------------------------------------------------------------
@@ -58,9 +29,12 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     figures = [d for name, d in data.items() if name.startswith("figures")]
     for section in (
         _section("Goals", goal_rows(data)) if machine_of(results) else "",
+        _graphs(data.get("graphs", {}), data.get("tests", {})),
+        _roofline(data.get("roofline", {})),
+        _kernels(data.get("kernels", {})),
+        _search(data.get("search", {})),
         _link(data.get("link", {})),
         _parity(data.get("parity", {})),
-        _roofline(data.get("roofline", {})),
         _points(figures, data.get("simulator", {})),
         _speculation(data.get("speculation", {})),
         _peers(data.get("peers", {})),
@@ -77,6 +51,8 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
     rows = []
     for name, result in results.items():
+        if name == "environment":
+            continue
         rows.append(
             {
                 "stage": name,
@@ -84,30 +60,29 @@ def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
                 "seconds": result.get("took_s"),
                 "given": result.get("given_s"),
                 "date": result.get("date"),
-                "commit": (result.get("key") or {}).get("commit"),
+                "sources": result.get("sources"),
                 "left out": len(result["data"].get("not_run", [])) or None,
                 "error": _short(result.get("error") or result["data"].get("skipped")),
             }
         )
     machine = machine_of(results)
-    emulated = [r["key"].get("link_bandwidth") for r in results.values() if "key" in r]
+    emulated = {r["key"].get("link_bandwidth") for r in results.values() if "key" in r} - {None}
     title = f"GPU check: {machine or 'nothing has run'}{_software(results)}"
-    if any(emulated):
-        title += f" - link EMULATED at {max(filter(None, emulated)) / 1e9:g} GB/s"
+    if emulated:
+        title += f" - link EMULATED at {', '.join(sorted(emulated))}"
     if any(r["key"].get("smoke") for r in results.values() if "key" in r):
         title += " - SMOKE RUN: tiny sizes, the numbers mean nothing"
     return _section(title, rows)
 
 
 def _software(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Driver and packages of the latest stage."""
-    keys = [(r["finished"], r["key"]) for r in results.values() if "finished" in r]
-    if not keys:
-        return ""
-    key = max(keys, key=lambda pair: float(pair[0]))[1]
-    found = {**(key.get("versions") or {}), "driver": key["machine"].get("driver_version")}
+    """Driver and packages of the latest run, and what it lacked."""
+    found = results.get("environment", {})
+    known = {**found.get("versions", {}), "driver": found.get("card", {}).get("driver_version")}
     wanted = ("driver", "torch", "triton", "transformers")
-    return "".join(f", {name} {found[name]}" for name in wanted if found.get(name))
+    text = "".join(f", {name} {known[name]}" for name in wanted if known.get(name))
+    missing = found.get("missing")
+    return f"{text}; missing wheels: {', '.join(missing)}" if missing else text
 
 
 def _short(text: Any) -> str | None:
@@ -117,7 +92,7 @@ def _short(text: Any) -> str | None:
 def _link(data: Mapping[str, Any]) -> str:
     if "link_peaks" not in data:
         return ""
-    rates, peaks = data["rates"], data["link_peaks"]
+    rates, peaks = {**dict.fromkeys(_RATES, 0.0), **data["rates"]}, data["link_peaks"]
     rows = [
         {"what": "copy within the device", "GB/s": _giga(rates["copy_bandwidth"])},
         {"what": "reading weights, few rows", "GB/s": _giga(rates["weights_bandwidth"])},
@@ -156,9 +131,7 @@ def _parity(data: Mapping[str, Any]) -> str:
     ]
     trees = data.get("trees", [])
     equal = f"trees equal to the first: {sum(t['as_first'] for t in trees)} of {len(trees)}"
-    tests = data.get("tests")
-    ran = f"device tests: {tests['summary']}" if tests else "no device tests were run"
-    return _section(f"Parity; {equal}; {ran}", rows)
+    return _section(f"Parity; {equal}", rows)
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], dtype: str, attention: str) -> Any:
@@ -167,11 +140,46 @@ def _largest(rows: Sequence[Mapping[str, Any]], dtype: str, attention: str) -> A
     return _short(errors[0]) if errors else f"{max(row['relative_error'] for row in own):.2e}"
 
 
+def _graphs(data: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
+    rows = [
+        {
+            "what": row["what"],
+            "equal": row.get("equal"),
+            "said": _short(row.get("error") or "; ".join(row.get("warnings", []))),
+        }
+        for row in data.get("rows", [])
+    ]
+    failed = [row for row in tests.get("tests", []) if row["outcome"] == "failed"]
+    rows += [{"what": r["test"], "equal": False, "said": _short(r["error"][-90:])} for r in failed]
+    ran = tests.get("summary") or f"{len(tests.get('tests', []))} so far"
+    return _section(f"Graphs against plain steps, draws; device tests: {ran}", rows)
+
+
+def _kernels(data: Mapping[str, Any]) -> str:
+    columns = ("model", "work", "rows", "backend", "us", "eager_us", "floor_us", "share_of_floor")
+    rows = [
+        {name: row.get(name) for name in columns} | {"error": _short(row.get("error"))}
+        for row in data.get("rows", [])
+    ]
+    return _section(f"Kernels; copy {data.get('copy_gb_s')} GB/s", rows)
+
+
+def _search(data: Mapping[str, Any]) -> str:
+    columns = ("what", "n", "tokens", "s", "decode_s", "verify_s", "tokens_per_s")
+    rows = [
+        {name: row.get(name) for name in columns} | {"error": _short(row.get("error"))}
+        for row in data.get("rows", [])
+    ]
+    top = next((row["top"] for row in data.get("rows", []) if "top" in row), [])
+    return "\n\n".join(filter(None, [_section("Searches", rows), _section("Profile", top[:8])]))
+
+
 def _roofline(data: Mapping[str, Any]) -> str:
     rows = [
         {
             "model": row.get("model"),
             "batch": row["batch"],
+            "graphs": row["graphs"],
             "ms / step": row.get("step_ms"),
             "tokens/s": row.get("tokens_per_s"),
             "share of the bandwidth ceiling": row.get("share_of_ceiling"),

@@ -2,15 +2,17 @@
 
 Bytes of a step: weights that every token is multiplied with, and the KV that its rows see, shared
 parts counted once. Ceiling: the better of a device copy and a few-rows product, measured in this
-process, before and after. The host's share is the time of a step in which the device ran nothing.
-What `--deterministic` costs is measured on the same steps.
+process. The host's share is the time of a step in which the device ran nothing.
+Each batch is measured with graphs and without. What `--deterministic` costs is measured on the
+same steps.
 """
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import RoundReport
 from benchmarks.common import matmul_parameters
 from benchmarks.gpu.ceilings import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
-from benchmarks.gpu.context import Context, one_line, release
+from benchmarks.gpu.context import Context, attempt, release
 
 _LAST_S = 12.0  # loading a 7B shape again, and a few steps
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
@@ -31,16 +33,17 @@ _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,
 class Case:
     """rounds: of `step_tokens` tokens; the first is not counted."""
 
-    small: str = "qwen2.5-1.5b"
+    shapes: tuple[str, ...] = ("qwen2.5-1.5b", "qwen2.5-0.5b")
     large: str = "qwen2.5-7b"
-    batches: tuple[int, ...] = (1, 16, 2, 4, 8)
+    batches: tuple[int, ...] = (16, 64, 256)
     large_batch: int = 16
     prompt: int = 128
     step_tokens: int = 32
     rounds: int = 5
 
 
-_SMOKE_CASE = Case(_TINY, _TINY, (1, 2), 4, 16, 4, 3)
+_SMOKE_CASE = Case((_TINY,), _TINY, (1, 2), 4, 16, 4, 3)
+_GRAPHS = ("auto", "off")
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -48,31 +51,32 @@ def run(context: Context) -> dict[str, Any]:
     case = _SMOKE_CASE if context.smoke else Case()
     sizes = SMOKE if context.smoke else Sizes(repeats=4)
     data: dict[str, Any] = {"ceiling": _ceiling(context, sizes), "steps": [], "not_run": []}
-    context.save(data)
-    # A profiler keeps every launch: a few steps are enough.
-    few = replace(case, rounds=3, step_tokens=min(16, case.step_tokens))
-    data["host"] = _attempt(lambda: host_share(context, few))
-    release(context.device)
-    context.save(data)
-    for batch in case.batches:
+    for batch, shape, graphs in product(case.batches, case.shapes, _GRAPHS):
+        what = {"model": shape, "batch": batch, "graphs": graphs}
         if context.left_s < 3:
-            data["not_run"].append(batch)
+            data["not_run"].append(what)
             continue
-        row = _attempt(lambda batch=batch: step_row(context, case, batch))  # type: ignore[misc]
-        data["steps"].append({"batch": batch, **row})
-        release(context.device)
-        context.save(data)
-    if context.left_s >= 3:
-        data["deterministic"] = _attempt(lambda: deterministic_cost(context, few))
-        release(context.device)
-        context.save(data)
-    data["ceiling"] = max(data["ceiling"], _ceiling(context, sizes))
-    if context.left_s > _LAST_S:
-        # Beside it, the loop without graphs: what they are worth.
-        data["host_token_by_token"] = _attempt(lambda: host_share(context, few, graphs="off"))
-    for row in data["steps"]:
+        row = attempt(partial(step_row, context, case, **what))
         if "bytes_per_s" in row:
             row["share_of_ceiling"] = round(row["bytes_per_s"] / data["ceiling"], 4)
+        data["steps"].append({**what, **row})
+        release(context.device)
+        context.save(data)
+    # A profiler keeps every launch: a few steps are enough.
+    few = replace(case, rounds=3, step_tokens=min(16, case.step_tokens))
+    for name, work, least_s in (
+        ("host", partial(host_share, context, few), _LAST_S),
+        ("deterministic", partial(deterministic_cost, context, few), 3.0),
+        # Beside it, the loop without graphs: what they are worth.
+        ("host_token_by_token", partial(host_share, context, few, graphs="off"), _LAST_S),
+    ):
+        if context.left_s < least_s and not context.smoke:
+            data["not_run"].append(name)
+            continue
+        data[name] = attempt(work)
+        release(context.device)
+        context.save(data)
+    data["ceiling_after"] = _ceiling(context, sizes)
     return data
 
 
@@ -83,14 +87,6 @@ def _ceiling(context: Context, sizes: Sizes) -> float:
     )
     release(context.device)
     return found
-
-
-def _attempt(work: Any) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = work()
-        return found
-    except Exception as error:  # the other rows are worth having
-        return {"error": one_line(error)}
 
 
 def _solver(
@@ -136,10 +132,10 @@ def _round_s(solver: Solver, prompt: int) -> list[float]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def step_row(context: Context, case: Case, batch: int) -> dict[str, Any]:
+def step_row(context: Context, case: Case, model: str, batch: int, graphs: str) -> dict[str, Any]:
     """Seconds and bytes of one token step at this batch."""
-    with _solver(context, case, case.small, batch) as solver:
-        _round_s(solver, case.prompt)
+    with _solver(context, case, model, batch, graphs) as solver:
+        warnings = solver.synthetic(case.prompt).warnings
         rounds = _round_s(solver, case.prompt)[1:]
         decoder = solver.generator.decoder
         step_s = statistics.median(rounds) / case.step_tokens
@@ -149,11 +145,11 @@ def step_row(context: Context, case: Case, batch: int) -> dict[str, Any]:
     own = batch * case.step_tokens * (1 + case.rounds) / 2
     num_bytes = weight_bytes + token_bytes * (case.prompt + own)
     return {
-        "model": case.small,
         "step_ms": round(1e3 * step_s, 4),
         "bytes": round(num_bytes),
         "bytes_per_s": num_bytes / step_s,
         "tokens_per_s": round(batch / step_s, 1),
+        "warnings": list(warnings),
     }
 
 
@@ -163,7 +159,7 @@ def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
     steps_ms: dict[bool, list[float]] = {False: [], True: []}
     exact: dict[bool, bool] = {}
     for fixed in (False, True, False, True):
-        with _solver(context, case, case.small, batch, deterministic=fixed) as solver:
+        with _solver(context, case, case.shapes[0], batch, deterministic=fixed) as solver:
             _round_s(solver, case.prompt)
             rounds = _round_s(solver, case.prompt)[1:]
             exact[fixed] = solver.exact
@@ -171,7 +167,7 @@ def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
         release(context.device)
     plain, tiled = (min(steps_ms[fixed]) for fixed in (False, True))
     return {
-        "model": case.small,
+        "model": case.shapes[0],
         "batch": batch,
         "step_ms": round(plain, 4),
         "deterministic_step_ms": round(tiled, 4),

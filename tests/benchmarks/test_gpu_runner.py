@@ -1,41 +1,46 @@
 """The runner of `gpu/check.py`: budgets, resuming, crashes and hangs, with real tiny processes."""
 
-import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.report import render, write_report
 from benchmarks.gpu.runner import (
     CRASHED,
     FAILED,
+    KILLED,
     NO_TIME,
     OK,
+    SKIPPED,
     TIMED_OUT,
+    Journal,
     Plan,
     Stage,
-    read_result,
     run_stages,
 )
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, os, signal, subprocess, sys, time
-mode, runs, seconds, into = sys.argv[1], sys.argv[2], float(sys.argv[4]), sys.argv[6]
+mode, name, runs, journal, _, seconds = sys.argv[1:]
 with open(runs, "a") as stream:
     stream.write(mode + "\\n")
 def save(**data):
-    with open(into + ".tmp", "w") as stream:
-        json.dump(data, stream)
-    os.replace(into + ".tmp", into)
+    with open(journal, "a") as stream:
+        for part, value in data.items():
+            line = {"stage": name, "part": part, "value": value}
+            stream.write(json.dumps(line) + "\\n")
 if mode == "hang":
     child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
-    save(rows=[1], child=child.pid)
+    save(rows=[1], child=child.pid, own=os.getpid())
     time.sleep(600)
-save(rows=[1, 2], seconds=seconds, earlier=sys.argv[7:])
+save(rows=[1, 2], seconds=float(seconds), not_run=[])
 if mode == "partial":
-    save(rows=[1], not_run=["two"], earlier=sys.argv[7:])
+    save(found="something", not_run=["two"])
 if mode == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
 if mode == "fail":
@@ -43,25 +48,26 @@ if mode == "fail":
     print("the last line says why")
     sys.exit(3)
 """
-KEY = {"sources": "a", "commit": "c", "machine": {"short": "tiny-card"}, "smoke": True}
+KEY = {"machine": "tiny-card", "smoke": True}
 
 
 class Bench:
     """Fake stages in a folder, and how often each of them has run."""
 
     def __init__(self, folder):
-        self.folder, self.runs = folder / "results", folder / "runs"
-        self.script = folder / "stage.py"
+        self.journal, self.runs = Journal(folder / "results.jsonl"), folder / "runs"
+        self.script, self.log = folder / "stage.py", folder / "log.txt"
         self.script.write_text(SCRIPT)
         self.lines = []
 
     def stage(self, name, mode="ok", budget_s=10.0, **options):
-        command = (sys.executable, "-I", "-S", str(self.script), mode, str(self.runs))
+        files = (str(self.runs), str(self.journal.file))
+        command = (sys.executable, "-I", "-S", str(self.script), mode, name, *files)
         return Stage(name, command, budget_s, **{"least_s": 0.1, **options})
 
     def run(self, *stages, **plan):
-        chosen = {"folder": self.folder, "key": KEY, "budget_s": 600.0, "grace_s": 0.5, **plan}
-        return run_stages(stages, Plan(**chosen), self.lines.append)
+        chosen = {"journal": self.journal, "log": self.log, "key": KEY, "budget_s": 600.0}
+        return run_stages(stages, Plan(**{**chosen, "grace_s": 0.5, **plan}), self.lines.append)
 
     @property
     def num_runs(self):
@@ -81,6 +87,13 @@ def is_alive(pid):
     return state != "Z"
 
 
+def wait_until(true):
+    end = time.monotonic() + 60
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert true()
+
+
 def test_a_finished_stage_is_not_run_again(bench):
     first = bench.run(bench.stage("one"), bench.stage("two"))
     assert [result["status"] for result in first.values()] == [OK, OK]
@@ -89,18 +102,19 @@ def test_a_finished_stage_is_not_run_again(bench):
     assert bench.num_runs == 2
 
 
-def test_other_sources_settings_or_again_run_it_again(bench):
-    bench.run(bench.stage("one"))
-    bench.run(bench.stage("one"), key={**KEY, "sources": "b"})
+def test_other_settings_or_again_run_it_again_and_other_sources_do_not(bench):
+    bench.run(bench.stage("one"), facts={"sources": "a"})
+    bench.run(bench.stage("one"), facts={"sources": "b"})
+    assert bench.num_runs == 1
+    bench.run(bench.stage("one"), key={**KEY, "smoke": False})
     assert bench.num_runs == 2
-    bench.run(bench.stage("one"), key={**KEY, "sources": "b"}, again=frozenset({"one"}))
-    assert bench.num_runs == 3
+    found = bench.run(bench.stage("one"), again=frozenset({"one"}), facts={"sources": "b"})
+    assert (bench.num_runs, found["one"]["sources"]) == (3, "b")
 
 
 def test_only_the_named_stages_are_run(bench):
     found = bench.run(bench.stage("one"), bench.stage("two"), only=frozenset({"two"}))
-    assert list(found) == ["two"]
-    assert read_result(bench.folder, "one") is None
+    assert list(found) == list(bench.journal.results()) == ["two"]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +137,46 @@ def test_a_hanging_stage_is_stopped_with_its_children_and_the_rest_goes_on(bench
     assert found["hang"]["status"] == TIMED_OUT
     assert found["hang"]["data"]["rows"] == [1]
     assert found["good"]["status"] == OK
-    child, end = found["hang"]["data"]["child"], time.monotonic() + 60
-    while is_alive(child) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not is_alive(child)
+    wait_until(lambda: not is_alive(found["hang"]["data"]["child"]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no signal when a parent dies")
+def test_a_killed_check_leaves_its_rows_and_no_stage_on_the_card(bench, tmp_path):
+    """What a caller does at its limit."""
+    bench.stage("hang", "hang")
+    check = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from benchmarks.gpu.runner import Journal, Plan, Stage, run_stages
+stage = Stage("hang", {bench.stage("hang", "hang").command!r}, 10.0)
+journal = Journal(Path({str(bench.journal.file)!r}))
+run_stages([stage], Plan(journal, Path({str(bench.log)!r}), {KEY!r}), print)
+"""
+    process = subprocess.Popen([sys.executable, "-S", "-c", check], stdout=subprocess.DEVNULL)
+    wait_until(lambda: "own" in bench.journal.results().get("hang", {}).get("data", {}))
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    killed = bench.journal.results()["hang"]
+    assert (killed["status"], killed["data"]["rows"]) == (KILLED, [1])
+    wait_until(lambda: not is_alive(killed["data"]["own"]))
+    os.kill(killed["data"]["child"], signal.SIGKILL)
+    assert bench.run(bench.stage("hang"))["hang"]["status"] == OK, "and it is run again"
 
 
 def test_what_does_not_fit_is_not_started(bench):
     found = bench.run(bench.stage("one", least_s=50.0), bench.stage("two"), budget_s=40.0)
     assert [result["status"] for result in found.values()] == [NO_TIME, OK]
-    assert read_result(bench.folder, "one") is None
+    assert "one" not in bench.journal.results()
     assert "one: no time left (40 s)" in bench.lines
+
+
+def test_what_lacks_something_is_not_started_and_takes_no_time(bench):
+    lacks = bench.stage("one", budget_s=590.0, missing="missing wheels: pydantic")
+    found = bench.run(bench.stage("two"), lacks)
+    assert (found["one"]["status"], found["one"]["error"]) == (SKIPPED, "missing wheels: pydantic")
+    assert found["two"]["data"]["seconds"] > 590
+    assert bench.lines[-1] == "one: skipped, missing wheels: pydantic"
 
 
 def test_a_command_that_does_not_exist_is_a_failed_stage(bench):
@@ -176,46 +219,52 @@ def test_a_stage_runs_again_when_what_it_reads_has(bench):
 
 
 def test_a_stage_that_has_left_something_out_goes_on_from_there(bench):
-    first = bench.run(bench.stage("one", "partial"))
-    assert first["one"]["data"]["earlier"] == []
-    file = str(bench.folder / "one.json")
-    again = bench.run(bench.stage("one"))
-    assert again["one"]["data"]["earlier"] == ["--earlier", file]
-    bench.run(bench.stage("one", "partial"), again=frozenset({"one"}))
-    other = bench.run(bench.stage("one"), key={**KEY, "sources": "b"})
-    assert other["one"]["data"]["earlier"] == [], "what other sources have found does not count"
-
-
-def test_a_broken_result_file_is_no_result(bench):
-    bench.run(bench.stage("one"))
-    (bench.folder / "one.json").write_text('{"stage": "one", "sta')
-    bench.run(bench.stage("one"))
+    bench.run(bench.stage("one", "partial"))
+    assert bench.run(bench.stage("one"))["one"]["data"]["found"] == "something"
     assert bench.num_runs == 2
-    assert json.loads((bench.folder / "one.json").read_text())["status"] == OK
+    bench.run(bench.stage("one"))
+    assert bench.num_runs == 2, "now it is whole"
+    other = bench.run(bench.stage("one"), key={**KEY, "smoke": False})
+    assert "found" not in other["one"]["data"], "what other settings have found does not count"
 
 
-# --- the report of a partial run -------------------------------------------------------------
+def test_after_each_stage_there_is_a_table_of_what_there_is(bench):
+    seen = []
+    bench.run(
+        bench.stage("one"),
+        bench.stage("two"),
+        after=lambda: seen.append([*bench.journal.results()]),
+    )
+    assert seen == [["one"], ["one", "two"]]
 
 
-def test_the_report_of_a_partial_run_names_what_is_missing(bench, tmp_path):
-    bench.run(bench.stage("link"), bench.stage("parity", "crash"))
-    text, file = write_report(bench.folder, ["link", "parity", "roofline"])
-    assert file == tmp_path / "gpu_check_tiny-card_smoke.json"
-    lines = {line.split(" | ")[0]: line for line in text.splitlines()}
-    assert "| ok |" in lines["| link"]
-    assert "crashed" in lines["| parity"]
-    assert "not run" in lines["| roofline"]
-    assert "SMOKE RUN" in text
-    written = json.loads(file.read_text())["stages"]
-    assert written["roofline"] == {"stage": "roofline", "status": "not run", "data": {}}
+# --- the file --------------------------------------------------------------------------------
 
 
-def test_without_any_result_there_is_no_file(tmp_path):
-    text, file = write_report(tmp_path, ["link"])
-    assert file is None
-    assert "nothing has run" in text
+def test_rows_are_lines_as_they_come_and_only_what_is_new_is_written(tmp_path):
+    journal = Journal(tmp_path / "results.jsonl")
+    journal.begin("one", {"key": KEY}, goes_on=False)
+    steps = [
+        {"rows": [{"n": 1}], "peak": 3},
+        {"rows": [{"n": 1}, {"n": 2}], "peak": 3},
+        {"rows": [{"n": 1, "share": 0.5}, {"n": 2}], "peak": 4},
+        {"rows": [], "peak": 4},
+    ]
+    old = {}
+    for data, num_lines in zip(steps, (2, 1, 2, 1), strict=True):
+        before = len(journal.file.read_text().splitlines())
+        journal.save("one", data, old)
+        old = data
+        assert len(journal.file.read_text().splitlines()) - before == num_lines
+        assert journal.results()["one"]["data"] == data
 
 
-def test_an_emulated_link_is_labelled():
-    key = {**KEY, "link_bandwidth": 12_000_000_000}
-    assert "EMULATED at 12 GB/s" in render({"link": {"status": OK, "key": key, "data": {}}})
+def test_a_line_that_was_cut_off_is_no_line_and_harms_no_other(tmp_path):
+    journal = Journal(tmp_path / "results.jsonl")
+    journal.begin("one", {"key": KEY}, goes_on=False)
+    with journal.file.open("a") as stream:
+        stream.write('{"stage": "one", "part": "rows", "row": 0, "va')
+    journal.part("one", "rows", 7, 0)
+    journal.end("one", {"status": OK})
+    assert journal.results()["one"]["data"] == {"rows": [7]}
+    assert journal.results()["one"]["status"] == OK

@@ -1,6 +1,5 @@
 """The stages of `gpu/check.py` at their tiny scale on a CPU: the code that runs on a card."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,14 +11,16 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.kv import Direction
 from benchmarks.gpu import (
+    attention_kernels,
     check,
     figures,
-    kernels,
+    graphs,
     link,
     parity,
     peers,
     predict,
     roofline,
+    search,
     simulator,
     speculation,
 )
@@ -34,6 +35,7 @@ from benchmarks.gpu.points import (
     with_speedups,
 )
 from benchmarks.gpu.report import render
+from benchmarks.gpu.runner import Journal
 
 ROOT = Path(parity.__file__).parents[2]
 MODULE = "benchmarks.gpu.check"
@@ -51,17 +53,18 @@ def context(folder):
     return make_context(folder)
 
 
-def make_context(folder, **changes):
-    options = {"seconds": SECONDS, "into": folder / "part.json", **changes}
-    return Context(device="cpu", smoke=True, folder=folder, **options)
+def make_context(folder, stage="stage", **changes):
+    options = {"seconds": SECONDS, "journal": Journal(folder / "results.jsonl"), **changes}
+    return Context(stage=stage, device="cpu", smoke=True, **options)
 
 
 def keep(folder, name, data):
-    """What the runner does with a stage's result."""
-    key = {"machine": {"short": "cpu"}, "smoke": True}
-    result = {"stage": name, "status": "ok", "finished": 0.0, "key": key, "data": data}
-    (folder / f"{name}.json").write_text(json.dumps(result))
-    return result
+    """What the runner and a stage write."""
+    journal = Journal(folder / "results.jsonl")
+    journal.begin(name, {"key": {"machine": "cpu", "smoke": True}}, goes_on=False)
+    make_context(folder, name).finish(data)
+    journal.end(name, {"status": "ok", "finished": 0.0})
+    return journal.results()[name]
 
 
 @pytest.fixture(scope="module")
@@ -181,10 +184,10 @@ def test_a_lost_device_ends_the_stage_with_what_it_has(folder, monkeypatch):
         return {"name": point.name, "error": "AcceleratorError: CUDA error: an illegal access"}
 
     monkeypatch.setattr(figures, "measure", lose)
-    context = make_context(folder)
+    context = make_context(folder, "lost")
     with pytest.raises(RuntimeError, match="CUDA error"):
         figures.run(context, STAGE)
-    assert len(json.loads(context.into.read_text())["points"]) == 1
+    assert len(context.data_of("lost")["points"]) == 1
 
 
 def test_a_search_that_is_cut_off_says_so(context):
@@ -203,19 +206,19 @@ def test_logits_and_trees_agree_on_a_cpu(context):
     assert all(row["as_first"] for row in data["trees"])
 
 
-def test_a_wrong_logit_or_a_failed_test_fails_the_stage():
-    logits = [{"within": True}, {"within": False}]
-    wrong = parity.what_is_wrong(logits, {"exit_code": 1})
-    assert wrong == "1 of 2 logits beyond their limit; device tests failed"
-    assert parity.what_is_wrong(logits[:1], {"exit_code": 0}) is None
-    assert parity.what_is_wrong(logits[:1], {"exit_code": None}) is None
+def test_a_wrong_logit_fails_the_stage(context, monkeypatch):
+    wrong = [{"within": True}, {"within": False}]
+    monkeypatch.setattr(parity, "logit_rows", lambda *_: wrong)
+    monkeypatch.setattr(parity, "tree_rows", lambda _: [])
+    assert parity.run(context)["error"] == "1 of 2 logits beyond their limit"
 
 
-def test_decode_steps_are_set_against_a_ceiling(context):
+def test_decode_steps_are_set_against_a_ceiling_with_graphs_and_without(context):
     data = roofline.run(context)
-    assert [row["batch"] for row in data["steps"]] == [1, 2]
-    assert all(0 < row["share_of_ceiling"] < 1 for row in data["steps"])
-    assert data["steps"][0]["bytes"] < data["steps"][1]["bytes"]
+    ways = [(row["batch"], row["graphs"]) for row in data["steps"]]
+    assert ways == [(1, "auto"), (1, "off"), (2, "auto"), (2, "off")]
+    assert all(row["share_of_ceiling"] > 0 for row in data["steps"])
+    assert data["steps"][0]["bytes"] < data["steps"][2]["bytes"]
     assert 0 < data["host"]["device_busy_share_profiled"] < 1
     fixed = data["deterministic"]
     assert {type(fixed["exact"]), type(fixed["deterministic_exact"])} == {bool}
@@ -223,6 +226,70 @@ def test_decode_steps_are_set_against_a_ceiling(context):
     assert fixed["cost"] == pytest.approx(cost, abs=0.01)
     assert data["host"]["graphs"] == "auto"
     assert data["host_token_by_token"]["graphs"] == "off"
+    assert data["not_run"] == []
+
+
+def test_a_step_that_fails_costs_its_row(context, monkeypatch):
+    def fail(context, case, model, batch, graphs):
+        raise RuntimeError(f"capture\nof {batch}")
+
+    monkeypatch.setattr(roofline, "step_row", fail)
+    for name in ("host_share", "deterministic_cost"):
+        monkeypatch.setattr(roofline, name, lambda *_, **__: {"done": True})
+    data = roofline.run(context)
+    assert [row["error"] for row in data["steps"]] == [
+        f"RuntimeError: capture of {batch}" for batch in (1, 1, 2, 2)
+    ]
+    assert data["deterministic"] == {"done": True}
+
+
+def test_steps_with_graphs_are_those_without(context):
+    data = graphs.run(context)
+    assert [(row["what"], row.get("equal")) for row in data["rows"]] == [
+        ("graphs, one layer", True),
+        ("draw kernel", None),
+    ]
+    assert "error" not in data
+
+
+def test_steps_that_differ_or_could_not_be_captured_fail_the_stage(context, monkeypatch):
+    for row in ({"equal": False}, {"equal": True, "warnings": ["graphs: failed: x"]}):
+        monkeypatch.setattr(graphs, "_graphs", lambda *_, row=row: row)
+        assert graphs.run(context)["error"] == "wrong: graphs, one layer"
+
+
+def test_each_device_test_is_a_row_and_one_that_fails_does_not_stop_the_others(tmp_path):
+    """In a process of its own, as a stage is."""
+    file = tmp_path / "test_device.py"
+    file.write_text("def test_a(): assert not 'wrong'\ndef test_b(): pass\n")
+    script = f"""
+import sys
+from pathlib import Path
+from benchmarks.gpu.context import Context
+from benchmarks.gpu.graphs import run_tests
+from benchmarks.gpu.runner import Journal
+journal = Journal(Path({str(tmp_path / "results.jsonl")!r}))
+context = Context("tests", "cpu", True, 60.0, journal)
+context.finish(run_tests(context, ({str(file)!r},)))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = Journal(tmp_path / "results.jsonl").results()["tests"]["data"]
+    outcomes = [(row["test"].partition("::")[2], row["outcome"]) for row in found["tests"]]
+    assert outcomes == [("test_a", "failed"), ("test_b", "passed")]
+    assert "wrong" in found["tests"][0]["error"]
+    assert found["error"] == "device tests: 1 passed, 1 failed, exit code 1"
+    assert all((ROOT / name).exists() for name in graphs.TESTS)
+
+
+def test_searches_and_a_profile_of_one(context):
+    data = search.run(context)
+    assert [row["what"] for row in data["rows"]] == ["bundled pair", "random pair", "profile"]
+    assert "error" not in data, data
+    assert all(row["tokens"] > 0 and row["verifier_tokens"] > 0 for row in data["rows"])
+    assert data["rows"][-1]["top"]
+    assert (context.out / "trace.json.gz").stat().st_size > 1000
 
 
 def test_speculation_grows_the_trees_that_are_grown_without_it(folder, context):
@@ -257,17 +324,35 @@ def test_peers_do_the_same_and_one_that_cannot_run_says_why(context):
     assert all(row["tokens_per_s"] > 0 for name, row in sides.items() if "offloaded" not in name)
 
 
-def test_the_kernels_script_is_run_on_a_card(context, monkeypatch, tmp_path):
-    script = tmp_path / "kernels.py"
-    monkeypatch.setattr(kernels, "COMMAND", (sys.executable, str(script)))
-    assert "on a GPU" in kernels.run(context)["skipped"]
-    on_card = replace(
-        context, device="cuda", seconds=60.0
-    )  # the script alone decides whether there is one
-    script.write_text("import sys; print('{\"arguments\": \"' + ' '.join(sys.argv[1:]) + '\"}')\n")
-    assert kernels.run(on_card)["result"] == {"arguments": "--quick"}
-    script.write_text("raise SystemExit(4)")
-    assert kernels.run(on_card)["error"] == "attention_kernels: exit code 4"
+def test_kernels_are_timed_row_by_row_and_a_case_that_fails_costs_its_own(tmp_path, monkeypatch):
+    context = make_context(tmp_path)
+    assert "on a GPU" in attention_kernels.run(context)["skipped"]
+    for name, fake in {
+        "why_no_kernels": lambda *_: None,
+        "Clock": lambda repeats: None,
+        "ceilings": lambda clock, dtype: (1e9, 1e12),
+        "build": lambda case, dtype, device: case,
+        "measure_draws": lambda *_: [{"work": "draw", "us": 1.0}],
+        "release": lambda device: None,
+    }.items():
+        monkeypatch.setattr(attention_kernels, name, fake)
+    saved = []
+
+    def measure(case, clock, bandwidth, flops):
+        saved.append(len(on_card.data_of("stage")["rows"]))
+        if case.layout == "shared":
+            raise RuntimeError("out of resource: shared memory")
+        return [{"model": case.model, "work": case.name, "us": 2.0}]
+
+    monkeypatch.setattr(attention_kernels, "measure", measure)
+    monkeypatch.setattr("benchmarks.gpu.context.facts_now", lambda device: {})
+    on_card = replace(context, device="cuda")
+    data = attention_kernels.run(on_card)
+    assert saved == list(range(1, 1 + len(attention_kernels.cases()))), "rows as they are measured"
+    errors = [row for row in data["rows"] if "error" in row]
+    assert len(errors) == sum(c.layout == "shared" for c in attention_kernels.cases())
+    assert errors[0]["error"] == "RuntimeError: out of resource: shared memory"
+    assert {row["model"] for row in data["rows"][1:9]} == {"qwen2.5-1.5b"}
 
 
 # --- what is compared ------------------------------------------------------------------------
@@ -327,6 +412,18 @@ def test_the_report_shows_every_section(folder, measured):
         assert part in text
 
 
+def test_a_partial_run_names_what_is_missing_and_an_emulated_link_is_labelled():
+    key = {"machine": "tiny-card", "smoke": True, "link_bandwidth": "12GB/s"}
+    link_result = {"status": "killed", "key": key, "data": {}}
+    text = render({"link": link_result, "roofline": {"status": "not run", "data": {}}})
+    lines = {line.split(" | ")[0]: line for line in text.splitlines()}
+    assert "killed" in lines["| link"]
+    assert "not run" in lines["| roofline"]
+    assert "tiny-card" in text
+    assert "SMOKE RUN" in text
+    assert "EMULATED at 12GB/s" in text
+
+
 # --- predictions -----------------------------------------------------------------------------
 
 
@@ -364,31 +461,73 @@ def test_a_prediction_has_the_figures_of_a_point():
 # --- the command -----------------------------------------------------------------------------
 
 
-def test_the_command_runs_a_stage_and_reports_it(tmp_path):
+def test_the_command_runs_a_stage_and_leaves_few_files(tmp_path):
     command = [sys.executable, "-m", MODULE, "--smoke", "--device", "cpu", "--only", "kernels"]
-    command += ["--folder", str(tmp_path / "stages")]
+    command += ["--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "| kernels | ok |" in done.stdout
-    assert json.loads((tmp_path / "gpu_check_cpu_smoke.json").read_text())["stages"]["kernels"]
+    assert (tmp_path / "summary.md").read_text() == done.stdout
+    found = Journal(tmp_path / "results.jsonl").results()
+    assert found["kernels"]["status"] == "ok"
+    assert found["environment"]["versions"]["torch"]
+    files = {file.name for file in tmp_path.iterdir()}
+    assert files == {"results.jsonl", "summary.md", "log.txt", "triton_cache.tar"}
+
+
+def test_wheels_that_are_missing_are_one_line_without_any_of_them(tmp_path):
+    """Not even torch, and no site-packages at all."""
+    command = [sys.executable, "-S", "-m", MODULE, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.startswith("missing wheels: torch, numpy, pydantic, ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_needs_torch_alone_runs_without_the_engine(tmp_path):
+    """Where pydantic is not: the ceilings are measured, the rest says what it lacks."""
+    script = f"""
+import importlib.util, sys
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "pydantic" else real(name, *a)
+sys.modules["pydantic"] = None
+sys.argv = ["check", "--smoke", "--device", "cpu", "--out", {str(tmp_path)!r}]
+from benchmarks.gpu import check
+from pathlib import Path
+from benchmarks.gpu import link
+from benchmarks.gpu.context import Context
+context = Context("link", "cpu", True, 60.0, check._journal(check.parse()))
+context.finish(link.run(context))
+missing = {{stage.name: stage.missing for stage in check.stages(check.parse())}}
+assert missing.pop("link") == ""
+assert set(missing.values()) == {{"missing wheels: pydantic"}}, missing
+print(check.report(check.parse()))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    data = Journal(tmp_path / "results.jsonl").results()["link"]["data"]
+    assert data["rates"]["weights_bandwidth"] > 0
+    assert data["link_peaks"]["h2d"] > 0
+    assert "pydantic" in data["own_transfers_error"]
+    assert "link: killed" in done.stdout, "no runner has seen it end"
 
 
 def test_without_a_cuda_device_the_stage_says_so(tmp_path, monkeypatch):
-    into = tmp_path / "into.json"
-    command = [MODULE, "--stage", "link", "--device", "cuda:7", "--folder", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*command, "--seconds", "9", "--into", str(into)])
+    command = [MODULE, "--stage", "link", "--device", "cuda:7", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--seconds", "9"])
     assert check.main() == 1
-    error = json.loads(into.read_text())["error"]
+    error = Journal(tmp_path / "results.jsonl").results()["link"]["data"]["error"]
     assert error == "--device cuda:7: no CUDA device is available here"
 
 
-def test_a_device_or_a_card_that_is_not_there_is_one_line(monkeypatch, capsys):
+def test_a_device_or_a_card_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
     for options, line in (
         (["--device", "cuda:7"], "--device cuda:7: no such device; "),
         (["--predict", "h300"], "--gpu h300: no such profile; "),
         (["--predict", "h200", "--memory", "much"], "'much' is not a size"),
     ):
-        monkeypatch.setattr(sys, "argv", [MODULE, *options])
+        monkeypatch.setattr(sys, "argv", [MODULE, "--out", str(tmp_path), *options])
         assert check.main() == 2
         error = capsys.readouterr().err
         assert error.startswith(line)
