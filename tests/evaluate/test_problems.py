@@ -326,6 +326,42 @@ def test_a_damaged_parquet_file(tmp_path):
         load_problems(str(path))
 
 
+def write_columns(path, num_rows, problem):
+    """Few bytes: equal values are written once."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    places = pyarrow.array([0] * num_rows, pyarrow.int8())
+    equal = pyarrow.DictionaryArray.from_arrays(places, [problem])
+    columns = {name: equal for name in ("problem", "answer")}
+    parquet.write_table(pyarrow.table(columns), path, compression="zstd")
+    assert path.stat().st_size < 200_000
+
+
+def test_a_small_parquet_file_of_very_many_rows_is_not_unpacked(tmp_path):
+    path = tmp_path / "set.parquet"
+    write_columns(path, 3_000_000, "p")
+    with pytest.raises(InputError, match=r"set.parquet: 3,000,000 rows of 6,000,000 cells"):
+        load_problems(str(path))
+    assert [each.index for each in load_problems(str(path), 2).problems] == [0, 1]
+    with pytest.raises(InputError, match="at most 5,000,000"):
+        load_problems(str(path), 2_900_000)
+
+
+def test_a_small_parquet_file_of_very_many_bytes_is_not_unpacked(tmp_path):
+    path = tmp_path / "set.parquet"
+    write_columns(path, 1_000, "p" * 1_000_000)
+    with pytest.raises(InputError, match=r"set.parquet, row 135: beyond 268,435,456 char"):
+        load_problems(str(path), 1)
+
+
+def test_a_parquet_file_of_several_batches_is_read_whole(tmp_path):
+    path = tmp_path / "set.parquet"
+    write_parquet(path, [{"problem": f"p{i}", "answer": str(i)} for i in range(2_500)])
+    found = load_problems(str(path)).problems
+    assert [each.problem for each in found] == [f"p{i}" for i in range(2_500)]
+    assert load_problems(str(path), 3).problems == found[:3]
+
+
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "set.parquet"

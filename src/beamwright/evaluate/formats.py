@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -26,6 +27,8 @@ from beamwright.files import read_regular
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
 _BOM = "\ufeff".encode()  # the mark that some editors put at the front
 _ABOUT = ("dataset_info.json", "dataset_infos.json")  # describe a data set, hold no rows
+_MOST_BYTES = 1 << 28  # that a parquet file unpacks to; a small one may hold any number
+_MOST_CELLS = 5_000_000
 _HUB_NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 
 
@@ -45,11 +48,11 @@ class DataRows:
     fingerprint: str
 
 
-def read_path(source: str) -> DataRows:
+def read_path(source: str, limit: int | None = None) -> DataRows:
     """The rows of a file, of every data file below a folder, or of `FOLDER@SPLIT`.
 
     A folder's files come in the order of their paths; hidden ones are left out. A file whose
-    name ends in none of .json, .csv and .parquet is read as JSONL.
+    name ends in none of .json, .csv and .parquet is read as JSONL. limit: see `read_content`.
 
     Raises:
         InputError: if something cannot be read, or a folder mixes splits.
@@ -59,25 +62,30 @@ def read_path(source: str) -> DataRows:
     if not os.path.exists(source) and "@" in source:
         folder, _, split = source.rpartition("@")
     if not os.path.isdir(folder):
-        return read_content(_read_bytes(Path(source)), source)
+        return read_content(_read_bytes(Path(source)), source, limit)
     digest = hashlib.sha256()
     found: list[DataRow] = []
     for file in _data_files(Path(folder), split, source):
-        rows = read_content(_read_bytes(file), str(file))
+        rows = read_content(_read_bytes(file), str(file), limit)
         name = file.relative_to(folder).as_posix()
         digest.update(f"{name}\0{rows.fingerprint}\n".encode(errors="surrogateescape"))
         found += rows.rows
     return DataRows(tuple(found), digest.hexdigest())
 
 
-def read_content(content: bytes, name: str) -> DataRows:
+def read_content(content: bytes, name: str, limit: int | None = None) -> DataRows:
     """The rows of one file's content. name: for messages, and its ending tells the format.
+
+    limit: rows that are wanted. All are read all the same, but for a parquet file that holds more
+    than fits, of which no others are.
 
     Raises:
         InputError: if the content is not of that format.
         UnavailableError: for parquet without pyarrow.
     """
     parse = _PARSERS.get(Path(name).suffix.lower(), _parse_jsonl)
+    if parse is _parse_parquet:
+        parse = partial(_parse_parquet, limit=limit)
     return DataRows(tuple(parse(content, name)), hashlib.sha256(content).hexdigest())
 
 
@@ -228,18 +236,47 @@ def _parse_csv(content: bytes, name: str) -> Iterator[DataRow]:
             yield DataRow(where, dict(zip(header, cells, strict=True)))
 
 
-def _parse_parquet(content: bytes, name: str) -> Iterator[DataRow]:
+def _parse_parquet(content: bytes, name: str, limit: int | None = None) -> Iterator[DataRow]:
     try:
         pyarrow = import_module("pyarrow")
         parquet = import_module("pyarrow.parquet")
     except ImportError as error:
         raise _missing(name, "pyarrow to read parquet") from error
     try:
-        table = parquet.read_table(io.BytesIO(content))
+        file = parquet.ParquetFile(io.BytesIO(content))
+        wanted, at_once = _room(file.metadata, name, limit)
+        number = size = 0
+        for batch in file.iter_batches(at_once):
+            for fields in batch.slice(0, wanted - number).to_pylist():
+                number += 1
+                size += sum(len(str(value)) for value in fields.values())
+                if size > _MOST_BYTES:
+                    raise InputError(f"{name}, row {number}: beyond {_MOST_BYTES:,} characters")
+                yield DataRow(f"{name}, row {number}", fields)
+            if number >= wanted:
+                return
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{name}: not parquet ({_first_line(error)})") from error
-    for number, fields in enumerate(table.to_pylist(), start=1):
-        yield DataRow(f"{name}, row {number}", fields)
+
+
+def _room(about: Any, name: str, limit: int | None) -> tuple[int, int]:
+    """How many rows of a parquet file are read, and how many at a time.
+
+    about: its metadata. A list has a cell for each of its items.
+    """
+    groups = [about.row_group(each) for each in range(about.num_row_groups)]
+    columns = range(about.num_columns)
+    cells = sum(each.column(column).num_values for each in groups for column in columns)
+    size = max((each.total_byte_size for each in groups), default=0)
+    at_once = max(1, min(1024, _MOST_BYTES // max(size, 1)))  # no row is larger than its group
+    if cells <= _MOST_CELLS:
+        return about.num_rows, at_once
+    if limit is None or limit * about.num_columns > _MOST_CELLS:
+        raise InputError(
+            f"{name}: {about.num_rows:,} rows of {cells:,} cells; at most {_MOST_CELLS:,} are read "
+            "(--limit N reads the first N rows)"
+        )
+    return limit, at_once
 
 
 _PARSERS: dict[str, Callable[[bytes, str], Iterator[DataRow]]] = {

@@ -49,7 +49,8 @@ def load_problems(
     problem_field: str | None = None,
     answer_field: str | None = None,
 ) -> ProblemSet:
-    """The first `limit` problems of `source`; everything is read and checked all the same.
+    """The first `limit` problems of `source`; everything is read and checked all the same, but for
+    what lies behind them in a parquet file that holds more than fits (`formats.read_content`).
 
     `bundled:test` or `bundled:dev`; a JSONL, JSON, CSV or parquet file, or a folder of them
     (`FOLDER@SPLIT` for one split of several); `hf:ORG/NAME`, `hf:ORG/NAME/CONFIG@SPLIT` of the
@@ -64,7 +65,7 @@ def load_problems(
     """
     if limit is not None and limit < 1:
         raise InputError(f"--limit must be at least 1, got {limit}")
-    rows = _read(source)
+    rows = _read(source, limit)
     names = FieldNames(problem_field, answer_field)
     problems = [
         read_problem(row.fields, row.where, index, names) for index, row in enumerate(rows.rows)
@@ -84,11 +85,11 @@ def bundled_samples(count: int) -> list[tuple[str, str]]:
     return [(row.fields["problem"], row.fields["solution"]) for row in rows[:count]]
 
 
-def _read(source: str) -> DataRows:
+def _read(source: str, limit: int | None = None) -> DataRows:
     if source.startswith("hf:"):
         return read_hub(source)
     if not source.startswith("bundled:"):
-        return read_path(source)
+        return read_path(source, limit)
     name = source.removeprefix("bundled:")
     if name not in BUNDLED:
         known = ", ".join(f"bundled:{each}" for each in BUNDLED)
