@@ -11,7 +11,7 @@ from beamwright.plugins import load_plugin
 from beamwright.registry import option, restored
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
-from beamwright.search import strategy
+from beamwright.search import STRATEGIES, strategy
 from beamwright.search.best_of_n import BestOfN
 from beamwright.verify import resolve_verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
@@ -316,6 +316,18 @@ def test_the_code_is_that_which_ran(make_solver, plugin, tmp_path):
     assert again.resume(file).tree_hash == expected.tree_hash
 
 
+def test_a_search_whose_plugin_is_not_loaded_names_it(make_solver, plugin, tmp_path):
+    options = {**SMALL, "plugins": [plugin], "search": "alone"}
+    file, _ = saved(make_solver(**options), tmp_path)
+    with restored():
+        del STRATEGIES._rows["alone"]
+        words = "--search alone of the plugin mine.Alone, which is not loaded here"
+        with pytest.raises(InputError, match=words):
+            resumed_settings(file, Settings())
+        with pytest.raises(InputError, match=words):
+            make_solver(**SMALL).resume(file)
+
+
 def test_a_stop_is_no_part_of_the_tree(make_solver, plugin, tmp_path):
     options = {**SMALL, "plugins": [plugin], "verifier": "by-length"}
     file, expected = saved(make_solver(**options), tmp_path)
@@ -332,7 +344,8 @@ def test_the_command_line_takes_name_and_options_from_the_file(make_solver, plug
         resumed_settings(file, Settings.build(scale=2.0))
     with restored():
         VERIFIERS._rows.clear()
-        with pytest.raises(InputError, match="--verifier in-batches of a plugin, which is not l"):
+        words = "--verifier in-batches of the plugin mine.[A-Za-z]+, which is not loaded here"
+        with pytest.raises(InputError, match=words):
             resumed_settings(file, Settings())
     plugin.write_text(PLUGIN.replace("len(steps", "3 + len(steps"))
     load_plugin(plugin)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +19,16 @@ def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
     write_whole(path, "new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are of POSIX")
+def test_a_new_file_is_its_users_alone_and_an_old_one_stays_whose_it_was(tmp_path):
+    file = tmp_path / "a"
+    write_whole(file, "x")
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    write_whole(file, "y")
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("y", 0o644)
 
 
 def test_a_failed_write_keeps_what_was_there(tmp_path):

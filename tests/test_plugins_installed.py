@@ -50,10 +50,16 @@ def test_a_package_declares(install, make_solver):
 
 
 def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
-    install(a_broken="import nowhere_at_all", good_two=GOOD, z_broken="raise ValueError('a\\nb')")
+    install(
+        a_broken="import nowhere_at_all",
+        b_broken="import sys; sys.exit(7)",
+        good_two=GOOD,
+        z_broken="raise ValueError('a\\nb')",
+    )
     assert "packaged" not in VERIFIERS
     assert load_installed() == [
         "plugin a_broken-plugin (a_broken): ModuleNotFoundError: No module named 'nowhere_at_all'",
+        "plugin b_broken-plugin (b_broken): SystemExit: 7",
         "plugin z_broken-plugin (z_broken): ValueError: a b",
     ]
     assert "packaged" in VERIFIERS

@@ -42,6 +42,11 @@ def read_regular(path: Path, max_bytes: int = -1) -> bytes:
         return stream.read(max_bytes)
 
 
+def private(path: str, flags: int) -> int:
+    """For `open`: a file that it makes is its user's alone, since it holds problems and texts."""
+    return os.open(path, flags, 0o600)
+
+
 def write_whole(path: Path, text: str, option: str = "") -> None:
     """Write ASCII `text`, see `write_bytes`."""
     write_bytes(path, text.encode("ascii"), option)
@@ -50,8 +55,9 @@ def write_whole(path: Path, text: str, option: str = "") -> None:
 def write_bytes(path: Path, content: bytes, option: str = "") -> None:
     """Replace a file as a whole; it is on the disk when this returns.
 
-    What a regular file held before stays until all of it is written. A pipe or a device is
-    written to, never replaced. option: what an error puts before the path.
+    What a regular file held before stays until all of it is written, and who may read it stays;
+    a new one is its user's alone. A pipe or a device is written to, never replaced.
+    option: what an error puts before the path.
 
     Raises:
         InputError: if it cannot be written.
@@ -80,7 +86,9 @@ def _replace(path: Path, content: bytes) -> None:
     name = f".{path.name[:_NAME_CHARACTERS]}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     partial = path.with_name(name)
     try:
-        with partial.open("xb") as stream:
+        with open(partial, "xb", opener=private) as stream:
+            if path.exists() and sys.platform != "win32":
+                os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode))
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -16,6 +16,8 @@ from pathlib import Path
 from beamwright.errors import BeamwrightError, InputError
 
 GROUP = "beamwright.plugins"
+MODULE = "beamwright_plugin_"
+"""Begins the module name of a file."""
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
@@ -27,7 +29,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"--plugin {path}: no such Python file")
-    name = f"beamwright_plugin_{path.stem}"
+    name = f"{MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"--plugin {path}: not a Python file")
@@ -37,7 +39,9 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
         spec.loader.exec_module(module)
     except BeamwrightError as error:
         raise InputError(f"--plugin {path}: {error}") from error
-    except Exception as error:  # whatever a user's file raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's file raises, `sys.exit()` too
         del sys.modules[name]
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"--plugin {path}: it raised {line}") from error
@@ -49,7 +53,9 @@ def load_installed() -> list[str]:
     for point in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
         try:
             point.load()
-        except Exception as error:  # a broken package must not stop the others
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a broken package must not stop the others
             line = " ".join(f"{type(error).__name__}: {error}".split())
             failed.append(f"plugin {point.name} ({point.value}): {line}")
     return failed

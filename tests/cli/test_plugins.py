@@ -98,6 +98,9 @@ def test_without_it_they_are_unknown(cli, fake, tmp_path):
     ("text", "words"),
     [
         ("1 / 0", "it raised ZeroDivisionError"),
+        ("raise BaseException('all of it')", "it raised BaseException: all of it"),
+        ("raise GeneratorExit", "it raised GeneratorExit"),
+        ("import sys; sys.exit(7)", "it raised SystemExit: 7"),
         (PLUGIN.replace('"mine"', '"beam"'), "--search beam is declared twice"),
         (PLUGIN.replace("zeal", "width"), "--width is a setting of its own"),
     ],

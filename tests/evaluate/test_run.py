@@ -84,6 +84,12 @@ def test_a_finished_run_solves_nothing_again(problem_set, fake_solver, tmp_path,
     assert len(fake_solver.asked) == 5
 
 
+def test_what_is_kept_is_its_users_alone(problem_set, fake_solver, tmp_path, checker):
+    run(problem_set, fake_solver, Settings(), RunOptions(tmp_path / "out"), checker)
+    kept = {file.name: file.stat().st_mode & 0o077 for file in (tmp_path / "out").iterdir()}
+    assert kept == {"results.jsonl": 0, "settings.json": 0}
+
+
 def test_a_larger_limit_goes_on(problem_set, fake_solver, tmp_path, checker):
     options = RunOptions(out=tmp_path / "out")
     assert (

@@ -1,5 +1,6 @@
 """The checkpoint's file: all of a tree comes back; damage and foreign files are told apart."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -25,6 +26,7 @@ from played import new_run
 def small_tree():
     """Every state but open, a greedy node, odd numbers, and text that does not simply go on."""
     tree = new_tree("p-1", text='é "quoted"\n')
+    tree.rounds = 2
     first, second, third = grow(tree, tree.root, ["a \ufffd", "b", "c"])
     first.score, second.score, third.score = 0.1 + 0.2, math.nan, None
     first.step_score = -math.inf
@@ -173,6 +175,51 @@ def test_files_that_are_not_there(tmp_path):
     assert "cannot be read" in message(tmp_path)
     with pytest.raises(InputError, match="cannot be written"):
         write_checkpoint(tmp_path / "no" / "where", checkpoint(new_tree()))
+
+
+# A body's or a node's field with what no search can have saved there, under a right checksum.
+FORGED = [
+    ("settings", ["x"]),
+    ("elapsed_s", "nan"),
+    ("elapsed_s", 10**400),
+    ("phases_s", [-1]),
+    ("phases_s", {"decode": "x"}),
+    ("num_groups", None),
+    ("round_tokens", ["x"]),
+    ("rounds", -1),
+    ("rounds", 4),
+    ("root_usage", {"overrun": {}}),
+    ("nodes", []),
+    ("nodes", [3]),
+    ("score", 10**400),
+    ("step_score", "x"),
+    ("logprobs", [10**400]),
+    ("token_ids", [1.5]),
+    ("usage", {"overrun": None}),
+    ("round", "x"),
+    ("state", "gone"),
+    ("stop", "None"),
+    ("shared_text", -1),
+    ("lineage", [-1]),
+    ("finished_s", "soon"),
+    ("turn", {"text": 3, "answers": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), FORGED, ids=lambda each: str(each)[:9])
+def test_a_field_that_cannot_be_is_named(file, name, value):
+    body = json.loads(file.read_text())["search"]
+    owner = body if name in body else body["nodes"][0]
+    assert name in owner
+    owner[name] = value
+    content = json.dumps(body, separators=(",", ":"))
+    about = {"format": "beamwright checkpoint", "version": VERSION, "search": body}
+    about["sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    file.write_text(json.dumps(about))
+    said = message(file)
+    assert "damaged" in said
+    assert ("None" if name == "stop" else "round" if value == [] else name) in said
+    assert len(said) < 300 + len(str(file))
 
 
 # --- settings --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 from beamwright.config import MOST_CANDIDATES
 from beamwright.errors import InputError
 from beamwright.evaluate.record import Record
-from beamwright.files import read_regular, write_whole
+from beamwright.files import private, read_regular, write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -40,7 +40,9 @@ class ResultsFolder:
         self._results = folder / "results.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = self._results.open("a+b", buffering=0)
+            self._file: IO[bytes] = open(  # noqa: SIM115 (it is closed with the folder)
+                self._results, "a+b", buffering=0, opener=private
+            )
         except OSError as error:
             raise InputError(f"--out {folder}: cannot be used ({error.strerror})") from error
         try:

@@ -153,6 +153,9 @@ class Prompts:
         )
         if again.root.token_ids != root.token_ids:
             raise InputError(f"{file}: was saved with another tokenizer or chat template")
+        for node in tree.nodes():
+            if node.end > self._context or max(node.token_ids, default=0) >= self._vocab:
+                raise InputError(f"{file}: {node!r} has tokens that this model has no place for")
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self._context:

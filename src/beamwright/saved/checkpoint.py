@@ -13,15 +13,22 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
 
 from beamwright.config import Settings
+from beamwright.declare import VERIFIERS
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
 from beamwright.identity import CODE, plugin_code
+from beamwright.plugins import MODULE
+from beamwright.registry import Table
 from beamwright.runtime import Accounting, TreeRun
+from beamwright.saved.recorded import describe_fault
+from beamwright.search import STRATEGIES
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
@@ -51,18 +58,23 @@ class Checkpoint:
 
     def check_settings(self, file: Path, wanted: Mapping[str, Any]) -> None:
         """Raises InputError that names the first option that was another when `file` was saved."""
-        for code, option in CODE.items():
-            named = self.settings.get(option)
-            if code in self.settings and code not in wanted and named == wanted.get(option):
-                raise InputError(
-                    f"{file}: was saved with --{option} {named} of a plugin, which is not loaded "
-                    "here (--plugin)"
-                )
+        self.check_plugins(file)
         for option in dict.fromkeys([*wanted, *self.settings]):
             was, now = self.settings.get(option), wanted.get(option)
             if was != now:
                 name = f"--{option.replace('_', '-')}"
                 raise InputError(f"{file}: was saved with {name} {_shown(was)}, not {_shown(now)}")
+
+    def check_plugins(self, file: Path) -> None:
+        """Raises InputError that names the plugin of `file` that is not loaded here."""
+        tables: tuple[Table[Any], ...] = (STRATEGIES, VERIFIERS)
+        for (code, option), table in zip(CODE.items(), tables, strict=True):
+            if code in self.settings and str(self.settings.get(option)) not in table:
+                owner = str(self.settings[code]).partition("@")[0].removeprefix(MODULE)
+                raise InputError(
+                    f"{file}: was saved with --{option} {self.settings.get(option)} of the plugin "
+                    f"{owner}, which is not loaded here (--plugin)"
+                )
 
     def progress(self, run: TreeRun) -> Accounting:
         """Tell a run how far it is; its clocks."""
@@ -233,58 +245,118 @@ def read_checkpoint(file: Path) -> Checkpoint:
     try:
         if _digest(_dumps(content["search"])) != content["sha256"]:
             raise InputError(f"--resume {file}: the checkpoint is damaged (checksum)")
-        return _parse(content["search"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return _tree_of(_SEARCH.validate_python(content["search"]))
+    except ValidationError as error:
+        what = describe_fault(error.errors()[0])
+    except (KeyError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise InputError(f"--resume {file}: the checkpoint is damaged ({what})") from error
+    raise InputError(f"--resume {file}: the checkpoint is damaged ({what})")
 
 
-def _parse(body: Mapping[str, Any]) -> Checkpoint:
-    tree = SearchTree(body["problem_id"], tuple(body["prompt_ids"]), body["problem"])
-    tree.rounds, tree.root.usage = body["rounds"], Counter(body["root_usage"])
+_Count = Annotated[int, Strict(), Field(ge=0, lt=1 << 53)]
+_Spent = Annotated[int, Strict(), Field(gt=-(1 << 53), lt=1 << 53)]  # what is taken back is below 0
+_Finite = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+_Seconds = Annotated[_Finite, Field(ge=0)]
+_Number = _Finite | Literal["nan", "inf", "-inf"]
+_Tokens = tuple[_Count, ...]
+_Text = InstanceOf[str]  # with halves of surrogate pairs, too
+
+
+@dataclass(frozen=True)
+class _SavedTurn:
+    text: _Text
+    answers: Annotated[bool, Strict()]
+
+
+@dataclass(frozen=True)
+class _SavedNode:
+    """What `_node` writes."""
+
+    lineage: Annotated[tuple[_Count, ...], Field(min_length=1)]
+    state: NodeState
+    stop: StopReason | Literal["None"]
+    token_ids: _Tokens
+    logprobs: tuple[_Number, ...]
+    stats: dict[str, tuple[_Number, ...]]
+    shared_text: _Count
+    text: _Text
+    step_score: _Number | None
+    score: _Number | None
+    usage: dict[str, _Spent]
+    round: _Count
+    greedy: Annotated[bool, Strict()]
+    turn: _SavedTurn | None
+    finished_s: _Seconds | None
+    top: tuple[tuple[tuple[_Count, _Number], ...], ...] = ()
+    notes: dict[str, _Text] = field(default_factory=dict)  # files need not have them
+
+
+@dataclass(frozen=True)
+class _SavedSearch:
+    """What `_body` writes."""
+
+    settings: dict[str, Any]
+    problem_id: Annotated[int, Strict()] | _Text
+    problem: _Text
+    prompt_ids: Annotated[_Tokens, Field(min_length=1)]
+    root_usage: dict[str, _Spent]
+    rounds: _Count
+    round_tokens: tuple[_Count, ...]
+    elapsed_s: _Seconds
+    phases_s: dict[str, _Finite]
+    num_groups: _Count
+    nodes: tuple[_SavedNode, ...]
+
+
+_SEARCH = TypeAdapter(_SavedSearch)
+
+
+def _tree_of(saved: _SavedSearch) -> Checkpoint:
+    tree = SearchTree(saved.problem_id, saved.prompt_ids, saved.problem)
+    tree.rounds, tree.root.usage = saved.rounds, Counter(saved.root_usage)
+    if saved.rounds != max((each.round for each in saved.nodes), default=0):
+        raise ValueError(f"rounds is {saved.rounds}, which is not the last node's round")
     finished_s: dict[Node, float] = {}
     by_lineage: dict[tuple[int, ...], Node] = {(): tree.root}
-    parents = {tuple(content["lineage"][:-1]) for content in body["nodes"]}
-    for content in body["nodes"]:
-        lineage = tuple(content["lineage"])
-        node = _add(tree, by_lineage[lineage[:-1]], content, has_children=lineage in parents)
-        if node.lineage[1:] != lineage:
-            raise ValueError(f"node {lineage} is out of order")
-        by_lineage[lineage] = node
-        if content["finished_s"] is not None:
-            finished_s[node] = content["finished_s"]
-    pruned = [by_lineage[tuple(c["lineage"])] for c in body["nodes"] if c["state"] == "pruned"]
+    parents = {each.lineage[:-1] for each in saved.nodes}
+    for each in saved.nodes:
+        parent = by_lineage[each.lineage[:-1]]
+        node = _add(tree, parent, each, has_children=each.lineage in parents)
+        if node.lineage[1:] != each.lineage:
+            raise ValueError(f"node {each.lineage} is out of order")
+        by_lineage[each.lineage] = node
+        if each.finished_s is not None:
+            finished_s[node] = each.finished_s
+    pruned = [by_lineage[each.lineage] for each in saved.nodes if each.state is NodeState.PRUNED]
     for node in reversed(pruned):  # children first
         tree.prune(node)
     return Checkpoint(
-        settings=body["settings"],
+        settings=saved.settings,
         tree=tree,
-        elapsed_s=body["elapsed_s"],
-        phases_s=body["phases_s"],
-        num_groups=body["num_groups"],
-        round_tokens=tuple(body["round_tokens"]),
+        elapsed_s=saved.elapsed_s,
+        phases_s=saved.phases_s,
+        num_groups=saved.num_groups,
+        round_tokens=saved.round_tokens,
         finished_s=finished_s,
     )
 
 
-def _add(tree: SearchTree, parent: Node, content: Mapping[str, Any], *, has_children: bool) -> Node:
+def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:
     """A decoded step, in the state in which it was saved; pruned ones are not pruned yet."""
-    if content["turn"] is not None:
-        asked = tree.ask(parent, Turn(**content["turn"]), tuple(content["token_ids"]))
-        asked.round, asked.usage = content["round"], Counter(content["usage"])
+    if saved.turn is not None:
+        asked = tree.ask(parent, Turn(saved.turn.text, saved.turn.answers), saved.token_ids)
+        asked.round, asked.usage = saved.round, Counter(saved.usage)
         return asked
-    (node,) = tree.expand(parent, 1, greedy=content["greedy"])
-    node.round = content["round"]
-    text = parent.text[: content["shared_text"]] + content["text"]
-    logprobs = tuple(float(value) for value in content["logprobs"])
-    stats = {name: tuple(map(float, values)) for name, values in content["stats"].items()}
-    stop = StopReason(content["stop"])
-    top = tuple(tuple((i, float(p)) for i, p in each) for each in content.get("top", ()))
-    tree.commit(node, tuple(content["token_ids"]), logprobs, stop, text, stats, top)
-    node.step_score, node.score = _float(content["step_score"]), _float(content["score"])
-    node.usage = Counter(content["usage"])
-    node.notes = dict(content.get("notes", {}))  # files need not have them
-    match NodeState(content["state"]):
+    (node,) = tree.expand(parent, 1, greedy=saved.greedy)
+    node.round = saved.round
+    text = parent.text[: saved.shared_text] + saved.text
+    logprobs = tuple(map(float, saved.logprobs))
+    stats = {name: tuple(map(float, values)) for name, values in saved.stats.items()}
+    top = tuple(tuple((i, float(p)) for i, p in each) for each in saved.top)
+    tree.commit(node, saved.token_ids, logprobs, StopReason(saved.stop), text, stats, top)
+    node.step_score, node.score = _float(saved.step_score), _float(saved.score)
+    node.usage, node.notes = Counter(saved.usage), dict(saved.notes)
+    match saved.state:
         case NodeState.KEPT:
             tree.keep(node)
         case NodeState.PRUNED if has_children:

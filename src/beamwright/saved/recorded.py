@@ -106,12 +106,12 @@ def _parse_tree(content: Any) -> RecordedTree:
     try:
         tree = TypeAdapter(RecordedTree).validate_python(content)
     except ValidationError as error:
-        raise _MalformedError(_describe(error.errors()[0])) from error
+        raise _MalformedError(describe_fault(error.errors()[0])) from error
     _check_lineages(tree)
     return tree
 
 
-def _describe(fault: ErrorDetails) -> str:
+def describe_fault(fault: ErrorDetails) -> str:
     """What pydantic found, with its place: `nodes[1]: tokens is 0, ...`."""
     first, *rest = fault["loc"]
     node, names = "", [first]  # without the branches of a union

@@ -38,11 +38,13 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
     """
     saved = read_checkpoint(file)
     for option in ("verifier", "search"):
-        if "@" in str(saved.settings.get(option)) and saved.settings[option].startswith(OWN):
+        named = str(saved.settings.get(option))
+        if named.startswith(OWN) and "@" in named:
             raise InputError(
-                f"--resume {file}: was saved with the {option} {saved.settings[option]}, "
+                f"--resume {file}: was saved with the {option} {named}, "
                 "which only Python has: give it to Solver, and call resume there"
             )
+    saved.check_plugins(file)
     sections, set_here = {}, []
     for name in DECISIVE_SECTIONS:
         section = getattr(given, name)
@@ -62,9 +64,11 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
             raise InputError(f"--resume {file}: holds settings that are unknown here") from error
     settings = given.model_copy(update=sections)
     model = settings.model
-    found = resolve_dtype(model.dtype, model.device, find_shape(model))
-    dtype = str(found).removeprefix("torch.")
-    wanted = tree_settings(with_defaults(settings), dtype)
+    try:
+        found = resolve_dtype(model.dtype, model.device, find_shape(model))
+        wanted = tree_settings(with_defaults(settings), str(found).removeprefix("torch."))
+    except InputError as error:
+        raise InputError(f"--resume {file}: {error}") from error
     # The options given go first: an error names one of them, not what a strategy makes of it.
     first = {option: wanted[option] for option in set_here if option in wanted}
     saved.check_settings(file, {**first, **wanted})
@@ -73,4 +77,4 @@ def resumed_settings(file: Path, given: Settings) -> Settings:
 
 def _own_options(table: Table[Any], name: Any) -> list[str]:
     """The options of a declaration; none of one that is unknown here, which is said elsewhere."""
-    return [*table[name].options] if name in table else []
+    return [*table[name].options] if isinstance(name, str) and name in table else []
