@@ -65,7 +65,7 @@ def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
     assert "packaged" in VERIFIERS
     assert main(["plan", "--model", "opt-2.7b", "--verifier", "packaged", "--json"]) == 0
     captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == 2
+    assert len(captured.err.splitlines()) == 3
     assert "plugin a_broken-plugin (a_broken): ModuleNotFoundError" in captured.err
     assert captured.out.startswith("{")
 
