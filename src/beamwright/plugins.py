@@ -14,10 +14,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from beamwright.errors import BeamwrightError, InputError
+from beamwright.registry import PLUGIN_MODULE
 
 GROUP = "beamwright.plugins"
-MODULE = "beamwright_plugin_"
-"""Begins the module name of a file."""
 
 
 def load_plugin(file: str | os.PathLike[str]) -> None:
@@ -29,7 +28,7 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"--plugin {path}: no such Python file")
-    name = f"{MODULE}{path.stem}"
+    name = f"{PLUGIN_MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"--plugin {path}: not a Python file")

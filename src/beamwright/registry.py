@@ -69,6 +69,9 @@ class TableRow:
         return not self.make.__module__.startswith("beamwright.")
 
 
+PLUGIN_MODULE = "beamwright_plugin_"
+"""Begins the name of the module that a plugin's file becomes."""
+
 R = TypeVar("R", bound=TableRow)
 
 _TABLES: list[Table[Any]] = []

@@ -24,8 +24,7 @@ from beamwright.declare import VERIFIERS
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
 from beamwright.identity import CODE, plugin_code
-from beamwright.plugins import MODULE
-from beamwright.registry import Table
+from beamwright.registry import PLUGIN_MODULE, Table
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.saved.recorded import describe_fault
 from beamwright.search import STRATEGIES
@@ -70,7 +69,7 @@ class Checkpoint:
         tables: tuple[Table[Any], ...] = (STRATEGIES, VERIFIERS)
         for (code, option), table in zip(CODE.items(), tables, strict=True):
             if code in self.settings and str(self.settings.get(option)) not in table:
-                owner = str(self.settings[code]).partition("@")[0].removeprefix(MODULE)
+                owner = str(self.settings[code]).partition("@")[0].removeprefix(PLUGIN_MODULE)
                 raise InputError(
                     f"{file}: was saved with --{option} {self.settings.get(option)} of the plugin "
                     f"{owner}, which is not loaded here (--plugin)"
