@@ -211,10 +211,11 @@ def _found(point: Point, solution: Solution, watch: _Watch) -> dict[str, Any]:
 
 
 def _by_round(timeline: Timeline, start_s: float, ends_s: Sequence[float]) -> dict[str, Any]:
-    """Bytes each way of the spans that ended in each round."""
+    """Bytes each way of the spans that ended in each round; what ends later is of the last one."""
     found = {track: [0] * (len(ends_s) - 1) for track in ("h2d", "d2h")}
     for span in timeline.spans:
-        number = bisect_left(ends_s[1:], span.end_s - start_s)
-        if span.track in found and number < len(ends_s) - 1:
+        # A deadline ends a search behind the last round that is listed.
+        number = bisect_left(ends_s[1:-1], span.end_s - start_s)
+        if found.get(span.track):
             found[span.track][number] += int(span.args.get("bytes", 0))
     return {f"round_{track}_bytes": values for track, values in found.items()}

@@ -10,6 +10,7 @@ import pytest
 
 from beamwright.errors import InputError
 from beamwright.kv import Direction
+from beamwright.runtime.timeline import Timeline
 from benchmarks.gpu import (
     attention_kernels,
     check,
@@ -121,6 +122,17 @@ def test_every_point_of_the_figures_is_measured_and_grows_one_tree(measured):
     assert all(point["whole"] and len(point["round_s"]) == 4 for point in points)
     assert len({point["tree_hash"] for point in points if point["layout"] == "tree"}) == 1
     assert [p["h2d_bytes"] > 0 for p in points] == [True, False, True, True, True, False]
+
+
+def test_bytes_behind_the_last_round_are_counted():
+    timeline = Timeline()
+    for end_s in (1.0, 2.0, 2.5, 9.0):
+        timeline.add("move", "h2d", end_s - 0.5, end_s, bytes=10)
+    assert figures._by_round(timeline, 0.0, [0.0, 1.0, 2.0, 3.0]) == {
+        "round_h2d_bytes": [10, 10, 20],
+        "round_d2h_bytes": [0, 0, 0],
+    }
+    assert figures._by_round(timeline, 0.0, [0.0])["round_h2d_bytes"] == []
 
 
 def test_bytes_by_round_add_up_to_those_of_the_run(measured):

@@ -15,6 +15,11 @@ def test_every_setting_has_an_option_and_every_option_a_setting():
     assert set(options._PANELS) == set(Settings.model_fields)
 
 
+def test_a_setting_without_words_has_an_option_all_the_same(monkeypatch):
+    monkeypatch.delitem(words.WORDS, "width")
+    assert "width" in options._settings_parameters({"width"})
+
+
 def test_without_options_the_settings_are_the_defaults(cli, fake):
     assert cli("solve", "p").code == 0
     assert fake.settings == resolved(Settings())

@@ -227,3 +227,15 @@ def test_a_node_is_found_by_its_lineage(tree):
     for unknown in [(0, 2), (0, 0, 0), ("other", 0)]:
         with pytest.raises(KeyError):
             tree.node(unknown)
+
+
+def test_a_path_that_ended_in_this_round_is_among_the_ended_before_it_is_decided():
+    tree = new_tree()
+    going, ended, rolled = tree.expand(tree.root, 3)
+    rolled.greedy = True
+    add_step(tree, going, "a")
+    add_step(tree, ended, "b", stop=StopReason.EOS)
+    add_step(tree, rolled, "c", stop=StopReason.EOS)
+    assert (tree.finished(), tree.ended()) == ([], [ended])
+    tree.finish(ended)
+    assert (tree.finished(), tree.ended()) == ([ended], [ended])

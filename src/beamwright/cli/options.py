@@ -145,7 +145,7 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
         for name, field in fields.items():
             if only is not None and name not in only:
                 continue
-            metavar, help_text = WORDS[name]
+            metavar, help_text = WORDS.get(name, (None, ""))  # a test looks for missing ones
             option = typer.Option(
                 _flags(name, field),
                 help=help_text + _choices(field) + _declared_choices(name) + _shown(field.default),

@@ -158,6 +158,11 @@ class SearchTree:
         """Final candidates, in lineage order."""
         return self._in_state(NodeState.FINISHED)
 
+    def ended(self) -> list[Node]:
+        """Final candidates and, before a round is decided, paths to an answer that ended in it."""
+        fresh = [n for n in self.candidates() if n.ended and n.answers and not n.greedy]
+        return sorted([*self.finished(), *fresh], key=lambda node: node.lineage[1:])
+
     def _in_state(self, state: NodeState) -> list[Node]:
         found = [node for node in self._leaves if node.state is state]
         return sorted(found, key=lambda node: node.lineage[1:])
