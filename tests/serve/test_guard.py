@@ -216,6 +216,14 @@ def test_nesting_is_counted_outside_of_strings(text, depth):
         read_json(body, ServerLimits(depth=depth))
 
 
+def test_values_are_counted_outside_of_strings():
+    limits = ServerLimits(values=3)
+    assert read_json(b'{"a": [1, "[{,,,,"]}', limits) == {"a": [1, "[{,,,,"]}
+    for body in (b'{"a": [1, 2, 3]}', b'{"a": [[], []]}', b'{"a": [{}, "\\"", 1]}'):
+        with pytest.raises(ApiError, match="more than 3 values"):
+            read_json(body, limits)
+
+
 def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):
     server = serve(limits=ServerLimits(body_bytes=10_000, drain_s=5.0))
     headers = {"content-type": "application/json"}

@@ -53,8 +53,13 @@ def test_a_recorded_tree_has_no_text(tmp_path, searched):
 def test_a_checkpoint(tmp_path, make_solver):
     with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
         solution = solver.solve("1+1", checkpoint=tmp_path / "saved.json")
+        again = solver.resume(tmp_path / "saved.json")
+    assert again.tree_hash == solution.tree_hash
     (run,) = read_runs(tmp_path / "saved.json")
     assert (run[0]["problem"], run[0]["n"], run[0]["seed"]) == ("1+1", 4, 5)
+    chosen = ".".join(map(str, solution.lineage[1:]))
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (chosen, solution.answer)
+    assert run[-1]["reason_fewer"] == solution.reason_fewer
     saved = {step["lineage"]: step for event in run for step in event.get("nodes", ())}
     for node in solution.tree.nodes():
         assert saved[".".join(map(str, node.lineage[1:]))]["text"] == node.step_text
@@ -114,3 +119,16 @@ def test_ids_are_told_apart_and_stand_in_an_address():
 
     runs = with_unique_ids([run("a"), run("a"), run("a-2"), run("../b c/d"), run("..")])
     assert [each[0]["id"] for each in runs] == ["a", "a-2", "a-2-2", "-b-c-d", "run"]
+
+
+def test_a_checkpoint_of_a_search_that_was_stopped_has_no_answer(tmp_path, make_solver):
+    def stop(report):
+        if report.round == 2:
+            raise ZeroDivisionError
+
+    file = tmp_path / "saved.json"
+    with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
+        with pytest.raises(ZeroDivisionError):
+            solver.solve("1+1", checkpoint=file, on_round=stop)
+        (run,) = read_runs(file)
+        assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)

@@ -13,6 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +33,7 @@ from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn
 
 FORMAT = "beamwright checkpoint"
 VERSION = 3
+ENDED = "ended"  # of a search that is over: what `CheckpointWriter.end` was told
 OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
 # Of these sections:
@@ -111,16 +113,17 @@ def _shown(value: Any) -> str:
 # --- writing ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckpointWriter:
     """Saves one search to one file: the `save` of a `TreeRun`.
 
-    spent: what has been measured of the search so far.
+    spent: what has been measured of the search so far. saved: the file is of this search.
     """
 
     file: Path
     settings: Mapping[str, Any]
     spent: Callable[[], Accounting]
+    saved: bool = False
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
         """Raises InputError if the file cannot be written."""
@@ -135,6 +138,18 @@ class CheckpointWriter:
             finished_s=run.finished_s,
         )
         write_checkpoint(self.file, saved)
+        self.saved = True
+
+    def end(self, **known: Any) -> None:
+        """Add how the search has ended, for who looks at the file: nobody resumes from that.
+
+        Its answer stands, whatever has become of the file.
+        """
+        if not self.saved:
+            return
+        with suppress(OSError, ValueError, InputError):
+            content = {**json.loads(read_regular(self.file)), ENDED: known}
+            write_whole(self.file, json.dumps(content) + "\n", option="--checkpoint ")
 
 
 def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:

@@ -52,11 +52,15 @@ async def read_body(
 
 
 def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
-    """Raises ApiError 400 for what is no JSON object, or nested too deeply, 413 for too much."""
+    """Raises ApiError 400 for what is no JSON object, nested too deeply, or of too many values, 413
+    for too many bytes."""
     if len(body) > limits.body_bytes:
         raise ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
-    many = body.count(b"[") + body.count(b"{") > limits.depth
-    if many and _depth(body) > limits.depth:
+    bare = _STRINGS.sub(b"", body)
+    # The parser lets nobody else compute while it makes objects of them.
+    if sum(map(bare.count, (b",", b"[", b"{"))) > limits.values:
+        raise ApiError(400, f"the body has more than {limits.values:,} values")
+    if _depth(bare) > limits.depth:
         raise ApiError(400, f"the body is nested more than {limits.depth} deep")
     try:
         found = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
@@ -84,7 +88,8 @@ def _finite(text: str) -> float:
     return number
 
 
-def _depth(body: bytes) -> int:
-    """How deep brackets go, strings left out; the parser's own recursion never sees more."""
-    brackets = _STRINGS.sub(b"", body).translate(None, _OTHERS)
+def _depth(bare: bytes) -> int:
+    """How deep brackets go in a body without its strings; the parser's own recursion never sees
+    more."""
+    brackets = bare.translate(None, _OTHERS)
     return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)

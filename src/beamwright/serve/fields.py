@@ -16,11 +16,10 @@ from beamwright.serve.errors import ApiError
 F = TypeVar("F", bound=BaseModel)
 
 MOST_STOPS, MOST_CHOICES, MOST_TOP_LOGPROBS, MOST_PROMPTS = 16, 128, 20, 32
-_MOST_ITEMS, _MOST_IDS = 10_000, 2**20  # messages, parts, tools; token ids of a prompt
+_MOST_ITEMS = 10_000  # messages, parts, tools
 
 # A body has room for a million mistakes; the first one is what is told.
 _ITEMS = Field(max_length=_MOST_ITEMS, fail_fast=True)
-_IDS = Field(max_length=_MOST_IDS, fail_fast=True)
 _PROMPTS = Field(max_length=MOST_PROMPTS, fail_fast=True)
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
@@ -92,7 +91,7 @@ def _integral(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_integral), Field(strict=True)]
 Number = Annotated[float, BeforeValidator(_integral), Field(strict=True)]
 Objects = Annotated[list[dict[str, Any]], _ITEMS]
-Ids = Annotated[list[Whole], _IDS]
+Ids = Annotated[list[Whole], Field(fail_fast=True)]  # a body holds so many values
 
 
 class Part(BaseModel):

@@ -72,9 +72,9 @@ def _read_file(path: Path) -> Iterator[list[Event]]:
     elif kind == RUN_FORMAT:
         yield _exported(path, found)
     elif kind == "beamwright checkpoint":
-        from beamwright.saved.checkpoint import read_checkpoint  # noqa: PLC0415 (loads torch)
+        from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
 
-        yield _of_checkpoint(path, read_checkpoint(path))
+        yield _of_checkpoint(path, read_checkpoint(path), found.get(ENDED))
     elif isinstance(found, dict) and "prompt_tokens" in found:
         from beamwright.saved.recorded import read_recorded  # noqa: PLC0415
 
@@ -144,11 +144,15 @@ def _checked(path: Path, events: Any) -> list[Event]:
         raise InputError(f"{path}: a damaged run: {place:.80}: {fault['msg']}") from error
 
 
-def _of_checkpoint(path: Path, saved: Checkpoint) -> list[Event]:
+def _of_checkpoint(path: Path, saved: Checkpoint, ended: Any) -> list[Event]:
+    """ended: as `CheckpointWriter.end` was told; None where the search may go on."""
     steps = ShownTree().changes(saved.tree)
     about = _about(saved.tree.root.problem_text, saved.settings)
     rounds = _in_rounds(steps, saved.elapsed_s)
-    return [begin(path.stem, about), *rounds, end("saved", elapsed_s=saved.elapsed_s)]
+    given = ended if isinstance(ended, dict) else {}
+    known = {name: given.get(name) for name in ("answer", "chosen", "reason_fewer")}
+    last = _checked(path, [end("saved", elapsed_s=saved.elapsed_s, **known)])
+    return [begin(path.stem, about), *rounds, *last]
 
 
 def _of_recording(path: Path, saved: RecordedTree) -> list[Event]:

@@ -265,6 +265,10 @@ class Flights:
             outcome: Outcome = run.error or describe(run, facts)
             if run.error is not None:
                 self._stopped(run.error, [(run, facts)])
+            elif isinstance(outcome, Solution) and isinstance(run.save, CheckpointWriter):
+                chosen = ".".join(map(str, outcome.lineage[1:]))
+                why = outcome.reason_fewer
+                run.save.end(answer=outcome.answer, chosen=chosen, reason_fewer=why)
             self._ended.append((flight, outcome))
 
     def _facts(self, run: TreeRun) -> RunFacts:
