@@ -10,7 +10,7 @@ from beamwright.kv import RowTails
 from beamwright.models import DecodeSession
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import pack_weights
+from beamwright.models.onednn import prepack
 from beamwright.models.weights import random_weights
 from beamwright.runtime import selftest
 from beamwright.runtime.selftest import LEAST_CONTEXT, batches_are_exact
@@ -23,7 +23,7 @@ def decoder_of(context=128):
     """In a dtype in which this machine's products do not depend on the batch."""
     shape = replace(shape_from_text(SHAPE), context=context)
     dtype = getattr(torch, exact_dtype())
-    return Decoder(shape, pack_weights(random_weights(shape, dtype, "cpu", 0)))
+    return Decoder(shape, random_weights(shape, dtype, "cpu", 0, pack=prepack))
 
 
 @pytest.fixture

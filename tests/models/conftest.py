@@ -120,4 +120,4 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def unpacked(monkeypatch):
     """Weights as they were read: packed ones can neither be compared nor counted."""
-    monkeypatch.setattr("beamwright.models.load.pack_weights", lambda weights, pack: weights)
+    monkeypatch.setattr("beamwright.models.load.packer", lambda *model: lambda linear: linear)

@@ -8,7 +8,7 @@ from beamwright.kv import PathPart
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import pack_weights
+from beamwright.models.onednn import prepack
 from beamwright.models.weights import random_weights
 
 SHAPE = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=192,vocab=128,context=256"
@@ -19,7 +19,7 @@ LENGTHS = (13, 5, 39, 31)
 @pytest.fixture(scope="module")
 def decoder():
     shape = shape_from_text(SHAPE)
-    return Decoder(shape, pack_weights(random_weights(shape, torch.float32, "cpu", 0)))
+    return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
 
 
 def prefilled(decoder, backend, chunk_tokens, reads):

@@ -13,7 +13,6 @@ from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
 from beamwright.errors import InputError
 from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
-from beamwright.models import quantised as quantised_module
 from beamwright.models import weights as weights_module
 from beamwright.models.decoder import Decoder, Linear
 from beamwright.models.onednn import PackedInt8Linear, multiplies_int8, to_bytes
@@ -124,6 +123,12 @@ def test_bytes_are_counted_as_they_are(write_family, family, weights, dtype):
     model = load(folder, weights, dtype=dtype)
     decoder = model.decoder
     stored = sum(tensor.nbytes for tensor in tensors_in(decoder.weights))
+    if weights == "int8":  # torchao's zero points, which only its own tensors have
+        stored += sum(
+            getattr(layer, name).weight.shape[0]
+            for layer in decoder.weights.layers
+            for name in PROJECTIONS
+        )
     assert weight_bytes(decoder.shape, decoder.dtype.itemsize, model.storage) == stored
     found = inspect_model(ModelSettings(model=str(folder), weights=weights, dtype=dtype))
     assert (found["weight_bytes"], found["weights"]) == (stored, str(model.storage))
@@ -223,22 +228,27 @@ def test_int8_products_are_exact_sums(dtype, columns):
     x = draw(2, 33, columns).to(kind)
     x[3] = 0
     values, scale = to_bytes(x)
-    quantised = quantise_linear(original, Storage.INT8).weight
-    sums = (values.long() - 128) @ quantised.qdata.long().t()
-    expected = sums.float() * quantised.scale.flatten().float() * scale + original.bias
+    quantised = quantise_linear(original, Storage.INT8)
+    sums = (values.long() - 128) @ quantised.weight.long().t()
+    expected = sums.float() * quantised.scale * scale + original.bias
     assert torch.equal(packed(x), expected.to(kind))
-    assert (packed.values() - quantised.qdata * quantised.scale.float()).abs().max() < 1e-6
+    assert (packed.values() - quantised.weight * quantised.scale[:, None]).abs().max() < 1e-6
     largest = float(original(x).abs().max())
     assert (packed(x) - original(x)).abs().max() < 0.03 * largest
 
 
-def test_a_head_is_quantised_in_blocks_as_it_is_in_one(monkeypatch):
-    weight = draw(0, 70, 40)
-    whole = quantise_linear(Linear(weight), Storage.INT8).weight
-    monkeypatch.setattr("beamwright.models.quantised._HEAD_BLOCK", 32)
-    found, scale = quantised_module._in_blocks(weight)
-    assert torch.equal(found, whole.qdata)
-    assert torch.equal(scale, whole.scale.flatten())
+@pytest.mark.parametrize(("rows", "scale"), [(70, 1.0), (70, 1e-9), (1, 0.02)])
+def test_int8_is_what_torchao_holds_in_blocks_as_in_one(monkeypatch, rows, scale):
+    torchao = pytest.importorskip("torchao.quantization")
+    weight = draw(0, rows, 40) * scale
+    weight[0, 3] = 50 * scale
+    weight[-1:] *= rows == 1
+    theirs = torchao.Int8Tensor.from_hp(weight, torchao.PerRow())
+    for block in (1 << 20, 32 * 40, 1):
+        monkeypatch.setattr("beamwright.models.quantised._BLOCK_VALUES", block)
+        ours = quantise_linear(Linear(weight), Storage.INT8)
+        assert torch.equal(ours.weight, theirs.qdata)
+        assert torch.equal(ours.scale, theirs.scale.flatten())
 
 
 def test_where_int8_sums_are_not_exact_weights_are_turned_back(write_family, monkeypatch):
@@ -268,15 +278,17 @@ def test_random_shapes_are_quantised_too(weights):
 
 
 @pytest.mark.parametrize("weights", QUANTISED)
-def test_a_layer_is_converted_before_the_next_is_read(write_family, monkeypatch, weights):
+def test_a_projection_is_converted_before_the_next_is_read(write_family, monkeypatch, weights):
     folder, _ = write_family("mistral")
     read, make_layer = [], weights_module._llama_layer
 
-    def spy(shape, reader, at):
-        assert all(weight() is None for weight in read)
-        layer = make_layer(shape, reader, at)
-        read.extend(weakref.ref(getattr(layer, name).weight) for name in PROJECTIONS)
-        return layer
+    def spy(shape, reader, at, keep):
+        def one(linear):
+            assert all(weight() is None for weight in read)
+            read.append(weakref.ref(linear.weight))
+            return keep(linear)
+
+        return make_layer(shape, reader, at, one)
 
     monkeypatch.setattr(weights_module, "_llama_layer", spy)
     load(folder, weights)
@@ -290,15 +302,14 @@ def test_each_model_has_its_own_option(write_family):
     assert load_model(str(folder), settings, role="verifier").storage == Storage.INT8
 
 
-def test_without_torchao_int8_says_what_to_install(write_family, monkeypatch):
+def test_torchao_is_for_a_gpu_which_says_what_to_install(write_family, monkeypatch):
     folder, _ = write_family("mistral")
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(InputError, match=r"--weights int8 needs torchao: pip install"):
-        load(folder, "int8")
-    settings = ModelSettings(model=str(folder), verifier_weights="int8")
-    with pytest.raises(InputError, match="--verifier-weights int8 needs torchao"):
-        load_model(str(folder), settings, role="verifier")
-    assert load(folder, "int4").storage == Storage.INT4  # needs nothing on a CPU
+    for option in ("--weights", "--verifier-weights"):
+        with pytest.raises(InputError, match=rf"{option} int8 needs torchao: pip install"):
+            storage_for("int8", torch.bfloat16, "cuda", option)
+    for weights in QUANTISED:
+        assert load(folder, weights).storage == Storage(weights)
 
 
 def test_on_a_gpu_int4_is_torchaos_kernel_where_there_is_one(monkeypatch):

@@ -207,7 +207,7 @@ def test_a_row_must_say_what_it_looks_for(tmp_path):
 
 def test_logits_are_not_read_where_there_is_no_lm_head(copied):
     folder = copied("qwen2.5-math-prm")
-    with pytest.raises(InputError, match=r"reads logits, and there is no tensor named lm_head"):
+    with pytest.raises(InputError, match=r"weight lm_head\.weight is missing"):
         verifier_of(f"family:math-shepherd:{folder}")
 
 

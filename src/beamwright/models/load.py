@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import pack_weights
 from beamwright.models.precision import resolve_dtype, why_float32
 from beamwright.models.quantised import packer, storage_for
 from beamwright.models.shape import ModelShape
@@ -54,12 +53,11 @@ def load_model(
     role: str = "generator",
     chat_template: str | None = None,
     *,
-    writes: bool = False,
+    reads_logits: bool = True,
 ) -> LoadedModel:
     """Read config, weights and tokenizer.
 
-    writes: its LM head is needed, as a generator's always is; a verifier may have a head of its
-    own and no other.
+    reads_logits: False for a verifier with a head of its own: its LM head is not loaded.
 
     Raises:
         InputError, UnsupportedModelError, UnavailableError: with one line that says why.
@@ -70,19 +68,18 @@ def load_model(
         shape = capped(shape_from_text(spec.removeprefix("random:")), settings.context)
         dtype = resolve_dtype(settings.dtype, settings.device, shape)
         storage = _storage(settings, dtype, role)
-        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage)
-        weights = pack_weights(weights, packer(storage, dtype, device))
+        pack = packer(storage, dtype, device)
+        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
         return LoadedModel(Decoder(shape, weights, tile), None, None, storage)
     # What is wrong is said before gigabytes are downloaded or read.
     folder = resolve_folder(spec, role, weights=False)
-    shape = read_shape(folder, settings.context, role)
+    shape = replace(read_shape(folder, settings.context, role), has_lm_head=reads_logits)
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
     storage = _storage(settings, dtype, role)
     codec = TextCodec.load(folder, chat_template)
     folder = resolve_folder(spec, role)
-    needs_logits = writes or role == "generator"
-    weights = load_weights(folder, shape, dtype, device, need_lm_head=needs_logits, storage=storage)
-    weights = pack_weights(weights, packer(storage, dtype, device))
+    pack = packer(storage, dtype, device)
+    weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
     return LoadedModel(Decoder(shape, weights, tile), codec, folder, storage)
 
 

@@ -10,13 +10,12 @@ The operators are private to torch, so they are tried, and compared, before they
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 
-from beamwright.models.decoder import DecoderWeights, Layer, Linear
+from beamwright.models.decoder import Linear
 
 _ROWS_HINT = 64
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -136,15 +135,3 @@ def prepack(linear: Linear) -> Linear:
         return packed if _close(packed(probe), linear(probe)) else linear
     except (RuntimeError, AttributeError, NotImplementedError):
         return linear
-
-
-def pack_weights(
-    weights: DecoderWeights, pack: Callable[[Linear], Linear] = prepack
-) -> DecoderWeights:
-    """Replace every projection by its packed form, in place, one at a time."""
-    parts: list[Layer | DecoderWeights] = [*weights.layers, weights]
-    for part in parts:
-        for name, value in vars(part).items():
-            if isinstance(value, Linear):
-                setattr(part, name, pack(value))
-    return weights

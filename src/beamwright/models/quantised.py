@@ -1,8 +1,9 @@
-"""int8 and int4 weights: a layer's projections, quantised one layer at a time.
+"""int8 and int4 weights: a layer's projections, quantised one at a time.
 
-int8 is torchao's tensor: symmetric, one scale per row. On a CPU that multiplies int8 exactly it
-ends as oneDNN's (`packer`), and the LM head with it: activations are then rounded to 8 bits, too.
-Elsewhere weights are turned back for each product. int4 has a scale and a zero point per group
+int8 is symmetric, one scale per row: torchao's tensor on a GPU, the same numbers without torchao,
+whose import alone takes 0.15 GiB, on a CPU. Where that multiplies int8 exactly it ends as
+oneDNN's (`packer`), and the LM head with it: activations are then rounded to 8 bits, too. Elsewhere
+weights are turned back for each product. int4 has a scale and a zero point per group
 of 64 columns, as torchao's CUDA kernel wants them: where that kernel runs (bfloat16, compute
 capability 8) the projection is torchao's tiled tensor; elsewhere `Int4Linear` keeps two weights per
 byte and turns them back, block by block, in plain torch. The sizes are counted in `cost.model`.
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 
 from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
-from beamwright.models.decoder import Layer, Linear
+from beamwright.models.decoder import Linear
 from beamwright.models.onednn import (
     PackedInt8Linear,
     invariant_linear,
@@ -30,10 +31,9 @@ from beamwright.models.quiet import quiet_import
 
 _LEVELS = 15  # of 4 bits, above the lowest
 _MIDDLE = 8
+_BYTE_RANGE = 255
 _KERNEL_CAPABILITY = (8, 0)
-_HEAD_BLOCK = 8192  # rows
-
-LayerTransform = Callable[[Layer], Layer]
+_BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
 
 
 class Int4Linear(Linear):
@@ -71,16 +71,29 @@ class Int4Linear(Linear):
 
 
 class Int8Linear(Linear):
-    """torchao's tensor, one scale per row of weights [out, in], multiplied by oneDNN on a CPU."""
+    """Weights int8 [out, in], a float32 scale per row [out]; multiplied by oneDNN on a CPU."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(torch.empty_like(weight, dtype=torch.int8), bias)
+        self.scale = torch.empty(len(weight), dtype=torch.float32)
+        rows = max(1, _BLOCK_VALUES // weight.shape[1])
+        blocks = (whole.split(rows) for whole in (weight, self.weight, self.scale))
+        for block, *kept in zip(*blocks, strict=True):
+            for part, values in zip(kept, _to_int8(block.float()), strict=True):
+                part.copy_(values)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product; what torchao computes, whose product on a CPU follows the batch."""
-        if x.device.type != "cpu":
-            return super().__call__(x)
-        weight: Any = self.weight
-        product = invariant_linear(x, weight.qdata.to(x.dtype), None)
-        product.mul_(weight.scale.to(x.dtype).flatten())
+        """The product; the weights are turned back for it."""
+        product = invariant_linear(x, self.weight.to(x.dtype), None)
+        product.mul_(self.scale.to(x.dtype))
         return product if self.bias is None else product.add_(self.bias)
+
+
+def _to_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in float32 [rows, columns] to whole numbers and scales [rows], as torchao does it."""
+    tiny = torch.finfo(torch.float32).eps
+    scale = rows.abs().amax(1).div_(_BYTE_RANGE / 2).clamp_(min=tiny)
+    return rows.mul(scale.reciprocal()[:, None]).round_().clamp_(-128, 127).to(torch.int8), scale
 
 
 def _to_nibbles(
@@ -104,29 +117,19 @@ def storage_for(weights: str, dtype: torch.dtype, device: str, option: str) -> S
     """
     has_kernel = weights == "int4" and _has_int4_kernel(dtype, device)
     storage = storage_of(weights, has_int4_kernel=has_kernel)
-    if storage in (Storage.INT8, Storage.INT4_TILED):
+    if storage in (Storage.INT8, Storage.INT4_TILED) and torch.device(device).type != "cpu":
         _torchao(f"{option} {weights}")
     return storage
 
 
-def quantiser(storage: Storage) -> LayerTransform:
-    """What turns a layer that was just read into the layer that is kept."""
-
-    def quantise(layer: Layer) -> Layer:
-        names = [name for name, part in vars(layer).items() if isinstance(part, Linear)]
-        for name in names:
-            setattr(layer, name, quantise_linear(getattr(layer, name), storage))
-        return layer
-
-    return quantise
-
-
 def quantise_linear(linear: Linear, storage: Storage) -> Linear:
     """One projection, kept so; its bias stays as it is."""
+    if storage is Storage.INT8 and linear.weight.device.type == "cpu":
+        return Int8Linear(linear.weight, linear.bias)
     if storage is Storage.INT8:
         ao = _torchao("int8")
         # From float32: torchao takes no float64, and scales are finer than a half precision.
-        return Int8Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
+        return Linear(ao.Int8Tensor.from_hp(linear.weight.float(), ao.PerRow()), linear.bias)
     if storage is Storage.INT4:
         return Int4Linear(linear.weight, linear.bias)
     if storage is Storage.INT4_TILED:
@@ -143,25 +146,10 @@ def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linea
         return prepack
 
     def pack(linear: Linear) -> Linear:
-        if type(linear) is Linear:
-            weight, scale = _in_blocks(linear.weight)
-        else:
-            kept: Any = linear.weight
-            weight, scale = kept.qdata, kept.scale.flatten().float()
-        return PackedInt8Linear(weight, scale, linear.bias)
+        whole = linear if isinstance(linear, Int8Linear) else Int8Linear(linear.weight, linear.bias)
+        return PackedInt8Linear(whole.weight, whole.scale, whole.bias)
 
     return pack
-
-
-def _in_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """An LM head [out, in] in int8, and its scales [out]; in float32 a block of it at a time."""
-    parts: list[Any] = [
-        quantise_linear(Linear(rows), Storage.INT8).weight for rows in weight.split(_HEAD_BLOCK)
-    ]
-    return (
-        torch.cat([part.qdata for part in parts]),
-        torch.cat([part.scale.flatten().float() for part in parts]),
-    )
 
 
 def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
@@ -170,6 +158,8 @@ def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
         return Linear(linear.values(slice(None)), linear.bias)
     if isinstance(linear, PackedInt8Linear):
         return Linear(linear.values().to(dtype), linear.bias)
+    if isinstance(linear, Int8Linear):
+        return Linear(linear.weight.to(dtype) * linear.scale.to(dtype)[:, None], linear.bias)
     if type(linear.weight) is torch.Tensor:
         return linear
     # torchao's tiles have no way back but the product with the identity.

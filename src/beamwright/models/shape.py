@@ -17,6 +17,8 @@ class ModelShape:
     norm: "rms" or "layer"; pre_norm: normalise before (True) or after each block's output.
     activation: "silu", "relu", "gelu" or "gelu_tanh"; gated: gate * up instead of one projection.
     learned_positions: offset of OPT's position table, or None for rotary positions.
+    tied: the LM head is the embedding. has_lm_head: logits are read; not of a reward model that has
+    a head of its own.
     stored_bfloat16: whether the checkpoint says that its weights are in bfloat16.
     inv_freq: rotary inverse frequencies [head_dim / 2]; rope_scale multiplies cos and sin (yarn).
     """
@@ -43,6 +45,7 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    has_lm_head: bool = True
     embed_dim: int | None = None
     learned_positions: int | None = None
     inv_freq: tuple[float, ...] = ()
@@ -63,7 +66,7 @@ class ModelShape:
         if self.mlp_bias:
             mlp += (2 if self.gated else 1) * self.intermediate + h
         total = self.layers * (attention + mlp + 2 * norm) + self.vocab * embed
-        total += 0 if self.tied else self.vocab * embed
+        total += 0 if self.tied or not self.has_lm_head else self.vocab * embed
         total += norm if self.final_norm else 0
         if self.learned_positions is not None:
             total += (self.full_context + self.learned_positions) * h

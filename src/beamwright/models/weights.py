@@ -1,6 +1,8 @@
 """Weights: from a Hugging Face folder, or random, to DecoderWeights, by one table per layout.
 
-Fused weights are rows of the table; a checkpoint is read tensor by tensor and never held twice.
+Fused weights are rows of the table. A checkpoint is read tensor by tensor, and each projection is
+brought into the form that stays before the next is read: only one of them is held twice at a time,
+and no page of a file stays mapped, as it would count as this process's memory.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,11 +19,15 @@ from safetensors import SafetensorError, safe_open
 from beamwright.cost import Storage
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.files import read_regular
+from beamwright.models.address_space import give_back
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
-from beamwright.models.quantised import quantiser
+from beamwright.models.quantised import quantise_linear
 from beamwright.models.shape import ModelShape
 
 TensorSource = Callable[[str], torch.Tensor | None]
+Convert = Callable[[Linear], Linear]
+
+_CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
 
 
 class _WeightFiles:
@@ -28,7 +35,6 @@ class _WeightFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._handles: dict[Path, object] = {}
         self._where = dict(self._index())
         if not self._where:
             raise InputError(f"model {folder}: no *.safetensors or pytorch_model*.bin weights")
@@ -46,19 +52,18 @@ class _WeightFiles:
                 if not (self.folder / file).exists():
                     raise InputError(f"model {self.folder}: shard {file} is missing")
         for path in safe or bins:
-            yield from ((name, path) for name in self._open(path))
+            names = self._open(path).keys()
+            yield from ((name, path) for name in names)
 
-    def _open(self, path: Path) -> list[str]:
+    def _open(self, path: Path) -> Any:
+        """A file, mapped until what is returned, and what was read of it, is dropped."""
         try:
             if path.suffix == ".safetensors":
-                handle = safe_open(path, framework="pt")
-                self._handles[path] = handle
-                return list(handle.keys())
+                return safe_open(path, framework="pt")
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             if not isinstance(tensors, dict):
                 raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
-            self._handles[path] = tensors
-            return [name for name in tensors if isinstance(tensors[name], torch.Tensor)]
+            return {name: each for name, each in tensors.items() if isinstance(each, torch.Tensor)}
         except (
             SafetensorError,
             pickle.UnpicklingError,
@@ -73,24 +78,25 @@ class _WeightFiles:
             raise InputError(f"model file {path}: cannot be read ({line})") from error
 
     def get(self, name: str) -> torch.Tensor | None:
-        """The tensor of that name, or None."""
+        """A copy of the tensor of that name, or None; its file is not mapped any more."""
         path = self._where.get(name)
         if path is None:
             return None
-        handle = self._handles[path]
-        tensor: torch.Tensor
-        tensor = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)  # type: ignore[attr-defined]
-        return tensor
+        handle = self._open(path)
+        mapped: torch.Tensor
+        mapped = handle[name] if isinstance(handle, dict) else handle.get_tensor(name)
+        return mapped.clone()
 
     def outline(self, name: str) -> torch.Tensor | None:
         """A tensor of the same shape that holds nothing, or None."""
         path = self._where.get(name)
         if path is None:
             return None
-        handle = self._handles[path]
-        if isinstance(handle, dict):
-            return torch.empty(handle[name].shape, device="meta")
-        return torch.empty(handle.get_slice(name).get_shape(), device="meta")  # type: ignore[attr-defined]
+        handle = self._open(path)
+        shape = (
+            handle[name].shape if isinstance(handle, dict) else handle.get_slice(name).get_shape()
+        )
+        return torch.empty(shape, device="meta")
 
     def names(self) -> list[str]:
         return list(self._where)
@@ -137,11 +143,14 @@ class _Reader:
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """One (fused) projection from the named ones, stacked row-wise."""
-        pairs = list(zip(names, outs, strict=True))
-        weight = torch.cat([self.need(f"{name}.weight", out, columns) for name, out in pairs])
-        if not bias:
-            return Linear(weight)
-        return Linear(weight, torch.cat([self.need(f"{name}.bias", out) for name, out in pairs]))
+        weight = self._stacked([f"{name}.weight" for name in names], outs, columns)
+        return Linear(weight, self._stacked([f"{n}.bias" for n in names], outs) if bias else None)
+
+    def _stacked(self, names: list[str], outs: list[int], *columns: int) -> torch.Tensor:
+        whole = torch.empty((sum(outs), *columns), dtype=self._dtype, device=self._device)
+        for name, rows in zip(names, whole.split(outs), strict=True):
+            rows.copy_(self.need(name, len(rows), *columns))
+        return whole
 
     def norm(self, name: str, shape: ModelShape, size: int) -> Norm:
         if not shape.norm_affine:
@@ -158,13 +167,25 @@ def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
     """
     if placed.is_meta:  # it holds no values
         return
-    # A sum takes one pass and no memory; it can overflow by itself, so a bad one is looked into.
-    if placed.sum(dtype=torch.float32).isfinite() or placed.isfinite().all():
+    if _all_finite(placed):
         return
-    if stored.isfinite().all():
+    if _all_finite(stored):
         narrow = str(placed.dtype).removeprefix("torch.")
         raise NotFiniteError(f"{what} does not fit into {narrow}: use --dtype bfloat16 or float32")
     raise NotFiniteError(f"{what} holds NaN or infinite values: the file is damaged")
+
+
+def _all_finite(values: torch.Tensor) -> bool:
+    # A sum takes one pass; it can overflow by itself, so a bad one is looked into.
+    return all(
+        bool(part.sum(dtype=torch.float32).isfinite()) or bool(part.isfinite().all())
+        for part in values.flatten().split(_CHECKED_VALUES)
+    )
+
+
+def as_read(linear: Linear) -> Linear:
+    """The same projection."""
+    return linear
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
@@ -193,15 +214,14 @@ def load_weights(
     dtype: torch.dtype,
     device: str,
     *,
-    need_lm_head: bool = True,
     storage: Storage = Storage.PLAIN,
+    pack: Convert = as_read,
 ) -> DecoderWeights:
     """Read a checkpoint folder.
 
     device: "meta" reads no values: names and shapes alone, all of which must be there.
-    storage: how projections are kept; each layer is converted before the next is read.
-    need_lm_head: False for a model whose logits nobody reads (a reward model with its own head);
-    the embedding stands in for an LM head that is not there.
+    storage: how the projections of layers are kept. pack: what each projection, and the LM head,
+    becomes then; each is converted before the next is read.
 
     Raises:
         InputError: for missing, unreadable or wrongly shaped weights, naming the tensor.
@@ -213,8 +233,7 @@ def load_weights(
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
     reader = _Reader(source, prefix, dtype, device, str(folder))
     head = _Reader(source, "", dtype, device, str(folder))
-    needed = need_lm_head or "lm_head.weight" in names
-    return _assemble(shape, reader, head, need_lm_head=needed, storage=storage)
+    return _assemble(shape, reader, head, storage, pack)
 
 
 def random_weights(
@@ -223,6 +242,7 @@ def random_weights(
     device: str,
     seed: int,
     storage: Storage = Storage.PLAIN,
+    pack: Convert = as_read,
 ) -> DecoderWeights:
     """Weights of a shape drawn from N(0, 0.02): for benchmarks, where only sizes matter.
 
@@ -234,40 +254,46 @@ def random_weights(
         def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
             if name.endswith("norm.weight"):
                 return torch.ones(rows_by_columns, dtype=dtype, device=device)
-            drawn = torch.randn(rows_by_columns, generator=generator, device=device) * 0.02
+            drawn = torch.randn(rows_by_columns, generator=generator, device=device).mul_(0.02)
             return drawn.to(dtype)
 
     reader = _Random(lambda name: None, "", dtype, device, "random")
-    return _assemble(shape, reader, reader, storage=storage)
+    return _assemble(shape, reader, reader, storage, pack)
 
 
 def _assemble(
-    shape: ModelShape,
-    reader: _Reader,
-    head: _Reader,
-    *,
-    need_lm_head: bool = True,
-    storage: Storage = Storage.PLAIN,
+    shape: ModelShape, reader: _Reader, head: _Reader, storage: Storage, pack: Convert
 ) -> DecoderWeights:
     opt = shape.architecture == "opt"
     embed = shape.embed_dim or shape.hidden
     embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
-    lm_head = Linear(embedding)
-    if need_lm_head and not shape.tied:
-        lm_head = Linear(head.need("lm_head.weight", shape.vocab, embed))
-    make_layer, keep = _opt_layer if opt else _llama_layer, quantiser(storage)
+    lm_head = Linear(embedding)  # where nobody reads logits, it stands in
+    if shape.has_lm_head:
+        if not shape.tied:
+            lm_head = Linear(head.need("lm_head.weight", shape.vocab, embed))
+        lm_head = pack(lm_head)
+
+    def keep(linear: Linear) -> Linear:
+        return pack(quantise_linear(linear, storage))
+
+    def layer(number: int) -> Layer:
+        give_back()
+        return make_layer(shape, reader, f"layers.{number}.", keep)
+
+    make_layer = _opt_layer if opt else _llama_layer
     final = "final_layer_norm" if opt else "norm"
     weights = DecoderWeights(
         embedding=embedding,
-        layers=[keep(make_layer(shape, reader, f"layers.{i}.")) for i in range(shape.layers)],
+        layers=[layer(number) for number in range(shape.layers)],
         lm_head=lm_head,
         final_norm=reader.norm(final, shape, shape.hidden) if shape.final_norm else None,
     )
     if shape.learned_positions is not None:
         weights.positions = _position_table(shape, reader)
     if embed != shape.hidden:
-        weights.project_in = reader.linear(["project_in"], [shape.hidden], embed, bias=False)
-        weights.project_out = reader.linear(["project_out"], [embed], shape.hidden, bias=False)
+        hidden = shape.hidden
+        weights.project_in = pack(reader.linear(["project_in"], [hidden], embed, bias=False))
+        weights.project_out = pack(reader.linear(["project_out"], [embed], hidden, bias=False))
     return weights
 
 
@@ -276,18 +302,18 @@ def _position_table(shape: ModelShape, reader: _Reader) -> torch.Tensor:
     return reader.need("embed_positions.weight", shape.full_context + offset, shape.hidden)
 
 
-def _llama_layer(shape: ModelShape, reader: _Reader, at: str) -> Layer:
+def _llama_layer(shape: ModelShape, reader: _Reader, at: str, keep: Convert) -> Layer:
     h, d = shape.hidden, shape.head_dim
     q, kv, inner = shape.heads * d, shape.kv_heads * d, shape.intermediate
     attention = [f"{at}self_attn.{name}_proj" for name in "qkv"]
     mlp = [f"{at}mlp.gate_proj", f"{at}mlp.up_proj"]
     layer = Layer(
         attention_norm=reader.norm(f"{at}input_layernorm", shape, h),
-        qkv=reader.linear(attention, [q, kv, kv], h, shape.qkv_bias),
-        out=reader.linear([f"{at}self_attn.o_proj"], [h], q, shape.out_bias),
+        qkv=keep(reader.linear(attention, [q, kv, kv], h, shape.qkv_bias)),
+        out=keep(reader.linear([f"{at}self_attn.o_proj"], [h], q, shape.out_bias)),
         mlp_norm=reader.norm(f"{at}post_attention_layernorm", shape, h),
-        gate_up=reader.linear(mlp, [inner, inner], h, shape.mlp_bias),
-        down=reader.linear([f"{at}mlp.down_proj"], [h], inner, shape.mlp_bias),
+        gate_up=keep(reader.linear(mlp, [inner, inner], h, shape.mlp_bias)),
+        down=keep(reader.linear([f"{at}mlp.down_proj"], [h], inner, shape.mlp_bias)),
     )
     if shape.qk_norm:
         layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
@@ -295,14 +321,14 @@ def _llama_layer(shape: ModelShape, reader: _Reader, at: str) -> Layer:
     return layer
 
 
-def _opt_layer(shape: ModelShape, reader: _Reader, at: str) -> Layer:
+def _opt_layer(shape: ModelShape, reader: _Reader, at: str, keep: Convert) -> Layer:
     h, inner = shape.hidden, shape.intermediate
     attention = [f"{at}self_attn.{name}_proj" for name in "qkv"]
     return Layer(
         attention_norm=reader.norm(f"{at}self_attn_layer_norm", shape, h),
-        qkv=reader.linear(attention, [h, h, h], h, shape.qkv_bias),
-        out=reader.linear([f"{at}self_attn.out_proj"], [h], h, shape.out_bias),
+        qkv=keep(reader.linear(attention, [h, h, h], h, shape.qkv_bias)),
+        out=keep(reader.linear([f"{at}self_attn.out_proj"], [h], h, shape.out_bias)),
         mlp_norm=reader.norm(f"{at}final_layer_norm", shape, h),
-        gate_up=reader.linear([f"{at}fc1"], [inner], h, shape.mlp_bias),
-        down=reader.linear([f"{at}fc2"], [h], inner, shape.mlp_bias),
+        gate_up=keep(reader.linear([f"{at}fc1"], [inner], h, shape.mlp_bias)),
+        down=keep(reader.linear([f"{at}fc2"], [h], inner, shape.mlp_bias)),
     )

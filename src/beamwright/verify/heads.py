@@ -15,7 +15,7 @@ from beamwright.errors import InputError
 from beamwright.models import LoadedModel, TextCodec
 from beamwright.models.decoder import Decoder, Linear
 from beamwright.models.onednn import prepack
-from beamwright.models.weights import check_finite, read_tensors, tensor_names
+from beamwright.models.weights import check_finite, read_tensors
 from beamwright.verify.spec import Head, VerifierSpec
 
 
@@ -37,8 +37,6 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     Raises:
         InputError: if its tokens or its weights are not there.
     """
-    if spec.head.reads_logits:
-        _need_lm_head(spec, model)
     if spec.head.kind == "logit_pair":
         return _LogitPair(spec.head, model)
     if spec.head.kind == "token_logprob":
@@ -141,16 +139,6 @@ def token_id(token: str | int | None, codec: TextCodec | None, vocab: int, where
 
 def _token_of(token: str | int | None, model: LoadedModel) -> int:
     return token_id(token, model.codec, model.decoder.shape.vocab, str(model.folder))
-
-
-def _need_lm_head(spec: VerifierSpec, model: LoadedModel) -> None:
-    if model.folder is None or model.decoder.shape.tied:
-        return
-    if "lm_head.weight" not in tensor_names(model.folder):
-        raise InputError(
-            f"verifier {model.folder}: a {spec.head.kind} head reads logits, and there is no "
-            "tensor named lm_head.weight"
-        )
 
 
 def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:

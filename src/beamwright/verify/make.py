@@ -67,8 +67,8 @@ def resolve_verifier(settings: ModelSettings) -> VerifierSource:
             return VerifierSource(None, None, declared)
         kind, colon, rest = name.partition(":")
         return VerifierSource(None, None, WITHOUT_MODEL[kind](rest if colon else None))
-    writes = isinstance(spec, JudgeSpec)
-    model = load_model(str(folder), settings, role="verifier", writes=writes)
+    reads = isinstance(spec, JudgeSpec) or (spec is not None and spec.head.reads_logits)
+    model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
     return VerifierSource(spec, model, None, name)
 
 

@@ -7,7 +7,7 @@ pytest.importorskip("triton")
 
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import pack_weights
+from beamwright.models.onednn import prepack
 from beamwright.models.weights import random_weights
 from beamwright.runtime import selftest
 from engines import grow
@@ -42,7 +42,7 @@ def brief(monkeypatch):
     monkeypatch.setattr(selftest, "_KV_TOKENS", 1024)
     monkeypatch.setattr(selftest, "_STEPS", 2)
     monkeypatch.setattr(selftest, "_DECODED", (0, 15))
-    return Decoder(shape, pack_weights(random_weights(shape, torch.float32, "cpu", 0)))
+    return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the solver of this test is on the CPU")

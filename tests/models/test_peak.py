@@ -1,0 +1,80 @@
+"""The most memory that loading a checkpoint takes, in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+import fakes
+from beamwright.cost import Storage, weight_bytes
+from beamwright.models.find import read_shape
+
+LAYERS = 16
+STATUS = Path("/proc/self/status")
+LOAD = """
+import json, sys
+from pathlib import Path
+from beamwright.config import ModelSettings
+from beamwright.models import load_model
+
+def bytes_of(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+small, large, weights, dtype = sys.argv[1:]
+settings = ModelSettings(weights=weights, dtype=dtype)
+load_model(small, settings)  # whatever a first model needs, libraries included
+before = bytes_of("VmHWM")
+model = load_model(large, settings)
+print(json.dumps([before, bytes_of("VmHWM")]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """The same model with one layer, and with sixteen, 57 MB in bfloat16."""
+    found = []
+    for layers in (1, LAYERS):
+        folder = tmp_path_factory.mktemp(f"layers-{layers}")
+        fakes.wrap(fakes.byte_level_bpe([])).save_pretrained(folder)
+        config = Qwen2Config(
+            vocab_size=512,
+            hidden_size=384,
+            intermediate_size=1024,
+            num_hidden_layers=layers,
+            num_attention_heads=6,
+            num_key_value_heads=6,
+            max_position_embeddings=256,
+            dtype="bfloat16",
+        )
+        fakes.write_checkpoint(folder, config)
+        found.append(folder)
+    return found
+
+
+@pytest.mark.skipif(
+    not STATUS.exists() or "VmHWM" not in STATUS.read_text(), reason="the system tells no peak"
+)
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [("auto", "bfloat16"), ("auto", "float32"), ("int8", "bfloat16")],
+)
+def test_loading_holds_the_weights_and_copies_of_one_layer(folders, weights, dtype):
+    small, large = map(str, folders)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD, small, large, weights, dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, peak = json.loads(ran.stdout)
+    shape = read_shape(folders[1], None)
+    element_bytes = getattr(torch, dtype).itemsize
+    storage = Storage.INT8 if weights == "int8" else Storage.PLAIN
+    kept = weight_bytes(shape, element_bytes, storage)
+    in_float32 = weight_bytes(shape, 4) // LAYERS
+    assert peak - before <= kept + 3 * in_float32
