@@ -12,7 +12,9 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +55,22 @@ def machine() -> dict[str, Any]:
         "load_1min": round(os.getloadavg()[0], 2),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _command() -> str:
+    """What was typed, from the repository's root."""
+    module = sys.modules["__main__"].__spec__
+    name = f"-m {module.name}" if module is not None else Path(sys.argv[0]).name
+    return shlex.join(["python", *name.split(), *sys.argv[1:]])
+
+
+def _commit() -> str | None:
+    """The checkout's, with a plus where files differ from it; None where there is no git."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    try:
+        return subprocess.run(git, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def _cpu_name() -> str:
@@ -255,7 +273,11 @@ def write_json(name: str, result: Mapping[str, Any]) -> Path:
 
 
 def finish(name: str, result: Mapping[str, Any]) -> None:
-    """Write the result and print it as the one last JSON line."""
-    full = {"benchmark": name, **result, "machine": machine()}
+    """Write the result, with what it came from, and print it as the one last JSON line.
+
+    Its `quoted`, if it has one, is the part that pages quote (`benchmarks.publish`).
+    """
+    origin = {"command": _command(), "commit": _commit(), "machine": machine()}
+    full = {"benchmark": name, **result, **origin}
     say(f"written: {write_json(name, full)}")
     print(json.dumps(full), flush=True)

@@ -103,10 +103,10 @@ def ahead(off: Sequence[Simulation], name: str, width: int = WIDTH) -> list[Simu
         say_of = {**FORESIGHTS, "oracle": oracle(script), "ceiling": knows_all(script)}[name]
         foresight = Foresight(say_of, width, foresees_by_score=name.startswith("by scores"))
         explore = "decoupled" if "together" in name else case.schedule.explore
-        schedule = case.schedule.model_copy(update={"explore": explore})
-        assert case.verifier is not None
-        verifier = replace(case.verifier, scores_ahead=name.endswith("scored ahead"))
-        changed = replace(case, schedule=schedule, verifier=verifier, foresees=foresight)
+        verify_ahead = "slack" if name.endswith("scored ahead") else "never"
+        update = {"explore": explore, "verify_ahead": verify_ahead}
+        schedule = case.schedule.model_copy(update=update)
+        changed = replace(case, schedule=schedule, foresees=foresight)
         found.append(replace(changed, speculation="exact"))
     return found
 

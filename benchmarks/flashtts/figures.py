@@ -2,7 +2,8 @@
 
 The same trees under the paper's baseline (`flashtts.baseline`, frozen before) and under this
 engine with and without prefix order (P: locality against a random order), moving memory (M: split
-`auto` against half and half) and speculation (S: exact). "Strong" is this engine without the three.
+`auto` against half and half) and speculation (S: exact; L: LookAhead Verification beside it, which
+is off by default). "Strong" is this engine without the three.
 
     python -m benchmarks.flashtts.figures
     python -m benchmarks.flashtts.figures --only 5 11
@@ -58,11 +59,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """This engine with some of FlashTTS's parts."""
+    """This engine with some of FlashTTS's parts. look_ahead: LookAhead Verification (4.1.3)."""
 
     order: bool
     memory: bool
     speculation: Speculation
+    look_ahead: bool = False
 
     @property
     def schedule(self) -> ScheduleSettings:
@@ -70,7 +72,13 @@ class Variant:
         options: dict[str, Any] = {"schedule": "locality"}
         if not self.order:
             options = {"schedule": "prefix", "order": "random"}
-        return ScheduleSettings.model_validate({**options, "batching": "continuous"})
+        return ScheduleSettings.model_validate(
+            {
+                **options,
+                "batching": "continuous",
+                "verify_ahead": "slack" if self.look_ahead else "never",
+            }
+        )
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
@@ -82,6 +90,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "M+S": Variant(False, True, "exact"),
         "P+S": Variant(True, False, "exact"),
         "auto": Variant(True, True, "auto"),
+        "P+M+S+L": Variant(True, True, "exact", look_ahead=True),
+        "auto+L": Variant(True, True, "auto", look_ahead=True),
     }
 )
 FULL = "P+M+S"
@@ -586,7 +596,7 @@ def search_figures(
     yield f"12, {sigma}", goodput_rows(found)
     yield f"13, {sigma}", latency_rows(found)
     summaries = summary(found, sigma)
-    found = searches(main_work, args.n, tuple(VARIANTS))
+    found = searches(main_work, args.n, [name for name in VARIANTS if not name.endswith("+L")])
     yield "12 and 15: goodput", goodput_rows(found)
     yield "13: latency", latency_rows(found)
     summaries += summary(found, f"sigma {main_work.step_sigma}")

@@ -6,6 +6,9 @@ search of width 4, 128 + 1,600 tokens, lognormal steps of 80 tokens with the spr
 children are decoded: `scores`, steps scored as they end (ours, and `auto`); `bins`, FlashTTS's
 SelectSPEC by the step before; `random`; `oracle`, who knows the tree.
 
+Verified ahead (`--what verify-ahead`): FlashTTS's three pairs as `flashtts.figures` has them, with
+LookAhead Verification (4.1.3, `--verify-ahead slack`) and without it, which is the default.
+
 Measured (`--what measured`): the bundled pair here, `off`, `exact` and `auto` in turns; every tree
 has to be the same.
 """
@@ -17,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from beamwright import Solution, Solver
@@ -40,6 +44,9 @@ from beamwright.simulator.replay import Foresee
 from beamwright.simulator.verifier import VerifierCase
 from beamwright.tree import Node, RecordedTree
 from benchmarks.common import finish, interleave, say, table
+from benchmarks.flashtts.baseline import Workload, baseline_of
+from benchmarks.flashtts.figures import compare, seeds_of, tree_of
+from benchmarks.flashtts.split import PAIRS
 
 WIDTH, PROMPT_TOKENS, GENERATE_TOKENS, STEP_TOKENS = 4, 128, 1600, 80
 MODEL, HARDWARE = "qwen2.5-math-1.5b", "rtx-4090"
@@ -140,6 +147,39 @@ def one_search(search: str, sigma: float, n: int) -> list[dict[str, Any]]:
     return rows
 
 
+# --- scored ahead ----------------------------------------------------------------------------
+
+BASELINE, WITHOUT = "baseline", "P+M"
+AHEAD = ("P+M+S", "P+M+S+L", "auto", "auto+L")
+
+
+def verified_ahead(beams: Sequence[int]) -> list[dict[str, Any]]:
+    """Goodput over the baseline's, means over seeds."""
+    work, rows = Workload(), []
+    for n in beams:
+        for pair in PAIRS:
+            found = [
+                compare(baseline_of(pair, tree_of(work, n, seed), n), work, (WITHOUT, *AHEAD))
+                for seed in seeds_of(n)
+            ]
+            row: dict[str, Any] = {"pair": pair, "n": n}
+            for name in (WITHOUT, *AHEAD):
+                ratios = [each[name].goodput / each[BASELINE].goodput for each in found]
+                row[name] = round(fmean(ratios), 3)
+            rows.append(row)
+            say("  ", *row.values())
+    return rows
+
+
+def quoted(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Least and most that decoding ahead gains, by setting."""
+    gains = {name: [row[name] / row[WITHOUT] for row in rows] for name in AHEAD}
+    return {
+        "n": [min(row["n"] for row in rows), max(row["n"] for row in rows)],
+        "gains": {name: [round(min(g), 3), round(max(g), 3)] for name, g in gains.items()},
+    }
+
+
 # --- measured --------------------------------------------------------------------------------
 
 
@@ -186,7 +226,8 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--what", nargs="+", default=["simulated", "measured"])
+    what = ["simulated", "verify-ahead", "measured"]
+    parser.add_argument("--what", nargs="+", default=what, choices=what)
     parser.add_argument("--sigma", type=float, nargs="+", default=[0.2, 0.5, 0.9])
     parser.add_argument("--n", type=int, nargs="+", default=[8, 16, 64, 256])
     parser.add_argument("--searches", nargs="+", default=["beam", "best-of-n"])
@@ -198,6 +239,10 @@ def main() -> None:
     if "simulated" in args.what:
         found["simulated"] = simulated(args.sigma, args.n)
         say(table(found["simulated"], SIMULATED))
+    if "verify-ahead" in args.what:
+        found["verified_ahead"] = verified_ahead(args.n)
+        found["quoted"] = quoted(found["verified_ahead"])
+        say(table(found["verified_ahead"], ("pair", "n", WITHOUT, *AHEAD)))
     if "measured" in args.what:
         found["measured"] = measured(args.searches, args.here, args.problems, args.rounds)
         say(table(found["measured"], MEASURED))

@@ -1,7 +1,7 @@
 """The frontier: seconds, bytes and recomputed tokens against the KV that a device has, simulated.
 
-One search per shape (MHA, GQA) and kind of steps, with 100 to 5 % of the KV that it takes where it
-all fits. Beside this engine with its defaults: the same without barriers; vLLM's and SGLang's
+One search per shape (MHA, GQA), n and kind of steps, with 100 to 5 % of the KV that it takes where
+it all fits. Beside this engine with its defaults: the same without barriers; vLLM's and SGLang's
 rules, with and without a host tier, reading shared KV once as it does here ("by row" is how they
 read); "Belady", SGLang's order with evictions by one who knows the tree; and the clairvoyant bound
 on bytes (`cost.clairvoyant`), which holds for who computes nothing again. No verifier, which those
@@ -12,9 +12,10 @@ share of the tree that is left, and it is not among the rivals.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,8 @@ from beamwright.tree import RecordedTree
 from benchmarks.common import RESULTS, finish, say, table, write_json
 
 GIB = 2**30
-PROMPT_TOKENS, STEP_TOKENS = 128, 32
+PROMPT_TOKENS = 128
+LEAST_TOKENS, LEAST_ROUNDS = 320, 4
 PERCENT = (100, 75, 50, 25, 15, 10, 5)
 SHAPES = {"MHA": "opt-6.7b", "GQA": "llama-3.1-8b"}
 OURS, CONTINUOUS, BELADY, STEP = "Beamwright", "continuous", "Belady", "STEP"
@@ -50,6 +52,7 @@ HEADINGS = {
     "vllm-offload": "vLLM, offload",
     "sglang": "SGLang",
     "sglang-hicache": "SGLang, HiCache",
+    "sglang-write-back": "the same, write-back",
 }
 _ENGINES = {**{name: name for name in FAIR}, BELADY: "clairvoyant", STEP: "step"}
 _AMPLE_BYTES = 2**42
@@ -64,6 +67,7 @@ class Search:
     """A search on a card. steps: what its steps are called; step: what a schedule knows of them."""
 
     shape: str
+    n: int
     steps: str
     gpu: str
     tree: RecordedTree
@@ -71,7 +75,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        return f"{self.shape}, {self.steps}"
+        return f"{self.shape}, n = {self.n}, {self.steps}"
 
     @property
     def model(self) -> ModelCosts:
@@ -87,26 +91,23 @@ class Search:
 def searches(args: argparse.Namespace) -> Iterator[Search]:
     """What the options ask for."""
 
-    @cache
-    def tree_of(sigma: float) -> RecordedTree:
-        search = SyntheticSearch(
-            args.n, args.width, PROMPT_TOKENS, args.generate, STEP_TOKENS, step_sigma=sigma
-        )
-        return grow(search)
+    def tree_of(n: int, step: int, sigma: float) -> RecordedTree:
+        tokens = args.generate or max(LEAST_TOKENS, LEAST_ROUNDS * step)
+        return grow(SyntheticSearch(n, args.width, PROMPT_TOKENS, tokens, step, step_sigma=sigma))
 
-    trees: dict[str, tuple[RecordedTree, int | None]] = {
-        f"{STEP_TOKENS}": (tree_of(0.0), STEP_TOKENS),
-        f"about {STEP_TOKENS}": (tree_of(args.spread), None),
-    }
+    trees: dict[tuple[int, str], tuple[RecordedTree, int | None]] = {}
+    for n, step in product(args.n, args.steps):
+        trees[n, f"{step}"] = tree_of(n, step, 0.0), step
+        trees[n, f"about {step}"] = tree_of(n, step, args.spread), None
     if args.recorded_tree is not None:
-        trees["recorded"] = read_recorded(args.recorded_tree), None
+        trees[args.n[-1], "recorded"] = read_recorded(args.recorded_tree), None
     for shape in args.shapes:
-        for steps, (tree, exactly) in trees.items():
+        for (n, steps), (tree, exactly) in trees.items():
             most = max(node.tokens for node in tree.nodes)
             limits = StepSettings(
                 step_tokens=exactly, max_step_tokens=most, max_tokens=_longest(tree)
             )
-            yield Search(shape, steps, args.gpu, tree, limits)
+            yield Search(shape, n, steps, args.gpu, tree, limits)
 
 
 def _longest(tree: RecordedTree) -> int:
@@ -185,10 +186,15 @@ def _compared(
 
 def lines_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows of one search and budget side by side."""
+    return [_line(each) for each in _side_by_side(rows)]
+
+
+def _side_by_side(rows: Sequence[Row]) -> Iterable[Mapping[str, Row]]:
+    """By system, for each search and budget."""
     together: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
         together.setdefault((row["search"], row["percent"]), {})[row["system"]] = row
-    return [_line(each) for each in together.values()]
+    return together.values()
 
 
 def _line(systems: Mapping[str, Row]) -> dict[str, Any]:
@@ -238,11 +244,35 @@ def _cell(row: Row) -> str:
 
 def _best(systems: Mapping[str, Row], seconds: str) -> str | None:
     """The fastest engine's seconds over ours."""
+    found = _fastest(systems, seconds)
+    return None if found is None else f"{found[0]:.2f} {HEADINGS[found[1]]}"
+
+
+def _fastest(systems: Mapping[str, Row], seconds: str) -> tuple[float, str] | None:
+    """The fastest engine's seconds over ours, and its name."""
     times = {name: systems[name][seconds] for name in FAIR if seconds in systems[name]}
     if not times or "time_s" not in systems[OURS]:
         return None
     name = min(times, key=times.__getitem__)
-    return f"{times[name] / systems[OURS]['time_s']:.2f} {HEADINGS[name]}"
+    return times[name] / systems[OURS]["time_s"], name
+
+
+def quoted(rows: Sequence[Row]) -> dict[str, Any]:
+    """By share of the KV: the searches that fit, GiB, and the least and the most that the fastest
+    engine takes over ours, reading shared KV once and by row."""
+    found: dict[str, Any] = {}
+    for systems in _side_by_side(rows):
+        once, by_row = (_fastest(systems, each) for each in ("time_s", "by_row_s"))
+        if once is None or by_row is None:
+            continue
+        ours = systems[OURS]
+        share = found.setdefault(f"{ours['percent']} %", {"searches": 0})
+        share["searches"] += 1
+        values = {"gib": ours["kv_bytes"] / GIB, "once": once[0], "by_row": by_row[0]}
+        for name, value in values.items():
+            least, most = share.get(name, (value, value))
+            share[name] = [round(min(least, value), 3), round(max(most, value), 3)]
+    return {"shares": found}
 
 
 # --- the figure --------------------------------------------------------------------------------
@@ -297,9 +327,10 @@ def _panel(axes: Any, name: str, rows: Sequence[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--n", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--width", type=int, default=4)
-    parser.add_argument("--generate", type=int, default=320, help="tokens of a path")
+    parser.add_argument("--steps", type=int, nargs="+", default=[32, 256], help="tokens of a step")
+    parser.add_argument("--generate", type=int, help="tokens of a path; 320, or four steps")
     parser.add_argument("--spread", type=float, default=0.6, help="of lognormal step lengths")
     parser.add_argument("--recorded-tree", type=Path, help="of solve --record-tree; another panel")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
@@ -318,7 +349,7 @@ def main() -> None:
     lines = lines_of(rows)
     print(table(lines, list(lines[0])))
     settings = {**vars(args), "recorded_tree": str(args.recorded_tree or ""), "shapes": SHAPES}
-    finish("frontier", {"settings": settings, "rows": rows})
+    finish("frontier", {"settings": settings, "rows": rows, "quoted": quoted(rows)})
 
 
 if __name__ == "__main__":

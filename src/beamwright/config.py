@@ -187,7 +187,10 @@ class MemorySettings(Section):
 
 
 class ScheduleSettings(OpenSection):
-    """How beams are arranged on the device. Never changes the tree, only the time."""
+    """How beams are arranged on the device: the time, and never the tree, but for one value.
+
+    `speculation="truncate"` grows another tree, which depends on the time.
+    """
 
     schedule: str = "auto"
     planner: Literal["ranges", "greedy"] = "ranges"
@@ -204,7 +207,7 @@ class ScheduleSettings(OpenSection):
     min_problems: int | None = Field(None, ge=1, description="in flight, before others begin")
     executor: Literal["auto", "plain", "overlapped"] = "auto"
     speculation: Speculation = "auto"
-    verify_ahead: Literal["slack", "never"] = "slack"
+    verify_ahead: Literal["slack", "never"] = "never"
     write_back: Literal["auto", "eager", "lazy"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
     score_cache: TextOrNone = None

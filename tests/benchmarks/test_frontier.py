@@ -13,7 +13,7 @@ from benchmarks.tiers import frontier
 @pytest.fixture(scope="module")
 def rows():
     args = Namespace(
-        n=16, width=2, generate=96, spread=0.5, recorded_tree=None, shapes=["GQA"],
+        n=[16], width=2, steps=[32], generate=96, spread=0.5, recorded_tree=None, shapes=["GQA"],
         percent=[100, 50, 5], gpu="rtx-4090", set=[],
     )  # fmt: skip
     found = list(frontier.searches(args))
@@ -23,10 +23,10 @@ def rows():
 def test_each_line_has_every_system(rows):
     lines = frontier.lines_of(rows)
     assert len(lines) == 2 * 3
-    assert len(rows) == len(lines) * 8
+    assert len(rows) == len(lines) * 9
     assert {row["system"] for row in rows} == {
-        "Beamwright", "continuous", "vllm", "vllm-offload", "sglang", "sglang-hicache", "Belady",
-        "STEP",
+        "Beamwright", "continuous", "vllm", "vllm-offload", "sglang", "sglang-hicache",
+        "sglang-write-back", "Belady", "STEP",
     }  # fmt: skip
 
 
@@ -58,4 +58,14 @@ def test_the_figure_has_a_panel_per_search(rows, tmp_path):
     file = tmp_path / "frontier.svg"
     assert frontier.draw(rows, file)
     texts = {each.text for each in ET.parse(file).iter() if each.tag.endswith("}text")}
-    assert {"GQA, 32", "GQA, about 32"} <= texts
+    assert {"GQA, n = 16, 32", "GQA, n = 16, about 32"} <= texts
+
+
+def test_what_pages_quote_is_the_range_of_the_fastest_engine_over_ours(rows):
+    found = frontier.quoted(rows)["shares"]
+    assert list(found) == ["100 %", "50 %"]
+    for name, seconds in (("once", "best rival"), ("by_row", "as it reads")):
+        lines = [line for line in frontier.lines_of(rows) if line["KV %"] == 50]
+        ratios = [float(line[seconds].split()[0]) for line in lines]
+        assert found["50 %"][name] == pytest.approx([min(ratios), max(ratios)], abs=0.006)
+    assert found["50 %"]["searches"] == 2

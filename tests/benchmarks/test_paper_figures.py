@@ -56,7 +56,13 @@ def cell(time_s):
 def test_the_fair_baseline_is_the_strongest_engine():
     row = {name: cell(9.0) for name in fair_baselines._OURS}
     row |= {"locality, shared": cell(2.0), "layer-wise, copies": None, "kv_budget_bytes": 2**30}
-    engines = {"vllm": (9, 5), "vllm-offload": (8, 4), "sglang": (7, 3), "sglang-hicache": (6, 5)}
+    engines = {
+        "vllm": (9, 5),
+        "vllm-offload": (8, 4),
+        "sglang": (7, 3),
+        "sglang-hicache": (6, 5),
+        "sglang-write-back": (8, 8),
+    }
     row |= {name: [cell(t) for t in times] for name, times in engines.items()}
     row["clairvoyant"] = [cell(6.0), cell(1.0)]
     found = fair_baselines.table_row(fair_baselines.Case("MHA", 64, 32), row)

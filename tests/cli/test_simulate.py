@@ -225,7 +225,7 @@ def test_the_profiles_are_listed(cli):
 
 # --- engines ---------------------------------------------------------------------------------
 
-FAIR = ["vllm", "vllm-offload", "sglang", "sglang-hicache"]
+FAIR = ["vllm", "vllm-offload", "sglang", "sglang-hicache", "sglang-write-back"]
 
 
 def test_engines_that_exist_stand_beside_all_schedules(cli):
@@ -277,7 +277,7 @@ def test_engines_that_take_minutes_are_left_out(monkeypatch, cli):
     monkeypatch.setattr("beamwright.cli.simulate_engines._CHEAP_TOKENS", 100)
     report = cli(*TIGHT, "--json").json
     assert report["engines"] is None
-    assert "--engines vllm,vllm-offload,sglang,sglang-hicache" in report["engines_left_out"]
+    assert f"--engines {','.join(FAIR)}" in report["engines_left_out"]
     assert cli(*TIGHT, "--engines", "vllm", "--json").json["engines"]["vllm"]
 
 

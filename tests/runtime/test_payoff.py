@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from beamwright.runtime.accounting import Spent
 from beamwright.runtime.payoff import CallCosts, Payoff
 
 UNEVEN, EVEN = [10, 20, 30, 140], [30, 31, 32, 30]
@@ -13,7 +14,8 @@ def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
     payoff = Payoff()
     for calls in rounds:
         verify_s = calls * of_a_call + len(lengths) * of_a_step
-        payoff.note_round(lengths, decode_s, verify_s, calls)
+        spent = Spent(decode_s, verify_s, calls, sum(lengths))
+        payoff.note_round(lengths, spent, calls)
     return payoff
 
 
@@ -62,11 +64,13 @@ def test_tries_in_vain_become_rare():
     for number in range(60):
         if payoff.pays:
             tries.append(number)
-        payoff.note_round(UNEVEN, 1.0, 0.004, 5 if payoff.pays else 1)
+        asked = 5 if payoff.pays else 1
+        payoff.note_round(UNEVEN, Spent(1.0, 0.004, asked, sum(UNEVEN)), asked)
     gaps = [later - earlier for earlier, later in pairwise(tries) if later > earlier + 1]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 8
     for _ in range(80):
         payoff.speculated, payoff.kept = payoff.speculated + 1000, payoff.kept + 900
-        payoff.note_round(UNEVEN, 1.0, 0.004, 5 if payoff.pays else 1)
+        asked = 5 if payoff.pays else 1
+        payoff.note_round(UNEVEN, Spent(1.0, 0.004, asked, sum(UNEVEN)), asked)
     assert payoff.pays

@@ -70,7 +70,7 @@ def test_reading_shared_parts_once_is_faster(name):
 
 
 def test_foresight_moves_less():
-    (_, clairvoyant), (_, real) = run("clairvoyant"), run("sglang-hicache")
+    (_, clairvoyant), (_, real) = run("clairvoyant"), run("sglang-write-back")
     assert clairvoyant.h2d_bytes + clairvoyant.d2h_bytes < real.h2d_bytes + real.d2h_bytes
 
 

@@ -52,6 +52,28 @@ def test_scores_take_what_their_prefills_take():
     assert simulate(case("in-gpu", tree=tree)).verify_s == pytest.approx(expected)
 
 
+def test_auto_is_not_put_off_by_what_is_scored_ahead():
+    """What is scored ahead takes seconds, and is counted beside them: a call is no dearer."""
+    uneven = SyntheticSearch(16, 4, 128, 800, 80, step_sigma=0.9, survival="score")
+    plain = replace(
+        case("in-gpu", tree=grow(uneven)), step=StepSettings(max_step_tokens=800, max_tokens=800)
+    )
+
+    def run(speculation, verify_ahead="never"):
+        schedule = ScheduleSettings(schedule="in-gpu", verify_ahead=verify_ahead)
+        return simulate(replace(plain, schedule=schedule, speculation=speculation))
+
+    off, never, slack = run("off"), run("auto"), run("auto", "slack")
+    assert slack.speculated_tokens == never.speculated_tokens > 0
+    assert never.time_s < slack.time_s < 0.9 * off.time_s
+
+
+def test_by_default_what_is_decoded_ahead_is_not_scored_ahead():
+    default = replace(case("in-gpu"), speculation="exact")
+    never = replace(case("in-gpu", verify_ahead="never"), speculation="exact")
+    assert simulate(default) == simulate(never)
+
+
 @pytest.mark.parametrize("schedule", ["in-gpu", "layerwise", "locality"])
 def test_the_generator_goes_as_it_does_alone(schedule):
     scored = simulate(case(schedule))

@@ -40,7 +40,7 @@ _BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
-    "max_batch", "batching", "speculation", "write_back", "victims", "sparse",
+    "max_batch", "batching", "speculation", "verify_ahead", "write_back", "victims", "sparse",
     "select", "sparse_from",
 )  # fmt: skip
 
@@ -161,6 +161,8 @@ def _speculation(
 ) -> Speculation:
     """What is given; without it nothing is decoded ahead, so that schedules alone are compared."""
     if "speculation" not in invocation.given:
+        if "verify_ahead" in invocation.given:
+            raise InputError("--verify-ahead: does nothing without --speculation")
         return "off"
     given = invocation.settings.schedule.speculation
     if given == "truncate":
@@ -228,7 +230,7 @@ def _report(
             f"{generator.shape.context} tokens"
         )
     plan = split_memory(settings, models).plan
-    names = ("max_batch", "batching", "write_back", "victims")
+    names = ("max_batch", "batching", "verify_ahead", "write_back", "victims")
     # Parts stay unless something is said of them: so far nothing moves on a GPU.
     split = settings.memory.split if "split" in invocation.given else None
     moves = split if verifier is not None and isinstance(split, str) else None
@@ -274,6 +276,7 @@ def _report(
         "link_bandwidth": settings.schedule.link_bandwidth,
         "batching": settings.schedule.batching,
         "speculation": compared.speculation,
+        "verify_ahead": settings.schedule.verify_ahead,
         "write_back": settings.schedule.write_back,
         "victims": settings.schedule.victims,
         "max_batch": settings.schedule.max_batch,

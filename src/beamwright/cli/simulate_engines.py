@@ -17,10 +17,11 @@ EnginesOption = Annotated[
     str | None,
     option(
         "--engines",
-        "With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier), "
-        "clairvoyant (a bound), or none. By their rules each step is a prompt of its own and "
-        "shared KV is held once; they know no verifier. Default: the first four, beside all "
-        f"schedules, without a verifier, up to {_CHEAP_TOKENS:,} tokens.",
+        "With commas between: vllm, vllm-offload, sglang, sglang-hicache (with a host tier, by "
+        "default write-through), sglang-write-back, clairvoyant (a bound), or none. By their rules "
+        "each step is a prompt of its own and shared KV is held once; they know no verifier. "
+        "Default: the first five, beside all schedules, without a verifier, up to "
+        f"{_CHEAP_TOKENS:,} tokens.",
         "NAMES",
     ),
 ]

@@ -156,8 +156,8 @@ WORDS: dict[str, tuple[str | None, str]] = {
     ),
     "verify_ahead": (
         None,
-        "Steps that were decoded ahead are scored, too, while the verifier has nothing else "
-        "(slack), or once they are chosen (never).",
+        "Steps that were decoded ahead are scored once they are chosen (never), or at once, while "
+        "the verifier has nothing else (slack: FlashTTS's LookAhead Verification).",
     ),
     "write_back": (
         None,

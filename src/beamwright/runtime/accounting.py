@@ -8,8 +8,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 BOTH = "both"
+
+
+class Spent(NamedTuple):
+    """Seconds of decoding and of scoring; passes of the verifier, and tokens of the steps in
+    them."""
+
+    decode_s: float = 0.0
+    verify_s: float = 0.0
+    calls: int = 0
+    scored_tokens: int = 0
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(*(now - then for now, then in zip(self, before, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +35,7 @@ class _Phase:
 class Accounting:
     """Phase seconds ("decode", "verify", "schedule") and groups of one run.
 
-    calls, scored: of the verifier, and the steps in them.
+    calls, scored, scored_tokens: of the verifier, the steps in them, and these steps' tokens.
     Phases of one thread do not nest. Instants in which two threads are in a phase count as "both".
     Tokens are counted on the nodes that they were spent on (`Node.usage`).
     clock: seconds from any fixed origin.
@@ -30,10 +44,15 @@ class Accounting:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
-        self.num_groups = self.calls = self.scored = 0
+        self.num_groups = self.calls = self.scored = self.scored_tokens = 0
         self._lock = threading.Lock()
         self._phases: list[_Phase] = []
         self._counted_s = 0.0
+
+    def spent(self) -> Spent:
+        """So far, whatever was decoded or scored."""
+        decode_s, verify_s = (self.seconds.get(name, 0.0) for name in ("decode", "verify"))
+        return Spent(decode_s, verify_s, self.calls, self.scored_tokens)
 
     def since(self, seconds: Mapping[str, float], num_groups: int) -> Accounting:
         """What has been added to these."""

@@ -57,7 +57,7 @@ class Engine:
         payoff: Payoff | None = None,
         *,
         explore: Explore = "continuous",
-        verify_ahead: bool = True,
+        verify_ahead: bool = False,
         listwise: bool = False,
         patience_s: float | None = None,
     ) -> None:
@@ -253,7 +253,7 @@ class Engine:
                 run.unscored[node] = None
         steps = [node for node in new if node in run.unscored]
         if steps:
-            run.num_calls += 1
+            run.num_asked += 1
             ahead = run.steps_ahead(len(steps)) if self._asks_ahead else ()
             self._executor.verify((*steps, *ahead), run.priority)
 
@@ -270,7 +270,7 @@ class Engine:
         if run.unscored:
             return
         run.tree.rounds += 1
-        run.note_costs(self._payoff, self._accounting.seconds, alone=len(self._live) == 1)
+        run.note_costs(self._payoff, self._accounting.spent(), alone=len(self._live) == 1)
         run.save_round(self._clock())
         self._decide(run)
 
@@ -296,7 +296,7 @@ class Engine:
         else:
             run.begin_round()
             self.turns.began(run)
-            run.began_s = dict(self._accounting.seconds)
+            run.began = self._accounting.spent()
             self._changed = self._foresee = True
         if run.on_round is not None and tree.rounds > 0:
             run.on_round(run.report(candidates, total_s))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
 from beamwright.decode.batching import BatchCounts
-from beamwright.runtime.accounting import BOTH
+from beamwright.runtime.accounting import BOTH, Spent
 
 _MARGIN = 1.25
 _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
@@ -84,19 +84,23 @@ class Rest:
 
     rounds: int = 0
     _next: int = 1
-    _calls: int = 0
+    _asked: int = 0
     _speculated: int = 0
 
-    def note(self, calls: int, speculated: int) -> None:
-        """A round is over. speculated: tokens decoded ahead so far, up to the round before it."""
+    def note(self, asked: int, speculated: int) -> None:
+        """A round is over.
+
+        asked: how often the verifier was. speculated: tokens decoded ahead so far, up to the round
+        before it.
+        """
         self.rounds = max(0, self.rounds - 1)
-        if self._calls > 1:
+        if self._asked > 1:
             in_vain = speculated == self._speculated
             if in_vain:
                 self.rounds, self._next = self._next, min(_MOST_REST, 2 * self._next)
             else:
                 self._next = 1
-        self._calls, self._speculated = calls, speculated
+        self._asked, self._speculated = asked, speculated
 
 
 @dataclass
@@ -125,17 +129,19 @@ class Payoff:
     tokens: int = 0
     _rest: Rest = field(default_factory=Rest)
 
-    def note_round(
-        self, lengths: Sequence[int], decode_s: float, verify_s: float, calls: int
-    ) -> None:
-        """A round of steps of these lengths is over, which were scored in so many calls."""
+    def note_round(self, lengths: Sequence[int], spent: Spent, asked: int) -> None:
+        """A round of steps of these lengths is over.
+
+        spent: on it, and on what was decoded and scored ahead meanwhile. asked: how often the
+        verifier was asked about its steps: more than once if some were scored early.
+        """
         longest = max(lengths)
         self.rounds += 1
-        self._rest.note(calls, self.speculated)
+        self._rest.note(asked, self.speculated)
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _fills(longest)
-        self.scoring.note(calls, sum(lengths), verify_s)
-        self.decode_s, self.tokens = self.decode_s + decode_s, self.tokens + longest
+        self.scoring.note(spent.calls, spent.scored_tokens, spent.verify_s)
+        self.decode_s, self.tokens = self.decode_s + spent.decode_s, self.tokens + longest
 
     @contextmanager
     def noting(self, counts: BatchCounts, seconds: Mapping[str, float]) -> Iterator[None]:

@@ -100,6 +100,7 @@ class Scoring:
         self._without_room.difference_update(nodes)
         self._accounting.calls += 1
         self._accounting.scored += len(nodes)
+        self._accounting.scored_tokens += sum(len(node.token_ids) for node in nodes)
         return [*scored(self._verifier, nodes, scores)]
 
     def leave(self, thread: int | None) -> None:

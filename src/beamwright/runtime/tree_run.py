@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -19,6 +19,7 @@ from beamwright.protocols import (
     RoundReport,
     Strategy,
 )
+from beamwright.runtime.accounting import Spent
 from beamwright.runtime.limits import StopRule, cut_short
 from beamwright.runtime.obeyed import decided, foreseen
 from beamwright.runtime.payoff import Payoff
@@ -50,7 +51,7 @@ class TreeRun:
     priority: a larger one is decoded and scored first. waited_s: seconds before it was started
     that its deadline counts.
     speculative: children that selection may open when the round is over.
-    began_s: seconds by phase when the round began. num_calls: of the verifier in this round.
+    began: what was spent when the round began. num_asked: how often the verifier was asked in it.
     error: why the tree could not be finished.
     """
 
@@ -77,8 +78,8 @@ class TreeRun:
     priority: int = 0
     waited_s: float = 0.0
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
-    began_s: Mapping[str, float] = field(default_factory=dict)
-    num_calls: int = 0
+    began: Spent = field(default_factory=Spent)
+    num_asked: int = 0
     error: BeamwrightError | None = None
     _early: set[Node] = field(default_factory=set)
     _put_off: bool = False
@@ -102,7 +103,7 @@ class TreeRun:
         self.beams = tuple(sorted(beams, key=lambda node: node.lineage[1:]))
         self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
         self.submitted, self._early, self._put_off = set(), set(), False
-        self.num_calls = 0
+        self.num_asked = 0
         self.round_tokens.append(_distinct_tokens(self.beams))
 
     def decoded(self) -> tuple[Node, ...]:
@@ -135,10 +136,10 @@ class TreeRun:
         slack = len(self.beams) - num_steps if self.open else 0
         return self.speculative.to_score(self.submitted, slack)
 
-    def note_costs(self, payoff: Payoff, seconds: Mapping[str, float], *, alone: bool) -> None:
+    def note_costs(self, payoff: Payoff, spent: Spent, *, alone: bool) -> None:
         """Tell what the round that is over was like, and alone what it has cost.
 
-        seconds: by phase, so far.
+        spent: so far, what was decoded and scored ahead included.
         """
         for node in self.beams:
             payoff.kept += node.usage["speculated_kept"]
@@ -149,10 +150,7 @@ class TreeRun:
         if not alone:
             payoff.note_beside(lengths)
             return
-        decode_s, verify_s = (
-            seconds.get(name, 0.0) - self.began_s.get(name, 0.0) for name in ("decode", "verify")
-        )
-        payoff.note_round(lengths, decode_s, verify_s, self.num_calls)
+        payoff.note_round(lengths, spent.since(self.began), self.num_asked)
 
     @property
     def scores_early(self) -> bool:

@@ -261,10 +261,7 @@ class Bench:
         scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS, clock=clock)
         prefill = SimulatedPrefill(scorer, clock, found.costs)
         self.scorers.append(scorer)
-        ahead = found.scores_ahead
-        self.verifiers.append(
-            SimulatedVerifier(scorer, prefill, self.scripts, beside_decoding=ahead)
-        )
+        self.verifiers.append(SimulatedVerifier(scorer, prefill, self.scripts))
         return self.verifiers[-1]
 
     def _residency(

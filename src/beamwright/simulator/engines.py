@@ -24,6 +24,7 @@ from beamwright.schedule.engines import (
     SglangEngine,
     StepEngine,
     VllmEngine,
+    WritePolicy,
     requests_by_round,
 )
 from beamwright.simulator.clock import VirtualClock
@@ -54,7 +55,7 @@ def _vllm(*, offload: bool) -> Callable[[int, Rounds], RequestEngine]:
     return lambda tokens, rounds: VllmEngine(tokens // _PAGE_TOKENS, offload=offload)
 
 
-def _sglang(*, hicache: bool) -> Callable[[int, Rounds], RequestEngine]:
+def _sglang(hicache: WritePolicy | None) -> Callable[[int, Rounds], RequestEngine]:
     return lambda tokens, rounds: SglangEngine(tokens, hicache=hicache)
 
 
@@ -63,7 +64,7 @@ def _step(tokens: int, rounds: Rounds) -> RequestEngine:
 
 
 def _clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
-    return SglangEngine(tokens, hicache=True, foresight=Foresight(rounds))
+    return SglangEngine(tokens, hicache="write_back", foresight=Foresight(rounds))
 
 
 ENGINES: Mapping[str, EngineRules] = MappingProxyType(
@@ -72,19 +73,22 @@ ENGINES: Mapping[str, EngineRules] = MappingProxyType(
         "vllm-offload": EngineRules(
             "vLLM with its offloading connector", _vllm(offload=True), host_tier=True, waits=True
         ),
-        "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang(hicache=False)),
+        "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang(None)),
         "sglang-hicache": EngineRules(
-            "SGLang with HiCache, write-back", _sglang(hicache=True), host_tier=True
+            "SGLang with HiCache, write-through", _sglang("write_through"), host_tier=True
+        ),
+        "sglang-write-back": EngineRules(
+            "SGLang with HiCache, write-back", _sglang("write_back"), host_tier=True
         ),
         "step": EngineRules("vLLM that stops its lowest-scored path where memory ends", _step),
         "clairvoyant": EngineRules(
-            "the same, evicting what is needed last (Belady): a bound",
+            "write-back, evicting what is needed last (Belady): a bound",
             _clairvoyant,
             host_tier=True,
         ),
     }
 )
-FAIR = ("vllm", "vllm-offload", "sglang", "sglang-hicache")
+FAIR = ("vllm", "vllm-offload", "sglang", "sglang-hicache", "sglang-write-back")
 """Engines that exist; the strongest of them is the fair baseline."""
 
 

@@ -27,9 +27,7 @@ class VerifierCase:
 
     costs: of the device with this model. kv_budget_bytes: device KV for it alone, and each copy.
     copies: that score at a time, where scoring is beside decoding. own_cards: each copy runs on a
-    card of its own, not on the generator's. scores_ahead: it may be asked about steps that were
-    decoded ahead, as `ScheduleSettings.verify_ahead` says, and as reward models are; otherwise it
-    never is (decoupled tree exploration, Alg. 4).
+    card of its own, not on the generator's.
     """
 
     model: ModelCosts
@@ -37,7 +35,6 @@ class VerifierCase:
     kv_budget_bytes: int
     copies: int = 1
     own_cards: bool = False
-    scores_ahead: bool = False
 
 
 class SimulatedVerifier:
@@ -46,10 +43,12 @@ class SimulatedVerifier:
     Its tokenizer is taken to make as many tokens of a step as the generator's, and one more: the
     mark that ends a step, or the token before it that a head looks back at.
 
-    beside_decoding: it is asked about steps that were decoded ahead.
+    beside_decoding: as reward models, it may be asked about steps that were decoded ahead, which
+    `ScheduleSettings.verify_ahead` says.
     num_calls, num_steps: of `score`, and the steps in them.
     """
 
+    beside_decoding = True
     default_aggregate = "last"
     probabilities = False
 
@@ -58,10 +57,7 @@ class SimulatedVerifier:
         residency: SimulatedResidency,
         prefill: SimulatedPrefill,
         scripts: Scripts,
-        *,
-        beside_decoding: bool = False,
     ) -> None:
-        self.beside_decoding = beside_decoding
         self._residency, self._prefill, self._scripts = residency, prefill, scripts
         self.num_calls = self.num_steps = 0
         host = residency.host

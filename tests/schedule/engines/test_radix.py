@@ -52,6 +52,17 @@ def test_write_back_stores_a_step_when_it_is_evicted_and_once():
     assert cache.evict(10) == 0, "the host has it still"
 
 
+def test_write_through_stores_a_step_when_it_is_inserted_and_once():
+    cache = cache_of(ROOT, A, host=True, write_through=True)
+    assert cache.take_unstored() == 20
+    assert cache.evict(10) == 0
+    assert (cache.on_device(A), cache.on_host(A)) == (0, 10)
+    assert cache.load(A) == 10
+    cache.insert(A, 11)
+    assert cache.take_unstored() == 1
+    assert cache.evict(10) == 0
+
+
 def test_a_step_that_has_grown_stores_what_is_new():
     cache = cache_of(ROOT, A, host=True)
     cache.evict(10)

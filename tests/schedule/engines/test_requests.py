@@ -23,7 +23,7 @@ def test_siblings_are_sent_beside_each_other():
         VllmEngine(9),
         VllmEngine(9, offload=True),
         SglangEngine(9 * 16),
-        SglangEngine(9 * 16, hicache=True),
+        SglangEngine(9 * 16, hicache="write_through"),
     ],
     ids=["vllm", "vllm-offload", "sglang", "sglang-hicache"],
 )

@@ -98,13 +98,23 @@ def hicache_after_a_round(num_tokens, **options):
 
 
 def test_eviction_waits_for_the_store_and_admission_loads_back():
-    engine, iterations, second = hicache_after_a_round(110, hicache=True)
+    engine, iterations, second = hicache_after_a_round(110, hicache="write_back")
     assert sum(each.evicted_tokens for each in iterations) > 0
     assert engine.cache.on_host((1,)) == 31
     engine.submit(second)
     iteration = engine.schedule()
     assert iteration.load_tokens == 31
     assert [tokens for _, tokens in iteration.rows][:1] == [1]
+
+
+def test_write_through_sends_what_enters_the_cache_and_eviction_waits_for_nothing():
+    engine, iterations, second = hicache_after_a_round(110, hicache="write_through")
+    assert sum(each.evicted_tokens for each in iterations) == 0
+    sent = sum(each.store_tokens for each in iterations)
+    assert sent == engine.cache.host_tokens - engine.cache.take_unstored()
+    assert engine.cache.on_host((1,)) == 31
+    engine.submit(second)
+    assert engine.schedule().load_tokens == 31
 
 
 def test_without_a_host_tier_the_prefix_is_computed_again():
@@ -116,6 +126,6 @@ def test_without_a_host_tier_the_prefix_is_computed_again():
 
 def test_with_foresight_nothing_is_stored_that_is_never_read():
     first, second = two_rounds(survivors=(5,), num_beams=6)
-    engine = SglangEngine(110, hicache=True, foresight=Foresight([first, second]))
+    engine = SglangEngine(110, hicache="write_back", foresight=Foresight([first, second]))
     assert sum(each.evicted_tokens for each in run(engine, first)) == 0
     assert engine.cache.on_device((5,)) == 31

@@ -14,7 +14,7 @@ from beamwright.schedule.engines.requests import (
     RequestEngine,
     requests_by_round,
 )
-from beamwright.schedule.engines.sglang import SglangEngine
+from beamwright.schedule.engines.sglang import SglangEngine, WritePolicy
 from beamwright.schedule.engines.step import StepEngine
 from beamwright.schedule.engines.vllm import VllmEngine
 
@@ -28,5 +28,6 @@ __all__ = [
     "SglangEngine",
     "StepEngine",
     "VllmEngine",
+    "WritePolicy",
     "requests_by_round",
 ]

@@ -29,16 +29,19 @@ class _Entry:
 class RadixCache:
     """Steps by lineage. A step is on the device only while its parent is.
 
-    host: evicted steps are kept there (write-back), without limit. next_use: where the
+    host: evicted steps are kept there, without limit. write_through: what is inserted is stored
+    there at once (`take_unstored`), so that eviction stores nothing. next_use: where the
     future is known, what is needed last is evicted first (Belady), and what is needed never is not
     stored; else the least recently used goes first.
     """
 
-    def __init__(self, *, host: bool = False, next_use: NextUse | None = None) -> None:
-        self.tokens = self.locked_tokens = self.host_tokens = 0
+    def __init__(
+        self, *, host: bool = False, write_through: bool = False, next_use: NextUse | None = None
+    ) -> None:
+        self.tokens = self.locked_tokens = self.host_tokens = self._unstored = 0
         self._entries: dict[Lineage, _Entry] = {}
         self._leaves: list[tuple[float, int, Lineage]] = []
-        self._host, self._next_use = host, next_use
+        self._host, self._write_through, self._next_use = host, write_through, next_use
         self._clock = count(1)
 
     def on_device(self, node: Lineage) -> int:
@@ -72,8 +75,18 @@ class RadixCache:
         self.tokens += added
         if entry.locks:
             self.locked_tokens += added
+        if self._write_through:
+            fresh = max(0, entry.tokens - entry.stored)
+            self._unstored += fresh
+            self.host_tokens += fresh
+            entry.stored += fresh
         self._use(node, entry)
         return added
+
+    def take_unstored(self) -> int:
+        """Tokens to be sent to the host that were inserted since this was asked last."""
+        taken, self._unstored = self._unstored, 0
+        return taken
 
     def lock(self, node: Lineage) -> None:
         """A request reads this step, which is on the device."""

@@ -7,21 +7,27 @@ share falls from 0.7 to 0.098 within 600 steps of decoding, and is set anew by a
 the next token of every row does not fit, the request with the fewest new tokens loses its KV and
 goes to the end of the queue. `dfs-weight` puts the children with most waiting requests first. The
 KV of a step enters the prefix cache when the step is complete; least recently used leaves are
-evicted. HiCache with `write_back`: what is evicted is stored on the host first, and waited for;
-from ten tokens on a prefix is loaded back at admission, layer by layer behind the prefill.
+evicted. HiCache with `write_through`, its default: what enters the cache is copied to the host
+while passes run, and eviction waits for nothing. With `write_back` what is evicted is stored first,
+and waited for. From ten tokens on a prefix is loaded back at admission, layer by layer behind the
+prefill.
 
-Kinder than the real engine: the host holds everything, and pages are single tokens.
+Kinder than the real engine: the host holds everything, pages are single tokens, and what is still
+on its way to the host may be evicted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from beamwright.schedule.engines.foresight import Foresight
 from beamwright.schedule.engines.radix import RadixCache
 from beamwright.schedule.engines.requests import Iteration, Request
 from beamwright.tree import Lineage
+
+WritePolicy = Literal["write_through", "write_back"]
 
 _RESERVED, _LEAST_RESERVED, _DECAY_STEPS = 0.7, 0.098, 600
 _MOST_RESERVED_TOKENS = 4096
@@ -33,16 +39,23 @@ _MOST_PASSES = 16
 
 
 class SglangEngine:
-    """SGLang as `RequestEngine`. num_tokens: of KV on the device; hicache: with a host tier.
+    """SGLang as `RequestEngine`.
 
+    num_tokens: of KV on the device. hicache: how KV gets to a host tier; None without one.
     foresight: evict what is needed last instead of what was used longest ago.
     """
 
     def __init__(
-        self, num_tokens: int, *, hicache: bool = False, foresight: Foresight | None = None
+        self,
+        num_tokens: int,
+        *,
+        hicache: WritePolicy | None = None,
+        foresight: Foresight | None = None,
     ) -> None:
         self.cache = RadixCache(
-            host=hicache, next_use=None if foresight is None else foresight.next_use
+            host=hicache is not None,
+            write_through=hicache == "write_through",
+            next_use=None if foresight is None else foresight.next_use,
         )
         self._foresight = foresight
         self.preemptions = 0
@@ -151,6 +164,7 @@ class SglangEngine:
             rows=rows,
             distinct_tokens=self._distinct(request for request, _ in rows),
             load_tokens=loads,
+            store_tokens=self.cache.take_unstored(),
             evicted_tokens=stored,
         )
 
@@ -212,6 +226,7 @@ class SglangEngine:
             rows=[(request, 1) for request in rows],
             passes=passes,
             distinct_tokens=self.cache.locked_tokens + self._own_tokens + len(rows),
+            store_tokens=self.cache.take_unstored(),
             evicted_tokens=stored,
         )
 

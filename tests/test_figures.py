@@ -1,0 +1,62 @@
+"""Figures on pages are those of files that commands wrote (`benchmarks.publish`)."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import publish
+
+ROOT = Path(__file__).parent.parent
+NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+FIGURE = re.compile(r"\d+\.\d+|\d+(?:,\d{3})+|\d+(?:x\b| %)")
+PAGES = {
+    "README.md": {
+        *("3.11", "1.3"),  # Python, GB that an installation takes
+        *("95 %", "2.0"),  # of intervals; the licence
+    },
+}
+"""Pages whose every figure is quoted from a file, and those that nobody measured."""
+
+
+def test_pages_say_what_the_files_do():
+    assert publish.lacking() == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_figure_of_a_page_is_quoted_from_a_file(page):
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    for _, named, quoted in publish.quotes():
+        if named == page:
+            text = text.replace(quoted, "")
+    assert set(FIGURE.findall(NOT_TEXT.sub("", text))) <= PAGES[page]
+
+
+def test_every_file_is_quoted_and_says_where_it_is_from():
+    assert {file.stem for file in publish.FIGURES.glob("*.json")} == set(publish.QUOTES)
+    for file in publish.FIGURES.glob("*.json"):
+        found = publish.read(file.stem)
+        assert found["command"].startswith("python -m benchmarks.")
+        assert found["machine"]["date"]
+
+
+def test_another_figure_is_found(monkeypatch):
+    found = publish.read("accuracy")
+    for row in found["rows"]:
+        row["accuracy"] -= 0.1
+    monkeypatch.setattr(publish, "read", lambda name: found)
+    monkeypatch.setattr(publish, "QUOTES", {"accuracy": publish.QUOTES["accuracy"]})
+    assert len(publish.lacking()) == 5  # lines of the table
+
+
+def test_a_result_is_taken_over_whole_or_the_part_that_is_quoted(monkeypatch, tmp_path):
+    origin = {"command": "python -m benchmarks.x", "commit": "1", "machine": {"date": "2026"}}
+    monkeypatch.setattr(publish, "RESULTS", tmp_path)
+    monkeypatch.setattr(publish, "FIGURES", tmp_path / "figures")
+    for result, kept in (
+        ({"rows": [1]}, {"rows": [1]}),
+        ({"rows": [1], "quoted": {"a": 2}}, {"a": 2}),
+    ):
+        (tmp_path / "x.json").write_text(publish.as_text({"benchmark": "x", **result, **origin}))
+        publish.take_over("x")
+        assert publish.read("x") == {"benchmark": "x", **kept, **origin}
