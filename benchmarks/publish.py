@@ -82,8 +82,31 @@ def _peers_search(found: Found) -> Iterator[Quote]:
     yield "README.md", f"`python -m benchmarks.peers.run search --models bundled`, {date}"
 
 
+def _frontier(found: Found) -> Iterator[Quote]:
+    quarter, tenth = found["shares"]["25 %"], found["shares"]["10 %"]
+
+    def span(values: tuple[float, float], digits: int = 2) -> str:
+        return " to ".join(f"{value:.{digits}f}" for value in values)
+
+    yield "README.md", f"({span(quarter['gib'], 1)} GiB, {quarter['searches']} searches)"
+    yield (
+        "README.md",
+        f"needs {span(quarter['once'])} of our time, row by row, as they read today, "
+        f"{span(quarter['by_row'])}; at a tenth {span(tenth['once'])}, "
+        f"by row {span(tenth['by_row'])}",
+    )
+
+
+def _flashtts_speculation(found: Found) -> Iterator[Quote]:
+    gain, n = found["gains"]["auto"], found["n"]
+    said = f"{gain[0]:.1f} to {gain[1]:.1f} times the goodput at n = {n[0]} to {n[1]}"
+    yield "README.md", said
+
+
 QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {
     "accuracy": _accuracy,
+    "flashtts_speculation": _flashtts_speculation,
+    "frontier": _frontier,
     "peers-search": _peers_search,
 }
 """By name of a file, what pages quote of it."""

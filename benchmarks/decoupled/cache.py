@@ -6,7 +6,7 @@ of the card that the generator has, weights and activations included (`gpu_memor
 KV that leaves is computed again, as in vLLM; `--evict host` has it come back from host memory.
 
 split: hit rate of both models, thrashing and throughput against the split, under three rules of
-eviction (Figures 5.2, 5.3, 6.1, 6.2). crowd: the same against problems in flight. batches: tokens
+eviction (Figures 5.2, 6.1, 6.2). crowd: the same against problems in flight. batches: tokens
 per request, and of a forward pass (7.1, 7.3). sizes: throughput against the size of a batch (7.2).
 hybrid: decode steps that a prompt joins (8.1). The last two are the cost model's, without a search.
 """

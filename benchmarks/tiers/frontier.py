@@ -271,7 +271,7 @@ def quoted(rows: Sequence[Row]) -> dict[str, Any]:
         values = {"gib": ours["kv_bytes"] / GIB, "once": once[0], "by_row": by_row[0]}
         for name, value in values.items():
             least, most = share.get(name, (value, value))
-            share[name] = [round(min(least, value), 3), round(max(most, value), 3)]
+            share[name] = [round(min(least, value), 4), round(max(most, value), 4)]
     return {"shares": found}
 
 

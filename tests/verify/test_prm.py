@@ -230,7 +230,8 @@ def test_a_round_computes_only_its_own_tokens(make_verifier, name):
     look_back = 1 if name == "token-mlp-everywhere" else 0
     for tree, candidates in random_tree(2):
         verifier.score(candidates)
-        for node in candidates:
+        said = {tuple(n.handles["verifier"].token_ids): n for n in reversed(candidates)}
+        for node in said.values():  # the first of those that say the same
             parent, own = (n.handles["verifier"].token_ids for n in (node.parent, node))
             shared = 0
             while shared < min(len(own) - 1, len(parent)) and own[shared] == parent[shared]:
@@ -240,6 +241,49 @@ def test_a_round_computes_only_its_own_tokens(make_verifier, name):
             assert node.handles["verifier"].segment.length == node.usage["verifier_prefilled"]
         assert tree.root.usage["verifier_prefilled"] == len(tree.root.handles["verifier"].token_ids)
         verifier.release(tree.release_dead())
+
+
+def rows_of(verifier, monkeypatch):
+    """Tokens of each request of every pass that this verifier makes from now on."""
+    prefill, rows = verifier.tree_model.prefill, []
+
+    def noted(requests):
+        rows.append([len(request.token_ids) for request in requests])
+        return prefill(requests)
+
+    monkeypatch.setattr(verifier.tree_model, "prefill", noted)
+    return rows
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_steps_that_repeat_others_of_a_call_are_computed_once(make_verifier, name, monkeypatch):
+    """The same bits as apart, KV of a repeat once it is read, and every token counted once."""
+    texts = ["she", "a sea", "she", "she"]
+    apart, verifier = make_verifier(name), make_verifier(name)
+    trees = [new_tree(0, text=PROBLEM) for _ in range(2)]
+    siblings, alone = (grow(tree, tree.root, texts) for tree in trees)
+    rows = rows_of(verifier, monkeypatch)
+    found = verifier.score(siblings)
+    assert len(rows[-1]) == 2
+    assert found == [apart.score([node])[0] for node in alone]
+    spent = [node.usage["verifier_prefilled"] for node in siblings]
+    assert spent[:2] == [node.usage["verifier_prefilled"] for node in alone[:2]]
+    assert spent[2:] == [0, 0]
+    assert [node.usage["verifier_reused"] > 0 for node in siblings[2:]] == [False, False]
+    for tree, nodes in zip(trees, (siblings, alone), strict=True):
+        for node in nodes[::2]:
+            tree.keep(node)
+    below, others = (
+        [child for at in (0, 2) for child in grow(tree, nodes[at], ["he"])]
+        for tree, nodes in zip(trees, (siblings, alone), strict=True)
+    )
+    for node, other in zip(below, others, strict=True):
+        assert verifier.score([node]) == apart.score([other])
+    assert siblings[2].usage["verifier_prefilled"] == spent[0]
+    assert siblings[3].usage["verifier_prefilled"] == 0
+    verifier.tree_model.store.check()
+    total = sum(map(sum, rows))
+    assert total == sum(n.usage["verifier_prefilled"] for n in trees[0].nodes())
 
 
 @pytest.mark.parametrize("name", ["logit-pair-at-marker", "token-mlp-everywhere"])

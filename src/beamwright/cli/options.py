@@ -35,7 +35,7 @@ _PANELS = {
     "search": "Search",
     "stop": "Stopping early, with the best so far",
     "memory": "Memory",
-    "schedule": "Schedule (never changes the tree)",
+    "schedule": "Schedule (the tree stays the same, but for --speculation truncate)",
     "sparse": "Sparse decoding (changes the tree)",
 }
 _DECLARED_PANELS = {

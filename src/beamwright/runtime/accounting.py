@@ -23,7 +23,12 @@ class Spent(NamedTuple):
     scored_tokens: int = 0
 
     def since(self, before: Spent) -> Spent:
-        return Spent(*(now - then for now, then in zip(self, before, strict=True)))
+        return Spent(
+            self.decode_s - before.decode_s,
+            self.verify_s - before.verify_s,
+            self.calls - before.calls,
+            self.scored_tokens - before.scored_tokens,
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,8 @@ class PathKV:
     """Owns the `verifier` handles of one model's nodes.
 
     encode_prefix: from a problem's text to the token ids before the first step.
-    identity: first part of every node's key. Where it is set, problems' prefixes are put off, too.
+    identity: whose scores are kept, the first part of every node's key. Where it is set, problems'
+    prefixes are put off, too.
     """
 
     identity: bytes | None = None
@@ -147,9 +148,7 @@ class PathKV:
                 _count(node, request)
 
     def _key(self, above: bytes, start: int, token_ids: Sequence[int]) -> bytes:
-        if self.identity is None:
-            return b""
-        return digest(above or self.identity, of_numbers([start, *token_ids]))
+        return digest(above or self.identity or b"", of_numbers([start, *token_ids]))
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""

@@ -52,10 +52,15 @@ class PrmVerifier:
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step; None for an empty step or one beyond the verifier's context.
 
+        Steps that repeat what another of this call says are computed once. Their KV is computed
+        when a step below them is.
+
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
         scores: dict[Node, float | None] = dict.fromkeys(nodes)
+        keys: dict[Node, bytes] = {}
+        computed: dict[bytes, float | None] = {}
         trees = by_root(nodes)
         work: list[tuple[Node, Encoded, PrefillRequest]] = []
         self._kv.begin(list(trees))
@@ -65,31 +70,25 @@ class PrmVerifier:
                 request = self._request(node, encoded)
                 if request is None:
                     continue
-                scores[node] = self._known(node, encoded)
-                if scores[node] is None:
+                key = keys[node] = digest(self._kv.key(node), of_numbers(encoded.read_at))
+                scores[node] = None if self.scores is None else self.scores.get(key)
+                if scores[node] is None and key not in computed:
+                    computed[key] = None
                     work.append((node, encoded, request))
                 else:
                     self._kv.put_off(node, request)
         self._kv.catch_up(node for node, _, _ in work)
         hidden = self.tree_model.prefill([request for _, _, request in work])
         values = self._read([(e, r) for _, e, r in work], hidden)
-        for (node, encoded, _), value in zip(work, values, strict=True):
-            scores[node] = value
+        for (node, _, _), value in zip(work, values, strict=True):
+            computed[keys[node]] = value
             if self.scores is not None:
-                node.usage["scores_computed"] += 1
-                self.scores.put(self._key(node, encoded), value)
+                self.scores.put(keys[node], value)
+        asked = {node for node, _, _ in work}
+        for node, key in keys.items():
+            scores[node] = computed.get(key, scores[node])
+            node.usage["scores_computed" if node in asked else "scores_found"] += 1
         return [scores[node] for node in nodes]
-
-    def _known(self, node: Node, encoded: Encoded) -> float | None:
-        """A score that was computed before."""
-        if self.scores is None:
-            return None
-        found = self.scores.get(self._key(node, encoded))
-        node.usage["scores_found"] += found is not None
-        return found
-
-    def _key(self, node: Node, encoded: Encoded) -> bytes:
-        return digest(self._kv.key(node), of_numbers(encoded.read_at))
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
