@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ def _accuracy(found: Found) -> Iterator[Quote]:
             shown += [value(generator, method, 4), value(generator, method, 16) + wide]
         return f"| {heading} | {' | '.join(shown)} |"
 
+    apart = max(
+        abs(cells[each, "beam", n]["tokens / problem"] / same["tokens / problem"] - 1)
+        for each in ("weak", "strong")
+        for n in (4, 16)
+        if (same := cells[each, "majority", n])
+    )
+    yield "README.md", f"the same number of tokens, within {math.ceil(100 * apart)} %"
     one = [
         f"{value(generator, 'one sample', 1)} / {value(generator, 'greedy', 1)}"
         for generator in ("weak", "strong")
