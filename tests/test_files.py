@@ -13,6 +13,11 @@ from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
 
 
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="Linux's")
+def test_a_file_without_a_size_is_not_read_for_ever():
+    assert read_regular(Path("/proc/self/cmdline")) == b""
+
+
 def test_writes_and_replaces_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "page.html"
     write_whole(path, "old")

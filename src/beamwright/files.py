@@ -24,13 +24,15 @@ _NAME_CHARACTERS = 100  # of the target's name, which may be as long as a name c
 def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     """The content of a regular file, or of a pipe that this process was handed by the shell.
 
-    Other pipes and devices may never end, or never begin. max_bytes: bytes, -1 for all.
+    Other pipes and devices may never end, or never begin; nor may a file whose size says nothing
+    of what it gives (`/proc/kmsg`), of which its size is read. max_bytes: bytes, -1 for all.
 
     Raises:
         OSError: if it cannot be read, or is neither.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    mode = os.fstat(handle).st_mode
+    found = os.fstat(handle)
+    mode = found.st_mode
     handed = str(path) == "/dev/stdin" or str(path.parent) == "/dev/fd"
     if not stat.S_ISREG(mode) and not (handed and (stat.S_ISFIFO(mode) or os.isatty(handle))):
         os.close(handle)
@@ -39,7 +41,9 @@ def read_regular(path: Path, max_bytes: int = -1) -> bytes:
     if sys.platform != "win32":
         os.set_blocking(handle, True)
     with os.fdopen(handle, "rb") as stream:
-        return stream.read(max_bytes)
+        if not stat.S_ISREG(mode):
+            return stream.read(max_bytes)
+        return stream.read(found.st_size if max_bytes < 0 else min(max_bytes, found.st_size))
 
 
 def private(path: str, flags: int) -> int:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from beamwright.config import ModelSettings
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
-from beamwright.models import inspect_model, load_model
+from beamwright.models import TextCodec, inspect_model, load_model
 from beamwright.models.find import read_shape, resolve_folder
 from beamwright.models.pretrained import read_eos_ids, read_reference, read_tokenizer
 
@@ -130,6 +130,50 @@ def test_a_pipe_among_the_files_is_not_waited_for(folder, name):
     os.mkfifo(folder / name)
     with pytest.raises(InputError, match=name):
         resolve_folder(str(folder), "generator")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="Linux's")
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json"])
+def test_a_file_of_the_systems_that_has_no_size_is_not_read_for_ever(folder, name):
+    (folder / name).unlink()
+    (folder / name).symlink_to("/proc/self/pagemap")  # as /proc/kmsg, but for anybody
+    with pytest.raises(InputError, match=f"{name}: not a regular file"):
+        resolve_folder(str(folder), "generator")
+
+
+def spoil_tokenizer(folder, normalizer):
+    change(folder / "tokenizer.json", normalizer=normalizer)
+
+
+@pytest.mark.parametrize("transformers", [False, True])
+def test_a_tokenizer_that_panics_is_one_line(folder, transformers):
+    spoil_tokenizer(folder, {"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    if transformers:
+        change(folder / "tokenizer_config.json", tokenizer_class=None)
+    with pytest.raises(InputError, match=r"tokenizer cannot be read \(PanicException") as caught:
+        TextCodec.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
+    class Panics:
+        def __call__(self, *given, **named):
+            raise PanicException("called `Option::unwrap()`\non a `None` value")
+
+    PanicException = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+    with pytest.raises(InputError, match=r"tokenizer: PanicException: called .* value") as caught:
+        TextCodec(Panics(), frozenset()).encode("text")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", [{"String": "a"}, {"Regex": "."}])
+def test_a_tokenizer_that_multiplies_text_is_refused(folder, pattern):
+    each = {"type": "Replace", "pattern": pattern, "content": "a" * 30}
+    spoil_tokenizer(folder, each)
+    TextCodec.load(folder)
+    spoil_tokenizer(folder, {"type": "Sequence", "normalizers": [each, each]})
+    with pytest.raises(InputError, match=r"normalizer makes 900 characters of one"):
+        TextCodec.load(folder)
 
 
 # --- weights ---------------------------------------------------------------------------------

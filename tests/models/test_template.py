@@ -1,5 +1,7 @@
 """A chat template is a program of the model's folder: it ends soon, and gives something."""
 
+import re
+
 import pytest
 
 from beamwright.errors import InputError
@@ -8,7 +10,7 @@ from beamwright.models.template import check_template, render
 from beamwright.models.tokenizer import TextCodec
 
 ENDLESS = (
-    "{% for a in range(100000) %}{% for b in range(100000) %}{% set c = a * b %}"
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% set c = a + b %}"
     "{% endfor %}{% endfor %}"
 )
 
@@ -30,6 +32,45 @@ def test_a_template_that_does_not_end_is_stopped(codec, monkeypatch):
 def test_powers_are_refused_before_they_are_computed(codec, text):
     with pytest.raises(InputError, match=r"powers \(\*\*\) are not allowed"):
         codec(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{{ 1" + "+1" * 50_000 + " }}", "nested too deeply"),
+        ("{% if 1 %}" * 3_000 + "x" + "{% endif %}" * 3_000, "nested too deeply"),
+        ("{{ " + "9" * 5_000 + " }}", "ValueError"),
+        ("x" * (1 << 20) + "{{ 1 }}", "1,048,583 characters"),
+        ("{% set ns = namespace(a=9) %}{% for i in m %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
+         "a product"),
+        ("{% generation %}{{ messages * m }}{% endgeneration %}", "a product"),
+        ("{{ '%1000000000d'|format(1) }}", "a width"),
+        ("{{ '%1000000000d' % 1 }}", "a width"),
+        ("{{ '%*d' % (m, 1) }}", "a width"),
+        ("{{ '{:1000000000}'.format(1) }}", "a width"),
+        ("{{ 'a'|center(1000000000) }}", "1,000,000,000"),
+        ("{{ 'a'.ljust(1000000000) }}", "1,000,000,000"),
+    ],
+)  # fmt: skip
+def test_what_would_take_all_memory_or_cannot_be_compiled_is_refused(generator_folder, text, why):
+    for given in (text, {"default": "{{ 1 }}", "tool": text}):
+        with pytest.raises(InputError, match="^here: chat template: .*" + re.escape(why)):
+            check_template(given, "here")
+    with pytest.raises(InputError, match=re.escape(why)):
+        TextCodec.load(generator_folder, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ '  ' * depth }}{{ 2 * loop.index0 }}",
+        "{{ '%05.2f of %d' % (a, b) }}{{ '{:>8} {}'.format(a, b) }}{{ x % 2 }}",
+        "{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}",
+        "{% if %}",  # said by whoever renders it
+    ],
+)
+def test_what_templates_do_is_let_through(text):
+    check_template(text, "here")
 
 
 def test_two_stars_in_text_are_no_power(codec):

@@ -118,9 +118,13 @@ def _meant(spec: str, role: str) -> str | None:
 
 
 def _check_files(folder: Path) -> None:
-    """A pipe among a model's files would be waited for, a device be read for ever."""
+    """A pipe among a model's files would be waited for, a device be read for ever.
+
+    So would some files that the system makes up, which are regular ones by name.
+    """
     for file in folder.iterdir():
-        if file.exists() and not file.is_file() and not file.is_dir():
+        made_up = file.is_symlink() and file.resolve().parts[1:2] in (("proc",), ("sys",))
+        if made_up or (file.exists() and not file.is_file() and not file.is_dir()):
             raise InputError(f"{file}: not a regular file")
 
 

@@ -23,6 +23,11 @@ def read_object(file: Path) -> dict[str, Any]:
     return found
 
 
+def is_panic(error: BaseException) -> bool:
+    """True for what a library written in Rust gives up with, which is no `Exception`."""
+    return type(error).__module__ == "pyo3_runtime"
+
+
 def line_of(error: BaseException) -> str:
     """What went wrong, on one line."""
     text = " ".join(str(error).split())

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from beamwright.errors import InputError
-from beamwright.models.json_file import read_object
+from beamwright.models.json_file import is_panic, read_object
 
 _MODEL_TYPES = ("llama", "qwen3")  # whose plain class `transformers` takes as it is named
 _CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -194,7 +194,9 @@ def _checked(file: Path, special: Mapping[str, str], template: str | None) -> Pl
     """None where not every special token is in the file as one, or the file cuts texts off."""
     try:
         backend = Tokenizer.from_file(str(file))
-    except Exception:  # a plain one; what it is about is said by `transformers`
+    except BaseException as error:  # what it is about is said by `transformers`
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         return None
     tokenizer = PlainTokenizer(backend, special, template)
     added = {each.content for each in tokenizer.added_tokens_decoder.values() if each.special}
@@ -213,9 +215,9 @@ def is_simple(template: str) -> bool:
     """
     try:
         parsed = Environment(trim_blocks=True, lstrip_blocks=True).parse(template)
-    except TemplateError:
-        return False  # said by whoever renders it
-    everything = [parsed, *parsed.find_all(nodes.Node)]
+        everything = [parsed, *parsed.find_all(nodes.Node)]
+    except (TemplateError, RecursionError, MemoryError, ValueError, OverflowError):
+        return False  # said by whoever checks or renders it
     names = [node for node in everything if isinstance(node, nodes.Name)]
     known = _NAMES | {node.name for node in names if node.ctx == "store"}
     return all(map(_is_simple_node, everything)) and all(node.name in known for node in names)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.models.json_file import line_of, read_object
+from beamwright.models.json_file import is_panic, line_of, read_object
 from beamwright.models.plain_config import plain_config
 from beamwright.models.quiet import no_progress_bar, quiet_import
 
@@ -64,7 +64,9 @@ def read_tokenizer(folder: Path, chat_template: str | None = None) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # as above
+    except BaseException as error:  # as above
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         file = folder / "tokenizer_config.json"
         if file.is_file() and _brings_code(read_object(file), "AutoTokenizer"):
             raise InputError(f"model {folder}: {_wants_to_run(file.name)}") from error

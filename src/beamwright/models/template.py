@@ -7,39 +7,108 @@ time.
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from beamwright.errors import InputError
+from beamwright.models.json_file import line_of
 
 RENDER_S = 5.0
-_POWER = ("operator", "**")
 MOST_CHARACTERS = 1 << 24
+_MOST_SOURCE = 1 << 18  # characters; published ones have some ten thousand
+_DEEPEST = 200  # Python takes no more brackets or blocks than about this
+_LARGEST = 100_000
+_LONGEST_REPEATED = 100
+_WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
 
 
 def check_template(template: Any, where: str) -> None:
-    """Refuse a power: it is computed in one go, which nothing can interrupt.
+    """Refuse what is computed in one go, which nothing can interrupt, and what is no program.
 
     template: of a tokenizer; several go by name.
 
     Raises:
-        InputError: if there is one.
+        InputError: for a power, a product without a small literal, a large number or width, and a
+            text that is too long or nested too deeply.
     """
-    from jinja2 import Environment, TemplateSyntaxError  # noqa: PLC0415 (comes with transformers)
+    from jinja2 import TemplateSyntaxError  # noqa: PLC0415 (comes with transformers)
 
     for text in template.values() if isinstance(template, dict) else [template]:
         if not isinstance(text, str):
             continue
         try:
-            lexed = Environment().lex(text)
-            tokens = [(kind, value) for _, kind, value in lexed if kind != "whitespace"]
+            wrong = _refused(text)
         except TemplateSyntaxError:
             continue  # said by whoever renders it
-        # Behind a bracket or a comma it hands on arguments.
-        if any(b == _POWER and a[1] not in ("(", ",") for a, b in pairwise(tokens)):
-            raise InputError(f"{where}: chat template: powers (**) are not allowed")
+        except (RecursionError, MemoryError):
+            wrong = "nested too deeply"
+        except (ValueError, OverflowError) as error:  # a number too long to be read
+            wrong = line_of(error)
+        if wrong is not None:
+            raise InputError(f"{where}: chat template: {wrong}")
+
+
+def _refused(text: str) -> str | None:
+    """What a template must not do; None for what it may."""
+    from jinja2 import Environment  # noqa: PLC0415 (as above)
+    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 (as above)
+
+    class Generation(Extension):
+        """`transformers` has this tag, around what the assistant says."""
+
+        tags = {"generation"}  # noqa: RUF012 (as its base has it)
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    if len(text) > _MOST_SOURCE:
+        return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
+    parsed = Environment(extensions=[Generation, loopcontrols]).parse(text)
+    waiting: list[tuple[Any, int]] = [(parsed, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > _DEEPEST:
+            return "nested too deeply"
+        if (wrong := _refused_node(node)) is not None:
+            return wrong
+        waiting += [(child, depth + 1) for child in node.iter_child_nodes()]
+    return None
+
+
+def _refused_node(node: Any) -> str | None:
+    from jinja2 import nodes  # noqa: PLC0415 (as above)
+
+    if isinstance(node, nodes.Pow):
+        return "powers (**) are not allowed"
+    if isinstance(node, nodes.Mul) and not (_is_small(node.left) or _is_small(node.right)):
+        return "a product needs a number or a short text, written out, as one side"
+    if isinstance(node, nodes.Const) and type(node.value) is int and node.value > _LARGEST:
+        return f"{node.value:,} is larger than {_LARGEST:,}"
+    if _WIDTH.search(_pattern(node)):
+        return "a width of more than 999, or one that is computed, is not allowed"
+    return None
+
+
+def _is_small(node: Any) -> bool:
+    value = getattr(node, "value", None)  # of a literal
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_REPEATED
+    return isinstance(value, int | float) and abs(value) <= _LARGEST
+
+
+def _pattern(node: Any) -> str:
+    """The literal that a node fills in by its `%` or `{}` fields; empty where it is none."""
+    from jinja2 import nodes  # noqa: PLC0415 (as above)
+
+    literal = None
+    if isinstance(node, nodes.Mod):
+        literal = node.left
+    elif getattr(node, "name", getattr(node, "attr", "")) in ("format", "format_map"):
+        literal = getattr(node, "node", None)  # of a filter or a method
+    return str(literal.value) if isinstance(literal, nodes.Const) else ""
 
 
 def render(make: Callable[[], str], where: str) -> str:

@@ -6,6 +6,7 @@ token ids.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import InputError
+from beamwright.models.json_file import is_panic, line_of
 from beamwright.models.pretrained import read_eos_ids, read_tokenizer
 from beamwright.models.template import check_template, render
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
+_MOST_GROWTH = 100  # a blank becomes three characters, a digit or a ligature a few
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -43,6 +46,9 @@ class TextCodec:
         own = None if chat_template is None else _template_text(chat_template)
         tokenizer = read_tokenizer(folder, own)
         check_template(tokenizer.chat_template, f"model {folder}")
+        if (growth := _growth(tokenizer)) > _MOST_GROWTH:
+            line = f"its normalizer makes {growth} characters of one"
+            raise InputError(f"model {folder}: its tokenizer cannot be used ({line})")
         ids = {tokenizer.eos_token_id} | read_eos_ids(folder)
         return cls(tokenizer, frozenset(i for i in ids if i is not None))
 
@@ -120,7 +126,7 @@ class TextCodec:
         """Token ids of a prompt's text; a chat template has put its special tokens into it."""
         if self.tokenizer.chat_template is not None:
             return self.encode(text)
-        ids: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        ids: list[int] = self._encode(text)["input_ids"]
         return ids
 
     def render_turn(self, text: str) -> list[int]:
@@ -175,17 +181,23 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[int] = self._encode(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
         """Token ids and character spans of each text (which holds its special tokens)."""
-        coded = self.tokenizer(
-            list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        coded = self._encode(list(texts), add_special_tokens=False, return_offsets_mapping=True)
         return coded["input_ids"], coded["offset_mapping"]
+
+    def _encode(self, text: str | list[str], **options: bool) -> Any:
+        try:
+            return self.tokenizer(text, verbose=False, **options)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise InputError(f"the model's tokenizer: {line_of(error)}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a path's tokens, special tokens left out."""
@@ -267,6 +279,19 @@ def _template_text(chat_template: str) -> str:
     if "{" not in chat_template:
         raise InputError(f"--chat-template {chat_template!r}: no such file, and not a template")
     return chat_template
+
+
+def _growth(tokenizer: Any) -> int:
+    """How many characters the normalizer's replacements make of one, at the most."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    written = {} if normalizer is None else json.loads(normalizer.__getstate__())
+    growth, waiting = 1, [written]
+    while waiting:
+        each = waiting.pop()
+        waiting += each.get("normalizers", [])
+        replaced = each.get("pattern", {}).get("String") or "?"
+        growth *= max(1, len(each.get("content", "")) // len(replaced))
+    return growth
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
