@@ -1,9 +1,11 @@
 """Whole searches that decode sparsely: everything selected is `tree`, and no schedule matters."""
 
+import time
+
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.sparse import METHODS
+from beamwright.sparse import METHODS, HomeStore
 from engines import assert_nothing_allocated, exact_dtype
 
 PROBLEMS = [
@@ -121,6 +123,29 @@ def test_a_solution_says_what_was_read(make_solver):
     assert 0 < found["left_out_mean"] < 1
     assert found["corrections"] == 0
     assert found["rank"] is None
+
+
+def test_what_is_dropped_reads_nothing_while_tokens_are_stored(make_solver, monkeypatch):
+    reading, beside = [], []
+    fetch, append = HomeStore.fetch, HomeStore.append
+
+    def slow_fetch(store, layer, wanted):
+        reading.append(layer)
+        time.sleep(0.01)  # so that the token goes on without it
+        try:
+            return fetch(store, layer, wanted)
+        finally:
+            reading.pop()
+
+    def watched_append(store, segments, key_values):
+        beside.extend(reading)
+        append(store, segments, key_values)
+
+    monkeypatch.setattr(HomeStore, "fetch", slow_fetch)
+    monkeypatch.setattr(HomeStore, "append", watched_append)
+    with make_solver(**SMALL, sparse="ahead", late="previous", **FEW, **HOME) as solver:
+        assert solver.solve(PROBLEMS[0][1]).sparse.rank.reused > 0
+    assert beside == []
 
 
 def test_a_rank_beside_the_decoder_says_what_was_hidden(make_solver):

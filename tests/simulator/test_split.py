@@ -6,6 +6,7 @@ import pytest
 
 from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
+from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.runtime.moving import MOVING
@@ -36,7 +37,9 @@ def tree():
 
 @pytest.fixture
 def run(tree):
-    def simulated(total_bytes, split=None, share=0.5, speculation="off"):
+    usual = tree
+
+    def simulated(total_bytes, split=None, share=0.5, speculation="off", tree=usual):
         costs, own = RooflineCosts.of(MODEL, CARD, Layout.TREE), int(share * total_bytes)
         case = Simulation(
             tree,
@@ -73,6 +76,21 @@ def test_moving_memory_takes_no_longer_than_halves(run, conserved, split, of_nee
     assert (found.split_moved_bytes > 0) == (found.split_moves > 0)
     if split == "auto":
         assert found.time_s <= 1.01 * halves.time_s
+
+
+@pytest.mark.parametrize("split", ["auto", "roofline"])
+def test_what_fits_where_one_model_has_everything_fits(run, split):
+    """A step may be longer than the mean, from which needs are estimated."""
+    few = grow(SyntheticSearch(2, 2, 64, GENERATE, 32, step_sigma=0.9, survival="score"))
+    fits = []
+    for total in range(8 * 2**20, 16 * 2**20, 2**20):
+        try:
+            run(total, "offload", tree=few)
+        except CapacityError:
+            continue
+        fits.append(total)
+        assert run(total, split, tree=few).device_peak_bytes <= total
+    assert 3 < len(fits) < 8
 
 
 def test_in_turn_is_faster_than_any_share_where_memory_is_short(run):

@@ -41,16 +41,15 @@ class Batching:
         return self.grouped
 
     @classmethod
-    def of(cls, settings: ScheduleSettings, *, together: bool = False) -> Batching:
-        """What the settings say. together: rows begin together whatever they say."""
+    def of(cls, settings: ScheduleSettings) -> Batching:
+        """What the settings say."""
         known = {"grouped": True, "continuous": False, "auto": None}
-        grouped = True if together else known[settings.batching]
         return cls(
             settings.max_batch,
-            grouped,
+            known[settings.batching],
             settings.reuse,
             settings.prefetch,
-            "off" if together else settings.speculation,
+            settings.speculation,
         )
 
 

@@ -24,13 +24,11 @@ def make_running_batch(
     settings: Settings,
     *,
     token_stats: Collection[str] = (),
-    grouped: bool = False,
     progress: Progress | None = None,
 ) -> RunningBatch:
     """Rows on the model's device, at first none.
 
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
-    grouped: rows begin together whatever the settings say.
     """
     schedule = settings.schedule
     counts = BatchCounts()
@@ -49,7 +47,7 @@ def make_running_batch(
         model.store,
         prefill,
         StepLengths(Decodings(default), model.decoder.shape.context),
-        Batching.of(schedule, together=grouped),
+        Batching.of(schedule),
         WorkingMemory.of(model),
         progress,
         counts,

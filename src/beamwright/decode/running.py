@@ -175,10 +175,13 @@ class RunningBatch:
             self._admit()
             if self.running:
                 self._make_room_and_run()
+        except CapacityError as error:  # of layers that are streamed: fewer rows have less of them
+            self._begin_again(error)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._out_of_memory()
+            self._memory.failed(self._tried)
+            self._begin_again(DeviceMemoryError("one beam's step cannot be decoded"))
         if not self.running:
             self._rows.close()
         return self._events
@@ -423,8 +426,8 @@ class RunningBatch:
             self._queue.put_back(row.node, row.group)
             self.counts.preempted, self._full = self.counts.preempted + 1, True
 
-    def _out_of_memory(self) -> None:
-        """Begin all running steps again, half as many at a time: same streams, same tree."""
+    def _begin_again(self, error: BeamwrightError) -> None:
+        """Begin all running steps again, half as many at a time: same tree. error: of one alone."""
         rows, self.running = self.running, []
         self._rows.release()
         for row in rows:
@@ -437,11 +440,9 @@ class RunningBatch:
             self._residency.clear(row.segment)
             self._queue.put_back(row.node, row.group)
         if self._tried > 1:
-            self._memory.failed(self._tried)
             self._most_rows = self._tried // 2
         elif self._queue:
-            node = self._queue.leave()
-            self._fail(node, DeviceMemoryError("one beam's step cannot be decoded"))
+            self._fail(self._queue.leave(), error)
 
     def _fail(self, node: Node, error: BeamwrightError | None = None) -> None:
         self.release([node])

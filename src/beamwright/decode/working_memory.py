@@ -56,5 +56,6 @@ class WorkingMemory:
         return min(limits, default=None)
 
     def failed(self, num_rows: int) -> None:
-        """So many rows were too many."""
-        self._failed_at = min(num_rows, self._failed_at or num_rows)
+        """So many rows were too many; one that does not fit alone says nothing of others."""
+        if num_rows > 1:
+            self._failed_at = min(num_rows, self._failed_at or num_rows)

@@ -44,6 +44,10 @@ class Remembers(Protocol):
         """Who writes these rows; None pads the batch."""
         ...
 
+    def settle(self) -> None:
+        """Nothing that nobody waits for reads the store any more when it returns."""
+        ...
+
 
 @dataclass(eq=False)
 class _Own:
@@ -210,6 +214,8 @@ class DecodeSession:
             self._tail.take(rows[id(own)], own.segment.length - own.flushed, n - own.flushed)
             for own, n in missing
         ]
+        if isinstance(self._view, Remembers):
+            self._view.settle()
         self._store.append([own.segment for own, _ in missing], taken)
 
     # --- inside ------------------------------------------------------------------------------

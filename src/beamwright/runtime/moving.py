@@ -131,6 +131,10 @@ class MovingSplit:
         if self._takes_turns and self._is_short(needed > self.generator_bytes):
             kept = self._kept(self._verifier, beams, needed)
             self._move(min(self._part(needed, self._verifier), self.total_bytes - kept))
+        # A step may be longer than those that the need was estimated from.
+        least = min(self._least(self._generator, beams), self.total_bytes)
+        if least > self.generator_bytes:
+            self._move(least)
 
     def _score(self, nodes: Sequence[Node], beams: Sequence[Node]) -> None:
         """Scoring is next; the beams are decoded meanwhile, or after it."""

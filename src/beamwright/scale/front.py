@@ -43,7 +43,9 @@ class Front:
 
     def requested(self, options: dict[str, Any], facts: Facts) -> Request:
         """What is asked with these options. facts: of the engines."""
-        request = own.changed(self._asked, OwnParts(), options) if options else self._request
+        request = self._request
+        if options:  # what `auto` stands for is every replica's own affair
+            request = own.changed(self._asked, OwnParts(), options, self.settings)
         own.check_served(
             request,
             self._prompts,

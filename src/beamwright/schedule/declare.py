@@ -47,6 +47,14 @@ class ScheduleRow(TableRow):
     resident: bool = False
     streams_layers: bool = False
 
+    def settled(self, settings: ScheduleSettings) -> ScheduleSettings:
+        """Under this schedule's name, with what it leaves no choice about.
+
+        Rows whose layers are streamed begin together, and nobody is decoded beside them.
+        """
+        fixed = {"batching": "grouped", "speculation": "off"} if self.streams_layers else {}
+        return settings.model_copy(update={"schedule": self.name, **fixed})
+
     def policy(self, settings: ScheduleSettings) -> Schedule:
         """The schedule with the options that the settings give it.
 

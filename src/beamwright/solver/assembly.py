@@ -29,15 +29,16 @@ from beamwright.remote import FarGenerator, ServedSchedule, find_generator
 from beamwright.runtime.executor import StepWriter
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.payoff import Payoff
+from beamwright.runtime.prompts import with_system_prompt
 from beamwright.runtime.selftest import threads_agree
 from beamwright.runtime.threads import GiveWay, Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
-from beamwright.solver.memory import MemoryPlan, ModelBytes, plan_memory
-from beamwright.solver.sparse import settled_sparse, sparse_attention
+from beamwright.solver.memory import MemoryPlan, ModelBytes, path_needs, plan_memory
+from beamwright.solver.sparse import settled_sparse, sparse_attention, with_most_rows
 from beamwright.solver.split import moving_split, shared_bytes
-from beamwright.solver.tiers import HostShares, chosen_schedule
+from beamwright.solver.tiers import TYPICAL_PROMPT_TOKENS, HostShares, chosen_schedule
 from beamwright.sparse import HomeStore
 from beamwright.tree import Node
 from beamwright.verify import VerifierSource, resolve_verifier
@@ -47,12 +48,14 @@ from beamwright.verify import VerifierSource, resolve_verifier
 class Parts:
     """What a solver works with.
 
-    loaded: the generator with its tokenizer; generator: the same with its KV, None where it runs
-    elsewhere. scorer: the verifier's model, None where it has none; backends: what each of both
-    attends with. tier: None where all KV is on the device. shared: the memory of both, where it can
-    move between them; moving: what moves it.
+    settings: with nothing left open; from here on nobody reads what was asked. loaded: the
+    generator with its tokenizer; generator: the same with its KV, None where it runs elsewhere.
+    scorer: the verifier's model, None where it has none; backends: what each of both attends with.
+    tier: None where all KV is on the device. shared: the memory of both, where it can move between
+    them; moving: what moves it.
     """
 
+    settings: Settings
     loaded: LoadedModel | FarGenerator
     plan: MemoryPlan
     tier: HostShares | None
@@ -101,7 +104,6 @@ class Machinery:
     taught of speculation, and of scoring beside decoding.
     """
 
-    settings: ScheduleSettings
     parts: Parts
     batch: Writer
     threads: Threads
@@ -110,6 +112,11 @@ class Machinery:
     progress: Progress
     payoff: Payoff = field(default_factory=Payoff)
     trial: Trial = field(default_factory=Trial)
+
+    @property
+    def settings(self) -> ScheduleSettings:
+        """How beams are arranged, settled."""
+        return self.parts.settings.schedule
 
     def stop_threads(self) -> None:
         """Stop the link's threads, and a generator elsewhere's; they start again when needed."""
@@ -152,21 +159,15 @@ def assemble(
             "steps have no text to score; use --verifier logprob or none"
         )
     backend = make_attention(model.attention, loaded.decoder.device, loaded.decoder.dtype)
+    backends = [backend]
     in_place = backend.name in KERNEL_BACKENDS and settings.sparse.sparse == "off"
-    plan = _plan(settings, loaded, source.model, in_place=in_place)
-    sparse = settled_sparse(settings, _sizes(loaded), plan.generator_kv_bytes)
-    settings = settings.model_copy(update={"sparse": sparse})
-    home = sparse.sparse_home == "host"
-    name = chosen_schedule(settings, _sizes(loaded), plan.generator_kv_bytes)
-    scheduled = settings.schedule.model_copy(update={"schedule": name})
-    row = schedule_row(scheduled)
-    if row.streams_layers and in_place:
-        plan = _plan(settings, loaded, source.model, in_place=False)
+    settings = with_system_prompt(settings, loaded.codec)
+    settings, plan, shared = _settled(settings, loaded, source.model, in_place=in_place)
+    home, row = settings.sparse.sparse_home == "host", schedule_row(settings.schedule)
     tier = None if row.resident and not home else HostShares.of(settings, plan, timeline)
-    backends, shared = [backend], None
     if model.deterministic:
         check_deterministic(backend, loaded.decoder.device, loaded.decoder.dtype)
-    attention = sparse_attention(settings, loaded, backend, name)
+    attention = sparse_attention(settings, loaded, backend)
     if row.streams_layers:
         backends = [_plain_attention(loaded, model)]
         generator = _hosted(LayeredStore, loaded, LayerwiseAttention(backends[0]), plan, tier)
@@ -174,8 +175,6 @@ def assemble(
         generator = _hosted(HomeStore, loaded, attention, plan, tier)
     else:
         host = None if tier is None else tier.of_generator()
-        beside = source.model is not None and model.verifier_device is None
-        shared = shared_bytes(settings, plan) if beside else None
         kv_bytes = plan.generator_kv_bytes
         generator = TreeModel(
             loaded.decoder, attention, kv_bytes, host=host, log=timeline, shared=shared
@@ -187,10 +186,40 @@ def assemble(
         backends.append(scorer.backend)
         verifier = source.on(scorer)
     assert verifier is not None
-    policy, moving = row.policy(scheduled), None
+    policy, moving = row.policy(settings.schedule), None
     if shared is not None and scorer is not None:
         moving = moving_split(settings, generator, scorer)
-    return Parts(loaded, plan, tier, policy, backends, generator, verifier, scorer, shared, moving)
+    return Parts(
+        settings, loaded, plan, tier, policy, backends, generator, verifier, scorer, shared, moving
+    )
+
+
+def _settled(
+    settings: Settings, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
+) -> tuple[Settings, MemoryPlan, SharedBytes | None]:
+    """Settings with nothing left open: what `auto` stands for, with these models and this memory.
+
+    Returns:
+        They, the memory's plan, and the memory of both models where it can move.
+    """
+    plan = _plan(settings, loaded, verifier, in_place=in_place)
+    sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
+    sparse = settled_sparse(settings, sizes, kv_bytes)
+    settings = with_most_rows(settings.model_copy(update={"sparse": sparse}), sizes, kv_bytes)
+    shared, needs_turns = None, False
+    if verifier is not None and settings.model.verifier_device is None:
+        shared = shared_bytes(settings, plan)
+        needed = path_needs(settings, sizes, _sizes(verifier), TYPICAL_PROMPT_TOKENS)
+        needs_turns = shared is not None and needed[1] > plan.verifier_kv_bytes
+    name = chosen_schedule(settings, sizes, kv_bytes, needs_turns=needs_turns)
+    named = settings.schedule.model_copy(update={"schedule": name})
+    row = schedule_row(named)
+    settings = settings.model_copy(update={"schedule": row.settled(named)})
+    if row.streams_layers and in_place:
+        plan = _plan(settings, loaded, verifier, in_place=False)
+    if row.streams_layers or sparse.sparse_home == "host":
+        shared = None
+    return settings, plan, shared
 
 
 def _beside_far(
@@ -200,17 +229,20 @@ def _beside_far(
     model = settings.model
     progress.doing(f"looking for {model.model}")
     far = find_generator(model)
+    settings = with_system_prompt(settings, far.codec)
     source = _verifier_source(model, own, progress)
     policy = ServedSchedule(settings=settings.schedule)
     if source.model is None:
         assert source.without_model is not None
         nothing = MemoryPlan(0, 0)
-        return Parts(far, nothing, None, policy, [], None, source.without_model, None)
+        return Parts(settings, far, nothing, None, policy, [], None, source.without_model, None)
     alone = _plan(settings, source.model, None, in_place=False)
     plan = MemoryPlan(0, alone.kv_bytes, tokens_part=0.0)
     tier = HostShares.of(settings, plan, timeline)
     scorer = _scorer(model, source.model, plan.verifier_kv_bytes, tier.of_verifier())
-    return Parts(far, plan, tier, policy, [scorer.backend], None, source.on(scorer), scorer)
+    return Parts(
+        settings, far, plan, tier, policy, [scorer.backend], None, source.on(scorer), scorer
+    )
 
 
 def _scorer(

@@ -22,6 +22,7 @@ from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
 from beamwright.runtime.admission import FAR_ROWS, USUAL_ROWS, Admission
 from beamwright.runtime.choice import PATIENCE_S, Run, make_executor
+from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
@@ -106,7 +107,8 @@ class _Admitted:
 class Flights:
     """Runs problems to their outcomes. A problem's own error is its outcome; the others go on.
 
-    One that did not fit beside others is tried once more, alone.
+    One that did not fit beside others is tried once more, alone; from there on generator and
+    verifier share their memory in turns, if `auto` may choose that.
 
     turn: renders what is asked again. in_flight: see `Admission`.
     """
@@ -120,11 +122,25 @@ class Flights:
     ) -> None:
         self._machinery, self._schedule = machinery, schedule
         self._turn = turn
-        parts, accounting = machinery.parts, Accounting()
+        parts, self._accounting = machinery.parts, Accounting()
         for model in parts.tree_models:
             model.store.reset_peaks()
+        self._engine, self._moving, self._meter = self._made(in_flight)
+        stores = [model.store for model in parts.tree_models]
+        rows = USUAL_ROWS if parts.generator is not None else FAR_ROWS
+        self._admission = Admission(machinery.settings, in_flight, stores, machinery.payoff, rows)
+        if parts.moving is not None:
+            parts.moving.restart()
+        self._live: dict[TreeRun, _Admitted] = {}
+        self._alone: deque[Flight] = deque()
+        self._ended: deque[tuple[Flight, Outcome]] = deque()
+
+    def _made(self, in_flight: int | None) -> tuple[Engine, MovingSplit | None, Meter]:
+        """The engine for so many problems at a time, and what moves memory beside it."""
+        machinery, accounting = self._machinery, self._accounting
+        settings, parts = machinery.settings, machinery.parts
         executor = make_executor(
-            machinery.settings,
+            settings,
             Run(in_flight, machinery.exact, machinery.threads, machinery.trial),
             machinery.batch,
             parts.verifier,
@@ -133,29 +149,25 @@ class Flights:
             machinery.timeline,
             machinery.progress,
         )
-        settings, payoff = machinery.settings, machinery.payoff
-        self._engine = Engine(
+        engine = Engine(
             executor,
-            schedule,
+            self._schedule,
             accounting,
-            payoff=payoff,
+            payoff=machinery.payoff,
             explore=settings.explore,
             verify_ahead=settings.verify_ahead == "slack",
             listwise=getattr(parts.verifier, "listwise", False),
             patience_s=PATIENCE_S if parts.generator is None else None,
         )
-        stores = [model.store for model in parts.tree_models]
-        rows = USUAL_ROWS if parts.generator is not None else FAR_ROWS
-        self._admission = Admission(settings, in_flight, stores, payoff, rows)
-        self._accounting = accounting
-        if parts.moving is not None:
-            parts.moving.restart()
         # Beside a lane nothing moves: its thread alone may touch the verifier's store.
-        self._moving = parts.moving if type(executor) is PlainExecutor else None
-        self._meter = Meter(machinery, schedule, accounting, self._moving)
-        self._live: dict[TreeRun, _Admitted] = {}
-        self._alone: deque[Flight] = deque()
-        self._ended: deque[tuple[Flight, Outcome]] = deque()
+        moving = parts.moving if type(executor) is PlainExecutor else None
+        return engine, moving, Meter(machinery, self._schedule, accounting, moving)
+
+    @property
+    def _may_take_turns(self) -> bool:
+        """True if generator and verifier have fixed parts because `auto` gave them two lanes."""
+        moves = self._machinery.parts.moving is not None
+        return moves and self._moving is None and self._machinery.settings.executor == "auto"
 
     def run(self, arrivals: Arrivals) -> Iterator[tuple[Flight, Outcome]]:
         """Yield each flight with its outcome as it ends.
@@ -197,6 +209,9 @@ class Flights:
         while not self._ended:
             if self._alone:
                 flight = None if self._live else self._alone.popleft()
+                if flight is not None and self._may_take_turns:
+                    self._engine.abort()
+                    self._engine, self._moving, self._meter = self._made(1)
             elif self._is_full():
                 flight = None
             else:
@@ -258,7 +273,7 @@ class Flights:
             facts, flight = self._facts(run), self._live.pop(run).flight
             self._machinery.progress.ended(run.tree.root.problem_id)
             too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
-            if too_large and flight.company:
+            if too_large and (flight.company or self._may_take_turns):
                 flight.company = False
                 self._alone.append(flight)
                 continue
@@ -283,7 +298,15 @@ class Flights:
         machinery, parts = self._machinery, self._machinery.parts
         if found and parts.generator is not None:
             runs, settings = [run for run, _ in found], found[0][1].settings
-            advise(error, self._schedule.name, settings, parts.plan, parts.tree_models, runs)
+            advise(
+                error,
+                self._schedule.name,
+                settings,
+                parts.plan,
+                parts.tree_models,
+                runs,
+                in_turn=self._moving is not None,
+            )
         if isinstance(error, LinkError):
             machinery.stop_threads()  # one that died starts afresh with the next problem
         return with_partial(error, found)

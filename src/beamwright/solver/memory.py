@@ -191,7 +191,22 @@ def enough_kv_bytes(
     prompt_tokens: int,
     block_tokens: int = 8,
 ) -> int:
-    """A `--kv-memory` with which no group of one beam can fail, however long its path becomes.
+    """A `--kv-memory` with which no group of one beam can fail, however long its path becomes."""
+    needs = path_needs(settings, generator, verifier, prompt_tokens, block_tokens)
+    if verifier is None:
+        return needs[0]
+    parts = _parts(settings.memory.split, generator, verifier)
+    return max(-(-need * sum(parts) // part) for need, part in zip(needs, parts, strict=True)) + 1
+
+
+def path_needs(
+    settings: Settings,
+    generator: ModelBytes,
+    verifier: ModelBytes | None,
+    prompt_tokens: int,
+    block_tokens: int = 8,
+) -> tuple[int, int]:
+    """KV bytes of the longest path, of generator and verifier.
 
     The longest path that the limits allow, in as many steps, each of which may leave a block
     almost empty; and a block more. The verifier reads it in tokens of its own, up to its context.
@@ -214,12 +229,10 @@ def enough_kv_bytes(
     num_blocks = -(-prompt_tokens // block_tokens) + path + 1
     needed = num_blocks * block_tokens * generator.kv_per_token
     if verifier is None:
-        return needed
-    parts = _parts(settings.memory.split, generator, verifier)
+        return needed, 0
     # What a step changes in its parent's last tokens is stored again with it.
     read = (blocks(verifier.shape.context, num_steps + 2) + num_steps + 2) * block_tokens
-    needs = needed, read * verifier.kv_per_token
-    return max(-(-need * sum(parts) // part) for need, part in zip(needs, parts, strict=True)) + 1
+    return needed, read * verifier.kv_per_token
 
 
 def advise(
@@ -229,14 +242,17 @@ def advise(
     plan: MemoryPlan,
     models: Sequence[TreeModel],
     runs: Sequence[TreeRun],
+    *,
+    in_turn: bool = False,
 ) -> None:
     """Say in a device CapacityError what helps; a number only where it surely does.
 
     models: the generator and, where it has KV, the verifier. runs: of the trees that were searched.
+    in_turn: what one of both did not need, the other had.
     """
     if isinstance(error, CapacityError) and error.tier == DEVICE_TIER:
         prompt_tokens = max((len(run.tree.root.token_ids) for run in runs), default=0)
-        error.hint = _advice(schedule, settings, plan, models, prompt_tokens)
+        error.hint = _advice(schedule, settings, plan, models, prompt_tokens, in_turn=in_turn)
 
 
 def _advice(
@@ -245,6 +261,8 @@ def _advice(
     plan: MemoryPlan,
     models: Sequence[TreeModel],
     prompt_tokens: int,
+    *,
+    in_turn: bool,
 ) -> str:
     if schedule != "locality":
         return "use --schedule locality, raise --memory or --kv-memory, or lower --n"
@@ -252,7 +270,9 @@ def _advice(
     generator, verifier = sizes[0], sizes[1] if len(sizes) > 1 else None
     needed = enough_kv_bytes(settings, generator, verifier, prompt_tokens)
     shares = ""
-    if verifier is not None:
+    if in_turn:
+        shares = f"generator and verifier have {format_bytes(plan.kv_bytes)} in turn; "
+    elif verifier is not None:
         generator_bytes, verifier_bytes = plan.generator_kv_bytes, plan.verifier_kv_bytes
         shares = (
             f"of {format_bytes(plan.kv_bytes)} the generator has {format_bytes(generator_bytes)}, "

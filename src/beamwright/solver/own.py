@@ -39,7 +39,7 @@ IGNORED = {
 }  # fmt: skip
 """Options that do nothing under a schedule: what is all on the device never leaves it."""
 
-_IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
+IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
 _SHARED = ("model", "memory", "schedule", "sparse")  # sections: loaded, or allocated, once
 
@@ -150,10 +150,12 @@ def check_served(
         )
 
 
-def changed(settings: Settings, own: OwnParts, options: dict[str, Any]) -> Request:
+def changed(
+    settings: Settings, own: OwnParts, options: dict[str, Any], settled: Settings
+) -> Request:
     """What one problem is asked with where it has options of its own.
 
-    settings, own: of the solver, as given, its models named.
+    settings, own: of the solver, as given. settled: of the solver; what all problems share is its.
 
     Raises:
         InputError: for an option that all problems of a solver share, or that is bad.
@@ -167,7 +169,9 @@ def changed(settings: Settings, own: OwnParts, options: dict[str, Any]) -> Reque
         own = replace(own, strategy=mine.strategy)
     if options.get("stop") is not None or mine.stops:
         own = replace(own, stops=mine.stops)
-    return Request.of(settings.changed(**options), own)
+    found = Request.of(settings.changed(**options), own)
+    shared = {section: getattr(settled, section) for section in _SHARED}
+    return replace(found, settings=found.settings.model_copy(update=shared))
 
 
 def _check_meant(settings: Settings, own: OwnParts) -> None:
@@ -180,7 +184,9 @@ def _check_meant(settings: Settings, own: OwnParts) -> None:
     ignored, named = IGNORED.get(schedule.schedule, ()), f"--schedule {schedule.schedule}"
     if own.schedule is not None:
         ignored, named = _GROUPING, "a schedule of your own"
-    if given.get("split") in _IN_ROUNDS and (row.resident or row.streams_layers):
+    if settings.sparse.sparse_home == "host":  # then no schedule keeps KV on the device
+        ignored = ()
+    if given.get("split") in IN_ROUNDS and (row.resident or row.streams_layers):
         raise InputError(f"--split {given['split']}: does nothing with {named}")
     for name in ignored:
         if name in given:

@@ -24,7 +24,7 @@ from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.runtime import Accounting, TreeRun
 from beamwright.runtime.limits import check_stops
-from beamwright.runtime.prompts import Prompts, with_system_prompt
+from beamwright.runtime.prompts import Prompts
 from beamwright.runtime.resume import restore_kv
 from beamwright.runtime.selftest import batches_are_exact, unlike
 from beamwright.runtime.threads import threads_for
@@ -88,14 +88,14 @@ class Solver:
         self._loaded, self._tier, self.verifier = parts.loaded, parts.tier, parts.verifier
         self.generator, self._tree_models = parts.generator, parts.tree_models
         self.schedule = self._own.schedule or parts.schedule
-        check_scores_kept(request.settings.schedule.score_cache, self.verifier)
-        self.settings = with_system_prompt(request.settings, self._loaded.codec)
+        check_scores_kept(parts.settings.schedule.score_cache, self.verifier)
+        self.settings = parts.settings
         self._request = replace(request, settings=self.settings)
         self._asked = self._asked.model_copy(update={"model": self.settings.model})
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
         self._token_stats = stats_read_by(self.verifier, self.strategy)
-        self._batch = make_writer(parts, self.settings, self._token_stats, self.progress)
+        self._batch = make_writer(parts, self._token_stats, self.progress)
         self._decisive = partial(tree_settings, dtype=parts.dtype)
         self._prompts = Prompts(self._loaded, self.settings.model)
         self._prompts.check_turns(self.strategy)
@@ -109,13 +109,7 @@ class Solver:
             named, count = self.settings.schedule.score_cache, self.threads.count
             self._scores = keep_scores(named, self.verifier, count, exact=self.exact)
         self._machinery = Machinery(
-            self.settings.schedule,
-            parts,
-            self._batch,
-            self.threads,
-            self.exact,
-            self.timeline,
-            self.progress,
+            parts, self._batch, self.threads, self.exact, self.timeline, self.progress
         )
 
     __signature__ = with_options(__init__)
@@ -373,7 +367,7 @@ class Solver:
         """The solver's own request, or one with these options in their places."""
         if all(value is None for value in options.values()):
             return self._request
-        request = own.changed(self._asked, self._own, options)
+        request = own.changed(self._asked, self._own, options, self.settings)
         own.check_served(
             request,
             self._prompts,

@@ -9,11 +9,11 @@ from beamwright.cost.sparse import AttentionShape
 from beamwright.cost.sparse_host import Scored
 from beamwright.cost.sparse_search import LEAST_GAIN, SparseCase, beside_full_attention
 from beamwright.errors import InputError, format_bytes
-from beamwright.models import LoadedModel, TreeModel
+from beamwright.models import LoadedModel
 from beamwright.protocols import AttentionBackend
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.tiers import expected_workload, machine_profile
-from beamwright.sparse import METHODS, PREDICTORS, HomeStore, Rotary, SparseAttention, SparseRule
+from beamwright.sparse import METHODS, PREDICTORS, Rotary, SparseAttention, SparseRule
 
 _AUTO, _AUTO_CORRECT = "ahead", 0.8
 """Right on the ledger of 1,024 tokens from 32 on; a third of the heads select by their own query
@@ -22,9 +22,9 @@ _ATTENTION = ("auto", "tree")
 
 
 def sparse_attention(
-    settings: Settings, loaded: LoadedModel, backend: AttentionBackend, schedule: str
+    settings: Settings, loaded: LoadedModel, backend: AttentionBackend
 ) -> AttentionBackend:
-    """The generator's attention: `backend`, where all tokens are read. schedule: that was chosen.
+    """The generator's attention: `backend`, where all tokens are read. settings: settled.
 
     Raises:
         InputError: for options that do not go together.
@@ -35,9 +35,10 @@ def sparse_attention(
             raise InputError("--sparse-home host: needs --sparse, and --select less than all")
         return backend
     named, home = f"--sparse {settings.sparse.sparse}", settings.sparse.sparse_home
+    schedule = settings.schedule.schedule
     if schedule == "layerwise":
         raise InputError(f"{named}: not with --schedule {schedule}")
-    if home == "host" and settings.schedule.schedule != "auto":
+    if home == "host" and schedule != "in-gpu":
         raise InputError(f"--schedule {schedule}: not with --sparse-home host")
     if settings.schedule.evict == "recompute":
         raise InputError(
@@ -113,22 +114,23 @@ def sparse_case(rule: SparseRule, shape: AttentionShape) -> SparseCase:
     return SparseCase(rule, shape, None if reads_on else scored, foreseen, by_layers)
 
 
-def with_most_rows(settings: Settings, model: TreeModel) -> Settings:
+def with_most_rows(settings: Settings, generator: ModelBytes, kv_bytes: int) -> Settings:
     """With no more rows at a time than the device has room for what they select, shared or not.
+
+    kv_bytes: of the device, for that. Sparse decoding is settled.
 
     Raises:
         InputError: if there is none.
     """
-    store, backend = model.store, model.backend
-    if not isinstance(store, HomeStore) or not isinstance(backend, SparseAttention):
+    rule = sparse_rule(settings.sparse)
+    if rule is None or settings.sparse.sparse_home != "host":
         return settings
-    row_bytes = backend.rule.budget(model.decoder.shape.context) * store.pool.layout.bytes_per_token
-    rows = store.device_budget.total_bytes // row_bytes
+    row_bytes = rule.budget(generator.shape.context) * generator.kv_per_token
+    rows = kv_bytes // row_bytes
     if rows < 1:
-        size = format_bytes(store.device_budget.total_bytes)
         raise InputError(
-            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and {size} are "
-            "there for it: raise --kv-memory, or lower --select"
+            f"--sparse-home host: a row selects up to {format_bytes(row_bytes)}, and "
+            f"{format_bytes(kv_bytes)} are there for it: raise --kv-memory, or lower --select"
         )
     most = min(rows, settings.schedule.max_batch or rows)
     schedule = settings.schedule.model_copy(update={"max_batch": most})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from beamwright.config import Settings, Victims
+from beamwright.config import ScheduleSettings, Settings, Victims
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import (
@@ -25,6 +25,7 @@ from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
 from beamwright.runtime.timeline import Timeline
 from beamwright.solver.memory import MemoryPlan, ModelBytes
+from beamwright.solver.own import IGNORED, IN_ROUNDS
 
 _FALLBACK_HOST_BYTES = 8 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
@@ -126,15 +127,18 @@ class Traffic:
 
 
 _STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap
-_TYPICAL_PROMPT_TOKENS = 128
+TYPICAL_PROMPT_TOKENS = 128
 _TYPICAL_STEP_TOKENS = 32
 
 
-def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) -> str:
+def chosen_schedule(
+    settings: Settings, generator: ModelBytes, kv_bytes: int, *, needs_turns: bool = False
+) -> str:
     """What `--schedule` stands for: `auto` asks the cost model for the faster of two.
 
     Where everything fits, locality is one group and never touches the link, so it stands for
     `in-gpu` too, and needs no promise about how long the paths will be.
+    needs_turns: memory has to move between generator and verifier, as it does beside groups alone.
     """
     schedule = settings.schedule.schedule
     if schedule == "auto" and settings.sparse.sparse_home == "host":
@@ -146,6 +150,8 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
         settings.model.deterministic and on_gpu
     ):
         return "locality"
+    if needs_turns or _asks_for_groups(settings):
+        return "locality"
     workload = expected_workload(settings, generator.shape.context)
     costs = ModelCosts.of(generator.shape, generator.element_bytes, generator.storage)
     layout = Layout.DENSE if settings.model.attention.endswith("dense") else Layout.TREE
@@ -155,16 +161,27 @@ def chosen_schedule(settings: Settings, generator: ModelBytes, kv_bytes: int) ->
     return "layerwise" if fastest == "layerwise" else "locality"
 
 
+def _asks_for_groups(settings: Settings) -> bool:
+    """True if something was asked for that does nothing where layers are streamed."""
+    schedule, usual = settings.schedule, ScheduleSettings()
+    return (
+        settings.memory.split in IN_ROUNDS
+        or schedule.batching == "continuous"
+        or schedule.speculation in ("exact", "truncate")
+        or any(getattr(schedule, n) != getattr(usual, n) for n in IGNORED["layerwise"])
+    )
+
+
 def expected_workload(settings: Settings, context: int) -> Workload:
     """The longest search that the settings allow, behind a prompt of usual length."""
     search = settings.search
     step_tokens = settings.step.step_tokens or _TYPICAL_STEP_TOKENS
-    longest = context - _TYPICAL_PROMPT_TOKENS
+    longest = context - TYPICAL_PROMPT_TOKENS
     limits = [longest, search.max_rounds * step_tokens, settings.step.max_tokens or longest]
     return Workload(
         num_beams=search.n,
         width=search.width if search.n % search.width == 0 else 1,
-        prompt_tokens=_TYPICAL_PROMPT_TOKENS,
+        prompt_tokens=TYPICAL_PROMPT_TOKENS,
         generate_tokens=max(1, min(limits)),
         step_tokens=step_tokens,
     )

@@ -10,19 +10,16 @@ from beamwright.decode.request import Decoding
 from beamwright.errors import InputError
 from beamwright.progress import Progress
 from beamwright.remote import FarGenerator, RemoteSteps
-from beamwright.schedule import schedule_row
 from beamwright.solver.assembly import Parts, Writer
-from beamwright.solver.sparse import with_most_rows
 
 
-def make_writer(
-    parts: Parts, settings: Settings, token_stats: Collection[str], progress: Progress
-) -> Writer:
+def make_writer(parts: Parts, token_stats: Collection[str], progress: Progress) -> Writer:
     """token_stats: names of what is kept of every token's distribution.
 
     Raises:
         InputError: for what a generator elsewhere does not say, or has no say in.
     """
+    settings = parts.settings
     if isinstance(parts.loaded, FarGenerator):
         _check_far(settings, token_stats)
         far, default = (
@@ -35,9 +32,8 @@ def make_writer(
     return make_running_batch(
         parts.generator,
         parts.loaded.codec,
-        with_most_rows(settings, parts.generator),
+        settings,
         token_stats=token_stats,
-        grouped=schedule_row(settings.schedule).streams_layers,
         progress=progress,
     )
 

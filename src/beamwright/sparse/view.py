@@ -104,10 +104,14 @@ class SparseDecode:
             self._counts.forward_s -= self._counts.waited_s - self._waited_s
         return context
 
+    def settle(self) -> None:
+        """What was dropped and is still being found is waited for."""
+        self._rank.settle()
+
     def keep_rows(self, rows: torch.Tensor) -> None:
         """Compaction packs anew."""
         kept, paths = rows.tolist(), self._held_paths()
-        self._rank.settle()
+        self.settle()
         self._close()
         self._memories = [self._memories[row] for row in kept]
         self._live = [self._live[row] for row in kept]
@@ -118,7 +122,7 @@ class SparseDecode:
         self._live[num_rows:] = [False] * (len(self._live) - num_rows)
 
     def drop_rows(self, rows: Sequence[int]) -> None:
-        self._rank.settle()  # their KV may be freed
+        self.settle()  # their KV may be freed
         for row in rows:
             self._live[row] = False
             self._memories[row] = RowMemory()

@@ -1,0 +1,170 @@
+"""What `auto` stands for: settled once, before anything is built, and never what cannot run."""
+
+import random
+
+import pytest
+
+from beamwright.config import Settings
+from beamwright.errors import CapacityError
+from beamwright.layerwise import LayeredStore
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.runtime import choice
+from beamwright.solver import tiers
+from beamwright.solver.memory import ModelBytes
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype
+
+PROBLEMS = [PROBLEM, "Bob has 7 pens.", "Eve has 5 cats."]
+TINY = {"n": 8, "width": 2, "max_rounds": 4, "host_memory": "8MiB", "dtype": exact_dtype()}
+ROOM = {"schedule": "in-gpu", "executor": "plain", "speculation": "off"}
+LONG = {"max_step_tokens": 40, "max_tokens": 110}
+
+
+@pytest.fixture
+def prefers(monkeypatch):
+    """Has the cost model think that this schedule is the faster one."""
+
+    def think(name):
+        monkeypatch.setattr(tiers, "choose_schedule", lambda *_: name)
+
+    return think
+
+
+@pytest.fixture
+def scored(make_solver, verifier_folder):
+    """Solvers with a verifier that has KV of its own."""
+
+    def make(**changes):
+        return make_solver(**{"verifier": str(verifier_folder), **TINY, **changes})
+
+    return make
+
+
+def hashes(outcomes):
+    return [each if isinstance(each, Exception) else each.tree_hash for each in outcomes]
+
+
+# --- one object ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["plain", "overlapped"])
+def test_layers_that_auto_has_streamed_are_streamed_for_all_rows_together(
+    scored, prefers, executor
+):
+    alone = [scored(**ROOM).solve(text, problem_id=i) for i, text in enumerate(PROBLEMS)]
+    prefers("layerwise")
+    free = {"executor": executor, "speculation": "auto", "kv_memory": "256KiB"}
+    with scored(**free, split=0.3) as solver:
+        found = solver.solve_many(PROBLEMS)
+        assert isinstance(solver.generator.store, LayeredStore)
+        assert_nothing_allocated(solver)
+    assert hashes(found) == hashes(alone)
+
+
+def test_every_request_has_the_settled_settings(make_solver, prefers):
+    prefers("layerwise")
+    with make_solver(**TINY, schedule="auto", speculation="auto") as solver:
+        own = solver.solve(PROBLEM, temperature=0.5).settings
+        many = [each.settings for each in solver.solve_many([(0, PROBLEM, {"seed": 3})])]
+    for settings in (solver.settings, own, *many):
+        schedule = settings.schedule
+        assert (schedule.schedule, schedule.batching) == ("layerwise", "grouped")
+        assert schedule.speculation == "off"
+    assert own.sampling.temperature == 0.5
+    again = make_solver(**TINY).__class__(solver.settings)
+    assert again.settings == solver.settings
+
+
+# --- what auto may choose --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"split": "offload"},
+        {"split": "roofline"},
+        {"speculation": "exact"},
+        {"batching": "continuous"},
+        {"planner": "greedy"},
+        {"balance": False},
+    ],
+    ids=str,
+)
+def test_auto_never_chooses_what_makes_an_option_do_nothing(prefers, asked):
+    prefers("layerwise")
+    sizes = ModelBytes(shape_from_text("opt-6.7b"), 2)
+    assert tiers.chosen_schedule(Settings.build(), sizes, 1 << 33) == "layerwise"
+    assert tiers.chosen_schedule(Settings.build(**asked), sizes, 1 << 33) == "locality"
+
+
+def test_auto_streams_no_layers_where_both_models_need_all_of_the_memory(scored, prefers):
+    prefers("layerwise")
+    assert scored(kv_memory="16MiB").settings.schedule.schedule == "layerwise"
+    assert scored(kv_memory="100KiB").settings.schedule.schedule == "locality"
+    assert scored(kv_memory="100KiB", split=0.5).settings.schedule.schedule == "layerwise"
+
+
+@pytest.mark.parametrize("attention", ["tree", "dense"])
+def test_layers_of_fewer_rows_are_streamed_where_those_of_all_do_not_fit(make_solver, attention):
+    tiny = {**TINY, **LONG, "attention": attention}
+    expected = make_solver(**tiny, schedule="in-gpu").solve(PROBLEM)
+    whole = make_solver(**tiny, schedule="layerwise").solve(PROBLEM).kv.device_peak_bytes
+    with make_solver(**tiny, schedule="layerwise", kv_memory=2 * whole // 3) as solver:
+        found = solver.solve(PROBLEM)
+        assert_nothing_allocated(solver)
+    assert found.tree_hash == expected.tree_hash
+    assert found.kv.device_peak_bytes <= 2 * whole // 3
+    with make_solver(**tiny, schedule="layerwise", kv_memory=4096) as solver:
+        one, other = solver.solve_many(PROBLEMS[:2])
+        assert_nothing_allocated(solver)
+    assert isinstance(one, CapacityError)
+    assert isinstance(other, CapacityError)
+
+
+# --- memory in turns -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["auto", "offload"])
+def test_an_error_names_the_memory_that_was_tried(scored, split):
+    tight = {**LONG, "kv_memory": "20KiB", "schedule": "locality", "split": split}
+    with pytest.raises(CapacityError, match=r"of 20\.0 KiB are free .* have 20\.0 KiB in turn; "):
+        scored(**tight).solve(PROBLEM)
+
+
+def test_a_problem_that_two_lanes_have_no_room_for_is_solved_in_turns(scored, monkeypatch):
+    monkeypatch.setattr(choice, "num_cores", lambda: 1024)
+    expected = scored(**ROOM, **LONG).solve(PROBLEM).tree_hash
+    tight = {**LONG, "kv_memory": 8 * 4096, "schedule": "locality"}
+    with scored(**tight, executor="overlapped") as solver:
+        assert isinstance(solver.solve_many([PROBLEM])[0], CapacityError)
+    with scored(**tight, executor="auto") as solver:
+        ((_, alone),) = solver.solve_many([(0, PROBLEM)], in_flight="auto")
+        together = solver.solve_many([PROBLEM, PROBLEM])
+        assert_nothing_allocated(solver)
+    assert alone.tree_hash == together[0].tree_hash == expected
+
+
+# --- all of it together ----------------------------------------------------------------------
+
+
+def test_auto_grows_the_same_trees_whatever_it_has_and_whoever_is_beside(scored, prefers):
+    alone = hashes(scored(**ROOM).solve(text, problem_id=i) for i, text in enumerate(PROBLEMS))
+    draw = random.Random(53).choice
+    chosen = set()
+    for _ in range(10):
+        prefers(draw(["layerwise", "locality"]))
+        options = {
+            "kv_memory": draw(["96KiB", "128KiB", "192KiB", "512KiB", "4MiB"]),
+            "executor": draw(["auto", "plain", "overlapped"]),
+            "speculation": draw(["off", "exact", "auto", "auto"]),
+            "explore": draw(["lockstep", "continuous", "decoupled"]),
+            "split": draw(["auto", "offload", 0.4, 0.4]),
+            "victims": draw(["tree", "lru", "cost"]),
+        }
+        with scored(**options) as solver:
+            found = dict(solver.solve_many(PROBLEMS, in_flight=draw([1, 2, "auto"])))
+            chosen.add(solver.settings.schedule.schedule)
+        fixed = options["executor"] == "overlapped" or options["split"] == 0.4
+        for place, outcome in found.items():
+            if not (fixed and isinstance(outcome, CapacityError)):
+                assert hashes([outcome]) == [alone[place]], options
+    assert chosen == {"layerwise", "locality"}
