@@ -34,7 +34,8 @@ def card(title: str, about: str, measured: str) -> str:
 
 GENERATOR_ABOUT = """
 A Llama-shaped language model of about 0.85 M parameters that solves synthetic word problems step
-by step: one person, a number of things that changes month by month, two to eight equations. It is
+by step: one person, a number of things that changes month by month or not at all, none to eight
+equations; the names and the things may be any words, the verbs are those of its training. It is
 *weak on purpose*: an intermediate checkpoint of the run whose end is the verifier's backbone, so
 that a search has something to do. It knows nothing else.
 
@@ -43,7 +44,7 @@ that a search has something to do. It knows nothing else.
 - Output: steps separated by blank lines, the last ending in `The answer is \\boxed{N}.`, then
   `<|eos|>`. Step ends are tokens that complete the blank line, nearly always `.\\n\\n`.
 - Each step has three permitted wordings (terse, plain, wordy), so steps are of uneven length.
-- Context 512 tokens; problems with their solutions take at most about 260.
+- Context 512 tokens; problems with their solutions take at most about 260, with long names more.
 """
 
 VERIFIER_ABOUT = """

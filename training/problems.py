@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import words
+
 MAX_VALUE = 999
 HOLDERS = {1: (1.0,), 2: (0.6, 0.4), 3: (0.45, 0.4, 0.15)}  # how often 1, 2, 3 of at most that many
 # fmt: off
@@ -46,7 +48,10 @@ LAST_WORDS = "The answer is \\boxed{{{0}}}."
 
 @dataclass(frozen=True)
 class Event:
-    """One change: `kind` on `holder`, with operands `a` and `b`; `other` receives a transfer."""
+    """One change: `kind` on `holder`, with operands `a` and `b`; `other` receives a transfer.
+
+    `verb` below 4 is one of the shipped sets' verbs, from 4 on one of `words`.
+    """
 
     kind: str
     holder: int
@@ -61,7 +66,7 @@ class Event:
 class Problem:
     """The structure of a problem; `asked` is single, together or difference.
 
-    One event happens in each month from number `month` (0 is January) on.
+    `months` has one for each event (0 is January); `phrasing` from 4 on is one of `words`.
     """
 
     names: tuple[str, ...]
@@ -71,7 +76,7 @@ class Problem:
     asked: str
     about: tuple[int, int]
     phrasing: int
-    month: int
+    months: tuple[int, ...]
 
     @property
     def level(self) -> int:
@@ -164,7 +169,7 @@ def _draw(rng: random.Random, level: int, most: int) -> Problem | None:
     start = tuple(_operand(rng, rng.choice((99, 199))) for _ in range(num))
     i, j = rng.sample(range(num), 2) if num > 1 else (0, 0)
     about = {"single": (i, i), "together": (0, 0), "difference": (i, j)}[asked]
-    problem = Problem(names, rng.choice(THINGS), start, (), asked, about, rng.randrange(4), 0)
+    problem = Problem(names, rng.choice(THINGS), start, (), asked, about, rng.randrange(4), ())
     room = level - problem.final_equations
     values, events = list(start), []
     while room > 0:
@@ -174,14 +179,15 @@ def _draw(rng: random.Random, level: int, most: int) -> Problem | None:
         events.append(event)
         values = apply(event, values)
         room -= num_equations(event.kind)
-    if room or not events:
+    if room:
         return None
     if asked == "together" and sum(values) > MAX_VALUE:
         return None
     if asked == "difference" and values[about[0]] <= values[about[1]]:
         return None
     first = rng.randint(0, len(MONTHS) - len(events))
-    return replace(problem, events=tuple(events), month=first)
+    months = tuple(range(first, first + len(events)))
+    return replace(problem, events=tuple(events), months=months)
 
 
 def make_problem(
@@ -194,23 +200,48 @@ def make_problem(
             return problem
 
 
+def reworded(rng: random.Random, problem: Problem, vocabulary: words.Words) -> Problem:
+    """The same structure with other names, things, verbs, months and phrases."""
+    names: list[str] = []
+    while len(names) < len(problem.names):
+        name = words.draw_name(rng, vocabulary)
+        names += [name] if name not in names else []
+    months = problem.months
+    if months and rng.random() < 0.5:
+        months = tuple(sorted(rng.sample(range(12), len(months))))
+    events = tuple(
+        event if rng.random() < 0.4 else replace(event, verb=rng.randrange(4, 1000))
+        for event in problem.events
+    )
+    return replace(
+        problem,
+        names=tuple(names),
+        thing=words.draw_thing(rng, vocabulary),
+        events=events,
+        months=months,
+        phrasing=problem.phrasing if rng.random() < 0.4 else rng.randrange(4, 1000),
+    )
+
+
 # --- writing them out --------------------------------------------------------------------------
 
 
 def clause(problem: Problem, event: Event) -> str:
     """What happens in an event, as `Tom buys 12 more apples`."""
-    table = {
-        "gain": GAIN,
-        "lose": LOSE,
-        "gain_packs": GAIN_PACKS,
-        "lose_packs": LOSE_PACKS,
-        "scale": (SCALE.get(event.a, ""),),
-        "half": HALF,
-        "transfer": TRANSFER,
+    scale = (SCALE.get(event.a, ""),)
+    shipped, more = {
+        "gain": (GAIN, words.GAIN),
+        "lose": (LOSE, words.LOSE),
+        "gain_packs": (GAIN_PACKS, words.GAIN_PACKS),
+        "lose_packs": (LOSE_PACKS, words.LOSE_PACKS),
+        "scale": (scale, scale),
+        "half": (HALF, words.HALF),
+        "transfer": (TRANSFER, TRANSFER),
     }[event.kind]
-    words = table[event.verb % len(table)]
+    table = shipped if event.verb < 4 else more
+    phrase = table[event.verb % len(table)]
     other = problem.names[event.other]
-    return f"{problem.names[event.holder]} " + words.format(
+    return f"{problem.names[event.holder]} " + phrase.format(
         k=event.a, a=event.a, b=event.b, t=problem.thing, o=other
     )
 
@@ -218,19 +249,24 @@ def clause(problem: Problem, event: Event) -> str:
 def question_text(problem: Problem) -> str:
     """The whole problem as a person reads it."""
     names, thing, start = problem.names, problem.thing, problem.start
-    if problem.phrasing % 2 and len(names) > 1:
+    plain, single = problem.phrasing < 4, "How many {t} does {n} have now?"
+    if not plain:
+        single = words.ASKED[problem.phrasing // 4 % len(words.ASKED)]
+        phrase = words.INTROS[problem.phrasing % len(words.INTROS)]
+        intro = [phrase.format(n=n, v=v, t=thing) for n, v in zip(names, start, strict=True)]
+    elif problem.phrasing % 2 and len(names) > 1:
         parts = [f"{n} has {v} {thing}" for n, v in zip(names, start, strict=True)]
         intro = [", ".join(parts[:-1]) + " and " + parts[-1] + "."]
     else:
         verb = "has" if problem.phrasing < 2 else "starts with"
         intro = [f"{n} {verb} {v} {thing}." for n, v in zip(names, start, strict=True)]
     told = [
-        OPENERS[event.opener].format(m=MONTHS[problem.month + i], c=clause(problem, event))
+        OPENERS[event.opener].format(m=MONTHS[problem.months[i]], c=clause(problem, event))
         for i, event in enumerate(problem.events)
     ]
     first, second = (names[i] for i in problem.about)
     asked = {
-        "single": f"How many {thing} does {first} have now?",
+        "single": single.format(t=thing, n=first),
         "together": f"How many {thing} do they have together?",
         "difference": f"How many more {thing} does {first} have than {second}?",
     }[problem.asked]
@@ -239,7 +275,7 @@ def question_text(problem: Problem) -> str:
 
 def _event_styles(problem: Problem, index: int, values: list[int]) -> list[str]:
     """The permitted ways to write an event's step: terse, plain and wordy."""
-    event, month = problem.events[index], MONTHS[problem.month + index]
+    event, month = problem.events[index], MONTHS[problem.months[index]]
     after, thing = apply(event, values), problem.thing
     name, other = problem.names[event.holder], problem.names[event.other]
     old, new = values[event.holder], after[event.holder]
@@ -413,12 +449,52 @@ def as_rows(split: str, problems: list[Problem], seed: int) -> Iterator[dict[str
         }
 
 
+def typed_set(num_events: tuple[int, ...], unseen: bool, num: int, seed: int) -> list[Problem]:
+    """Problems of the test split as a person types them; `unseen` puts held-out words in.
+
+    Those without an event have a number and nothing else: there are too few to keep any apart.
+    """
+    rng = random.Random(f"typed-{num_events}-{seed}")
+    found: dict[str, Problem] = {}
+    while len(found) < num:
+        wanted = num_events[len(found) % len(num_events)]
+        level = min(8, wanted + rng.randrange(3) * (wanted > 1))
+        problem = make_problem(rng, level, "test" if wanted else "train")
+        if len(problem.events) == wanted:
+            found.setdefault(problem.key(), problem)
+    if not unseen:
+        return list(found.values())
+    return [
+        replace(
+            problem,
+            names=(words.draw_name(rng, words.HELD_OUT),),
+            thing=words.draw_thing(rng, words.HELD_OUT),
+        )
+        for problem in found.values()
+    ]
+
+
+def write_typed(folder: Path, seed: int) -> None:
+    """Six sets of 40: none or one event, two, six; in shipped words and in held-out ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, num_events in (("easy", (0, 1)), ("two", (2,)), ("six", (6,))):
+        for unseen in (False, True):
+            problems = typed_set(num_events, unseen, 40, seed)
+            rows = as_rows("test", problems, seed)
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            file = folder / f"{name}-{'unseen' if unseen else 'known'}.jsonl"
+            file.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
-    """Write test.jsonl and dev.jsonl."""
+    """Write test.jsonl and dev.jsonl, or the sets of problems that people type."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--typed", action="store_true", help="six sets of 40 instead")
     args = parser.parse_args()
+    if args.typed:
+        return write_typed(args.out, args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     keys: set[str] = set()
     for split, num in (("test", 500), ("dev", 100)):

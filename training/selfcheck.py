@@ -12,10 +12,12 @@ from dataclasses import replace
 import torch
 
 import ledger
+import words
 from make_tokenizer import prompt_text, train
 from model import Decoder, Shape, sample
 from problems import (
     NAMES,
+    THINGS,
     Problem,
     drill,
     extract_answer,
@@ -26,6 +28,7 @@ from problems import (
     permitted_steps,
     problem_set,
     question_text,
+    reworded,
     split_of,
     write_solution,
 )
@@ -36,9 +39,9 @@ EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 
 
 def some_problems(num: int) -> list[Problem]:
-    """Problems of all levels, with one, two and three holders."""
+    """Problems of all levels, with one, two and three holders where there is room for them."""
     rng = random.Random(7)
-    return [make_problem(rng, 2 + i % 7, "train", 1 + i % 3) for i in range(num)]
+    return [make_problem(rng, i % 9, "train", 1 + i % 3 if i % 9 > 1 else 1) for i in range(num)]
 
 
 def holds(a: str, sign: str, b: str, c: str) -> bool:
@@ -66,7 +69,7 @@ def check_solutions() -> None:
 def check_errors() -> None:
     """A changed character is found where it stands, a wrong name and a wrong digit alike."""
     rng = random.Random(2)
-    for problem in some_problems(300):
+    for problem in filter(lambda problem: problem.events, some_problems(300)):
         text = write_solution(rng, problem)
         place = rng.choice([m.start() for m in re.finditer(r"\d", text)])
         digit = str((int(text[place]) + rng.randint(1, 9)) % 10)
@@ -79,6 +82,21 @@ def check_errors() -> None:
         assert first_error(problem, text + "\n\n") == len(text)
         skipped = "".join(styles[0] for styles in permitted_steps(problem)[1:])
         assert first_error(problem, skipped) is not None
+
+
+def check_words() -> None:
+    """Held-out words are not drawn for training; other words keep structure and answer."""
+    rng = random.Random(8)
+    known = {*NAMES, *THINGS, *words.TRAINED.names, *words.TRAINED.things}
+    assert not known & {*words.HELD_OUT.names, *words.HELD_OUT.things}
+    for problem in some_problems(300):
+        other = reworded(rng, problem, words.TRAINED)
+        text = write_solution(rng, other)
+        assert (other.key(), other.level) == (problem.key(), problem.level)
+        assert is_complete(other, text)
+        assert extract_answer(text) == final_answer(problem)
+        assert not {*other.names, other.thing} & {*words.HELD_OUT.names, *words.HELD_OUT.things}
+        assert len(set(other.names)) == len(problem.names)
 
 
 def check_splits() -> None:
@@ -109,7 +127,7 @@ def check_tokens() -> None:
         cut, right = cut_at_error(path, place)
         assert len(cut.ends) == right + 1
         assert tokenizer.decode(cut.ids[-1:]).strip()[0] == text[place]
-        for style in permitted_steps(problem)[0]:
+        for style in permitted_steps(problem)[0] if problem.events else ():
             assert tokenizer.decode(tokenizer.encode(style)[-1:]) == ".\n\n"
 
 
@@ -190,6 +208,7 @@ def main() -> None:
     for check in (
         check_solutions,
         check_errors,
+        check_words,
         check_splits,
         check_tokens,
         check_sampler,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from make_tokenizer import prompt_text
+from make_tokenizer import CONTEXT, prompt_text
 from model import Decoder, Shape, load, sample, save
 from optim import Optimisers
 from problems import (
@@ -29,10 +29,20 @@ from problems import (
     make_problem,
     problem_set,
     question_text,
+    reworded,
     write_solution,
 )
+from words import TRAINED
 
 Example = tuple[list[int], list[bool]]
+WORDED = 0.6
+
+
+def draw_problem(rng: random.Random, highest: int = 8, most_holders: int = 1) -> Problem:
+    """A problem for training: every eighth is an easy one, most are in words of their own."""
+    level = rng.choice((0, 1, 1)) if rng.random() < 0.125 else rng.randint(2, highest)
+    problem = make_problem(rng, level, "train", most_holders)
+    return reworded(rng, problem, TRAINED) if rng.random() < WORDED else problem
 
 
 def solution_examples(
@@ -43,16 +53,14 @@ def solution_examples(
     most_holders: int,
 ) -> list[Example]:
     """Problems with a right solution each; the loss is on the solution and its end."""
-    problems = [
-        make_problem(rng, rng.randint(2, highest), "train", most_holders) for _ in range(num)
-    ]
+    problems = [draw_problem(rng, highest, most_holders) for _ in range(num)]
     prompts = tokenizer([prompt_text(question_text(p)) for p in problems])["input_ids"]
     solutions = tokenizer([write_solution(rng, p) for p in problems])["input_ids"]
     examples = []
     for prompt, solution in zip(prompts, solutions, strict=True):
         learn = [False] * len(prompt) + [True] * (len(solution) + 1)
         examples.append(([*prompt, *solution, tokenizer.eos_token_id], learn))
-    return examples
+    return [example for example in examples if len(example[0]) <= CONTEXT]
 
 
 def drill_examples(

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from make_tokenizer import prompt_text
 from model import load, sample
 from optim import Optimisers
-from problems import first_error, make_problem, question_text
-from train_lm import batches, loss_of, rate
+from problems import first_error, question_text
+from train_lm import batches, draw_problem, loss_of, rate
 from verifier import Encoded, Verifier, encode_paths, new_verifier, pad_batch, save_verifier
 
 Labelled = tuple[Encoded, int]
@@ -46,7 +46,7 @@ def draw_samples(
     per_problem: int = 2,
 ) -> list[Labelled]:
     """Samples of one generator at one temperature on fresh training problems, labelled."""
-    problems = [make_problem(rng, rng.randint(2, 8)) for _ in range(num // per_problem)]
+    problems = [draw_problem(rng) for _ in range(num // per_problem)]
     problems = [p for p in problems for _ in range(per_problem)]
     questions = [question_text(p) for p in problems]
     outputs = sample(
