@@ -119,13 +119,13 @@ def measured_text(result: dict[str, object]) -> str:
 def check_folder(folder: Path) -> None:
     """The folder loads in transformers, gives the same logits and renders the same prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     text = question_text(problem_set("dev", 1, 0)[0])
     chat = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert rendered == prompt_text(text), rendered
     ids = torch.tensor([tokenizer(rendered)["input_ids"]])
-    model = load(folder)
+    model = load(folder).double()
     with torch.no_grad():
         distance = (model.logits(model(ids)) - reference(ids).logits).abs().max().item()
     assert distance < 1e-4, distance
