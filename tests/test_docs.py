@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from beamwright import Solver
 from beamwright.cli import app as cli_app
 from beamwright.config import Settings
 from beamwright.search.doubts import doubts_about_problem
@@ -154,6 +155,25 @@ def test_every_problem_that_people_read_is_of_the_bundled_kind():
     for problem in PROBLEMS:
         assert doubts_about_problem(problem, Settings.build()) == [], problem
         assert int(exact_answer(problem)) >= 0
+
+
+def test_every_problem_that_people_read_is_solved():
+    """By the search that README shows; in float64, where another CPU's rounding flips no token."""
+    with Solver(n=16, width=4, dtype="float64") as solver:
+        found = solver.solve_many(PROBLEMS)
+    answers = {each.problem: each.answer for each in found}
+    assert answers == {problem: exact_answer(problem) for problem in PROBLEMS}
+    assert not any(each.warnings for each in found)
+
+
+PLANNED = re.findall(r"^# .*?: (.*)\nbeamwright (plan .*)$", (ROOT / "README.md").read_text(), re.M)
+
+
+@pytest.mark.parametrize(("said", "words"), PLANNED)
+def test_plan_prints_what_readme_says(said, words, capsys):
+    assert cli_app.main(shlex.split(words)) == 0
+    assert capsys.readouterr().out.startswith(said)
+    assert len(PLANNED) == 3
 
 
 def test_every_benchmark_that_is_named_exists():
