@@ -25,9 +25,9 @@ $(BIN)/.installed-dev: $(BIN)/.installed
 	@touch $@
 
 demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow, and by a vote
-	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 0
+	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --width 4 --seed 1
 	@echo "Without the search, the majority of 16 samples of the same model says:"
-	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --search majority --seed 0 --no-progress
+	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --search majority --seed 1 --no-progress
 
 # worksteal: a worker has whole modules, with their fixtures, until another has nothing left to do.
 test: $(BIN)/.installed-dev ## install what tests need and run everything

@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--generator", type=Path, required=True, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draws", type=Path, required=True, help="samples: read or written")
+    parser.add_argument("--more-draws", type=Path, nargs="*", default=(), help="of other seeds")
     parser.add_argument("--draw-only", action="store_true")
     parser.add_argument("--samples", type=int, default=2500, help="per generator and temperature")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.8, 1.0])
@@ -159,6 +160,8 @@ def main() -> None:
             for temperature in args.temperatures:
                 data += draw_samples(folder, tokenizer, rng, temperature, args.samples)
         torch.save(data, args.draws)
+    for file in args.more_draws:
+        data += torch.load(file, weights_only=False)
     if args.draw_only:
         return
     rng = random.Random(f"verifier-{args.seed}")
