@@ -14,7 +14,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.registry import PLUGIN_MODULE
 
 GROUP = "beamwright.plugins"
 
@@ -25,6 +24,8 @@ def load_plugin(file: str | os.PathLike[str]) -> None:
     Raises:
         InputError: if it is no Python file, or fails.
     """
+    from beamwright.registry import PLUGIN_MODULE  # noqa: PLC0415 - --help waits for no pydantic
+
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
         raise InputError(f"--plugin {path}: no such Python file")

@@ -233,8 +233,8 @@ def test_buffers_stay_where_they_are_until_they_grow(make_solver):
 def test_when_steps_stay_in_place(make_solver):
     model = make_solver().generator
     assert ScheduleSettings().graphs == "auto"
-    assert make_replay("auto", model) is None
-    assert make_replay("off", model) is None
-    assert isinstance(make_replay("on", model), EagerReplay)
+    assert make_replay("auto", model, print) is None
+    assert make_replay("off", model, print) is None
+    assert isinstance(make_replay("on", model, print), EagerReplay)
     streamed = make_solver(schedule="layerwise", graphs="on", host_memory="8MiB")
-    assert make_replay("on", streamed.generator) is None
+    assert make_replay("on", streamed.generator, print) is None

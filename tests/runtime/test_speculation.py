@@ -121,7 +121,7 @@ def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, exe
 
     problem = load_problems("bundled:test", 2).problems[1].problem
     options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
-    options |= {"dtype": exact_dtype(), "executor": executor}
+    options |= {"dtype": exact_dtype(), "executor": executor, "verify_ahead": "slack"}
     with Solver(**options, speculation="off") as solver:
         expected, _ = facts(solver, problem)
     monkeypatch.setattr(TreeRun, "to_score", noted)

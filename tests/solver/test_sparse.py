@@ -4,6 +4,7 @@ import pytest
 
 from beamwright import Settings
 from beamwright.errors import InputError
+from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.solver import sparse
 from beamwright.solver.memory import ModelBytes
@@ -19,6 +20,7 @@ def settled(monkeypatch):
     def find(gain=None, **options):
         if gain is not None:
             monkeypatch.setattr(sparse, "LEAST_GAIN", gain)
+        monkeypatch.setattr(sparse, "machine_profile", lambda _: find_profile("rtx-4090"))
         settings = Settings.build(**{"device": "cuda", "sparse": "auto", **options})
         return sparse.settled_sparse(settings, GENERATOR, KV_BYTES)
 

@@ -12,6 +12,7 @@ import fakes
 from beamwright.config import Settings
 from beamwright.cost import Storage
 from beamwright.errors import CapacityError
+from beamwright.hardware import find_profile
 from beamwright.kv import StreamLink
 from beamwright.layerwise import LayeredStore
 from beamwright.models.named_shapes import shape_from_text
@@ -363,6 +364,7 @@ def test_auto_asks_the_cost_model_on_a_gpu_too(monkeypatch):
         return "layerwise"
 
     monkeypatch.setattr(tiers, "choose_schedule", choose)
+    monkeypatch.setattr(tiers, "machine_profile", lambda _: find_profile("rtx-4090"))
     shape = shape_from_text("opt-6.7b")
     sizes = ModelBytes(shape, 2, Storage.PLAIN)
     names = {}

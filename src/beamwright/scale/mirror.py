@@ -132,7 +132,7 @@ class Changes:
         place = _place(node)
         now = (
             len(node.token_ids), node.stop, node.state, node.score, node.step_score, place,
-            sum(node.usage.values()), len(node.notes),
+            frozenset(node.usage.items()), len(node.notes),
         )  # fmt: skip
         before = self._known.get(node)
         if now == before:

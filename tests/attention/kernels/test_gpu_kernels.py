@@ -57,7 +57,7 @@ def test_both_ways_to_draw_draw_the_same(bench):
 
 
 def test_every_case_fits_its_pool(bench):
-    for case in bench.cases(quick=False):
+    for case in bench.cases():
         sizes = {name: (1, 1, 16) for name in bench.HEADS}
         bench.HEADS.update(sizes)
         built = bench.build(case, torch.float32, "cpu")
