@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test test-cpus check dist-check bench peers peers-setup gpu-check clean
+.PHONY: help demo test test-cpus check dist-check stubs bench peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ check: $(BIN)/.installed-dev ## lint, format, types, and the import rule between
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_imports.py
+
+stubs: $(BIN)/.installed-dev ## write solver/options.pyi from the settings
+	$(BIN)/python .ci/make_stubs
 
 bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
 	$(BIN)/python -m benchmarks.accuracy

@@ -3,9 +3,9 @@
 import random
 import threading
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import ScheduleView, StepDecoded
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import new_tree
 from played import Loop, new_run

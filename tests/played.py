@@ -3,11 +3,11 @@
 import random
 from functools import partial
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
 from beamwright.runtime import Accounting, Engine, TreeRun
 from beamwright.schedule import InGpuSchedule
 from beamwright.search import round_rng
+from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
 from beamwright.verify import aggregate
 from fakes import add_step, new_tree

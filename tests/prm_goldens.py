@@ -24,8 +24,8 @@ from transformers import (
 import fakes
 import prm_checkpoints
 from beamwright.attention import make_attention
-from beamwright.config import ModelSettings
 from beamwright.models import TreeModel
+from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
 from beamwright.verify import PrmVerifier, resolve_verifier
 

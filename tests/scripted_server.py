@@ -6,8 +6,8 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from beamwright.config import SamplingSettings
 from beamwright.remote import Asked
+from beamwright.sections import SamplingSettings
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
 
 GIB = 2**30

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from beamwright.config import ModelSettings, Section, Settings
+from beamwright.config import Settings
 from beamwright.declare import STOPS, VERIFIERS, stop, verifier
 from beamwright.errors import InputError
 from beamwright.plugins import load_plugin
@@ -13,6 +13,7 @@ from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
 from beamwright.search import STRATEGIES, strategy
 from beamwright.search.best_of_n import BestOfN
+from beamwright.sections import ModelSettings, Section
 from beamwright.verify import resolve_verifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.find import known_verifiers

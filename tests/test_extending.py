@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.config import ModelSettings
 from beamwright.registry import restored
 from beamwright.search import STRATEGIES
+from beamwright.sections import ModelSettings
 from beamwright.verify.show import show_verifier
 from prm_checkpoints import write_qwen
 

@@ -22,6 +22,7 @@ LEVELS = (
         "finite",
         "yaml_file",
         "config",
+        "sections",
         "conversation",
         "protocols",
         "progress",

@@ -19,10 +19,10 @@ from typing import Any, get_args
 import torch
 
 from beamwright import Solution, Solver
-from beamwright.config import Explore
 from beamwright.errors import BeamwrightError
 from beamwright.evaluate import Problem, load_problems
 from beamwright.protocols import RoundReport
+from beamwright.sections import Explore
 from beamwright.solver.handle import Handle
 from beamwright.tree import Node, NodeState
 from beamwright.verify.confidence import LogprobVerifier

@@ -22,13 +22,13 @@ from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, Roofline
 from beamwright.errors import CapacityError
 from beamwright.hardware import HardwareProfile, find_profile
 from beamwright.kv import CacheStats
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.protocols import Direction
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
 from beamwright.simulator.bench import Bench
 from beamwright.simulator.costs import DeviceCosts

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, Roofline
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import Foresees
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     Foresight,
     ManyResult,

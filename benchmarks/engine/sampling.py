@@ -13,9 +13,9 @@ from functools import partial
 
 import torch
 
-from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
+from beamwright.sections import SamplingSettings
 from benchmarks.common import finish, interleave, table
 
 CPU = torch.device("cpu")

@@ -20,10 +20,10 @@ from typing import Any
 from unittest.mock import patch
 
 from beamwright import Solution, Solver
-from beamwright.config import Speculation
 from beamwright.evaluate import AnswerChecker, Problem, Record, load_problems, summarise
 from beamwright.evaluate.record import make_record
 from beamwright.runtime import tree_run
+from beamwright.sections import Speculation
 from benchmarks.common import finish, say, table
 
 COLUMNS = (

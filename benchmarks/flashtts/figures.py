@@ -22,7 +22,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from beamwright.config import ScheduleSettings, Speculation, StepSettings
 from beamwright.cost import Layout, Roofline
 from beamwright.cost.split import best_split, fixed_split
 from beamwright.errors import CapacityError
@@ -30,6 +29,7 @@ from beamwright.hardware import find_profile
 from beamwright.protocols import Foresees
 from beamwright.schedule.engines import requests_by_round
 from beamwright.search.beam import VARYING_LIMITS
+from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

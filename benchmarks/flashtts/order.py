@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.hardware import find_profile
@@ -43,6 +42,7 @@ from beamwright.schedule.prefix_order import (
     trie,
 )
 from beamwright.schedule.traffic import loaded_bytes
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, simulate
 from beamwright.simulator import grow as grow_tree
 from beamwright.tree import RecordedNode, RecordedTree

@@ -24,13 +24,13 @@ from statistics import fmean
 from typing import Any
 
 from beamwright import Solution, Solver
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.evaluate import load_problems
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.protocols import Prospect
 from beamwright.search.prospects import by_bins, can_go_on
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     Foresight,
     RooflineCosts,

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import Any
 
 from beamwright import Solver
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, Roofline, Workload
 from beamwright.cost.growth import tree_steps
 from beamwright.cost.scoring import in_verifier_tokens
@@ -31,6 +30,7 @@ from beamwright.cost.split import (
 )
 from beamwright.hardware import HardwareProfile, find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from beamwright.attention import make_attention, why_no_kernels
-from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
 from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, RowTails, SegmentStore
+from beamwright.sections import SamplingSettings
 from benchmarks.common import say
 from benchmarks.gpu.context import Context, one_line, release
 

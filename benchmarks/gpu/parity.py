@@ -16,10 +16,10 @@ import torch
 
 from beamwright import Solver
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
-from beamwright.config import ModelSettings
 from beamwright.kv import PathPart
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
 from beamwright.models.find import resolve_folder
+from beamwright.sections import ModelSettings
 from benchmarks.gpu.context import Context, one_line, release
 
 # Relative error of the norm: TF32 products would show as about 3e-4.

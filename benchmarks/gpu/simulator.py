@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import HardwareProfile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.saved.recorded import read_recorded, record_tree
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import RooflineCosts, Simulation, simulate
 from beamwright.tree import RecordedTree, SearchTree
 from benchmarks.gpu.context import Context, one_line

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from beamwright import Solution, Solver
-from beamwright.config import Speculation
 from beamwright.evaluate import Problem, load_problems
+from beamwright.sections import Speculation
 from benchmarks.common import interleave
 from benchmarks.gpu.context import Context, one_line, release
 

@@ -11,12 +11,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, LbsCase, ModelCosts
 from beamwright.hardware import HardwareProfile, find_profile
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.runtime.timeline import Timeline
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

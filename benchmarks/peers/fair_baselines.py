@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, Roofline, Workload, tree_steps
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     ENGINES,
     FAIR,

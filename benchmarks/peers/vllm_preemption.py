@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from beamwright import Solver
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.find import read_shape
 from beamwright.schedule.engines import Request, VllmEngine, requests_by_round
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

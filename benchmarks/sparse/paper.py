@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, Roofline
 from beamwright.cost.sparse import (
     RankSeconds,
@@ -33,6 +32,7 @@ from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
 from beamwright.simulator.packs import in_packs, simulate_packs
 from benchmarks.common import finish, say, table

@@ -19,13 +19,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.report.eval_charts import COLOURS
 from beamwright.saved.recorded import read_recorded
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     FAIR,
     EngineCase,

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from beamwright.config import ScheduleSettings
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.traffic import replay
+from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 from benchmarks.common import finish, say, table
 

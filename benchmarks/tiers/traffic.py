@@ -17,11 +17,11 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, known_future_loads
 from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     Moments,
     RooflineCosts,

@@ -1,7 +1,6 @@
-"""Frozen settings and recipes. Knows names and ranges; no torch, no models.
+"""All settings of a run, from a recipe and flat options. Knows names; no torch, no models.
 
-Each section is a frozen pydantic model that rejects unknown keys. A recipe is a YAML file with the
-same sections; command-line options override it.
+A recipe is a YAML file with the sections of `sections`; command-line options override it.
 """
 
 from __future__ import annotations
@@ -9,224 +8,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
 from beamwright.registry import declared_options, did_you_mean
-from beamwright.units import (
-    Duration,
-    Names,
-    Rate,
-    Select,
-    Size,
-    Split,
-    StepLimits,
-    StopStrings,
-    Text,
-    TextOrNone,
+from beamwright.sections import (
+    MemorySettings,
+    ModelSettings,
+    SamplingSettings,
+    ScheduleSettings,
+    SearchSettings,
+    Section,
+    SparseSettings,
+    StepSettings,
+    StopSettings,
 )
 from beamwright.yaml_file import read_yaml
 
-MOST_CANDIDATES = 2**16
-"""Most candidates, and most children of a step: each has a node, a draw and a place in a batch.
-
-Some KB of host memory each before the first token. Repeated sampling goes to 10,000 samples
-(arXiv 2407.21787).
-"""
-
-ELSEWHERE = ("openai:", "vllm:")
-"""What names of generators begin with that a server, or an engine of its own, runs (`remote`)."""
-
-Explore = Literal["lockstep", "continuous", "decoupled"]
-"""How several problems in flight share the device, see `runtime.admission` and `runtime.engine`."""
-
-Speculation = Literal["off", "exact", "truncate", "auto"]
-"""Whether children of finished steps are decoded before selection has chosen among those."""
-
-Sparse = Literal[
-    "off",
-    "auto",
-    "exact",
-    "pages",
-    "quest",
-    "tova",
-    "ahead",
-    "ahead-pages",
-    "window",
-    "asyncspade",
-    "algorithm-1",
-    "harmonic",
-    "last",
-]
-"""Which tokens of a long path decoding attends to, see `sparse.rule`."""
-
-Victims = Literal["tree", "lru", "cost"]
-"""Whose KV leaves the device first, see `schedule.eviction`."""
-
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
-
-
-class Section(BaseModel):
-    """A frozen group of settings; unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class OpenSection(Section):
-    """A section that also holds options of what it names; the room that declares them checks them.
-
-    They are in `model_extra`, under their names.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-
-class ModelSettings(OpenSection):
-    """Which models run, where and in what precision; options of a declared verifier."""
-
-    model: Text = "bundled"
-    verifier: TextOrNone = None
-    system_prompt: str | None = None
-    chat_template: TextOrNone = None
-    tokenizer: TextOrNone = None
-    model_key: TextOrNone = None
-    device: str = "cpu"
-    verifier_device: str | None = None
-    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = "auto"
-    attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = "auto"
-    context: int | None = Field(None, ge=1, description="cap on the model's context, in tokens")
-    weights: Literal["auto", "int8", "int4"] = "auto"
-    verifier_weights: Literal["auto", "int8", "int4"] = "auto"
-    deterministic: bool = False
-
-    @property
-    def is_random(self) -> bool:
-        """The model is a shape with random weights, there to be measured."""
-        return self.model.startswith("random:")
-
-    @property
-    def runs_elsewhere(self) -> bool:
-        """The generator is a server's, or an engine's of its own (`remote`)."""
-        return self.model.startswith(ELSEWHERE)
-
-    @property
-    def default_verifier(self) -> str:
-        """What scores steps where none is given: the bundled one knows the bundled models."""
-        if self.is_random:
-            return "logprob"
-        return "bundled" if self.model.partition(":")[0] == "bundled" else "none"
-
-    @property
-    def scorer(self) -> str:
-        """The verifier, given or default."""
-        return self.default_verifier if self.verifier is None else self.verifier
-
-
-class SamplingSettings(Section):
-    """How one token is drawn from the logits."""
-
-    temperature: float = Field(0.8, ge=0.0, description="0 is greedy")
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=1, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    top_logprobs: int = Field(0, ge=0, le=20, description="likeliest tokens kept beside each")
-
-
-class StepSettings(Section):
-    """Where a step, and a path, ends."""
-
-    delimiter: str = Field("\n\n", min_length=1)
-    step_tokens: int | None = Field(None, ge=1, description="fixed steps instead of the delimiter")
-    max_step_tokens: int = Field(256, ge=1)
-    step_limits: StepLimits = Field(
-        None, min_length=1, description="longest step 1, 2, ...; the last stands for the rest"
-    )
-    max_tokens: int | None = Field(None, ge=1, description="per path, after the prompt")
-    ignore_eos: bool = False
-    stop_strings: StopStrings = Field((), max_length=16, description="texts that end a path")
-
-
-class SearchSettings(OpenSection):
-    """Which strategy, how wide, and how the final answer is chosen; options of the strategy."""
-
-    search: str | None = None
-    n: int = Field(16, ge=1, le=MOST_CANDIDATES)
-    width: int = Field(4, ge=1, le=MOST_CANDIDATES)
-    max_rounds: int = Field(40, ge=1)
-    filter_duplicates: bool = False
-    aggregate: Literal["last", "min", "prod", "mean"] | None = None
-    choose: Literal["best", "majority", "weighted"] | None = None
-    compat: Literal["search-and-learn"] | None = None
-    seed: int = Field(0, ge=0)
-
-
-class StopSettings(OpenSection):
-    """What ends a search early, with the best so far. The tree up to there is the same.
-
-    stop: names of declared stops, whose options are beside it.
-    """
-
-    deadline: Duration = None
-    token_budget: int | None = Field(None, ge=1, description="generated tokens")
-    stop_votes: bool = False
-    stop_score: float | None = Field(None, allow_inf_nan=False)
-    stop: Names = None
-
-
-class MemorySettings(Section):
-    """One memory number, and its parts where a user wants to name them."""
-
-    memory: Size = None
-    kv_memory: Size = None
-    host_memory: Size = None
-    split: Split = "auto"
-
-
-class ScheduleSettings(OpenSection):
-    """How beams are arranged on the device: the time, and never the tree, but for one value.
-
-    `speculation="truncate"` grows another tree, which depends on the time.
-    """
-
-    schedule: str = "auto"
-    planner: Literal["ranges", "greedy"] = "ranges"
-    inter_beam: bool = True
-    balance: bool = True
-    prefetch: bool = True
-    reuse: bool = True
-    evict: Literal["host", "recompute"] = "host"
-    victims: Victims = "tree"
-    link_bandwidth: Rate = None
-    max_batch: int | None = Field(None, ge=1, description="most beams decoded together")
-    batching: Literal["auto", "continuous", "grouped"] = "auto"
-    explore: Explore = "continuous"
-    min_problems: int | None = Field(None, ge=1, description="in flight, before others begin")
-    executor: Literal["auto", "plain", "overlapped"] = "auto"
-    speculation: Speculation = "auto"
-    verify_ahead: Literal["slack", "never"] = "never"
-    write_back: Literal["auto", "eager", "lazy"] = "auto"
-    graphs: Literal["auto", "on", "off"] = "auto"
-    score_cache: TextOrNone = None
-
-
-class SparseSettings(Section):
-    """Which tokens decoding attends to where paths are long. Changes the tree."""
-
-    sparse: Sparse = "off"
-    select: Select = Field(2048, description="tokens of each KV head, all, or a share of them")
-    sparse_from: int = Field(4096, ge=0, description="tokens of a path up to which all are read")
-    sparse_layers: int = Field(0, ge=0, description="first layers that read all")
-    sparse_lag: int = Field(1, ge=1, description="tokens that a prediction looks ahead")
-    sparse_window: int = Field(16, ge=1, description="queries that a prediction reads")
-    sparse_frame: Literal["post", "pre"] = "post"
-    sparse_correct: float | None = Field(None, gt=-1.0, le=1.0, allow_inf_nan=False)
-    sparse_home: Literal["device", "host"] = "device"
-    sparse_rank: Literal["auto", "inline", "thread"] = "auto"
-    late: Literal["wait", "previous"] = "wait"
 
 
 class Settings(Section):

@@ -25,9 +25,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from beamwright.config import OpenSection, Settings, StopSettings, describe_invalid
+from beamwright.config import Settings, describe_invalid
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.registry import Table, TableRow, did_you_mean, flag_of
+from beamwright.sections import OpenSection, StopSettings
 
 R = TypeVar("R", bound=TableRow)
 M = TypeVar("M", bound=Callable[..., Any])

@@ -30,6 +30,13 @@ def option(default: Any, *, help: str, metavar: str | None = None, **limits: Any
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
+def metavar_of(field: FieldInfo) -> str | None:
+    """What an option's value is called on the command line; None: as its type."""
+    extra = field.json_schema_extra
+    found = extra.get("metavar") if isinstance(extra, dict) else None
+    return None if found is None else str(found)
+
+
 @dataclass(frozen=True)
 class TableRow:
     """What is declared of a choice.
@@ -50,12 +57,6 @@ class TableRow:
         shared: frozenset[str] = getattr(self.make, "shared", frozenset())
         fields: dict[str, FieldInfo] = getattr(self.make, "model_fields", {})
         return {name: info for name, info in fields.items() if name not in shared}
-
-    def metavar(self, name: str) -> str | None:
-        """What an option's value is called on the command line."""
-        extra = self.options[name].json_schema_extra
-        found = extra.get("metavar") if isinstance(extra, dict) else None
-        return None if found is None else str(found)
 
     @property
     def place(self) -> str:

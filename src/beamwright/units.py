@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -92,8 +92,8 @@ def parse_select(text: str | float) -> int | float:
     return int(value)
 
 
-def _or_none(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """None stays; what `parse` refuses is a setting's error."""
+def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
+    """None stays; what `parse` refuses is a setting's error. takes: the type of what it reads."""
 
     def validate(value: Any) -> Any:
         try:
@@ -101,10 +101,10 @@ def _or_none(parse: Callable[[Any], Any]) -> BeforeValidator:
         except InputError as error:
             raise ValueError(str(error)) from error
 
-    return BeforeValidator(validate)
+    return BeforeValidator(validate, json_schema_input_type=takes)
 
 
-def _numbers_or_none(value: Any) -> Any:
+def _numbers(value: Any) -> Any:
     """`64,64,2048` as numbers."""
     return value.split(",") if isinstance(value, str) else value
 
@@ -113,7 +113,7 @@ def _one_or_several(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _names_or_none(value: Any) -> Any:
+def _names(value: Any) -> Any:
     return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
 
 
@@ -142,22 +142,25 @@ def _path_as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-Text = Annotated[str, BeforeValidator(_path_as_text)]
+Text = Annotated[str, _parsed(_path_as_text, str | os.PathLike[str])]
 """A text that may be a path; a `Path` will do."""
-TextOrNone = Annotated[str | None, BeforeValidator(_path_as_text)]
-Names = Annotated[tuple[str, ...] | None, BeforeValidator(_names_or_none)]
+TextOrNone = Annotated[str | None, _parsed(_path_as_text, str | os.PathLike[str] | None)]
+Names = Annotated[tuple[str, ...] | None, _parsed(_names, Sequence[str] | str | None)]
 """`first,second`, or names one by one."""
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
-StopStrings = Annotated[tuple[StopString, ...], BeforeValidator(_one_or_several)]
+StopStrings = Annotated[tuple[StopString, ...], _parsed(_one_or_several, Sequence[str] | str)]
 """One text, which may hold anything, or several."""
 StepLimit = Annotated[int, Field(ge=1)]
-StepLimits = Annotated[tuple[StepLimit, ...] | None, BeforeValidator(_numbers_or_none)]
-Size = Annotated[int | None, _or_none(parse_size)]
-Rate = Annotated[int | None, _or_none(_parse_rate)]
+StepLimits = Annotated[tuple[StepLimit, ...] | None, _parsed(_numbers, Sequence[int] | str | None)]
+Size = Annotated[int | None, _parsed(parse_size, int | str | None)]
+Rate = Annotated[int | None, _parsed(_parse_rate, int | str | None)]
 """Bytes per second, such as `16GB/s`."""
-Split = Annotated[Literal["auto", "roofline", "offload"] | float, _or_none(parse_split)]
+Split = Annotated[
+    Literal["auto", "roofline", "offload"] | float,
+    _parsed(parse_split, Literal["auto", "roofline", "offload"] | float),
+]
 """A generator's share of the KV memory, or how it is found."""
-Select = Annotated[int | float, _or_none(parse_select)]
+Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
 """Tokens, or a share of those that are visible; 1.0 is all of them."""
-Duration = Annotated[float | None, _or_none(parse_duration)]
+Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
 """Seconds, such as `30s`, `2m` or `1h`."""

@@ -3,12 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.errors import InputError
 from beamwright.hardware import find_profile
 from beamwright.kv import Direction
 from beamwright.runtime.timeline import Timeline
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

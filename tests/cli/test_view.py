@@ -9,6 +9,7 @@ import sys
 import httpx
 import pytest
 
+import beamwright
 from beamwright.report import ShownTree, write_tree_page
 from beamwright.runtime.timeline import NullTimeline
 
@@ -57,6 +58,7 @@ def test_without_the_extra_it_says_what_to_install(cli, page, monkeypatch, missi
     for name in list(sys.modules):
         if name.startswith("beamwright.serve"):
             monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(beamwright, "serve", raising=False)  # or it would stay the new one
     monkeypatch.setitem(sys.modules, missing, None)
     outcome = cli("view", page, "--no-browser")
     assert outcome.code == 2

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from beamwright.config import SamplingSettings
 from beamwright.decode import candidates, sampling
 from beamwright.decode.candidates import LEAST_NOISE, MOST_NOISE, NOISE_BITS, hash_words
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, gumbel_noise, lineage_key, spread_tokens, stack_keys
+from beamwright.sections import SamplingSettings
 
 CPU = torch.device("cpu")
 VOCAB, ROWS = 20_000, 6

@@ -11,10 +11,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from beamwright.config import SamplingSettings
 from beamwright.decode import draw_kernel
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, draws_in_kernel, lineage_key, stack_keys
+from beamwright.sections import SamplingSettings
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 500

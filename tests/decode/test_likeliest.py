@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from beamwright.config import SamplingSettings
 from beamwright.decode.likeliest import MOST, LikeliestBuffers, likeliest
+from beamwright.sections import SamplingSettings
 
 CPU = torch.device("cpu")
 INF = float("inf")

@@ -4,10 +4,10 @@ from functools import cache
 
 import pytest
 
-from beamwright.config import SamplingSettings, StepSettings
 from beamwright.decode import Decoding
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
+from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.solver.flights import Listed
 from engines import PROBLEM, assert_nothing_allocated, tiny_solver
 from tape import FixedAttention, put_on_tape

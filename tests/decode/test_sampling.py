@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 
-from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import (
     Sampler,
@@ -14,6 +13,7 @@ from beamwright.decode.sampling import (
     stack_keys,
     stats_read_by,
 )
+from beamwright.sections import SamplingSettings
 
 CPU = torch.device("cpu")
 

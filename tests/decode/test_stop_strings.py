@@ -6,12 +6,12 @@ from itertools import chain
 import pytest
 
 import fakes
-from beamwright.config import StepSettings
 from beamwright.decode.request import Decoding
 from beamwright.decode.row import Row
 from beamwright.decode.stop_strings import StopStrings, text_before
 from beamwright.decode.stops import CODE_STOP_STRING, RowLimit
 from beamwright.kv import Segment
+from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn
 
 FAR = RowLimit(1000, StopReason.STEP_LIMIT)

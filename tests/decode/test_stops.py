@@ -2,7 +2,6 @@ import pytest
 import torch
 
 import fakes
-from beamwright.config import StepSettings
 from beamwright.decode.stops import (
     CODE_STOP_STRING,
     DelimiterTable,
@@ -11,6 +10,7 @@ from beamwright.decode.stops import (
     row_limit,
     stop_reason,
 )
+from beamwright.sections import StepSettings
 from beamwright.tree import StopReason
 
 CPU = torch.device("cpu")

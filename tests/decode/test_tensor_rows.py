@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from beamwright.config import ScheduleSettings
 from beamwright.decode import RunningBatch
 from beamwright.decode.graphs import EagerReplay, make_replay
 from beamwright.kv import StreamLink
 from beamwright.search import STRATEGIES
+from beamwright.sections import ScheduleSettings
 from declared import real_options
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
 from tape import FixedAttention, HostReadError, put_on_tape

@@ -8,9 +8,9 @@ from transformers import LlamaConfig
 
 import fakes
 from beamwright.checks.parity import check_parity
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.models import inspect_model, load_model
+from beamwright.sections import ModelSettings
 
 
 @pytest.mark.parametrize("attention", ["reference", "dense", "tree"])

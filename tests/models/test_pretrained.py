@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
 from beamwright.models import TextCodec, inspect_model, load_model
 from beamwright.models.find import read_shape, resolve_folder
 from beamwright.models.pretrained import read_eos_ids, read_reference, read_tokenizer
+from beamwright.sections import ModelSettings
 
 EVIL = "open({path!r}, 'w').close()\nclass Evil:\n    pass\n"
 

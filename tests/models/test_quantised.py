@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.config import ModelSettings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
 from beamwright.errors import InputError
@@ -25,6 +24,7 @@ from beamwright.models.quantised import (
     storage_for,
 )
 from beamwright.runtime.selftest import batches_are_exact
+from beamwright.sections import ModelSettings
 
 QUANTISED = ["int8", "int4"]
 PROJECTIONS = ("qkv", "out", "gate_up", "down")

@@ -6,8 +6,8 @@ import warnings
 import pytest
 
 from beamwright.checks.parity import check_parity
-from beamwright.config import ModelSettings
 from beamwright.models.quiet import no_progress_bar, quiet_import
+from beamwright.sections import ModelSettings
 
 
 def test_parity_prints_nothing(write_family, capfd):

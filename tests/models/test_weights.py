@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.models import load_model
+from beamwright.sections import ModelSettings
 
 
 def load(folder):

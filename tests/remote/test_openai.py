@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from beamwright.config import SamplingSettings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.remote import FarModel
 from beamwright.remote import openai as client
 from beamwright.remote.dialect import Stops
 from beamwright.remote.openai import OpenAISource
+from beamwright.sections import SamplingSettings
 from scripted_server import (
     Scripted,
     answered,

@@ -10,10 +10,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from beamwright import Solver
-from beamwright.config import ModelSettings, SamplingSettings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.remote import Asked
 from beamwright.remote.vllm import VllmSource
+from beamwright.sections import ModelSettings, SamplingSettings
 
 PROBLEM = "Ann has 3 apples and eats one. How many apples has she?"
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from beamwright.config import SamplingSettings, StepSettings
 from beamwright.decode.request import Decoding
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.protocols import Plan, StepDecoded, StepFailed
 from beamwright.remote import RemoteSteps, Reply, Written
 from beamwright.remote.source import Facts
+from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
 
 DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)

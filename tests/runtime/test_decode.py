@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
-from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, lineage_key, stack_keys
 from beamwright.errors import CapacityError
+from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason
 from engines import PROBLEM, assert_nothing_allocated, grow
 from fakes import Grouping

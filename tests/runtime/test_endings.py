@@ -4,13 +4,14 @@ from contextlib import suppress
 
 import pytest
 
-from beamwright.config import SearchSettings, Settings, StopSettings
+from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.runtime.limits import StopRule, check_stops
 from beamwright.search import make_strategy
 from beamwright.search.choose import choose
 from beamwright.search.defaults import with_defaults
+from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import _candidate, complete_nodes, final_nodes
 from beamwright.tree import StopReason
 from fakes import Grouping, ScriptedExecutor, new_tree

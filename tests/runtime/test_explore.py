@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from beamwright.config import ScheduleSettings
 from beamwright.errors import CapacityError, InputError
 from beamwright.kv import CacheCounts
 from beamwright.protocols import StepFailed, StepScored
@@ -14,6 +13,7 @@ from beamwright.runtime.admission import USUAL_ROWS, Admission
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.scoring import Scoring
 from beamwright.runtime.scoring_queue import ScoringQueue
+from beamwright.sections import ScheduleSettings
 from engines import assert_nothing_allocated, exact_dtype
 from fakes import new_tree
 

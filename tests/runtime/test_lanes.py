@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,
@@ -20,6 +19,7 @@ from beamwright.runtime import Accounting, PlainExecutor
 from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.runtime.scoring_queue import without
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
 from beamwright.tree import tree_hash, unborn
 from fakes import new_tree
 from lane_parts import Scorer, Writer, by_lineage, lanes, open_scorer, search

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.config import SearchSettings, Settings, StopSettings
+from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.runtime.limits import (
     StopRule,
@@ -19,6 +19,7 @@ from beamwright.runtime.limits import (
 from beamwright.search import make_strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
+from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
 from beamwright.units import parse_duration

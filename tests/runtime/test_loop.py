@@ -2,10 +2,10 @@
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Extend, Finish
 from beamwright.schedule import InGpuSchedule
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason, tree_hash
 from fakes import Grouping, ScriptedExecutor, new_tree
 from played import Loop, new_run

@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Plan
 from beamwright.runtime import Accounting, Engine, TreeRun
 from beamwright.runtime.scoring_queue import MOST_PASSED, ScoringQueue
 from beamwright.runtime.turns import PATIENT_ROUNDS, WAITING_ROUNDS, Line, Turns
 from beamwright.search import make_strategy, round_rng
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason, tree_hash
 from beamwright.verify import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree

@@ -2,11 +2,11 @@
 
 import pytest
 
-from beamwright.config import ScheduleSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Plan
 from beamwright.registry import option, restored
 from beamwright.schedule import SCHEDULES, Schedule, make_schedule, schedule
+from beamwright.sections import ScheduleSettings
 from beamwright.solver.own import IGNORED
 from declared import value_of
 from engines import PROBLEM

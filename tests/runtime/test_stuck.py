@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from beamwright.config import SearchSettings, StopSettings
 from beamwright.runtime import Accounting, PlainExecutor
 from beamwright.runtime.lanes import OverlappedExecutor
 from beamwright.runtime.limits import StopRule
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import tree_hash
 from fakes import new_tree
 from lane_parts import Scorer, Writer, by_lineage, lanes, open_scorer, search

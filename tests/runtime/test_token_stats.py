@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 import beamwright
 from beamwright import Solver
-from beamwright.config import ModelSettings
 from beamwright.search import make_strategy
+from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
 from beamwright.verify import resolve_verifier
 from engines import PROBLEM, grow

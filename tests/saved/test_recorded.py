@@ -5,12 +5,12 @@ from itertools import count
 
 import pytest
 
-from beamwright.config import SearchSettings, StopSettings
 from beamwright.errors import InputError
 from beamwright.runtime import Accounting
 from beamwright.runtime.limits import StopRule
 from beamwright.saved.recorded import read_recorded, record_tree, write_recorded
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings, StopSettings
 from beamwright.simulator.replay import ReplayStrategy, Script
 from beamwright.tree import NodeState, StopReason
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree

@@ -1,8 +1,8 @@
 import pytest
 
-from beamwright.config import ScheduleSettings
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
+from beamwright.sections import ScheduleSettings
 from fakes import new_tree
 
 

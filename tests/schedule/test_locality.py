@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.config import ScheduleSettings
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
 from beamwright.schedule.in_gpu import batches
+from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
 from fakes import new_tree
 from schedule.forests import demand_of

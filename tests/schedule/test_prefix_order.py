@@ -3,7 +3,6 @@ from itertools import permutations
 
 import pytest
 
-from beamwright.config import ScheduleSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
@@ -20,6 +19,7 @@ from beamwright.schedule.prefix_order import (
     trie,
 )
 from beamwright.schedule.traffic import loaded_bytes
+from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
 from fakes import new_tree
 from schedule.forests import demand_of, random_demand

@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 from played import actions_of

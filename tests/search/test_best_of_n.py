@@ -1,10 +1,10 @@
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish
 from beamwright.search import make_strategy
 from beamwright.search.best_of_n import BestOfN
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 from played import actions_of

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.search import make_strategy
 from beamwright.search.compat import SearchAndLearnBeam, final_candidates, padded
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 from played import actions_of, obey

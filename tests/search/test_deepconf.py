@@ -1,10 +1,10 @@
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.search.deepconf import percentile
+from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
 from fakes import add_step, new_tree
 from played import actions_of, obey, play

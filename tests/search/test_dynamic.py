@@ -1,8 +1,8 @@
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Complete, Extend, Prune
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
 from played import actions_of, first_round
 
 

@@ -1,6 +1,6 @@
-from beamwright.config import SearchSettings
 from beamwright.protocols import Complete, Extend, Prune
 from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step
 from played import actions_of, first_round, obey

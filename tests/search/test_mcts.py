@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Complete, Extend, Finish, Prune
 from beamwright.search import make_strategy
 from beamwright.search.mcts import Visits
+from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
 from fakes import new_tree
 from played import actions_of, first_round, obey, play

@@ -2,9 +2,9 @@
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.search import make_strategy
 from beamwright.search.prospects import by_bins, by_scores, certain, ranks
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 

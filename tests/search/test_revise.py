@@ -1,7 +1,7 @@
-from beamwright.config import SearchSettings
 from beamwright.protocols import Ask, Complete, Extend, Finish
 from beamwright.search import make_strategy
 from beamwright.search.revise import CRITIQUE, best_answer
+from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason
 from fakes import add_step, new_tree
 from played import actions_of, obey, play

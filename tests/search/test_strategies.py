@@ -2,10 +2,11 @@
 
 import pytest
 
-from beamwright.config import SearchSettings, Settings
+from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.search import STRATEGIES, make_strategy
 from beamwright.search.defaults import with_defaults
+from beamwright.sections import SearchSettings
 from declared import samples
 from played import play
 

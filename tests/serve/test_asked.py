@@ -2,8 +2,8 @@
 
 import pytest
 
-from beamwright.config import SearchSettings
 from beamwright.conversation import Conversation, RawPrompt
+from beamwright.sections import SearchSettings
 from beamwright.serve.asked import Asker
 from beamwright.serve.body import read_json
 from beamwright.serve.errors import ApiError

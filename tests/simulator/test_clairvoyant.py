@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, Life, known_future_loads, traffic_bound
 from beamwright.errors import CapacityError
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Script,

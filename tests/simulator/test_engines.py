@@ -1,8 +1,8 @@
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout
 from beamwright.errors import CapacityError
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     ENGINES,
     FAIR,

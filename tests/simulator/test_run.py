@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, LbsCase, Roofline, layerwise_bytes
 from beamwright.errors import CapacityError
 from beamwright.runtime.timeline import Timeline
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

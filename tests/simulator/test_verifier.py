@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.config import ScheduleSettings, StepSettings
 from beamwright.cost import Layout, ModelCosts, Roofline, Scorer, Workload, estimate
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.runtime.timeline import Timeline
+from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
     Simulation,

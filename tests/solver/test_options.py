@@ -1,106 +1,52 @@
-import ast
 import inspect
-from collections.abc import Sequence
-from os import PathLike
+import runpy
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import get_type_hints
 
-from beamwright import Solver, config
-from beamwright.config import (
-    MemorySettings,
-    ModelSettings,
-    ScheduleSettings,
-    Settings,
-    SparseSettings,
-)
-from beamwright.protocols import SchedulePolicy, Verifier
-from beamwright.registry import declared_options, declared_rows
-from beamwright.runtime.limits import StopFunction
-from beamwright.schedule import SCHEDULES
-from beamwright.solver import options as solver_options
-from beamwright.solver.options import RequestOptions, SolverOptions
-from beamwright.verify import ScoreFunction
+from beamwright import Solver
+from beamwright.config import Settings
+from beamwright.registry import declared_options
+from beamwright.solver import options
+from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions
 
-SECTIONS = [info.annotation for info in Settings.model_fields.values()]
-
-# What the parsers of the settings take.
-WIDER = {
-    config.Size: int | str | None,
-    config.Rate: int | str | None,
-    config.Duration: float | str | None,
-    config.StepLimits: Sequence[int] | str | None,
-    config.StopStrings: Sequence[str] | str,
-    config.Split: Literal["auto", "roofline", "offload"] | float,
-    config.Select: int | float | str,
-    config.Names: Sequence[str | StopFunction] | str | None,
-    config.Text: str | PathLike[str],
-    config.TextOrNone: str | PathLike[str] | None,
-}
+SECTIONS = {name: info.annotation for name, info in Settings.model_fields.items()}
+MAKE_STUBS = Path(__file__).parents[2] / ".ci" / "make_stubs"
 
 
-def parts(kind):
-    """The members of a union, whichever way it was written."""
-    if get_origin(kind) in (Union, UnionType):
-        return {each for member in get_args(kind) for each in parts(member)}
-    return {kind}
+def names_of(*sections):
+    fields = {name for each in sections for name in SECTIONS[each].model_fields}
+    return fields | {name for name, owner in declared_options().items() if owner in sections}
 
 
-def settings_types():
-    found = {}
-    for section in SECTIONS:
-        hints = get_type_hints(section, include_extras=True)
-        for name in section.model_fields:
-            found[name] = parts(WIDER.get(hints[name], hints[name]))
-    found["verifier"] |= {ScoreFunction, Verifier}  # objects of the user's own
-    found["schedule"] |= {SchedulePolicy}
-    found["stop"] |= {StopFunction}
-    return found
+def test_type_checkers_read_what_the_settings_say():
+    """`make stubs` writes it again."""
+    stub = runpy.run_path(str(MAKE_STUBS))["stub"]()
+    assert Path(options.__file__).with_suffix(".pyi").read_text() == stub
 
 
-def declared_types():
-    found = {}
-    for name in set(declared_options()) - set(settings_types()):
-        kinds = [parts(get_type_hints(row.make)[name]) for row in declared_rows(name)]
-        found[name] = set.union(*kinds, {NoneType})
-    return found
-
-
-def test_the_options_are_those_of_the_settings_and_of_the_strategies():
-    found = {name: parts(kind) for name, kind in get_type_hints(SolverOptions).items()}
-    assert found == {**settings_types(), **declared_types()}
-
-
-def test_every_option_is_explained():
-    tables = [
-        each
-        for each in ast.parse(Path(solver_options.__file__).read_text()).body
-        if isinstance(each, ast.ClassDef)
-    ]
-    assert len(tables) == 3
-    for table in tables:
-        for option, words in zip(table.body[1::2], table.body[2::2], strict=True):
-            assert isinstance(option, ast.AnnAssign), ast.dump(option)
-            assert isinstance(words.value.value, str), option.target.id
+def test_the_options_are_the_settings_and_what_built_in_parts_declare():
+    assert set(SolverOptions.__annotations__) == names_of(*SECTIONS)
+    assert set(ProblemOptions.__annotations__) == set(RequestOptions.__annotations__) | {"priority"}
 
 
 def test_what_a_request_may_have_of_its_own_is_not_of_models_memory_or_schedule():
-    own = get_type_hints(RequestOptions)
-    shared = {
-        name
-        for section in (ModelSettings, MemorySettings, ScheduleSettings, SparseSettings)
-        for name in section.model_fields
-    }
-    shared |= {name for row in SCHEDULES.values() for name in row.options}
-    assert not shared & set(own)
-    assert shared | set(own) == set(get_type_hints(SolverOptions))
+    own = names_of("sampling", "step", "search", "stop")
+    assert set(RequestOptions.__annotations__) == own
+    assert not own & names_of("model", "memory", "schedule", "sparse")
+
+
+def test_parsed_options_have_the_types_that_their_parsers_take():
+    types = {name: kind for name, (kind, _) in options.fields_of([*SECTIONS]).items()}
+    assert types["kv_memory"] == int | str | None
+    assert types["deadline"] == float | str | None
+    assert options.ScoreFunction in get_type_hints(SolverOptions)["verifier"].__args__
 
 
 def test_the_signature_shows_every_option_with_its_default():
     parameters = inspect.signature(Solver).parameters
-    for section in SECTIONS:
+    for section in SECTIONS.values():
         for name, field in section.model_fields.items():
             assert parameters[name].default == field.default
     assert [*parameters][:3] == ["settings", "timeline", "progress"]
     assert [*parameters][-1] == "options"
-    assert set(get_type_hints(SolverOptions)) < set(parameters)
+    assert names_of(*SECTIONS) < set(parameters)

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from beamwright import Solver
-from beamwright.config import ScheduleSettings, Settings
+from beamwright.config import Settings
 from beamwright.errors import InputError, PolicyError
 from beamwright.identity import identity_of
 from beamwright.protocols import Complete, Extend, Finish
@@ -14,6 +14,7 @@ from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
 from beamwright.schedule import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
+from beamwright.sections import ScheduleSettings
 from beamwright.solver.own import Request, given
 from engines import PROBLEM
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from beamwright.config import MemorySettings, Settings
+from beamwright.config import Settings
 from beamwright.errors import DeviceMemoryError, InputError, format_bytes
 from beamwright.models import address_space, decoder, device_memory
 from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.sections import MemorySettings
 from beamwright.solver import tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from beamwright.units import parse_size

@@ -1,8 +1,8 @@
 import pytest
 
 from beamwright.checks.drift import measure_score_drift
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
+from beamwright.sections import ModelSettings
 
 SAMPLES = [
     ("Ann has 12 apples and eats 3. How many are left?", "12-3=9.\n\nThe answer is \\boxed{9}."),

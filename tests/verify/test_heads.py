@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from beamwright.config import ModelSettings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import load_model
+from beamwright.sections import ModelSettings
 from beamwright.verify import VerifierSpec
 from beamwright.verify.heads import make_head
 

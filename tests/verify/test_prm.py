@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.models import TreeModel, load_model
+from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
 from beamwright.verify import PrmVerifier, VerifierSpec, resolve_verifier
 from beamwright.verify.heads import make_head

@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
+from beamwright.sections import ModelSettings
 from beamwright.verify import (
     DeepConfVerifier,
     EntropyVerifier,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
+from beamwright.sections import ModelSettings
 from beamwright.verify.show import PROBLEM, STEPS, show_verifier
 from prm_goldens import GOLDENS, write_golden
 

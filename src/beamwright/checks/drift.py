@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.attention import make_attention
-from beamwright.config import ModelSettings, SearchSettings, Settings
+from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.evaluate import RunOptions, load_problems, run
 from beamwright.evaluate.problems import bundled_samples
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
 from beamwright.runtime.selftest import batches_are_exact
+from beamwright.sections import ModelSettings, SearchSettings
 from beamwright.solver.solver import Solver
 from beamwright.verify.make import resolve_verifier
 from beamwright.verify.show import chain_of_steps

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.kv import Path, PathPart
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
 from beamwright.models.pretrained import read_reference
+from beamwright.sections import ModelSettings
 
 _TOKENS = 48
 _CHUNK = 7

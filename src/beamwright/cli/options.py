@@ -1,7 +1,6 @@
 """One table of the options that fill `Settings`, shared by every command.
 
-A row of `words` gives an option its words; its name, type and default come from the settings
-themselves.
+Name, type, default and words of an option come from the settings themselves (`sections`).
 `None` always means "not given", so that a recipe's value stands unless the user overrides it.
 """
 
@@ -16,16 +15,23 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.guard import guard
-from beamwright.cli.words import SELECT, SPLIT, TEXTS, WORDS
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.registry import TableRow, declared_names, declared_rows, declared_under, flag_of
+from beamwright.registry import (
+    TableRow,
+    declared_names,
+    declared_rows,
+    declared_under,
+    flag_of,
+    metavar_of,
+)
 from beamwright.search import STRATEGIES
 
 _PANELS = {
@@ -46,8 +52,7 @@ _DECLARED_PANELS = {
 }
 
 _CHOICE = "CHOICE"
-_PARSED = ("SIZE", "SIZE/s", "TOKENS,...", "NAME,...", "DURATION", SPLIT, SELECT)
-_KINDS: dict[str | None, Any] = {**dict.fromkeys(_PARSED, str), TEXTS: list[str]}
+_ONE_BY_ONE = "TEXT"  # given once for each
 _ESCAPED = ("delimiter", "stop_strings")
 
 
@@ -145,14 +150,14 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
         for name, field in fields.items():
             if only is not None and name not in only:
                 continue
-            metavar, help_text = WORDS.get(name, (None, ""))  # a test looks for missing ones
+            metavar, words = metavar_of(field), field.description or ""
             option = typer.Option(
                 _flags(name, field),
-                help=help_text + _choices(field) + _declared_choices(name) + _shown(field.default),
+                help=words + _choices(field) + _declared_choices(name) + _shown(field.default),
                 metavar=metavar or (_CHOICE if _choices(field) else None),
                 rich_help_panel=_PANELS[section],
             )
-            kind = _KINDS.get(metavar) or _plain_type(field.annotation)
+            kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
             parameters[name] = _parameter(name, kind | None, option)
             for own in declared_under(flag_of(name)):
                 parameters[own] = _declared_parameter(own, section)
@@ -171,7 +176,7 @@ def _declared_parameter(name: str, section: str) -> inspect.Parameter:
     option = typer.Option(
         _flags(name, first),
         help=_declared_help(rows, name) + _choices(first),
-        metavar=rows[0].metavar(name) or (_CHOICE if _choices(first) else None),
+        metavar=metavar_of(first) or (_CHOICE if _choices(first) else None),
         rich_help_panel=_DECLARED_PANELS[section],
     )
     return _parameter(name, kind | None, option)
@@ -214,6 +219,12 @@ def _flags(name: str, field: FieldInfo) -> str:
     flag = name.replace("_", "-")
     # Both forms, so that the command line can also switch off what a recipe switched on.
     return f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
+
+
+def _written_type(field: FieldInfo) -> Any:
+    """What is written on the command line: text, where the setting has a parser of its own."""
+    parsed = any(isinstance(each, BeforeValidator) for each in field.metadata)
+    return str if parsed else _plain_type(field.annotation)
 
 
 def _plain_type(annotation: Any) -> Any:

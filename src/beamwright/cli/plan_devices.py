@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from beamwright.cli.sizes import Models
-from beamwright.config import MemorySettings, Settings
+from beamwright.config import Settings
 from beamwright.cost import Scorer, Workload, estimate
 from beamwright.errors import InputError
+from beamwright.sections import MemorySettings
 
 _HOUR_S = 3600.0
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from beamwright.cli.output import short_number
 from beamwright.cli.sizes import Models
-from beamwright.config import SparseSettings
 from beamwright.cost import Scorer, Workload
 from beamwright.cost.sparse_search import LEAST_GAIN, beside_full_attention
+from beamwright.sections import SparseSettings
 from beamwright.units import GIB
 
 if TYPE_CHECKING:

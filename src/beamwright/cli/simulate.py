@@ -27,11 +27,11 @@ from beamwright.cli.simulate_case import Case, find_case
 from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
 from beamwright.cli.simulate_view import comparison_view
 from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
-from beamwright.config import ScheduleSettings, SparseSettings, Speculation
 from beamwright.cost import Layout, Roofline
 from beamwright.errors import CapacityError, InputError
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, schedule_row
+from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
 
 if TYPE_CHECKING:
     from beamwright.solver.memory import MemoryPlan

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.cli.options import Invocation
-from beamwright.config import StepSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Foresees
 from beamwright.saved.recorded import read_recorded
 from beamwright.search import strategy_row
+from beamwright.sections import StepSettings
 from beamwright.tree import RecordedTree
 
 _DEFAULT_STEP_TOKENS = 32

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import format_bytes
-from beamwright.config import MemorySettings, ModelSettings, Settings
+from beamwright.config import Settings
 from beamwright.cost import ModelCosts, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.hardware import CARDS, HardwareProfile, in_precision
+from beamwright.sections import MemorySettings, ModelSettings
 
 if TYPE_CHECKING:
     from beamwright.models import ModelShape

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from beamwright.config import ScheduleSettings, Speculation
 from beamwright.decode.row import Row
 from beamwright.models.decoder import padded_rows
 from beamwright.protocols import Plan
+from beamwright.sections import ScheduleSettings, Speculation
 
 _COMPACT_BELOW = 0.75
 

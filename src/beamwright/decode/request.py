@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from beamwright.config import SamplingSettings, StepSettings
 from beamwright.errors import InputError
+from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import Node
 
 _LONGEST_DELIMITER = 256

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from beamwright.config import SamplingSettings
+from beamwright.sections import SamplingSettings
 
 
 class Ways(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from beamwright.config import StepSettings
+from beamwright.sections import StepSettings
 from beamwright.tree import Node, StopReason
 
 

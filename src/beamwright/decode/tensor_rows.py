@@ -14,7 +14,6 @@ from functools import partial
 
 import torch
 
-from beamwright.config import StepSettings
 from beamwright.decode.chains import last_hidden
 from beamwright.decode.graphs import EagerReplay, Replay
 from beamwright.decode.likeliest import LikeliestBuffers
@@ -27,6 +26,7 @@ from beamwright.decode.stop_strings import StopStrings, text_before
 from beamwright.decode.stops import StopWords, stop_reason
 from beamwright.errors import NotFiniteError
 from beamwright.models import DecodeSession, TextCodec, TreeModel
+from beamwright.sections import StepSettings
 from beamwright.tree import StopReason
 
 

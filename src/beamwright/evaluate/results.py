@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from beamwright.config import MOST_CANDIDATES
 from beamwright.errors import InputError
 from beamwright.evaluate.record import Record
 from beamwright.files import private, read_regular, write_whole
+from beamwright.sections import MOST_CANDIDATES
 
 if sys.platform != "win32":
     import fcntl

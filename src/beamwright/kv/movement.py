@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from beamwright.config import Victims
 from beamwright.kv.counts import ResidencyCounts
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Link, Piece, Transfer
 from beamwright.kv.segments import Return, Segment
 from beamwright.protocols import Direction
 from beamwright.schedule.eviction import cheapest_order, eviction_order, least_recent_order
+from beamwright.sections import Victims
 
 
 class ResidenceLog(Protocol):

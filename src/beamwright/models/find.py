@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from beamwright.config import ELSEWHERE, ModelSettings
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.models.hf_config import (
     NotBuiltError,
@@ -19,6 +18,7 @@ from beamwright.models.json_file import read_object
 from beamwright.models.named_shapes import NAMED_SHAPES, hub_name, named_shape, shape_from_text
 from beamwright.models.pretrained import read_config
 from beamwright.models.shape import ModelShape
+from beamwright.sections import ELSEWHERE, ModelSettings
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _URL = re.compile(r"https?://\S+")

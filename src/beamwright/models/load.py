@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from beamwright.config import ModelSettings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.decoder import TILE_ROWS, Decoder
@@ -19,6 +18,7 @@ from beamwright.models.quantised import packer, storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
+from beamwright.sections import ModelSettings
 
 _RANDOM_SEED = 0
 _DEVICES = ("cpu", "cuda")

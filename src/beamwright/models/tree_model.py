@@ -13,7 +13,6 @@ from itertools import accumulate
 
 import torch
 
-from beamwright.config import Victims
 from beamwright.errors import DeviceMemoryError
 from beamwright.kv import (
     BlockPool,
@@ -39,6 +38,7 @@ from beamwright.models.prefill import (
 )
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import AttentionBackend, AttentionView
+from beamwright.sections import Victims
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
 from beamwright.files import read_regular
 from beamwright.models import TextCodec
@@ -13,6 +12,7 @@ from beamwright.models.find import tokenizer_folder
 from beamwright.models.json_file import read_object
 from beamwright.remote.named import PLAIN, FarModel, far_model
 from beamwright.remote.source import Source
+from beamwright.sections import ModelSettings
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import httpx
 
-from beamwright.config import SamplingSettings
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.remote.dialect import (
@@ -34,6 +33,7 @@ from beamwright.remote.dialect import (
 )
 from beamwright.remote.named import PLAIN, FarModel
 from beamwright.remote.source import Asked, Facts, Reply, Written
+from beamwright.sections import SamplingSettings
 
 MOST_TRIES = 8  # a minute in all: servers start anew
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0

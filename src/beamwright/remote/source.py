@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from beamwright.config import SamplingSettings
 from beamwright.errors import BeamwrightError
+from beamwright.sections import SamplingSettings
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from beamwright.config import ModelSettings
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.remote.source import Asked, Facts, Reply, Written
+from beamwright.sections import ModelSettings
 
 
 class VllmSource:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from beamwright.config import ScheduleSettings
 from beamwright.kv import Residency
 from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.tree_run import TreeRun
+from beamwright.sections import ScheduleSettings
 
 USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
-from beamwright.config import ScheduleSettings
 from beamwright.models import TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import Executor, ScoresBeside, Verifier
@@ -19,6 +18,7 @@ from beamwright.runtime.lanes import LaneCompute, OverlappedExecutor
 from beamwright.runtime.threads import Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
+from beamwright.sections import ScheduleSettings
 
 STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
 """Steps of several trees that are scored in one turn of a verifier that is a model."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from beamwright.config import Explore
 from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
 from beamwright.protocols import (
     DecodesAhead,
@@ -30,6 +29,7 @@ from beamwright.runtime.scores import check_path_score
 from beamwright.runtime.speculation import commit
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.runtime.turns import Turns
+from beamwright.sections import Explore
 from beamwright.tree import Node, NodeState
 
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from beamwright.config import SearchSettings, StopSettings
 from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search import strategy_row
@@ -19,6 +18,7 @@ from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.compat import final_candidates
 from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.ranking import TIE, duplicates, ranked
+from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
 
 

@@ -7,11 +7,12 @@ from typing import Protocol
 
 import torch
 
-from beamwright.config import ModelSettings, Settings
+from beamwright.config import Settings
 from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.models import TextCodec
 from beamwright.protocols import AsksAgain, Strategy
+from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, Turn
 
 _SYNTHETIC_SEED = 20_26

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
-from beamwright.config import SamplingSettings
 from beamwright.decode.row_sampling import RowSampling
 from beamwright.decode.sampling import Sampler, draws_in_kernel
 from beamwright.errors import InputError
@@ -23,6 +22,7 @@ from beamwright.models.onednn import prepack
 from beamwright.models.shape import ModelShape
 from beamwright.models.weights import random_weights
 from beamwright.protocols import AttentionBackend
+from beamwright.sections import SamplingSettings
 
 _ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 45, 70, 9
 _STEPS, _PROMPT = 3, 13

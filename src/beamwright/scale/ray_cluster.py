@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError, UnavailableError
 from beamwright.scale.cluster import Cluster
+from beamwright.sections import ModelSettings
 
 _ANSWER_S = 5.0
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from beamwright.config import ScheduleSettings, Section
 from beamwright.declare import declaration, declared_values, made
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.registry import Table, TableRow
+from beamwright.sections import ScheduleSettings, Section
 
 
 class Schedule(Section):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from beamwright.config import SearchSettings
 from beamwright.search.declare import (
     DEFAULT_SEARCH,
     STRATEGIES,
@@ -18,6 +17,7 @@ from beamwright.search.declare import (
     round_rng,
     strategy,
 )
+from beamwright.sections import SearchSettings
 
 
 def make_strategy(settings: SearchSettings) -> SearchPolicy:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Action
 from beamwright.search.compat import SearchAndLearnBeam
@@ -14,6 +13,7 @@ from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import give_children, open_round
 from beamwright.search.share import even_shares
+from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree
 
 VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11

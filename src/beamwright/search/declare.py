@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
-from beamwright.config import SearchSettings, Section
 from beamwright.declare import declaration, declared_values, made
 from beamwright.errors import InputError
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow
 from beamwright.search.choose import Choice
 from beamwright.search.prospects import by_scores
+from beamwright.sections import SearchSettings, Section
 from beamwright.tree import Node, SearchTree
 
 

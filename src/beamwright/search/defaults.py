@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 
-from beamwright.config import ModelSettings, SearchSettings, Settings
+from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.search import DEFAULT_SEARCH, StrategyRow, strategy_row
+from beamwright.sections import ModelSettings, SearchSettings
 
 _WAYS = (
     "--verifier PATH or hf:ORG/NAME (a process reward model), judge:PATH (a chat model), "

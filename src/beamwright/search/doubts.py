@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from beamwright.config import Settings
 from beamwright.search import strategy_row
 from beamwright.search.ranking import TIE
+from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 
 _FEWEST = 4  # scored steps from which equal scores say something
 _TRUSTED = 1e-3  # a probability below this is no opinion that an answer is right
 _UNPARSED = "judge_unparsed"
 
-GRAMMAR = "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How many THINGS does NAME have now?"
-"""What the bundled models know (training/problems.py): one person's things, some months' events."""
 
 _MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _VERB = "[a-z]+(?: [a-z]+){0,2}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beamwright.config import SearchSettings
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.search.ranking import duplicates
+from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree
 
 

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from beamwright.config import SearchSettings
 from beamwright.conversation import Conversation, RawPrompt
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.runtime.limits import num_generated
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
+from beamwright.sections import SearchSettings
 from beamwright.serve.asked import Ask, Asker
 from beamwright.serve.engine import Engine
 from beamwright.serve.errors import ApiError, api_error, log

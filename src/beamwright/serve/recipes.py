@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from beamwright.config import SearchSettings
 from beamwright.errors import InputError
 from beamwright.search import STRATEGIES, make_strategy
+from beamwright.sections import SearchSettings
 from beamwright.serve.errors import ApiError
 
 PLAIN: Mapping[str, Any] = MappingProxyType(

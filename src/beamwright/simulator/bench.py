@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from beamwright.config import ScheduleSettings, Speculation, StepSettings
 from beamwright.cost import Layout, ModelCosts
 from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.cost.model import Hardware
@@ -33,6 +32,7 @@ from beamwright.runtime.payoff import Payoff
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule, schedule_row
+from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import DeviceCosts
 from beamwright.simulator.lanes import LanedExecutor, SharedClock, Tape

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from beamwright.config import ScheduleSettings, SearchSettings
 from beamwright.errors import InputError
 from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded, StepScored
 from beamwright.runtime.accounting import Accounting
@@ -21,6 +20,7 @@ from beamwright.runtime.engine import Engine
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
+from beamwright.sections import ScheduleSettings, SearchSettings
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree, StopReason
 
 Survival = Literal["random", "score"]

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
-from beamwright.config import ModelSettings, ScheduleSettings, Settings
+from beamwright.config import Settings
 from beamwright.decode.batching import BatchCounts
 from beamwright.decode.request import Decoding
 from beamwright.errors import DeviceMemoryError, InputError
@@ -35,6 +35,7 @@ from beamwright.runtime.threads import GiveWay, Threads
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
+from beamwright.sections import ModelSettings, ScheduleSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes, path_needs, plan_memory
 from beamwright.solver.sparse import settled_sparse, sparse_attention, with_most_rows
 from beamwright.solver.split import moving_split, shared_bytes

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from beamwright.config import MemorySettings, Settings
+from beamwright.config import Settings
 from beamwright.cost import Storage, weight_bytes
 from beamwright.cost.model import product_scratch_bytes
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
 from beamwright.models.address_space import address_space_left
 from beamwright.models.shape import ModelShape
+from beamwright.sections import MemorySettings
 
 if TYPE_CHECKING:
     from beamwright.models import TreeModel

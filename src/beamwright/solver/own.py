@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beamwright.config import SearchSettings, Section, Settings, option_owners
+from beamwright.config import Settings, option_owners
 from beamwright.declare import STOPS, VERIFIERS, make_stops
 from beamwright.decode import Decoding
 from beamwright.decode.sampling import stats_read_by
@@ -25,6 +25,8 @@ from beamwright.saved.checkpoint import OWN
 from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy
 from beamwright.search.defaults import with_defaults
+from beamwright.sections import SearchSettings, Section
+from beamwright.solver.options import SHARED
 from beamwright.verify import CallableVerifier, ObjectVerifier
 from beamwright.verify.confidence import WITHOUT_MODEL
 
@@ -41,7 +43,6 @@ IGNORED = {
 
 IN_ROUNDS = ("roofline", "offload")  # of --split: KV leaves the device between rounds
 _BESIDE = ("stop", "plugins")  # go with whole settings, too
-_SHARED = ("model", "memory", "schedule", "sparse")  # sections: loaded, or allocated, once
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def changed(
     """
     options = {name: value for name, value in options.items() if value is not None}
     for name in options:
-        if option_owners().get(name) in _SHARED:
+        if option_owners().get(name) in SHARED:
             raise InputError(f"{name}: is the same for all problems of a Solver; make another one")
     mine = take_own(options)
     if options.get("search") is not None or mine.strategy is not None:
@@ -170,7 +171,7 @@ def changed(
     if options.get("stop") is not None or mine.stops:
         own = replace(own, stops=mine.stops)
     found = Request.of(settings.changed(**options), own)
-    shared = {section: getattr(settled, section) for section in _SHARED}
+    shared = {section: getattr(settled, section) for section in SHARED}
     return replace(found, settings=found.settings.model_copy(update=shared))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from beamwright.attention.tree import TreeAttention
-from beamwright.config import Settings, SparseSettings
+from beamwright.config import Settings
 from beamwright.cost import ModelCosts
 from beamwright.cost.sparse import AttentionShape
 from beamwright.cost.sparse_host import Scored
@@ -11,6 +11,7 @@ from beamwright.cost.sparse_search import LEAST_GAIN, SparseCase, beside_full_at
 from beamwright.errors import InputError, format_bytes
 from beamwright.models import LoadedModel
 from beamwright.protocols import AttentionBackend
+from beamwright.sections import SparseSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.tiers import expected_workload, machine_profile
 from beamwright.sparse import METHODS, PREDICTORS, Rotary, SparseAttention, SparseRule

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from beamwright.config import ScheduleSettings, Settings, Victims
+from beamwright.config import Settings
 from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
 from beamwright.errors import InputError
 from beamwright.hardware import (
@@ -24,6 +24,7 @@ from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink,
 from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
 from beamwright.runtime.timeline import Timeline
+from beamwright.sections import ScheduleSettings, Victims
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.solver.own import IGNORED, IN_ROUNDS
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from beamwright.config import Section
 from beamwright.errors import InputError
 from beamwright.files import read_regular
 from beamwright.models.weights import tensor_names
+from beamwright.sections import Section
 from beamwright.verify.spec import SPEC_FILE, VerifierSpec, parse_spec, read_spec_file
 
 _FOLDER = Path(__file__).parent / "families"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from beamwright.config import ModelSettings
 from beamwright.declare import VERIFIERS
 from beamwright.models.find import find_shape, read_shape, resolve_folder
 from beamwright.models.shape import ModelShape
+from beamwright.sections import ModelSettings
 from beamwright.verify.confidence import WITHOUT_MODEL
 
 LIKELIHOOD = "likelihood"

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from beamwright.config import Section
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.models.tokenizer import PLACE
+from beamwright.sections import Section
 from beamwright.tree import Node
 from beamwright.verify.spec import check_placeholders, read_spec_file
 from beamwright.verify.write import Bounds

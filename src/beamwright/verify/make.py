@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from beamwright.config import ModelSettings
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, TreeModel, load_model
 from beamwright.models.find import read_shape, resolve_folder
 from beamwright.protocols import Verifier
+from beamwright.sections import ModelSettings
 from beamwright.verify.confidence import WITHOUT_MODEL
 from beamwright.verify.detect import family_spec, load_spec
 from beamwright.verify.find import FAMILY, JUDGE, LIKELIHOOD, known_verifiers, named_checkpoint

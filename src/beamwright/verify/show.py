@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from beamwright.attention import make_attention
-from beamwright.config import ModelSettings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import TextCodec, TreeModel
+from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, StopReason
 from beamwright.verify.aggregate import aggregate
 from beamwright.verify.encode import PathEncoder, Traced, common_prefix

@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from beamwright.config import Section
 from beamwright.errors import InputError
+from beamwright.sections import Section
 from beamwright.yaml_file import read_yaml
 
 SPEC_FILE = "verifier.yaml"

@@ -12,8 +12,8 @@ import torch
 
 from beamwright.attention import KERNEL_BACKENDS, make_attention, triton_version
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, power_of_two, prefill_tile
-from beamwright.config import ModelSettings
 from beamwright.errors import InputError
+from beamwright.sections import ModelSettings
 
 CUDA = torch.device("cuda")
 

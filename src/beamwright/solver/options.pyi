@@ -1,0 +1,264 @@
+"""The options of a `Solver`. Written by `make stubs` from the settings; not by hand."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+from beamwright.protocols import SchedulePolicy, Verifier
+from beamwright.runtime.limits import StopFunction
+from beamwright.verify import ScoreFunction
+
+SHARED: tuple[str, ...]
+PER_REQUEST: tuple[str, ...]
+
+def with_options(call: Callable[..., Any]) -> inspect.Signature: ...
+
+class RequestOptions(TypedDict, total=False):
+    temperature: float
+    """0 is greedy."""
+    top_p: float
+    """Keep the most likely tokens up to this probability."""
+    top_k: int | None
+    """Keep this many of the most likely tokens."""
+    min_p: float | None
+    """Drop tokens less likely than this share of the likeliest."""
+    top_logprobs: int
+    """Likeliest tokens to keep beside each one (Python, checkpoints)."""
+    delimiter: str
+    r"""Text that ends a step; \n and \t are understood."""
+    step_tokens: int | None
+    """Steps of this fixed length instead of the delimiter."""
+    max_step_tokens: int
+    """Longest step."""
+    step_limits: Sequence[int] | str | None
+    """Longest first, second, ... step; the last stands for the rest."""
+    max_tokens: int | None
+    """Longest path after the prompt; revise: longest reply."""
+    ignore_eos: bool
+    """Go on after the end-of-text token."""
+    stop_strings: Sequence[str] | str
+    r"""A path ends, complete, where its reply holds this; its text ends before it. May be given
+    several times; \n and \t are understood.
+    """
+    search: str | None
+    """Strategy; list explains them all (default: beam; majority where there is no verifier)."""
+    n: int
+    """Candidates per round."""
+    width: int
+    """Children per survivor; n / width survive a round."""
+    max_rounds: int
+    """Most rounds of a search; lookahead, mcts, deepconf: most steps of a path."""
+    filter_duplicates: bool
+    """Keep one of several candidates with the same text."""
+    aggregate: Literal["last", "min", "prod", "mean"] | None
+    """From step scores to a path's score (default: the verifier's)."""
+    choose: Literal["best", "majority", "weighted"] | None
+    """How the final answer is chosen (default: the strategy's own)."""
+    compat: Literal["search-and-learn"] | None
+    """beam: another project's rules of selection, replication and padding."""
+    seed: int
+    """Seed of every random draw."""
+    deadline: float | str | None
+    """Stop this long after the search starts or is resumed: 30s, 2m, 1h."""
+    token_budget: int | None
+    """Stop once this many tokens are generated."""
+    stop_votes: bool
+    """Stop once the vote is settled; with --choose majority or weighted."""
+    stop_score: float | None
+    """Stop once a finished candidate scores at least this."""
+    stop: Sequence[str] | str | StopFunction | Sequence[str | StopFunction] | None
+    """Stop where these say so, which a --plugin declares."""
+    warmup: int | None
+    """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
+    keep: float | None
+    """deepconf: Share of the warm-up at or above the bar."""
+    branching: Literal["softmax", "linear"] | None
+    """dynamic: Children by softmax of the score, or in linear proportion."""
+    score_temperature: float | None
+    """dynamic, particles: Temperature of the softmax over scores."""
+    lookahead: int | None
+    """lookahead: Steps of a rollout."""
+    exploration: float | None
+    """mcts: Weight of the exploration bonus; 0 follows scores."""
+    nodes: int | None
+    """mcts: Most steps that are written (default: 16 n)."""
+    ess: float | None
+    """particles: Resample at or below this effective share."""
+    revisions: int | None
+    """revise: Critiques and new answers per path."""
+    critique_prompt: str | None
+    """revise: What asks for a critique."""
+    revision_prompt: str | None
+    """revise: What asks for a new answer."""
+
+class ProblemOptions(RequestOptions, total=False):
+    priority: int
+    """A problem of a larger priority begins, is decoded and is scored first (default: 0)."""
+
+class SolverOptions(RequestOptions, total=False):
+    model: str | PathLike[str]
+    """Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE;
+    elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled
+    models know one kind of problem: "NAME has N THINGS. In MONTH NAME gets N THINGS. ... How
+    many THINGS does NAME have now?"
+    """
+    verifier: str | PathLike[str] | ScoreFunction | Verifier | None
+    """What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... (default:
+    bundled beside --model bundled, else none).
+    """
+    system_prompt: str | None
+    r"""System message of the chat template (default: to reason step by step and to put the answer
+    in \boxed{}; "" for none).
+    """
+    chat_template: str | PathLike[str] | None
+    """Jinja chat template, or a file that holds one."""
+    tokenizer: str | PathLike[str] | None
+    """openai:...: the model's tokenizer, PATH, hf:ORG/NAME or bundled (default: its name)."""
+    model_key: str | PathLike[str] | None
+    """openai:...: a file that holds the server's API key."""
+    device: str
+    """Where the models run: cpu, cuda, cuda:1."""
+    verifier_device: str | None
+    """Where the verifier runs, apart from the generator: --memory is then of each (default:
+    beside it).
+    """
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
+    """Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a
+    checkpoint of 100 million parameters and more in it, where the CPU multiplies it exactly.
+    """
+    attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
+    """How decoding attends to shared prefixes; tree and dense run kernels on a GPU."""
+    context: int | None
+    """Cap on the model's context."""
+    weights: Literal["auto", "int8", "int4"]
+    """Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, int4
+    saves memory only.
+    """
+    verifier_weights: Literal["auto", "int8", "int4"]
+    """The same for the verifier's."""
+    deterministic: bool
+    """Compute in tiles of a fixed size: the same tree whatever the groups, on a GPU too."""
+    memory: int | str | None
+    """All that may be used on the device, such as 7GiB."""
+    kv_memory: int | str | None
+    """Device KV cache alone; overrides the plan."""
+    host_memory: int | str | None
+    """Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB)."""
+    split: Literal["auto", "roofline", "offload"] | float
+    """Who has the KV memory. auto: generator and verifier in turn get what they need, the
+    other's KV leaving only where it is in the way; roofline: FlashTTS's search over batch
+    sizes before every round; offload: everything in turn; SHARE: the generator's, fixed.
+    """
+    schedule: str | SchedulePolicy
+    """How beams are arranged on the device."""
+    planner: Literal["ranges", "greedy"]
+    """Groups by dynamic programming over ranges, or by LBS's Algorithm 1."""
+    inter_beam: bool
+    """Group beams that share a prefix, and move the prefix once."""
+    balance: bool
+    """Groups of even size, as few as possible."""
+    prefetch: bool
+    """Load the next group's KV while a group computes."""
+    reuse: bool
+    """Keep what is on the device from one step to the next."""
+    evict: Literal["host", "recompute"]
+    """Evicted KV comes back from host memory, or is computed again."""
+    victims: Literal["tree", "lru", "cost"]
+    """Whose KV leaves the device first: what the round does not use, then what it uses last
+    (tree); least recently used, deepest first (lru, as vLLM); what the round does not use,
+    then what is cheapest to bring back (cost).
+    """
+    link_bandwidth: int | str | None
+    """Throttle the link to this rate (emulated)."""
+    max_batch: int | None
+    """Most beams decoded together."""
+    batching: Literal["auto", "continuous", "grouped"]
+    """Beams join as soon as there is room (continuous), or group by group behind barriers
+    (grouped, the LBS paper); auto: barriers where the tree outgrows the device and steps have
+    a fixed length.
+    """
+    explore: Literal["lockstep", "continuous", "decoupled"]
+    """Several problems in flight: all decode, are scored and decide together (lockstep, as in
+    search-and-learn), each goes at its own pace (continuous), or problems are taken in until
+    the device is busy, and scored together (decoupled).
+    """
+    min_problems: int | None
+    """Others begin only when fewer problems are in flight (default: at once; in lockstep when
+    all have ended).
+    """
+    executor: Literal["auto", "plain", "overlapped"]
+    """Score and decode in turns (plain), or at the same time where several problems are in
+    flight (overlapped); auto: what is measured to be faster.
+    """
+    speculation: Literal["off", "exact", "truncate", "auto"]
+    """Decode children of complete steps in slots that nobody waits for, before selection has
+    chosen among those steps (exact: the tree is the same; truncate: it is not, as in FlashTTS
+    siblings begin with a part of what one of them has); auto: exact where it pays.
+    """
+    verify_ahead: Literal["slack", "never"]
+    """Steps that were decoded ahead are scored once they are chosen (never), or at once, while
+    the verifier has nothing else (slack: FlashTTS's LookAhead Verification).
+    """
+    write_back: Literal["auto", "eager", "lazy"]
+    """Send new KV to the host as soon as it is whole (eager), or shortly before its room is
+    needed, what is stored already leaving first (lazy: most of what is pruned never goes);
+    auto: eager where a step needs more than twice the device, or a copy per beam.
+    """
+    graphs: Literal["auto", "on", "off"]
+    """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
+    score_cache: str | PathLike[str] | None
+    """Keep the verifier's scores in this file, or for as long as the solver lives (memory):
+    steps that were scored before are not scored again. The same scores.
+    """
+    sparse: Literal[
+        "off",
+        "auto",
+        "exact",
+        "pages",
+        "quest",
+        "tova",
+        "ahead",
+        "ahead-pages",
+        "window",
+        "asyncspade",
+        "algorithm-1",
+        "harmonic",
+        "last",
+    ]
+    """Which tokens decoding attends to where paths are long: all (off), those with the largest
+    scores (exact), the same among the best pages (pages), whole pages (quest), without what
+    was not selected before (tova), by the query of the layer before (ahead, ahead-pages), by
+    one predicted from earlier tokens (asyncspade, algorithm-1, harmonic, last), or the newest
+    (window); auto: ahead, corrected, where that would pay. Changes the tree.
+    """
+    select: int | float | str
+    """Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8."""
+    sparse_from: int
+    """Up to a path of so many tokens --sparse reads all."""
+    sparse_layers: int
+    """First layers that read all with --sparse."""
+    sparse_lag: int
+    """How far ahead asyncspade and its like predict."""
+    sparse_window: int
+    """Queries that they predict from."""
+    sparse_frame: Literal["post", "pre"]
+    """Queries are predicted behind rotary positions, or before (pre)."""
+    sparse_correct: float | None
+    """A head whose query is less like the predicted one selects by its own (FreeKV)."""
+    sparse_home: Literal["device", "host"]
+    """Where all KV is with --sparse: on the device, or on the host, the device having what is
+    selected (--kv-memory). The same tree.
+    """
+    sparse_rank: Literal["auto", "inline", "thread"]
+    """Who finds what is selected by a query that is foreseen: the decoding thread (inline) or
+    one beside it; auto: a thread where KV is on the host. The same tree.
+    """
+    late: Literal["wait", "previous"]
+    """Where a thread has not yet found what a layer reads: wait, or read what the token before
+    did (previous), so that timing chooses tokens.
+    """
+    order: Literal["greedy", "siblings", "depth-first", "random", "worst"] | None
+    """prefix: Order of beams."""
+    order_seed: int | None
+    """prefix: Of --order random."""
