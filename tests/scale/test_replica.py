@@ -8,6 +8,7 @@ import pytest
 from beamwright import Settings
 from beamwright.errors import CapacityError, InputError, NotFiniteError
 from beamwright.scale.replica import FarError, FarSolution, Replica
+from served import PATIENCE
 
 OPTIONS = {
     "verifier": "logprob", "n": 8, "width": 4, "delimiter": "e", "max_tokens": 40,
@@ -104,7 +105,7 @@ def test_what_has_not_begun_can_be_given_back(replica):
     given = replica.give_back(5)
     gate.set()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert given == 5
     assert sum(each is None for each in found.values()) == 5
     assert replica.give_back(5) == 0

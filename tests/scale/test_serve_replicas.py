@@ -14,7 +14,7 @@ from beamwright import Settings
 from beamwright.errors import InputError
 from beamwright.scale.cluster import Cluster
 from clusters import kept_replicas
-from served import ASKED, Served, held, text_of, until
+from served import ASKED, PATIENCE, Served, held, text_of, until
 
 pytest.importorskip("ray.serve")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray has its own
@@ -65,7 +65,7 @@ def beside(asks):
 
 
 def test_who_is_killed_loses_nothing_and_is_replaced(server, far, alone):
-    until(lambda: len(far.replicas()) == 2, 60)
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
     deaths = far.deaths
     with held() as gate:
         server.desk.listeners.append(gate)
@@ -78,12 +78,12 @@ def test_who_is_killed_loses_nothing_and_is_replaced(server, far, alone):
         assert victim.searches > 0
         os.kill(victim.process, signal.SIGKILL)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     expected = [content(alone.chat(seed=seed)) for seed in range(6)]
     assert [content(response) for response in found[:6]] == expected
     assert found[6:] == expected
-    until(lambda: far.deaths == deaths + 1, 30)
-    until(lambda: len(far.replicas()) == 2, 60)
+    until(lambda: far.deaths == deaths + 1, PATIENCE)
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
     health = server.http.get("/health").json()
     assert (health["status"], health["replicas_wanted"], len(health["replicas"])) == ("ok", 2, 2)
     assert victim.name not in {each["name"] for each in health["replicas"]}
@@ -93,15 +93,15 @@ def test_who_is_killed_loses_nothing_and_is_replaced(server, far, alone):
 
 
 def test_with_nobody_there_searches_wait_until_somebody_is(server, far, alone):
-    until(lambda: len(far.replicas()) == 2, 60)
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
     deaths = far.deaths
     for replica in far.replicas():
         os.kill(replica.process, signal.SIGKILL)
     threads, found = beside([lambda: server.chat(seed=1), lambda: server.chat(seed=2)])
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert [content(each) for each in found] == [content(alone.chat(seed=s)) for s in (1, 2)]
-    until(lambda: far.deaths == deaths + 2 and len(far.replicas()) == 2, 60)
+    until(lambda: far.deaths == deaths + 2 and len(far.replicas()) == 2, PATIENCE)
     assert server.http.get("/ready").status_code == 200
 
 
@@ -115,7 +115,7 @@ def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
         for job in jobs:
             job.cancel()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert {job.state for job in jobs} == {"cancelled"}
     until(lambda: all(kv.device_bytes == 0 for kv in far.usage().kv.values()))
     assert far.ledger.loads() == {}
