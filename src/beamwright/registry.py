@@ -20,21 +20,33 @@ from pydantic.fields import FieldInfo
 from beamwright.errors import InputError
 
 
-def option(default: Any, *, help: str, metavar: str | None = None, **limits: Any) -> Any:
+def option(
+    default: Any, *, help: str, metavar: str | None = None, common: bool = False, **limits: Any
+) -> Any:
     """A field that is an option of its declaration: a setting, a flag, a key of recipes.
 
-    help: for the command line. metavar: what its value is called there. limits: of
-    `pydantic.Field`, such as ge, gt, le, lt, min_length, allow_inf_nan.
+    help: for the command line. metavar: what its value is called there. common: `--help` shows it,
+    and not `--help-all` alone. limits: of `pydantic.Field`, such as ge, gt, le, lt, min_length,
+    allow_inf_nan.
     """
-    extra: JsonDict | None = None if metavar is None else {"metavar": metavar}
+    extra: JsonDict = {"metavar": metavar, "common": common}
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
 def metavar_of(field: FieldInfo) -> str | None:
     """What an option's value is called on the command line; None: as its type."""
-    extra = field.json_schema_extra
-    found = extra.get("metavar") if isinstance(extra, dict) else None
+    found = _extra(field, "metavar")
     return None if found is None else str(found)
+
+
+def is_common(field: FieldInfo) -> bool:
+    """Most people want to know of it."""
+    return bool(_extra(field, "common"))
+
+
+def _extra(field: FieldInfo, key: str) -> Any:
+    extra = field.json_schema_extra
+    return extra.get(key) if isinstance(extra, dict) else None
 
 
 @dataclass(frozen=True)

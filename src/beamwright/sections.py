@@ -89,6 +89,7 @@ class ModelSettings(OpenSection):
 
     model: Text = option(
         "bundled",
+        common=True,
         metavar="MODEL",
         help="Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE; "
         "elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled "
@@ -96,6 +97,7 @@ class ModelSettings(OpenSection):
     )
     verifier: TextOrNone = option(
         None,
+        common=True,
         metavar="MODEL",
         help="What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... "
         "(default: bundled beside --model bundled, else none).",
@@ -114,7 +116,7 @@ class ModelSettings(OpenSection):
     model_key: TextOrNone = option(
         None, metavar="FILE", help="openai:...: a file that holds the server's API key."
     )
-    device: str = option("cpu", help="Where the models run: cpu, cuda, cuda:1.")
+    device: str = option("cpu", common=True, help="Where the models run: cpu, cuda, cuda:1.")
     verifier_device: str | None = option(
         None,
         help="Where the verifier runs, apart from the generator: --memory is then of each "
@@ -135,6 +137,7 @@ class ModelSettings(OpenSection):
     context: int | None = option(None, ge=1, metavar="TOKENS", help="Cap on the model's context.")
     weights: Literal["auto", "int8", "int4"] = option(
         "auto",
+        common=True,
         help="Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, "
         "int4 saves memory only.",
     )
@@ -172,7 +175,7 @@ class ModelSettings(OpenSection):
 class SamplingSettings(Section):
     """How one token is drawn from the logits."""
 
-    temperature: float = option(0.8, ge=0.0, help="0 is greedy.")
+    temperature: float = option(0.8, common=True, ge=0.0, help="0 is greedy.")
     top_p: float = option(
         1.0, gt=0.0, le=1.0, help="Keep the most likely tokens up to this probability."
     )
@@ -204,11 +207,16 @@ class StepSettings(Section):
         help="Longest first, second, ... step; the last stands for the rest.",
     )
     max_tokens: int | None = option(
-        None, ge=1, metavar="TOKENS", help="Longest path after the prompt; revise: longest reply."
+        None,
+        common=True,
+        ge=1,
+        metavar="TOKENS",
+        help="Longest path after the prompt; revise: longest reply.",
     )
     ignore_eos: bool = option(False, help="Go on after the end-of-text token.")
     stop_strings: StopStrings = option(
         (),
+        common=True,
         max_length=16,
         metavar="TEXT",
         help="A path ends, complete, where its reply holds this; its text ends before it. May be "
@@ -221,13 +229,18 @@ class SearchSettings(OpenSection):
 
     search: str | None = option(
         None,
+        common=True,
         metavar="NAME",
         help="Strategy; list explains them all (default: beam; majority where there is no "
         "verifier).",
     )
-    n: int = option(16, ge=1, le=MOST_CANDIDATES, help="Candidates per round.")
+    n: int = option(16, common=True, ge=1, le=MOST_CANDIDATES, help="Candidates per round.")
     width: int = option(
-        4, ge=1, le=MOST_CANDIDATES, help="Children per survivor; n / width survive a round."
+        4,
+        common=True,
+        ge=1,
+        le=MOST_CANDIDATES,
+        help="Children per survivor; n / width survive a round.",
     )
     max_rounds: int = option(
         40, ge=1, help="Most rounds of a search; lookahead, mcts, deepconf: most steps of a path."
@@ -244,7 +257,7 @@ class SearchSettings(OpenSection):
     compat: Literal["search-and-learn"] | None = option(
         None, help="beam: another project's rules of selection, replication and padding."
     )
-    seed: int = option(0, ge=0, help="Seed of every random draw.")
+    seed: int = option(0, common=True, ge=0, help="Seed of every random draw.")
 
 
 class StopSettings(OpenSection):
@@ -255,6 +268,7 @@ class StopSettings(OpenSection):
 
     deadline: Duration = option(
         None,
+        common=True,
         metavar="DURATION",
         help="Stop this long after the search starts or is resumed: 30s, 2m, 1h.",
     )
@@ -279,10 +293,10 @@ class MemorySettings(Section):
     """One memory number, and its parts where a user wants to name them."""
 
     memory: Size = option(
-        None, metavar="SIZE", help="All that may be used on the device, such as 7GiB."
+        None, common=True, metavar="SIZE", help="All that may be used on the device, such as 7GiB."
     )
     kv_memory: Size = option(
-        None, metavar="SIZE", help="Device KV cache alone; overrides the plan."
+        None, common=True, metavar="SIZE", help="Device KV cache alone; overrides the plan."
     )
     host_memory: Size = option(
         None,

@@ -13,6 +13,23 @@ from beamwright.cli.app import _make_app
 from beamwright.errors import CapacityError
 
 
+def flags_in(text):
+    return set(re.findall(r"--[a-z][a-z-]*", text))
+
+
+@pytest.mark.parametrize("command", ["solve", "eval", "serve"])
+def test_help_shows_what_most_people_want_and_help_all_the_rest(cli, command):
+    short, whole = (flags_in(cli(command, word).out) for word in ("--help", "--help-all"))
+    assert {"--model", "--n", "--memory", "--help-all"} <= short
+    assert not {"--planner", "--warmup", "--sparse"} & short
+    assert short < whole
+    assert {"--planner", "--warmup", "--sparse"} <= whole
+
+
+def test_the_help_of_a_model_keeps_its_brackets(cli):
+    assert "[@REVISION]" in cli("solve", "--help").out.replace("│", "")
+
+
 @pytest.mark.parametrize("words", [(), ("--help",), ("solve", "--help"), ("eval", "--help")])
 def test_help(cli, words):
     outcome = cli(*words)

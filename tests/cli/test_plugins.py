@@ -136,7 +136,7 @@ def test_a_verifier_and_a_stop_of_a_plugin(cli, fake, plugin, tmp_path):
     model, stop = fake.settings.model, fake.settings.stop
     assert (model.verifier, model.model_extra) == ("brief", {"brevity": 3.0})
     assert (stop.stop, stop.model_extra) == (("late", "never"), {"patience": 4})
-    shown = " ".join(cli("solve", "--plugin", plugin, "--help").out.replace("│", "").split())
+    shown = " ".join(cli("solve", "--plugin", plugin, "--help-all").out.replace("│", "").split())
     for words_of_it in ("Or one of even, brief.", "One of late, never.", "--brevity", "--patience"):
         assert words_of_it in shown
     recipe = tmp_path / "recipe.yaml"

@@ -17,6 +17,7 @@ from beamwright.errors import BeamwrightError
 from beamwright.plugins import load_all
 
 _USAGE_ERROR = 2
+_HELP_ALL = "--help-all"
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class _Command:
     function: str
     summary: str
 
-    def load(self, module: str) -> Callable[..., None]:
-        """The command with its options."""
+    def load(self, module: str, everything: bool) -> Callable[..., None]:
+        """The command with its options. everything: its help shows them all."""
         command: Callable[..., None]
         command = getattr(import_module(f"beamwright.cli.{module}"), self.function)
-        getattr(command, "declare_options", lambda: None)()  # `report` has no settings
+        if declare := getattr(command, "declare_options", None):  # `report` has no settings
+            declare(everything)
         return command
 
     def listed(self) -> Callable[..., None]:
@@ -74,8 +76,10 @@ _COMMANDS: Mapping[str, _Command] = MappingProxyType(
 )
 
 
-def _make_app(only: str | None = None) -> typer.Typer:
+def _make_app(only: str | None = None, everything: bool = True) -> typer.Typer:
     """The command of that name if there is one, for any other their list, for None all of them.
+
+    everything: the help of a command shows all of its options.
 
     Raises:
         InputError: if an option of a plugin's has a name that a command built here takes.
@@ -89,7 +93,7 @@ def _make_app(only: str | None = None) -> typer.Typer:
     app.callback()(_about)
     for name, command in _COMMANDS.items():
         if only is None or only == name:
-            app.command(name)(command.load(name))
+            app.command(name)(command.load(name, everything))
         elif only not in _COMMANDS:
             app.command(name)(command.listed())
     return app
@@ -116,8 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in load_all(_named_plugins(words)):
             complain(line)
-        app = _make_app(_named_command(words))
-        result = app(words, prog_name="beamwright", standalone_mode=False)
+        everything = _HELP_ALL in _before_dashes(words)
+        app = _make_app(_named_command(words), everything)
+        result = app(
+            ["--help" if everything and w == _HELP_ALL else w for w in words],
+            prog_name="beamwright",
+            standalone_mode=False,
+        )
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
@@ -141,7 +150,12 @@ def _named_command(words: Sequence[str]) -> str:
 
 def _named_plugins(words: Sequence[str]) -> list[str]:
     """The files that `--plugin` names: they are run before it is known which options there are."""
-    written = words[: words.index("--")] if "--" in words else words
+    written = _before_dashes(words)
     pairs = zip(written, [*written[1:], ""], strict=True)
     following = [after for word, after in pairs if word == "--plugin" and after]
     return following + [word.partition("=")[2] for word in written if word.startswith("--plugin=")]
+
+
+def _before_dashes(words: Sequence[str]) -> Sequence[str]:
+    """Those that may be options."""
+    return words[: words.index("--")] if "--" in words else words

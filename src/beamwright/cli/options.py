@@ -18,6 +18,7 @@ import typer
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
@@ -30,6 +31,7 @@ from beamwright.registry import (
     declared_rows,
     declared_under,
     flag_of,
+    is_common,
     metavar_of,
 )
 from beamwright.search import STRATEGIES
@@ -68,6 +70,7 @@ _PLUGIN = option(
     "FILE.py",
 )
 JSON = option("--json", "Print exactly one JSON object on standard output.")
+_HELP_ALL = option("--help-all", "Show every option and exit.")  # `app` makes --help of it
 DEBUG = option("--debug", "Show the traceback of an error.")
 
 
@@ -99,6 +102,7 @@ def with_settings(
             path = values.pop("recipe", None)
             plugins = tuple(values.pop("plugin") or ())  # `app` has loaded them
             as_json, debug = values.pop("as_json"), values.pop("debug")
+            del values["help_all"]
             with guard(debug):
                 given = {name: value for name, value in options.items() if value not in (None, [])}
                 for name in given.keys() & _ESCAPED:
@@ -109,10 +113,13 @@ def with_settings(
                     return
                 command(Invocation(settings, given, as_json, plugins), **values)
 
-        def declare() -> None:
-            """Give the command the options that are declared at present."""
+        def declare(everything: bool = True) -> None:
+            """Give the command the options that are declared at present.
+
+            everything: the help shows them all; else those that most people want.
+            """
             rows.clear()
-            rows.update(_settings_parameters(only))
+            rows.update(_settings_parameters(only, everything))
             _, *own = _resolved_parameters(command)
             parameters = [*own, *rows.values(), *_common_parameters(recipe)]
             _check_apart([each.name for each in parameters])
@@ -142,8 +149,13 @@ def _resolved_parameters(command: Callable[..., None]) -> list[inspect.Parameter
     ]
 
 
-def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspect.Parameter]:
-    """Options by name; `only` some, with what is declared under them (`search`: its strategies)."""
+def _settings_parameters(
+    only: Collection[str] | None = None, everything: bool = True
+) -> dict[str, inspect.Parameter]:
+    """Options by name; `only` some, with what is declared under them (`search`: its strategies).
+
+    everything: see `with_settings`; what a plugin declares is always shown.
+    """
     parameters = {}
     for section, info in Settings.model_fields.items():
         fields: dict[str, FieldInfo] = info.annotation.model_fields  # type: ignore[union-attr]
@@ -153,18 +165,20 @@ def _settings_parameters(only: Collection[str] | None = None) -> dict[str, inspe
             metavar, words = metavar_of(field), field.description or ""
             option = typer.Option(
                 _flags(name, field),
-                help=words + _choices(field) + _declared_choices(name) + _shown(field.default),
+                help=escape(words + _choices(field) + _declared_choices(name))
+                + _shown(field.default),
                 metavar=metavar or (_CHOICE if _choices(field) else None),
                 rich_help_panel=_PANELS[section],
+                hidden=not (everything or is_common(field)),
             )
             kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
             parameters[name] = _parameter(name, kind | None, option)
             for own in declared_under(flag_of(name)):
-                parameters[own] = _declared_parameter(own, section)
+                parameters[own] = _declared_parameter(own, section, everything)
     return parameters
 
 
-def _declared_parameter(name: str, section: str) -> inspect.Parameter:
+def _declared_parameter(name: str, section: str, everything: bool) -> inspect.Parameter:
     """The option that one or several strategies (or others) declare under this name."""
     rows = declared_rows(name)
     first = rows[0].options[name]
@@ -178,6 +192,7 @@ def _declared_parameter(name: str, section: str) -> inspect.Parameter:
         help=_declared_help(rows, name) + _choices(first),
         metavar=metavar_of(first) or (_CHOICE if _choices(first) else None),
         rich_help_panel=_DECLARED_PANELS[section],
+        hidden=not (everything or any(row.is_plugin for row in rows)),
     )
     return _parameter(name, kind | None, option)
 
@@ -202,6 +217,7 @@ def _common_parameters(recipe: bool) -> list[inspect.Parameter]:
         *([_parameter("recipe", Path | None, _RECIPE)] if recipe else []),
         _parameter("plugin", list[Path] | None, _PLUGIN),
         _parameter("as_json", bool, JSON, default=False),
+        _parameter("help_all", bool, _HELP_ALL, default=False),
         _parameter("debug", bool, DEBUG, default=False),
     ]
 
