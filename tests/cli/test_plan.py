@@ -196,6 +196,22 @@ def test_paths_beyond_the_verifiers_context(cli):
     assert "exceed the verifier's context by 1,132" in " ".join(cli(*words).out.split())
 
 
+def test_a_reward_model_with_a_head_of_its_own_has_no_lm_head(cli, generator_folder):
+    """By name, by family, or by its files; a config.json alone does not say."""
+
+    def weights(verifier, *words):
+        words = ["plan", "--model", "qwen2.5-0.5b", "--gpu", "h100", "--verifier", verifier, *words]
+        return cli(*words, "--json").json["verifier"]["weight_bytes"]
+
+    lm_head = 2 * 152064 * 3584
+    whole = weights("qwen2.5-7b")
+    for name in ("skywork-prm-7b", "hf:Qwen/Qwen2.5-Math-PRM-7B", "family:skywork-o1:qwen2.5-7b"):
+        assert weights(name) == whole - lm_head
+    for name in ("likelihood:skywork-prm-7b", "family:rlhflow:skywork-prm-7b"):
+        assert weights(name) == whole
+    assert weights(str(generator_folder)) == weights(f"likelihood:{generator_folder}")
+
+
 def test_the_profiles_are_listed(cli):
     out = cli("plan", "--gpu", "list").out
     for words in ("rtx-3060", "h200", "epyc-2core", "measured", "not measured"):

@@ -10,9 +10,12 @@ from safetensors.torch import load_file, save_file
 
 import prm_goldens as goldens
 from beamwright.errors import InputError
+from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
 from beamwright.verify import families, family_spec, load_spec
 from beamwright.verify.encode import common_prefix
+from beamwright.verify.find import find_verifier_shape
+from beamwright.verify.make import resolve_verifier
 from fakes import grow, new_tree
 from prm_goldens import GOLDENS, PROBLEM, verifier_of
 
@@ -54,6 +57,15 @@ def test_scores_equal_the_published_recipe(family, tmp_path):
         assert own == pytest.approx(golden, abs=1e-4)
     assert len({round(own, 4) for own, _ in pairs}) > len(pairs) * 2 / 3, "steps must differ"
     assert len(pairs) == (6 if family == "outcome" else 21)
+
+
+@pytest.mark.parametrize("family", GOLDENS)
+def test_the_shape_that_is_planned_is_the_one_that_is_loaded(family, options):
+    """A head of its own takes the LM head's place in both."""
+    settings = ModelSettings(verifier=options[family])
+    planned, model = find_verifier_shape(settings), resolve_verifier(settings).model
+    assert planned == model.decoder.shape
+    assert planned.has_lm_head == (family in ("math-shepherd", "rlhflow"))
 
 
 def test_every_row_has_a_golden():

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from beamwright.errors import InputError
 from beamwright.files import read_regular
-from beamwright.models.weights import tensor_names
 from beamwright.sections import Section
 from beamwright.verify.spec import SPEC_FILE, VerifierSpec, parse_spec, read_spec_file
 
@@ -131,7 +130,11 @@ def _matches(detect: Detect, folder: Path) -> bool:
             return False
     if detect.token is not None and not _has_token(folder, detect.token):
         return False
-    return not detect.tensors or set(detect.tensors) <= tensor_names(folder)
+    if not detect.tensors:
+        return True
+    from beamwright.models.weights import tensor_names  # noqa: PLC0415 (slow import)
+
+    return set(detect.tensors) <= tensor_names(folder)
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -1,16 +1,26 @@
-"""Which checkpoint `--verifier` names, and its shape. Reads no weights, needs no torch."""
+"""Which checkpoint `--verifier` names, and its shape. Reads no weights.
+
+Needs torch only where a folder's tensors have to be named to tell whose they are.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from beamwright.declare import VERIFIERS
+from beamwright.errors import InputError
 from beamwright.models.find import find_shape, read_shape, resolve_folder
+from beamwright.models.named_shapes import named_shape
 from beamwright.models.shape import ModelShape
 from beamwright.sections import ModelSettings
 from beamwright.verify.confidence import WITHOUT_MODEL
+from beamwright.verify.detect import family_spec, load_spec
 
 LIKELIHOOD = "likelihood"
 FAMILY = "family"
 JUDGE = "judge"
+_OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")  # known by name alone; the others read logits
 
 
 def known_verifiers(verifier: str) -> str:
@@ -43,7 +53,23 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
     if place is None:
         return None
     model = settings.model_copy(update={"model": place})
-    return find_shape(model, "verifier", name, known_verifiers(name))
+    shape = find_shape(model, "verifier", name, known_verifiers(name))
+    return replace(shape, has_lm_head=_reads_logits(name, place))
+
+
+def _reads_logits(name: str, place: str) -> bool:
+    """False where a head of its own takes the LM head's place; True where nothing says so."""
+    kind, colon, rest = name.partition(":")
+    if kind == FAMILY and colon:
+        return family_spec(rest.partition(":")[0]).head.reads_logits
+    if (kind in (LIKELIHOOD, JUDGE) and colon) or place.startswith("random:"):
+        return True
+    if not Path(place).is_dir() and named_shape(place) is not None:
+        return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
+    try:
+        return load_spec(resolve_folder(place, "verifier", weights=False)).head.reads_logits
+    except InputError:  # a config.json alone
+        return True
 
 
 def check_models(settings: ModelSettings) -> None:
