@@ -2,6 +2,8 @@ import json
 
 import pytest
 
+from beamwright.cli.simulate_progress import SimulationBar
+from beamwright.registry import restored
 from beamwright.tree import NodeState, StopReason
 
 SMALL = ["simulate", "--model", "opt-6.7b", "--n", "8", "--width", "2", "--generate", "128"]
@@ -339,3 +341,81 @@ def test_sparse_decoding_of_the_same_tree(cli):
     assert "--sparse ahead --sparse-home host" in " ".join(page.split())
     none = cli(*words, "--sparse", "ahead", "--select", "100000", "--sparse-from", "0").json
     assert none["sparse"]["decode_s"] is None
+
+
+# --- options of schedules --------------------------------------------------------------------
+
+
+def test_a_schedule_takes_its_own_options(cli):
+    words = [*SMALL, "--n", "16", "--width", "4", "--kv-memory", "300MiB", "--json"]
+    words += ["--schedules", "prefix/tree,locality/tree"]
+    usual, worst = cli(*words).json, cli(*words, "--order", "worst").json
+    assert (usual["schedule_options"], worst["schedule_options"]) == ({}, {"order": "worst"})
+    before, after = usual["schedules"], worst["schedules"]
+    assert after["locality/tree"] == before["locality/tree"]
+    assert after["prefix/tree"]["h2d_bytes"] != before["prefix/tree"]["h2d_bytes"]
+
+
+def test_a_plugin_s_schedule_takes_its_own_options(cli, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from beamwright.protocols import Plan\n"
+        "from beamwright.registry import option\n"
+        "from beamwright.schedule import Schedule, schedule\n"
+        '@schedule("so-many", meaning="so many beams together")\n'
+        "class SoMany(Schedule):\n"
+        '    so_many: int = option(1, ge=1, help="Beams of a group.")\n'
+        "    def plan(self, view):\n"
+        "        starts = range(0, len(view.beams), self.so_many)\n"
+        "        return Plan(tuple(view.beams[i : i + self.so_many] for i in starts))\n"
+    )
+    words = [*TIGHT, "--plugin", file, "--schedules", "so-many/tree", "--batching", "grouped"]
+    with restored():
+        groups = {
+            count: cli(*words, "--so-many", count, "--json").json["schedules"]["so-many/tree"]
+            for count in (2, 4)
+        }
+        too_few = cli(*words, "--so-many", 0)
+    assert groups[2]["groups"] == 2 * groups[4]["groups"]
+    assert (too_few.code, "so_many" in too_few.complaint) == (2, True)
+
+
+def test_an_option_of_a_schedule_that_is_not_simulated_is_refused(cli):
+    outcome = cli(*TIGHT, "--order", "worst")
+    assert outcome.code == 2
+    assert "it goes with prefix" in outcome.complaint
+
+
+# --- what it shows meanwhile -----------------------------------------------------------------
+
+
+def test_a_terminal_shows_what_is_simulated_and_how_far_it_is(cli, monkeypatch):
+    told = []
+
+    class Told(SimulationBar):
+        def _update(self, description=None):
+            super()._update(description)
+            (task,) = self._bar.tasks
+            told.append((task.description, task.percentage))
+
+    monkeypatch.setattr("beamwright.cli.simulate_progress.SimulationBar", Told)
+    words = [*TIGHT, "--schedules", "locality/tree,layerwise/tree", "--engines", "vllm"]
+    cli(*words, "--json")
+    names = dict.fromkeys(said.partition(":")[0] for said, _ in told)
+    assert list(names) == ["locality/tree", "layerwise/tree", "vllm"]
+    assert all(any(f"{name}: round 2" in said for said, _ in told) for name in names)
+    shares = [share for _, share in told]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 12
+    assert shares[-1] == 100
+
+
+def test_the_bar_is_for_terminals_and_on_standard_error(cli, monkeypatch):
+    words = [*TIGHT, "--schedules", "in-gpu/tree", "--json"]
+    silent = cli(*words)
+    assert silent.err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = cli(*words)
+    assert "in-gpu/tree" in shown.err
+    assert shown.json == silent.json

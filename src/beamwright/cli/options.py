@@ -88,9 +88,11 @@ class Invocation:
 
 
 def with_settings(
-    only: Collection[str] | None = None, recipe: bool = True
+    only: Collection[str] | None = None, recipe: bool = True, under: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the settings options (all, or `only` some), --recipe, --json, --debug.
+
+    under: settings that it does not take, but for what is declared under them.
 
     The command gets an Invocation first, then its own parameters. It runs under `guard`.
     """
@@ -119,7 +121,7 @@ def with_settings(
             everything: the help shows them all; else those that most people want.
             """
             rows.clear()
-            rows.update(_settings_parameters(only, everything))
+            rows.update(_settings_parameters(only, everything, under))
             _, *own = _resolved_parameters(command)
             parameters = [*own, *rows.values(), *_common_parameters(recipe)]
             _check_apart([each.name for each in parameters])
@@ -150,32 +152,39 @@ def _resolved_parameters(command: Callable[..., None]) -> list[inspect.Parameter
 
 
 def _settings_parameters(
-    only: Collection[str] | None = None, everything: bool = True
+    only: Collection[str] | None = None, everything: bool = True, under: Collection[str] = ()
 ) -> dict[str, inspect.Parameter]:
     """Options by name; `only` some, with what is declared under them (`search`: its strategies).
 
-    everything: see `with_settings`; what a plugin declares is always shown.
+    everything: see `with_settings`; what a plugin declares is always shown. under: those
+    of which only the latter is taken.
     """
     parameters = {}
     for section, info in Settings.model_fields.items():
         fields: dict[str, FieldInfo] = info.annotation.model_fields  # type: ignore[union-attr]
         for name, field in fields.items():
-            if only is not None and name not in only:
-                continue
-            metavar, words = metavar_of(field), field.description or ""
-            option = typer.Option(
-                _flags(name, field),
-                help=escape(words + _choices(field) + _declared_choices(name))
-                + _shown(field.default),
-                metavar=metavar or (_CHOICE if _choices(field) else None),
-                rich_help_panel=_PANELS[section],
-                hidden=not (everything or is_common(field)),
-            )
-            kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
-            parameters[name] = _parameter(name, kind | None, option)
-            for own in declared_under(flag_of(name)):
+            taken = only is None or name in only
+            if taken:
+                parameters[name] = _setting_parameter(name, field, section, everything)
+            for own in declared_under(flag_of(name)) if taken or name in under else ():
                 parameters[own] = _declared_parameter(own, section, everything)
     return parameters
+
+
+def _setting_parameter(
+    name: str, field: FieldInfo, section: str, everything: bool
+) -> inspect.Parameter:
+    """The option of one setting."""
+    metavar, words = metavar_of(field), field.description or ""
+    option = typer.Option(
+        _flags(name, field),
+        help=escape(words + _choices(field) + _declared_choices(name)) + _shown(field.default),
+        metavar=metavar or (_CHOICE if _choices(field) else None),
+        rich_help_panel=_PANELS[section],
+        hidden=not (everything or is_common(field)),
+    )
+    kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
+    return _parameter(name, kind | None, option)
 
 
 def _declared_parameter(name: str, section: str, everything: bool) -> inspect.Parameter:

@@ -25,12 +25,15 @@ from beamwright.cli.output import print_json, quiet_stdout
 from beamwright.cli.plan_sparse import planned_rule
 from beamwright.cli.simulate_case import Case, find_case
 from beamwright.cli.simulate_engines import EnginesOption, engines_beside, named_engines
+from beamwright.cli.simulate_progress import SimulationBar, simulation_bar
 from beamwright.cli.simulate_view import comparison_view
 from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
 from beamwright.cost import Layout, Roofline
+from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
+from beamwright.progress import Progress
 from beamwright.registry import did_you_mean
-from beamwright.schedule import SCHEDULES, schedule_row
+from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
 
 if TYPE_CHECKING:
@@ -102,7 +105,7 @@ _AblationOption = Annotated[
 ]
 
 
-@with_settings(only=_OPTIONS, recipe=False)
+@with_settings(only=_OPTIONS, recipe=False, under=("schedule",))
 def simulate(
     invocation: Invocation,
     prompt: _PromptOption = None,
@@ -123,7 +126,7 @@ def simulate(
     if gpu == LIST:
         print_profiles(as_json=invocation.as_json)
         return
-    rows = _chosen(schedules)
+    rows = _chosen(schedules, invocation.settings.schedule)
     named = named_engines(engines)
     linked = ablation or any(row.settings.schedule != "in-gpu" for row in rows.values())
     linked = linked or _any_host_tier(named or ())
@@ -173,7 +176,8 @@ def _speculation(
     return given
 
 
-def _chosen(names: str) -> dict[str, _Row]:
+def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
+    """The schedules of `--schedules`. given: holds options, each for those that declare it."""
     known = {
         f"{name}/{layout}": _Row(layout, ScheduleSettings(schedule=name))
         for name in filter("auto".__ne__, SCHEDULES)
@@ -187,7 +191,14 @@ def _chosen(names: str) -> dict[str, _Row]:
             hint = f"{did_you_mean(name, listed)}known: {', '.join(listed)}"
             raise InputError(f"--schedules {name}: no such schedule; {hint}")
         chosen |= found
-    return chosen
+    rows = {row.settings.schedule: schedule_row(row.settings) for row in chosen.values()}
+    own = dict(zip(rows, declared_values(SCHEDULES, [*rows.values()], given), strict=True))
+    settled = {name: ScheduleSettings(schedule=name, **own[name]) for name in rows}
+    for settings in settled.values():
+        make_schedule(settings)  # a value that it cannot use is said before anything is simulated
+    return {
+        key: replace(row, settings=settled[row.settings.schedule]) for key, row in chosen.items()
+    }
 
 
 def _machine(invocation: Invocation, gpu: str | None) -> Machine:
@@ -236,7 +247,7 @@ def _report(
     moves = split if verifier is not None and isinstance(split, str) else None
     filled = {name: getattr(settings.schedule, name) for name in names}
 
-    def run(chosen: Mapping[str, _Row]) -> dict[str, Any]:
+    def run(chosen: Mapping[str, _Row], bar: SimulationBar) -> dict[str, Any]:
         return {
             name: _simulate(
                 case,
@@ -246,6 +257,7 @@ def _report(
                 row.settings.model_copy(update=filled),
                 moves,
                 compared.speculation,
+                bar.begin(name),
             )
             for name, row in chosen.items()
         }
@@ -256,9 +268,13 @@ def _report(
         all_schedules=compared.all_schedules,
         has_verifier=verifier is not None,
     )
-    results = run(compared.rows)
-    parts = run(_ABLATION) if compared.ablation else None
-    engines = {name: _simulate_on_engine(name, case, models, plan) for name in beside}
+    count = len(compared.rows) + compared.ablation * len(_ABLATION) + len(beside)
+    with simulation_bar(count, sum(node.tokens for node in case.tree.nodes)) as bar:
+        results = run(compared.rows, bar)
+        parts = run(_ABLATION, bar) if compared.ablation else None
+        engines = {
+            name: _simulate_on_engine(name, case, models, plan, bar.begin(name)) for name in beside
+        }
     readings = [each for found in engines.values() if found for each in found.values()]
     for each in [*results.values(), *(parts or {}).values(), *readings]:
         if each is not None:
@@ -280,6 +296,7 @@ def _report(
         "write_back": settings.schedule.write_back,
         "victims": settings.schedule.victims,
         "max_batch": settings.schedule.max_batch,
+        "schedule_options": dict(settings.schedule.model_extra or {}),
         "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
         "split": split,
         "kv_budget_bytes": plan.generator_kv_bytes,
@@ -300,6 +317,7 @@ def _simulate(
     schedule: ScheduleSettings,
     split: str | None,
     speculation: Speculation,
+    progress: Progress,
 ) -> dict[str, Any] | None:
     """The search under one schedule; None if it does not fit."""
     from beamwright.simulator import RooflineCosts, Simulation, VerifierCase, simulate_if_fits
@@ -323,7 +341,8 @@ def _simulate(
             hardware=models.profile,
             speculation=speculation,
             foresees=case.foresees,
-        )
+        ),
+        progress,
     )
     return None if result is None else asdict(result)
 
@@ -357,14 +376,16 @@ def _simulate_sparse(
 
 
 def _simulate_on_engine(
-    name: str, case: Case, models: Models, plan: MemoryPlan
+    name: str, case: Case, models: Models, plan: MemoryPlan, progress: Progress
 ) -> dict[str, Any] | None:
     """One search on one engine, with both ways to read KV; None if it does not fit."""
     from beamwright.simulator import EngineCase, simulate_engine
 
     costs, kv_bytes = models.generator.costs, plan.generator_kv_bytes
     try:
-        by_row, once = simulate_engine(EngineCase(case.tree, costs, models.profile, kv_bytes), name)
+        by_row, once = simulate_engine(
+            EngineCase(case.tree, costs, models.profile, kv_bytes), name, progress
+        )
     except CapacityError:
         return None
     return {"by_row": asdict(by_row), "once": asdict(once)}

@@ -21,6 +21,7 @@ from beamwright.decode.batching import BatchCounts
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.progress import Progress
 from beamwright.protocols import Foresees, Verifier
 from beamwright.runtime.accounting import Accounting
 from beamwright.runtime.admission import Admission
@@ -96,7 +97,8 @@ class Seconds:
 class Bench:
     """The parts of one simulation.
 
-    cases: what is searched; all but tree and foresight is of the first.
+    cases: what is searched; all but tree and foresight is of the first. progress: hears of rounds
+    and tokens.
     """
 
     def __init__(
@@ -105,7 +107,9 @@ class Bench:
         clock: VirtualClock | None = None,
         timeline: Timeline | None = None,
         moments: Moments | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress
         self._cases, case = cases, cases[0]
         self.case, self.clock, self.moments = case, clock or _clock(case), moments
         self.scripts = Scripts([each.tree for each in cases])
@@ -200,6 +204,7 @@ class Bench:
                 self.clock,
                 self.scripts,
                 tail_tokens,
+                self._progress,
             )
             return self.layerwise
         self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
@@ -209,7 +214,9 @@ class Bench:
         batching = replace(Batching.of(case.schedule), speculation=case.speculation)
         lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
         prefill = self._prefill(self.residency, case.costs)
-        self.batch = RunningBatch(rows, self.residency, prefill, lengths, batching)
+        self.batch = RunningBatch(
+            rows, self.residency, prefill, lengths, batching, progress=self._progress
+        )
         return self.batch
 
     def _prefill(
@@ -250,6 +257,7 @@ class Bench:
             self.accounting,
             self._stalled_s,
             timeline,
+            self._progress,
             most_steps=most_steps,
         )
 

@@ -16,6 +16,7 @@ from beamwright.cost import Layout, ModelCosts
 from beamwright.cost.model import Hardware
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
+from beamwright.progress import Progress
 from beamwright.schedule.engines import (
     Foresight,
     Iteration,
@@ -127,13 +128,17 @@ class EngineCase:
     kv_budget_bytes: int
 
 
-def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineResult]:
+def simulate_engine(
+    case: EngineCase, name: str, progress: Progress | None = None
+) -> tuple[EngineResult, EngineResult]:
     """Run the search on one of `ENGINES`: KV read row by row, and shared parts once.
+
+    progress: hears of rounds and tokens; where the two run apart, of each's.
 
     Raises:
         CapacityError: if the device cannot hold the longest path and a block more.
     """
-    rules = ENGINES[name]
+    rules, progress = ENGINES[name], progress or Progress()
     rounds = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
     token_bytes = case.model.kv_bytes_per_token
     longest = max(request.final_tokens for each in rounds for request in each)
@@ -146,8 +151,10 @@ def simulate_engine(case: EngineCase, name: str) -> tuple[EngineResult, EngineRe
     for meters in ([by_row], [once]) if rules.waits else ([by_row, once],):
         fresh = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
         run = EngineRun(rules.make(case.kv_budget_bytes // token_bytes, rounds), meters)
-        for requests in fresh:
+        for number, requests in enumerate(fresh, start=1):
+            progress.doing(f"round {number}: {len(requests)} requests")
             run.round(requests)
+            progress.wrote(sum(each.step_tokens for each in requests))
         for meter in meters:
             meter.ran = run
     num_steps = len(case.tree.nodes)

@@ -17,6 +17,7 @@ from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.kv.budget import ByteBudget
+from beamwright.progress import Progress
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.simulator.clock import VirtualClock
 from beamwright.simulator.costs import DeviceCosts
@@ -42,7 +43,9 @@ class SimulatedLayerwise:
         clock: VirtualClock,
         scripts: Scripts,
         tail_tokens: int,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress or Progress()
         self.budget, self.stall_s = budget, 0.0
         self._num_layers = model.num_layers
         self._layer_token_bytes = model.kv_bytes_per_token // model.num_layers
@@ -93,6 +96,7 @@ class SimulatedLayerwise:
             CapacityError: if not even two stream buffers fit.
         """
         steps = [self._scripts.step(node) for node in beams]
+        self._progress.doing(f"round {beams[0].round}: decoding {len(beams)} beams")
         self._complete_parents(beams)
         going, first = {}, 0
         for node, step in zip(beams, steps, strict=True):
@@ -102,6 +106,7 @@ class SimulatedLayerwise:
             until = min(going.values())
             self._decode_rows(list(going), first, until)
             first = until
+        self._progress.wrote(sum(step.tokens for step in steps))
         return [
             StepDecoded(node, (0,) * step.tokens, (), step.stop, "")
             for node, step in zip(beams, steps, strict=True)

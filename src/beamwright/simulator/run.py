@@ -9,6 +9,7 @@ from beamwright.cost import dm_lower_bound_bytes, traffic_bound
 from beamwright.cost.growth import BLOCK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.kv import CacheStats, Direction
+from beamwright.progress import Progress
 from beamwright.runtime.timeline import Timeline
 from beamwright.runtime.tree_run import TreeRun
 from beamwright.simulator.bench import Bench, Simulation, seconds_of
@@ -70,24 +71,26 @@ def simulate(
     clock: VirtualClock | None = None,
     timeline: Timeline | None = None,
     moments: Moments | None = None,
+    progress: Progress | None = None,
 ) -> SimulationResult:
     """Run the search on a virtual clock that starts at 0.
 
     timeline: collects what ran when; it has to read the same clock. moments: collects what is in
-    use after every iteration, for `cost.known_future_loads`; not for layer-wise.
+    use after every iteration, for `cost.known_future_loads`; not for layer-wise. progress: hears
+    of rounds and tokens.
 
     Raises:
         CapacityError: if the search does not fit under this schedule.
     """
-    bench = Bench([case], clock, timeline, moments)
+    bench = Bench([case], clock, timeline, moments, progress)
     (run,) = bench.run(1)
     return _result(bench, run)
 
 
-def simulate_if_fits(case: Simulation) -> SimulationResult | None:
+def simulate_if_fits(case: Simulation, progress: Progress | None = None) -> SimulationResult | None:
     """The same; None if the search does not fit under this schedule."""
     try:
-        return simulate(case)
+        return simulate(case, progress=progress)
     except CapacityError:
         return None
 
