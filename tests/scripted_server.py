@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from beamwright.remote import Asked
+from beamwright.remote import PromptRequest
 from beamwright.sections import SamplingSettings
 
 
@@ -154,7 +154,7 @@ def question(codec, text="one two", **changes):
         "stops": ("\n\n",),
         **changes,
     }
-    return Asked(**given)
+    return PromptRequest(**given)
 
 
 def answered(source, asked):

@@ -164,6 +164,15 @@ def test_policies_load_without_torch(modules):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_no_two_public_classes_share_a_name():
+    places = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SRC)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_files_are_short_and_keep_no_hidden_state():
     for path in FILES:
         text, name = path.read_text(), path.relative_to(SRC)

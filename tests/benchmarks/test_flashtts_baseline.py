@@ -9,7 +9,7 @@ from beamwright.cost.scoring import MARK_TOKENS
 from beamwright.errors import CapacityError
 from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.schedule.engines import Request, VllmEngine
+from beamwright.schedule.engines import StepRequest, VllmEngine
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
 from benchmarks.flashtts.baseline import (
     SOURCES,
@@ -104,7 +104,7 @@ def test_the_order_is_random_and_reproducible():
 
 
 def test_a_scored_path_is_its_prompt_with_a_mark_behind_each_step():
-    step = Request(((), (0,)), (100, 20), (0, 1), 30)
+    step = StepRequest(((), (0,)), (100, 20), (0, 1), 30)
     scored = scoring(step)
     assert (scored.lengths, scored.step_tokens) == ((100, 21, 31), 1)
     assert scored.path == ((), (0,), (0, 1))

@@ -4,7 +4,7 @@ import pytest
 
 from beamwright.cost import Layout, Roofline, Scorer, tree_steps
 from beamwright.cost.sampling import sampled_searches
-from beamwright.cost.scoring import Scoring, in_verifier_tokens
+from beamwright.cost.scoring import ScoringCost, in_verifier_tokens
 
 GIB = 2**30
 
@@ -13,7 +13,7 @@ GIB = 2**30
 def scoring(opt, gpu, paper):
     def make(budget_gib=100, layout=Layout.TREE, **workload):
         work = paper(**workload)
-        return Scoring(
+        return ScoringCost(
             Scorer(opt, int(budget_gib * GIB)), work, gpu, layout, sampled_searches(work)
         )
 

@@ -11,7 +11,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
-from beamwright.remote import Asked
+from beamwright.remote import PromptRequest
 from beamwright.remote.vllm import VllmSource
 from beamwright.sections import ModelSettings, SamplingSettings
 
@@ -92,7 +92,7 @@ def question(**changes):
         "token_ids": (5, 6), "text": lambda: "", "count": 2, "seed": 3, "max_tokens": 9,
         "sampling": SamplingSettings(temperature=0.5), "stops": ("\n\n",), **changes,
     }  # fmt: skip
-    return Asked(**given)
+    return PromptRequest(**given)
 
 
 def output(name, *texts, reason="stop", stop="\n\n", cached=2):

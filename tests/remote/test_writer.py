@@ -6,8 +6,8 @@ from beamwright.decode.request import Decoding
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.protocols import Plan, StepDecoded, StepFailed
-from beamwright.remote import RemoteSteps, Reply, Written
-from beamwright.remote.source import Facts
+from beamwright.remote import Continuation, RemoteSteps, Reply
+from beamwright.remote.source import GeneratorFacts
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
 
@@ -17,7 +17,7 @@ DELIMITED = StepSettings(delimiter="\n\n", max_step_tokens=20, max_tokens=60)
 class Script:
     """A source that answers when a test says so."""
 
-    facts = Facts(1024, token_ids=True)
+    facts = GeneratorFacts(1024, token_ids=True)
 
     def __init__(self, most=None):
         self.most, self.asked, self.cancelled, self._replies = most, {}, [], []
@@ -60,7 +60,7 @@ def steps_of(codec):
 
 def wrote(codec, text, ended="stop"):
     ids = tuple(codec.encode(text))
-    return Written(text, ids, (-0.5,) * len(ids), ended)
+    return Continuation(text, ids, (-0.5,) * len(ids), ended)
 
 
 def opened(steps, nodes):
@@ -181,7 +181,7 @@ def test_a_stop_string_may_begin_in_the_step_before(codec, tree, steps_of):
 def test_texts_without_token_ids_are_tokenised_here(codec, tree, steps_of):
     steps = steps_of()
     ((key, _),) = opened(steps, tree.expand(tree.root, 1))
-    steps.source.answer(key, Written("the a\n\n", None, (), "stop"))
+    steps.source.answer(key, Continuation("the a\n\n", None, (), "stop"))
     (event,) = steps.iterate()
     assert event.token_ids == tuple(codec.encode("the a\n\n"))
     assert event.text == "the a\n\n"
@@ -190,7 +190,7 @@ def test_texts_without_token_ids_are_tokenised_here(codec, tree, steps_of):
 def test_tokens_that_nobody_knows_here(codec, tree, steps_of):
     steps = steps_of()
     ((key, _),) = opened(steps, tree.expand(tree.root, 1))
-    steps.source.answer(key, Written("x", (10**6,), (-0.5,), "stop"))
+    steps.source.answer(key, Continuation("x", (10**6,), (-0.5,), "stop"))
     (event,) = steps.iterate()
     assert isinstance(event, StepFailed)
 

@@ -8,7 +8,7 @@ import pytest
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv import StreamLink
 from beamwright.runtime import choice
-from beamwright.runtime.choice import Run, overlaps
+from beamwright.runtime.choice import RunConditions, overlaps
 from beamwright.runtime.threads import Threads
 from beamwright.solver import tiers
 from beamwright.verify import PrmVerifier
@@ -240,7 +240,7 @@ def two_cores(monkeypatch):
 
 def chosen(solver, **changes):
     """Does this solver overlap, were it run so?"""
-    run = replace(Run(4, exact=True, threads=Threads(1, "")), **changes)
+    run = replace(RunConditions(4, exact=True, threads=Threads(1, "")), **changes)
     parts = solver._machinery.parts
     models = (parts.generator, parts.scorer)
     return overlaps(solver.settings.schedule, run, solver.verifier, models)

@@ -8,7 +8,7 @@ import pytest
 from beamwright.protocols import Plan
 from beamwright.runtime import Accounting, Engine, TreeRun
 from beamwright.runtime.scoring_queue import MOST_PASSED, ScoringQueue
-from beamwright.runtime.turns import PATIENT_ROUNDS, WAITING_ROUNDS, Line, Turns
+from beamwright.runtime.turns import PATIENT_ROUNDS, WAITING_ROUNDS, PriorityQueue, Turns
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason, tree_hash
@@ -107,14 +107,14 @@ def test_no_tree_depends_on_priorities():
 
 
 def test_a_line_is_by_priority_then_by_who_came_first():
-    line = Line(100)
+    line = PriorityQueue(100)
     for name, priority in [("a", 0), ("b", 1), ("c", 0), ("d", 1), ("e", -1)]:
         line.put(name, priority)
     assert [line.take() for _ in range(len(line))] == ["b", "d", "a", "c", "e"]
 
 
 def test_so_many_pass_and_no_more():
-    line = Line(3)
+    line = PriorityQueue(3)
     line.put("patient")
     for k in range(5):
         line.put(k, 1)
@@ -123,7 +123,7 @@ def test_so_many_pass_and_no_more():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nobody_is_passed_by_more_than_a_line_allows(seed):
-    chance, line, passed = random.Random(seed), Line(4), {}
+    chance, line, passed = random.Random(seed), PriorityQueue(4), {}
     for k in range(300):
         if chance.random() < 0.6 or not line:
             line.put(k, chance.randint(0, 3))
@@ -136,7 +136,7 @@ def test_nobody_is_passed_by_more_than_a_line_allows(seed):
 
 
 def test_who_is_removed_waits_no_more():
-    line = Line(4)
+    line = PriorityQueue(4)
     for k in range(4):
         line.put(k)
     line.change(lambda each: None if each == 2 else each)

@@ -8,7 +8,7 @@ from beamwright import Solver
 from beamwright.scale.mirror import Changes, Mirror
 from beamwright.serve.final import final_text
 from beamwright.serve.places import kv_place
-from beamwright.serve.shown import ShownTree
+from beamwright.serve.shown import PageTree
 from beamwright.tree.hashing import tree_hash
 
 PROBLEM = "Ann has 12 apples. She eats 3. How many are left?"
@@ -40,7 +40,7 @@ def same(report, other):
 
 @pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])
 def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
-    changes, mirror, there, here = Changes(), Mirror(), ShownTree(kv_place), ShownTree(kv_place)
+    changes, mirror, there, here = Changes(), Mirror(), PageTree(kv_place), PageTree(kv_place)
 
     def hear(report):
         sent = pickle.loads(pickle.dumps(changes.of_round(report)))
@@ -63,7 +63,7 @@ def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
 
 
 def test_what_begins_again_tells_nothing_twice(solver):
-    mirror, shown, steps = Mirror(), ShownTree(), []
+    mirror, shown, steps = Mirror(), PageTree(), []
 
     def heard(changes, report):
         mirror.hear(changes.of_round(report).tree)

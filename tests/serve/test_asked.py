@@ -9,10 +9,10 @@ from beamwright.serve.body import read_json
 from beamwright.serve.errors import ApiError
 from beamwright.serve.fields import ChatFields, CompletionFields, ResponseFields, parsed
 from beamwright.serve.limits import ServerLimits
-from beamwright.serve.recipes import Models
+from beamwright.serve.recipes import ModelNames
 
 LIMITS = ServerLimits(n=64, tokens=5000, seconds=60.0)
-ASKER = Asker(Models("m", SearchSettings()), LIMITS, takes_tools=True)
+ASKER = Asker(ModelNames("m", SearchSettings()), LIMITS, takes_tools=True)
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
@@ -117,7 +117,7 @@ def test_messages_are_as_a_chat_template_takes_them():
 
 
 def test_tools_need_a_template_that_shows_them():
-    plain = Asker(Models("m", SearchSettings()), LIMITS, takes_tools=False)
+    plain = Asker(ModelNames("m", SearchSettings()), LIMITS, takes_tools=False)
     assert refused(lambda: chat(plain, tools=[TOOL])).param == "tools"
     assert not chat(plain, tools=[TOOL], tool_choice="none").tools
     assert not chat(plain, tools=[]).tools
@@ -145,7 +145,7 @@ def test_seeds():
     assert chat(seed=-9007199254740991).seed > 0
     assert chat().seed != chat().seed, "drawn anew"
     assert chat(search={"seed": 5}).seed == 5
-    fixed = Asker(Models("m", SearchSettings()), LIMITS, takes_tools=False, seed=11)
+    fixed = Asker(ModelNames("m", SearchSettings()), LIMITS, takes_tools=False, seed=11)
     assert chat(fixed).seed == 11
 
 
@@ -170,7 +170,7 @@ def test_names_and_efforts():
         error = refused(lambda name=name: chat(model=name))
         assert error.status in (400, 404)
         assert error.param == "model"
-    ids = Models("m", SearchSettings()).ids()
+    ids = ModelNames("m", SearchSettings()).ids()
     assert ids[:2] == ["m", "m:plain"]
     assert "m:beam" in ids
 

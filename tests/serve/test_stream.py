@@ -4,15 +4,15 @@ import asyncio
 import json
 
 from beamwright.errors import InputError
-from beamwright.serve.asked import Ask
+from beamwright.serve.asked import SearchRequest
 from beamwright.serve.chunks import Chunks
-from beamwright.serve.desk import Job, Round
+from beamwright.serve.desk import Job, RoundSummary
 from beamwright.serve.reply import CHAT
 
 
 def deltas_of(*texts):
     """Of a chat in whose rounds these texts become final."""
-    job, found = Job(Ask("tiny", "Hi", {}), 1), []
+    job, found = Job(SearchRequest("tiny", "Hi", {}), 1), []
     chunks = Chunks([job], CHAT, "bw", (), with_usage=False, with_search=True)
 
     async def read():
@@ -22,7 +22,7 @@ def deltas_of(*texts):
     async def search():
         reading = asyncio.create_task(read())
         for number, text in enumerate(texts, 1):
-            job.hear(text, Round(number, 8, 4, 4, 0, 0.5, 10 * number))
+            job.hear(text, RoundSummary(number, 8, 4, 4, 0, 0.5, 10 * number))
             for _ in range(10):  # it is read until it waits
                 await asyncio.sleep(0)
         reading.cancel()
@@ -33,9 +33,9 @@ def deltas_of(*texts):
 
 def test_rounds_that_come_with_the_end_are_told_of_too():
     async def read():
-        job = Job(Ask("tiny", "Hi", {}), 1)
+        job = Job(SearchRequest("tiny", "Hi", {}), 1)
         for number in (1, 2):
-            job.hear("", Round(number, 8, 4, 4, 0, 0.5, 10))
+            job.hear("", RoundSummary(number, 8, 4, 4, 0, 0.5, 10))
         job.settle(InputError("no"))
         chunks = Chunks([job], CHAT, "bw", (), with_usage=False, with_search=True)
         return [event async for event in chunks.events()]

@@ -10,7 +10,7 @@ from beamwright.simulator import (
     simulate_many,
 )
 from beamwright.simulator.costs import Work
-from beamwright.simulator.lanes import Piece, SharedClock
+from beamwright.simulator.lanes import RunningWork, SharedClock
 from replayed import replayed, steps_of
 from simulated import COSTS, GIB, many, trees
 
@@ -21,7 +21,7 @@ class Beside:
     """A lane with one piece of work."""
 
     def __init__(self, work):
-        self._piece = Piece(work, work.seconds, 0)
+        self._piece = RunningWork(work, work.seconds, 0)
 
     def piece(self):
         return self._piece if self._piece.left_s > 0 else None

@@ -14,7 +14,7 @@ from beamwright.cost.estimate import NO_FIT, Estimate, Fit, Totals, fit_of, less
 from beamwright.cost.growth import BLOCK_TOKENS, TreeStep, Workload, tree_steps
 from beamwright.cost.roofline import Layout, Roofline
 from beamwright.cost.sampling import SampledSearches, Spread
-from beamwright.cost.scoring import Scorer, Scoring
+from beamwright.cost.scoring import Scorer, ScoringCost
 from beamwright.protocols import Direction
 
 _NUM_STREAM_BUFFERS = 2  # layer-wise: one layer computes while the next one arrives
@@ -46,11 +46,11 @@ class ScheduleRun:
         return step.union_tokens + beams * token
 
     @cached_property
-    def scoring(self) -> Scoring | None:
+    def scoring(self) -> ScoringCost | None:
         """The verifier's part of this run."""
         if self.scorer is None:
             return None
-        return Scoring(
+        return ScoringCost(
             self.scorer, self.workload, self.roofline.hardware, self.layout, self.searches
         )
 

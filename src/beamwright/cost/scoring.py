@@ -63,7 +63,7 @@ class _Forward:
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoringCost:
     """The scoring of one workload on one machine, in one layout of KV."""
 
     scorer: Scorer

@@ -6,19 +6,19 @@ every other generator. Their KV is their own.
 
 from beamwright.remote.generator import FarGenerator, find_generator
 from beamwright.remote.named import FarModel, far_model
-from beamwright.remote.source import Asked, Reply, Source, Written
+from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource
 from beamwright.remote.writer import RemoteCounts, RemoteSteps, ServedSchedule
 
 __all__ = [
-    "Asked",
+    "Continuation",
     "FarGenerator",
     "FarModel",
+    "PromptRequest",
     "RemoteCounts",
     "RemoteSteps",
     "Reply",
     "ServedSchedule",
-    "Source",
-    "Written",
+    "TextSource",
     "far_model",
     "find_generator",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from beamwright.remote.source import Asked, Written
+from beamwright.remote.source import Continuation, PromptRequest
 
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
 _MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
@@ -44,7 +44,7 @@ class Dialect:
         """Texts are read as they are written."""
         return self.stops is Stops.UNKNOWN
 
-    def body(self, model: str, asked: Asked) -> dict[str, Any]:
+    def body(self, model: str, asked: PromptRequest) -> dict[str, Any]:
         """The request, without what its sampling does not ask for: some refuse what they do not
         know."""
         sampling = asked.sampling
@@ -76,7 +76,7 @@ class Dialect:
                 body["add_special_tokens"] = False
         return body
 
-    def written(self, choice: Mapping[str, Any], stops: Sequence[str]) -> Written:
+    def written(self, choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
         """One text of a reply; raises KeyError, TypeError or ValueError for what is none."""
         text, ended = text_of(choice["text"]), _ended(choice, stops)
         named = next((choice[each] for each in _STOP_FIELDS if choice.get(each) is not None), None)
@@ -85,7 +85,7 @@ class Dialect:
         ids = choice.get("token_ids")
         if ids is not None and not all(type(each) is int for each in ids):
             raise TypeError("token ids that are no integers")
-        return Written(
+        return Continuation(
             text=text,
             token_ids=None if ids is None else tuple(ids),
             logprobs=logprobs_of(choice),

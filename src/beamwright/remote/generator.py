@@ -11,7 +11,7 @@ from beamwright.models import TextCodec
 from beamwright.models.find import tokenizer_folder
 from beamwright.models.json_file import read_object
 from beamwright.remote.named import PLAIN, FarModel, far_model
-from beamwright.remote.source import Source
+from beamwright.remote.source import TextSource
 from beamwright.sections import ModelSettings
 
 
@@ -19,7 +19,7 @@ from beamwright.sections import ModelSettings
 class FarGenerator:
     """codec: of the same tokenizer. context: most tokens of a path."""
 
-    source: Source
+    source: TextSource
     codec: TextCodec
     context: int
 
@@ -52,7 +52,7 @@ def find_generator(settings: ModelSettings) -> FarGenerator:
     return FarGenerator(source, codec, min(known))
 
 
-def _source(far: FarModel, folder: Path, codec: TextCodec, settings: ModelSettings) -> Source:
+def _source(far: FarModel, folder: Path, codec: TextCodec, settings: ModelSettings) -> TextSource:
     if far.kind == "vllm":
         from beamwright.remote.vllm import VllmSource  # noqa: PLC0415 (an extra)
 

@@ -32,7 +32,7 @@ from beamwright.remote.dialect import (
     text_of,
 )
 from beamwright.remote.named import PLAIN, FarModel
-from beamwright.remote.source import Asked, Facts, Reply, Written
+from beamwright.remote.source import Continuation, GeneratorFacts, PromptRequest, Reply
 from beamwright.sections import SamplingSettings
 
 MOST_TRIES = 8  # a minute in all: servers start anew
@@ -82,14 +82,14 @@ class OpenAISource:
         self._tasks: dict[Hashable, asyncio.Future[None]] = {}
         self.name, context, searches = self._once(self._find_model)
         self.dialect = self._once(self._find_dialect)
-        self.facts = Facts(context, self.dialect.returns_ids, searches)
+        self.facts = GeneratorFacts(context, self.dialect.returns_ids, searches)
 
     @property
     def most(self) -> int | None:
         """A text that is read as it is written is left at its stop, the others with it."""
         return 1 if self.dialect.streams else None
 
-    def ask(self, key: Hashable, asked: Asked) -> None:
+    def ask(self, key: Hashable, asked: PromptRequest) -> None:
         """See `Source`."""
         loop = self._running()
         loop.call(self._begin, key, asked)
@@ -118,7 +118,7 @@ class OpenAISource:
 
     # --- in the event loop -------------------------------------------------------------------
 
-    def _begin(self, key: Hashable, asked: Asked) -> None:
+    def _begin(self, key: Hashable, asked: PromptRequest) -> None:
         task = asyncio.ensure_future(self._answer(key, asked))
         self._tasks[key] = task
         task.add_done_callback(lambda _: self._tasks.pop(key, None))
@@ -128,7 +128,7 @@ class OpenAISource:
         if task is not None:
             task.cancel()
 
-    async def _answer(self, key: Hashable, asked: Asked) -> None:
+    async def _answer(self, key: Hashable, asked: PromptRequest) -> None:
         """Put the reply where `wait` finds it, whatever happens."""
         wait_s, tries, most = _FIRST_WAIT_S, 0, self._tries
         while True:
@@ -166,7 +166,7 @@ class OpenAISource:
         printable = "".join(each if each.isprintable() else " " for each in said)
         return " ".join(printable.split())[:_ERROR_CHARS]
 
-    async def _tried(self, asked: Asked) -> Reply:
+    async def _tried(self, asked: PromptRequest) -> Reply:
         body = self.dialect.body(self.name, asked)
         if self.dialect.streams:
             return Reply(None, [await self._read(body, asked)])
@@ -177,7 +177,7 @@ class OpenAISource:
         written = [self.dialect.written(each, asked.stops) for each in choices]
         return _with_usage(answer, written)
 
-    async def _completed(self, body: Mapping[str, Any], asked: Asked) -> Mapping[str, Any]:
+    async def _completed(self, body: Mapping[str, Any], asked: PromptRequest) -> Mapping[str, Any]:
         """A reply that comes as a whole."""
         most = _most_bytes(asked, _TOKEN_BYTES)
         async with self._reply("POST", "completions", _reply_s(asked), most, body) as chunks:
@@ -199,7 +199,7 @@ class OpenAISource:
                 raise await _refused(response)
             yield _bounded(response, most)
 
-    async def _read(self, body: Mapping[str, Any], asked: Asked) -> Written:
+    async def _read(self, body: Mapping[str, Any], asked: PromptRequest) -> Continuation:
         """A text as it is written, up to its first stop."""
         text, logprobs = "", list[float]()
         ended: Literal["stop", "eos", "length"] | None = None
@@ -224,7 +224,7 @@ class OpenAISource:
                     break
         if ended is None:  # the server has dropped it; what is there is no step
             raise BrokenOff("the text broke off")
-        return Written(text, None, tuple(logprobs), ended)
+        return Continuation(text, None, tuple(logprobs), ended)
 
     # --- what it is --------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class OpenAISource:
         """A few tokens, the likeliest ones."""
         ids = tuple(self._codec.encode(prompt))
         greedy = SamplingSettings(temperature=0.0)
-        asked = Asked(ids, lambda: prompt, 1, 0, 4, greedy, tuple(stops))
+        asked = PromptRequest(ids, lambda: prompt, 1, 0, 4, greedy, tuple(stops))
         answer = await self._completed(dialect.body(self.name, asked), asked)
         choice: Mapping[str, Any] = answer["choices"][0]
         return choice
@@ -373,12 +373,12 @@ class _LoopThread:
         await self.client.aclose()
 
 
-def _reply_s(asked: Asked) -> float:
+def _reply_s(asked: PromptRequest) -> float:
     """Seconds in which a whole reply has to be there."""
     return _REPLY_S + asked.max_tokens * _TOKEN_S
 
 
-def _most_bytes(asked: Asked, per_token: int) -> int:
+def _most_bytes(asked: PromptRequest, per_token: int) -> int:
     """Of a reply; some repeat the prompt's tokens with every text."""
     each = asked.max_tokens * per_token + len(asked.token_ids) * _PROMPT_BYTES
     return _REPLY_BYTES + asked.count * each
@@ -431,7 +431,7 @@ def _message(answer: Mapping[str, Any]) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
-def _with_usage(answer: Mapping[str, Any], written: Sequence[Written]) -> Reply:
+def _with_usage(answer: Mapping[str, Any], written: Sequence[Continuation]) -> Reply:
     usage = object_of(answer.get("usage"))
     cached = object_of(usage.get("prompt_tokens_details")).get("cached_tokens")
     return Reply(None, written, count_of(usage.get("prompt_tokens")), count_of(cached))

@@ -11,7 +11,7 @@ from beamwright.sections import SamplingSettings
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptRequest:
     """A prompt that is to be continued `count` times.
 
     text: the same prompt, special tokens included, for who takes no token ids. seed: the same one
@@ -29,7 +29,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Written:
+class Continuation:
     """A continuation.
 
     text: special tokens left out; the stop that ended it included. token_ids: None where they are
@@ -52,7 +52,7 @@ class Reply:
     """
 
     key: Hashable
-    written: Sequence[Written] = ()
+    written: Sequence[Continuation] = ()
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     tries: int = 1
@@ -60,7 +60,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Facts:
+class GeneratorFacts:
     """What is known of a generator elsewhere before it writes anything.
 
     context: most tokens of a path; None: it does not say. token_ids: it says those that it drew.
@@ -72,18 +72,18 @@ class Facts:
     searches: bool = False
 
 
-class Source(Protocol):
+class TextSource(Protocol):
     """Writes texts, any number at a time. One thread calls it.
 
     most: of texts that are asked for in one question.
     """
 
-    facts: Facts
+    facts: GeneratorFacts
 
     @property
     def most(self) -> int | None: ...
 
-    def ask(self, key: Hashable, asked: Asked) -> None:
+    def ask(self, key: Hashable, asked: PromptRequest) -> None:
         """Have it written; its reply is one of `wait`'s."""
         ...
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
-from beamwright.remote.source import Asked, Facts, Reply, Written
+from beamwright.remote.source import Continuation, GeneratorFacts, PromptRequest, Reply
 from beamwright.sections import ModelSettings
 
 
@@ -42,12 +42,12 @@ class VllmSource:
             context = int(self._engine.vllm_config.model_config.max_model_len)
         except Exception as error:  # whatever it finds wrong with a model, or an option
             raise InputError(f"--model {settings.model}: {_line(error)}") from error
-        self.facts = Facts(context, token_ids=True)
+        self.facts = GeneratorFacts(context, token_ids=True)
         self._numbers = count()
         self._keys: dict[str, Hashable] = {}
         self._refused: list[Reply] = []
 
-    def ask(self, key: Hashable, asked: Asked) -> None:
+    def ask(self, key: Hashable, asked: PromptRequest) -> None:
         """See `Source`."""
         name = str(next(self._numbers))
         sampling = asked.sampling
@@ -109,14 +109,14 @@ class VllmSource:
         return Reply(key, written, len(output.prompt_token_ids), output.num_cached_tokens)
 
 
-def _written(output: Any) -> Written:
+def _written(output: Any) -> Continuation:
     ids = tuple(output.token_ids)
     logprobs = zip(ids, output.logprobs or (), strict=False)
     values = tuple(float(each[token].logprob) for token, each in logprobs)
     if output.finish_reason == "length":
-        return Written(output.text, ids, values, "length")
+        return Continuation(output.text, ids, values, "length")
     by_string = isinstance(output.stop_reason, str)
-    return Written(output.text, ids, values, "stop" if by_string else "eos")
+    return Continuation(output.text, ids, values, "stop" if by_string else "eos")
 
 
 def _failed(error: Exception) -> BeamwrightError:

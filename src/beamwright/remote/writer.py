@@ -21,7 +21,7 @@ from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
-from beamwright.remote.source import Asked, Reply, Source, Written
+from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource
 from beamwright.schedule import InGpuSchedule
 from beamwright.tree import Node, StopReason
 
@@ -87,7 +87,7 @@ class RemoteSteps:
     time; None: all of them, and the server has them wait.
     """
 
-    source: Source
+    source: TextSource
     codec: TextCodec
     context: int
     default: Decoding
@@ -210,14 +210,14 @@ class RemoteSteps:
         limit = row_limit(node, self._decodings.of(node).step, self.context)
         return RowLimit(max(1, limit.tokens), limit.reason)
 
-    def _prompt(self, nodes: Sequence[Node], limit: RowLimit) -> Asked:
+    def _prompt(self, nodes: Sequence[Node], limit: RowLimit) -> PromptRequest:
         node, decoding = nodes[0], self._decodings.of(nodes[0])
         assert node.parent is not None
         step, sampling = decoding.step, decoding.sampling
         if node.greedy:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         high, low = lineage_key(decoding.seed, node.lineage)
-        return Asked(
+        return PromptRequest(
             token_ids=tuple(node.parent.path_token_ids()),
             text=partial(self._path_text, node),
             count=len(nodes),
@@ -263,7 +263,7 @@ class RemoteSteps:
                 self.progress.wrote(len(step.token_ids))
         return events
 
-    def _step(self, node: Node, written: Written, limit: RowLimit) -> StepDecoded | StepFailed:
+    def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
         assert node.parent is not None
         token_ids = written.token_ids
         if self._is_too_long(written, limit):
@@ -291,7 +291,7 @@ class RemoteSteps:
             stop = StopReason.STOP_STRING
         return StepDecoded(node, token_ids, written.logprobs, stop, shown)
 
-    def _is_too_long(self, written: Written, limit: RowLimit) -> bool:
+    def _is_too_long(self, written: Continuation, limit: RowLimit) -> bool:
         """More than it was asked for; a text may be other tokens here than it was drawn as."""
         if written.token_ids is not None:
             return max(len(written.token_ids), len(written.logprobs)) > limit.tokens
@@ -299,7 +299,9 @@ class RemoteSteps:
         return len(written.logprobs) > most or self.codec.is_longer(written.text, most)
 
 
-def _stop(written: Written, num_tokens: int, limit: RowLimit, delimiter: str | None) -> StopReason:
+def _stop(
+    written: Continuation, num_tokens: int, limit: RowLimit, delimiter: str | None
+) -> StopReason:
     """As `decode.stops.stop_reason`: EOS, a limit that ends the path, the delimiter, others.
 
     Servers say "length" where the last token that they may draw completes a stop string.

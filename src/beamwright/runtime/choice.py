@@ -28,7 +28,7 @@ PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Run:
+class RunConditions:
     """What the choice depends on: trees in flight (None for as many as there is work for), whether
     results depend on a batch, threads; trial: of earlier problems."""
 
@@ -40,7 +40,7 @@ class Run:
 
 def make_executor(
     settings: ScheduleSettings,
-    run: Run,
+    run: RunConditions,
     writer: StepWriter,
     verifier: Verifier,
     accounting: Accounting,
@@ -81,7 +81,7 @@ def _tries(settings: ScheduleSettings, models: tuple[TreeModel | None, TreeModel
 
 def overlaps(
     settings: ScheduleSettings,
-    run: Run,
+    run: RunConditions,
     verifier: Verifier,
     models: tuple[TreeModel | None, TreeModel | None],
 ) -> bool:

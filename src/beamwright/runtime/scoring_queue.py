@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from beamwright.runtime.turns import Line
+from beamwright.runtime.turns import PriorityQueue
 from beamwright.tree import Node
 
 MOST_PASSED = 8
@@ -20,7 +20,7 @@ class ScoringQueue:
 
     def __init__(self, most_steps: int = 1) -> None:
         self.most_steps = most_steps
-        self._batches: Line[tuple[Node, ...]] = Line(MOST_PASSED)
+        self._batches: PriorityQueue[tuple[Node, ...]] = PriorityQueue(MOST_PASSED)
 
     def __bool__(self) -> bool:
         return bool(self._batches)

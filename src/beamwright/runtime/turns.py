@@ -2,7 +2,7 @@
 
 A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
 whoever came first. Both are bounded: by a share of everybody's work (`Turns`), or by how many may
-pass (`Line`).
+pass (`PriorityQueue`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Place(Generic[T]):
     passed: int = 0
 
 
-class Line(Generic[T]):
+class PriorityQueue(Generic[T]):
     """Who waits in the order of their turns: a larger priority first, then who came first.
 
     most_passed: nobody is passed by more than so many who came later.

@@ -31,7 +31,7 @@ from beamwright.scale.mirror import Mirror
 from beamwright.scale.ray_cluster import RayCluster, last_line
 from beamwright.scale.ray_serving import RayServing
 from beamwright.scale.replica_state import ReplicaState
-from beamwright.scale.searcher import Begun, Decided, Ended, Facts, News, Pulse, Taken
+from beamwright.scale.searcher import Begun, Decided, Ended, EngineFacts, News, Pulse, Taken
 from beamwright.scale.serving import Serving
 from beamwright.solver import calls
 from beamwright.solver.handle import Handle
@@ -118,7 +118,7 @@ class FarSolver:
         self._serving = serving
         try:
             self.wanted = serving.start()
-            self._facts: Facts = serving.facts()
+            self._facts: EngineFacts = serving.facts()
             self._call(self._look()).result()
             self._call(self._look_on())
         except BaseException:

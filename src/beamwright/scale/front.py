@@ -16,7 +16,7 @@ from beamwright.models import TextCodec
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.runtime.prompts import Prompts, with_system_prompt
-from beamwright.scale.searcher import Facts
+from beamwright.scale.searcher import EngineFacts
 from beamwright.solver import own
 from beamwright.solver.own import OwnParts, Request
 
@@ -41,7 +41,7 @@ class Front:
         """Tokens of its prompt; raises what is wrong with it."""
         return len(self._prompts.tree(0, problem).root.token_ids)
 
-    def requested(self, options: dict[str, Any], facts: Facts) -> Request:
+    def requested(self, options: dict[str, Any], facts: EngineFacts) -> Request:
         """What is asked with these options. facts: of the engines."""
         request = self._request
         if options:  # what `auto` stands for is every replica's own affair

@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Written:
+class MirroredStep:
     """What a step is, from when it was opened or decoded on.
 
     kept, more: its text: so many characters of its parent's, and what follows.
@@ -47,7 +47,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepDelta:
     """A step that has changed. written: None where only its verdict has."""
 
     ordinals: Ordinals
@@ -58,7 +58,7 @@ class Step:
     place: str | None
     usage: Mapping[str, int]
     notes: Mapping[str, str]
-    written: Written | None
+    written: MirroredStep | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TreeNews:
     rounds: int
     done: bool
     reason_fewer: str | None
-    steps: tuple[Step, ...]
+    steps: tuple[StepDelta, ...]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Changes:
 
     def _of(self, tree: SearchTree, *, whole: bool) -> TreeNews:
         fresh, self._tree = tree is not self._tree, tree
-        found: list[Step] = []
+        found: list[StepDelta] = []
         stack = [tree.root]
         while stack:
             node = stack.pop()
@@ -128,7 +128,7 @@ class Changes:
             fresh, root.problem_id, tree.rounds, tree.done, tree.reason_fewer, tuple(found)
         )
 
-    def _change(self, node: Node) -> Step | None:
+    def _change(self, node: Node) -> StepDelta | None:
         place = _place(node)
         now = (
             len(node.token_ids), node.stop, node.state, node.score, node.step_score, place,
@@ -138,7 +138,7 @@ class Changes:
         if now == before:
             return None
         self._known[node] = now
-        return Step(
+        return StepDelta(
             node.lineage[1:],
             node.state,
             node.stop,
@@ -151,10 +151,10 @@ class Changes:
         )
 
 
-def _written(node: Node) -> Written:
+def _written(node: Node) -> MirroredStep:
     before = node.parent.text if node.parent is not None else ""
     kept = len(before) if node.text.startswith(before) else 0
-    return Written(
+    return MirroredStep(
         node.start, node.token_ids, node.logprobs, dict(node.stats), node.top, kept,
         node.text[kept:], node.problem_text, node.greedy, node.round, node.turn,
     )  # fmt: skip
@@ -213,7 +213,7 @@ class Mirror:
     def _found(self, ordinals: Sequence[Ordinals]) -> tuple[Node, ...]:
         return tuple(self._nodes[each] for each in ordinals)
 
-    def _hear(self, problem_id: str | int, step: Step) -> None:
+    def _hear(self, problem_id: str | int, step: StepDelta) -> None:
         node = self._nodes.get(step.ordinals)
         if node is None:
             node = self._born(problem_id, step)
@@ -224,7 +224,7 @@ class Mirror:
         node.usage, node.notes = Counter(step.usage), dict(step.notes)
         node.handles = {} if step.place is None else {OWNER: Place(step.place)}
 
-    def _born(self, problem_id: str | int, step: Step) -> Node:
+    def _born(self, problem_id: str | int, step: StepDelta) -> Node:
         assert step.written is not None
         ordinals = step.ordinals
         if not ordinals:
@@ -243,7 +243,7 @@ class Mirror:
         return node
 
 
-def _write(node: Node, written: Written) -> None:
+def _write(node: Node, written: MirroredStep) -> None:
     node.start, node.token_ids, node.logprobs = written.start, written.token_ids, written.logprobs
     node.stats, node.top = dict(written.stats), written.top
     before = node.parent.text if node.parent is not None else ""

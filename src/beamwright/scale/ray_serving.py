@@ -16,7 +16,7 @@ from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, UnavailableError
 from beamwright.scale.ledger import Given
 from beamwright.scale.ray_cluster import RayCluster, last_line
-from beamwright.scale.searcher import Facts, Pulse, Searcher
+from beamwright.scale.searcher import EngineFacts, Pulse, Searcher
 
 _MOST_SEARCHES = 100_000  # at a time in a replica: its engine has the queue
 _HEALTH_S = 2.0
@@ -90,9 +90,9 @@ class RayServing:
             found.TaskCancelledError, found.NodeDiedError,
         )  # fmt: skip
 
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """Of any of them; waits."""
-        found: Facts = self._engines.facts.remote().result()
+        found: EngineFacts = self._engines.facts.remote().result()
         return found
 
     def search(self, given: Given) -> Any:

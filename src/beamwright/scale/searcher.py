@@ -71,7 +71,7 @@ News = Taken | Begun | Decided | Ended
 
 
 @dataclass(frozen=True)
-class Facts:
+class EngineFacts:
     """Of an engine, what whoever asks it has to know beforehand.
 
     probabilities: every score of its verifier is one. token_stats: that it keeps of every token.
@@ -113,10 +113,10 @@ class Searcher:
         self._watch: asyncio.Task[None] | None = None
         self._asked_s = 0.0
 
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """What is the same for all searches."""
         solver = self._solver
-        return Facts(solver.exact, solver.verifier.probabilities, token_stats_of(solver))
+        return EngineFacts(solver.exact, solver.verifier.probabilities, token_stats_of(solver))
 
     async def pulse(self) -> Pulse:
         """That it is there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from beamwright.scale.ledger import Given
-from beamwright.scale.searcher import Facts, Pulse
+from beamwright.scale.searcher import EngineFacts, Pulse
 
 
 class Serving(Protocol):
@@ -25,7 +25,7 @@ class Serving(Protocol):
         """End the replicas, and what else was begun."""
         ...
 
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """Of any of them; waits."""
         ...
 

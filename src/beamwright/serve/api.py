@@ -15,14 +15,14 @@ from fastapi.responses import Response
 
 import beamwright
 from beamwright.serve.ascii_json import AsciiJSON
-from beamwright.serve.asked import Ask
+from beamwright.serve.asked import SearchRequest
 from beamwright.serve.body import read_body
 from beamwright.serve.chunks import Chunks
 from beamwright.serve.desk import Desk, Job
 from beamwright.serve.errors import ApiError
 from beamwright.serve.fields import ChatFields, CompletionFields, Fields, parsed
 from beamwright.serve.guard import owner_of
-from beamwright.serve.reply import CHAT, COMPLETION, Shape, answers, search_facts, usage
+from beamwright.serve.reply import CHAT, COMPLETION, ReplyFormat, answers, search_facts, usage
 from beamwright.serve.stream import EventStream, until_gone
 from beamwright.solver.solution import Solution
 
@@ -68,7 +68,7 @@ class Api:
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
 
-        def asked(body: dict[str, Any]) -> tuple[Fields, list[Ask]]:
+        def asked(body: dict[str, Any]) -> tuple[Fields, list[SearchRequest]]:
             fields = parsed(ChatFields, body)
             return fields, [self.desk.asker.chat(fields)]
 
@@ -77,7 +77,7 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """`POST /v1/completions`."""
 
-        def asked(body: dict[str, Any]) -> tuple[Fields, list[Ask]]:
+        def asked(body: dict[str, Any]) -> tuple[Fields, list[SearchRequest]]:
             fields = parsed(CompletionFields, body)
             return fields, self.desk.asker.completions(fields)
 
@@ -87,7 +87,7 @@ class Api:
         """What is made of a request's JSON, see `read_body`. Raises ApiError."""
         return await read_body(request, self.desk.limits, taken)
 
-    async def begin(self, request: Request, asks: Sequence[Ask]) -> list[Job]:
+    async def begin(self, request: Request, asks: Sequence[SearchRequest]) -> list[Job]:
         """All of these searches, or none."""
         jobs: list[Job] = []
         try:
@@ -100,7 +100,7 @@ class Api:
         return jobs
 
     async def _answer(
-        self, request: Request, fields: Fields, asks: Sequence[Ask], shape: Shape
+        self, request: Request, fields: Fields, asks: Sequence[SearchRequest], shape: ReplyFormat
     ) -> Response:
         shown = fields.search or {}
         jobs = await self.begin(request, asks)

@@ -21,7 +21,7 @@ from beamwright.serve.fields import (
     parsed,
 )
 from beamwright.serve.limits import ServerLimits
-from beamwright.serve.recipes import Models
+from beamwright.serve.recipes import ModelNames
 from beamwright.serve.said import message_of, messages_of, nested_tools, prompts_of
 from beamwright.units import parse_duration
 
@@ -31,7 +31,7 @@ _OURS = ("stop", "stop_strings", "top_logprobs")  # go by OpenAI's names
 
 
 @dataclass(frozen=True)
-class Ask:
+class SearchRequest:
     """One search for one request.
 
     model: as it was named. options: of `Solver.submit`. choices: answers that are returned.
@@ -63,12 +63,12 @@ class Ask:
 class Asker:
     """Reads requests for one server. seed: of all searches that name none; None: drawn anew."""
 
-    models: Models
+    models: ModelNames
     limits: ServerLimits
     takes_tools: bool
     seed: int | None = None
 
-    def chat(self, fields: ChatFields) -> Ask:
+    def chat(self, fields: ChatFields) -> SearchRequest:
         """A conversation. Raises ApiError 400 for what is not understood."""
         tools = self._tools(fields.tools, fields.tool_choice)
         messages = tuple(
@@ -80,11 +80,11 @@ class Asker:
         limit = fields.max_completion_tokens or fields.max_tokens
         return self._ask(fields, Conversation(messages, tools), limit, top)
 
-    def chat_from(self, body: Mapping[str, Any]) -> Ask:
+    def chat_from(self, body: Mapping[str, Any]) -> SearchRequest:
         """The same, from a body's fields."""
         return self.chat(parsed(ChatFields, body))
 
-    def completions(self, fields: CompletionFields) -> list[Ask]:
+    def completions(self, fields: CompletionFields) -> list[SearchRequest]:
         """A search for every prompt."""
         prompts = prompts_of(fields.prompt)
         if not prompts:
@@ -101,7 +101,7 @@ class Asker:
             replace(ask, param="prompt", token_ids=token_ids, with_stop=with_stop) for ask in asks
         ]
 
-    def response(self, fields: ResponseFields) -> Ask:
+    def response(self, fields: ResponseFields) -> SearchRequest:
         """A conversation that nobody remembers."""
         messages = messages_of(fields.input)
         if fields.instructions:
@@ -122,7 +122,7 @@ class Asker:
 
     def _ask(
         self, fields: Fields, problem: Problem, max_tokens: int | None, top: int | None
-    ) -> Ask:
+    ) -> SearchRequest:
         options = self.models.options(fields.model, fields.reasoning_effort)
         options |= _own(fields.search)
         for name in ("temperature", "top_p", "min_p"):
@@ -145,7 +145,7 @@ class Asker:
         options["token_budget"] = most if budget is None else min(budget, most)
         options["deadline"] = min(_seconds(options.get("deadline")), self.limits.seconds)
         tools = isinstance(problem, Conversation) and bool(problem.tools)
-        return Ask(fields.model, problem, options, choices, seed, stops, top, tools)
+        return SearchRequest(fields.model, problem, options, choices, seed, stops, top, tools)
 
     def _wide_enough(self, options: dict[str, Any], choices: int) -> dict[str, Any]:
         """At least as many candidates as are returned."""

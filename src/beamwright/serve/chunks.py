@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beamwright.serve.desk import Job, Round
+from beamwright.serve.desk import Job, RoundSummary
 from beamwright.serve.errors import told_error
-from beamwright.serve.reply import Answer, Shape, answers, search_facts, usage
+from beamwright.serve.reply import Answer, ReplyFormat, answers, search_facts, usage
 from beamwright.serve.stream import event
 from beamwright.solver.solution import Solution
 
@@ -26,7 +26,7 @@ class Chunks:
     """
 
     jobs: Sequence[Job]
-    shape: Shape
+    shape: ReplyFormat
     fingerprint: str
     pieces: Sequence[bytes]
     with_usage: bool
@@ -112,7 +112,7 @@ class Chunks:
         return event({**head, "choices": choices, **unused, **more})
 
 
-def told(found: Round) -> str:
+def told(found: RoundSummary) -> str:
     """A round in a line, for people."""
     best = "" if found.best is None else f", best score {found.best:.3f}"
     ended = f", {found.finished} finished" if found.finished else ""

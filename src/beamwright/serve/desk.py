@@ -20,13 +20,13 @@ from beamwright.protocols import RoundReport
 from beamwright.runtime.limits import num_generated
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.sections import SearchSettings
-from beamwright.serve.asked import Ask, Asker
+from beamwright.serve.asked import Asker, SearchRequest
 from beamwright.serve.engine import Engine
 from beamwright.serve.errors import ApiError, api_error, log
 from beamwright.serve.events import About
 from beamwright.serve.final import final_text
 from beamwright.serve.limits import ServerLimits
-from beamwright.serve.recipes import Models
+from beamwright.serve.recipes import ModelNames
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
 
@@ -34,7 +34,7 @@ State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundSummary:
     """What one round has decided. tokens: generated so far; best: score of its best candidate."""
 
     number: int
@@ -46,7 +46,7 @@ class Round:
     tokens: int
 
     @classmethod
-    def of(cls, report: RoundReport) -> Round:
+    def of(cls, report: RoundReport) -> RoundSummary:
         """Copied: the report's tree grows on."""
         scores = [node.score for node in report.candidates if node.score is not None]
         return cls(
@@ -76,13 +76,13 @@ class Job:
     has read yet, the newest 64.
     """
 
-    def __init__(self, ask: Ask, owner: str | None) -> None:
+    def __init__(self, ask: SearchRequest, owner: str | None) -> None:
         self.id = f"chatcmpl-{secrets.token_hex(12)}"
         self.ask, self.owner, self.prompt_tokens = ask, owner, 0
         self.created_s, self.began_s = time.time(), time.monotonic()
         self.text = ""
         self.first_text_s: float | None = None
-        self.rounds: list[Round] = []
+        self.rounds: list[RoundSummary] = []
         self.outcome: Solution | BaseException | None = None
         self.handle: Handle | None = None
         self._changed = asyncio.Event()
@@ -122,7 +122,7 @@ class Job:
         if self.handle is not None and self.outcome is None:
             self.handle.cancel()
 
-    def hear(self, text: str, found: Round) -> None:
+    def hear(self, text: str, found: RoundSummary) -> None:
         """In the event loop: a round is decided."""
         if len(text) > len(self.text) and text.startswith(self.text):
             self.text = text
@@ -159,7 +159,7 @@ class Desk:
         self, solver: Engine, name: str, limits: ServerLimits, seed: int | None = None
     ) -> None:
         self.solver, self.limits = solver, limits
-        self.models = Models(name, solver.settings.search)
+        self.models = ModelNames(name, solver.settings.search)
         self.asker = Asker(
             self.models, limits, solver.codec is not None and solver.codec.takes_tools, seed
         )
@@ -170,7 +170,7 @@ class Desk:
         self._coming: Counter[str | None] = Counter()  # that are being looked at, by owner
         self._job_s = 10.0  # of the jobs that ended last
 
-    async def begin(self, ask: Ask, owner: str | None = None) -> Job:
+    async def begin(self, ask: SearchRequest, owner: str | None = None) -> Job:
         """Have it searched.
 
         Raises:
@@ -188,7 +188,7 @@ class Desk:
                 return
             self._tell("round", job, report)
             text = final_text(report.tree, ask.stops) if streams else ""
-            found = Round.of(report)
+            found = RoundSummary.of(report)
             loop.call_soon_threadsafe(job.hear, text, found)
 
         def submit() -> None:
@@ -252,7 +252,7 @@ class Desk:
         while self._waits:
             await asyncio.wait(self._waits)
 
-    def _streams(self, ask: Ask) -> bool:
+    def _streams(self, ask: SearchRequest) -> bool:
         """True if text is final before the end, and can be said without what else is asked for."""
         method = ask.options.get("search") or self.models.search.search or DEFAULT_SEARCH
         commits = method in STRATEGIES and STRATEGIES[method].commits

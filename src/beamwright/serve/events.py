@@ -13,7 +13,7 @@ from typing_extensions import TypedDict  # pydantic cannot read typing's before 
 RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # of an exported run
 
 
-class Step(TypedDict):
+class StepEvent(TypedDict):
     """A step, or what has changed of it.
 
     lineage: dotted child ordinals from the prompt, whose own is "". tokens: of this step; text: of
@@ -56,12 +56,12 @@ class Begin(About):
     started: float | None
 
 
-class Round(TypedDict):
+class RoundEvent(TypedDict):
     """A round is decided. tokens: of the whole tree; elapsed_s: None where it is not known."""
 
     event: Literal["round"]
     round: int
-    nodes: list[Step]
+    nodes: list[StepEvent]
     tokens: int
     elapsed_s: float | None
 
@@ -72,7 +72,7 @@ class End(TypedDict):
 
     event: Literal["end"]
     state: Literal["done", "failed", "cancelled", "saved"]
-    nodes: list[Step]
+    nodes: list[StepEvent]
     answer: str | None
     chosen: str | None
     reason_fewer: str | None
@@ -82,7 +82,7 @@ class End(TypedDict):
     stats: dict[str, Any]
 
 
-Event = Begin | Round | End
+Event = Begin | RoundEvent | End
 
 
 def begin(run_id: str, about: About, *, started: float | None = None) -> Begin:

@@ -17,7 +17,7 @@ from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.finite import finite
 from beamwright.protocols import RoundReport
 from beamwright.serve.events import About, Event, begin, end
-from beamwright.serve.shown import Places, ShownTree
+from beamwright.serve.shown import PageTree, Places
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
@@ -40,7 +40,7 @@ class Watched(Protocol):
     def cancel(self) -> None: ...
 
 
-class Run:
+class SearchEvents:
     """The events of one search, a line of JSON each."""
 
     def __init__(self, first: Event, job: Watched | None = None) -> None:
@@ -127,8 +127,8 @@ class Feed:
     ) -> None:
         self._about, self._places = about, places
         self._most, self._most_bytes = most, most_bytes
-        self._runs: dict[str, Run] = {}
-        self._trees: dict[str, ShownTree] = {}
+        self._runs: dict[str, SearchEvents] = {}
+        self._trees: dict[str, PageTree] = {}
         self._tokens = 0
         self._lock = threading.Lock()
 
@@ -140,8 +140,8 @@ class Feed:
             if job.id in self._runs:
                 return
             first = begin(job.id, self._about(job), started=time.time())
-            self._trees[job.id] = ShownTree(self._places)
-            self._runs[job.id] = Run(first, job)
+            self._trees[job.id] = PageTree(self._places)
+            self._runs[job.id] = SearchEvents(first, job)
         self._forget_old()
 
     def round(self, job: Watched, report: RoundReport) -> None:
@@ -184,7 +184,7 @@ class Feed:
 
     # --- what is kept ------------------------------------------------------------------------
 
-    def add(self, events: Sequence[Event]) -> Run:
+    def add(self, events: Sequence[Event]) -> SearchEvents:
         """A whole run, a saved one.
 
         Raises:
@@ -192,7 +192,7 @@ class Feed:
         """
         if not events or events[0]["event"] != "begin":
             raise ValueError("the first event of a run is its beginning")
-        run = Run(events[0])
+        run = SearchEvents(events[0])
         for event in events[1:]:
             run.append(event)
         with self._lock:
@@ -200,12 +200,12 @@ class Feed:
         self._forget_old()
         return run
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[SearchEvents]:
         """The newest first."""
         with self._lock:
             return list(reversed(self._runs.values()))
 
-    def run(self, run_id: str) -> Run | None:
+    def run(self, run_id: str) -> SearchEvents | None:
         """That run, if it is kept."""
         return self._runs.get(run_id)
 
@@ -229,7 +229,7 @@ class Feed:
                     num_bytes -= self._runs.pop(run_id).num_bytes
 
 
-def ending(solution: Solution, shown: ShownTree) -> dict[str, Any]:
+def ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
     """What there is to say of a search that is over; shown: what the page knows of its tree."""
     figures: Mapping[str, Any] = solution.to_json()
     names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")

@@ -19,7 +19,7 @@ from beamwright.report.page_file import page_part
 from beamwright.search import STRATEGIES
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.body import read_body
-from beamwright.serve.feed import Feed, Run, Watched
+from beamwright.serve.feed import Feed, SearchEvents, Watched
 from beamwright.serve.fields import parsed
 from beamwright.serve.guard import owner_of
 from beamwright.serve.limits import ServerLimits
@@ -52,7 +52,7 @@ Gauges = Callable[[], Sequence[Mapping[str, Any]]]
 the value is at most. A value that is None is not shown."""
 
 
-class Desk(Protocol):
+class SearchQueue(Protocol):
     """Where a search is asked for. Raises `ApiError` for what cannot be searched."""
 
     limits: ServerLimits
@@ -62,7 +62,7 @@ class Desk(Protocol):
     ) -> Watched: ...
 
 
-class Asked(BaseModel):
+class FeedProblem(BaseModel):
     """A problem for a search; options: of the `search` object of a chat completion."""
 
     model_config = ConfigDict(extra="forbid")
@@ -74,15 +74,15 @@ class Asked(BaseModel):
 # Read by hand, for its limits, and declared all the same.
 _ASKED = {
     "required": True,
-    "content": {"application/json": {"schema": Asked.model_json_schema()}},
+    "content": {"application/json": {"schema": FeedProblem.model_json_schema()}},
 }
 
 
-def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> APIRouter:
+def feed_routes(feed: Feed, desk: SearchQueue | None, gauges: Gauges | None = None) -> APIRouter:
     """`/feed/*`. desk: None where runs can only be looked at. gauges: else the feed's own."""
     routes = APIRouter(prefix="/feed", tags=["feed"])
 
-    def kept(run_id: str, request: Request) -> Run:
+    def kept(run_id: str, request: Request) -> SearchEvents:
         run = feed.run(run_id)
         if run is None or run.owner != owner_of(request):
             raise HTTPException(404, "no such search, or an old one that is not kept any more")
@@ -104,7 +104,7 @@ def feed_routes(feed: Feed, desk: Desk | None, gauges: Gauges | None = None) -> 
         """Begin a search."""
         if desk is None:
             raise HTTPException(405, "saved runs can only be looked at")
-        asked = await read_body(request, desk.limits, partial(parsed, Asked))
+        asked = await read_body(request, desk.limits, partial(parsed, FeedProblem))
         job = await desk.begin_search(asked.problem, asked.options, owner_of(request))
         return {"id": job.id}
 

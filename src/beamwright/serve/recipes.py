@@ -34,7 +34,7 @@ EFFORTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Models:
+class ModelNames:
     """The names that a server answers to. name: of its generator; search: its recipe."""
 
     name: str

@@ -168,7 +168,7 @@ def search_facts(job: Job, solution: Solution, found: Sequence[Answer]) -> dict[
 
 
 @dataclass(frozen=True)
-class Shape:
+class ReplyFormat:
     """How one endpoint writes what all of them say."""
 
     kind: str
@@ -230,5 +230,5 @@ class Shape:
         }
 
 
-CHAT = Shape("chat.completion", "chatcmpl-", chat=True)
-COMPLETION = Shape("text_completion", "cmpl-", chat=False)
+CHAT = ReplyFormat("chat.completion", "chatcmpl-", chat=True)
+COMPLETION = ReplyFormat("text_completion", "cmpl-", chat=False)

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from beamwright.serve.api import Api
 from beamwright.serve.ascii_json import AsciiJSON
-from beamwright.serve.asked import Ask
+from beamwright.serve.asked import SearchRequest
 from beamwright.serve.desk import Job
 from beamwright.serve.errors import ApiError, told_error
 from beamwright.serve.fields import ResponseFields, parsed
@@ -41,7 +41,7 @@ class Responses:
         (answer,) = answers(job, solution)
         return AsciiJSON(self._whole(job, body, solution, answer))
 
-    def _asked(self, body: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
+    def _asked(self, body: dict[str, Any]) -> tuple[dict[str, Any], SearchRequest]:
         for name in ("previous_response_id", "conversation"):
             if body.pop(name, None) is not None:
                 raise ApiError(400, f"{name}: nothing is stored here", name, "unsupported")

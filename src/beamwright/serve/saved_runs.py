@@ -18,8 +18,17 @@ from pydantic import TypeAdapter, ValidationError
 from beamwright.errors import InputError
 from beamwright.files import read_regular
 from beamwright.search.answers import extract_answer, normalise_answer
-from beamwright.serve.events import RUN_FORMAT, RUN_VERSION, About, Event, Round, Step, begin, end
-from beamwright.serve.shown import ShownTree
+from beamwright.serve.events import (
+    RUN_FORMAT,
+    RUN_VERSION,
+    About,
+    Event,
+    RoundEvent,
+    StepEvent,
+    begin,
+    end,
+)
+from beamwright.serve.shown import PageTree
 
 if TYPE_CHECKING:
     from beamwright.saved.checkpoint import Checkpoint
@@ -95,9 +104,9 @@ def _about(problem: str, search: Mapping[str, Any] | None = None) -> About:
     }
 
 
-def _in_rounds(steps: Sequence[Step], elapsed_s: float | None = None) -> list[Round]:
+def _in_rounds(steps: Sequence[StepEvent], elapsed_s: float | None = None) -> list[RoundEvent]:
     """A round per round; the prompt comes with the first."""
-    rounds: list[Round] = []
+    rounds: list[RoundEvent] = []
     num_tokens = 0
     for number, group in groupby(sorted(steps, key=_round), key=_round):
         nodes = list(group)
@@ -116,7 +125,7 @@ def _in_rounds(steps: Sequence[Step], elapsed_s: float | None = None) -> list[Ro
     return rounds
 
 
-def _round(step: Step) -> int:
+def _round(step: StepEvent) -> int:
     return max(1, step.get("round", 0))
 
 
@@ -146,7 +155,7 @@ def _checked(path: Path, events: Any) -> list[Event]:
 
 def _of_checkpoint(path: Path, saved: Checkpoint, ended: Any) -> list[Event]:
     """ended: as `CheckpointWriter.end` was told; None where the search may go on."""
-    steps = ShownTree().changes(saved.tree)
+    steps = PageTree().changes(saved.tree)
     about = _about(saved.tree.root.problem_text, saved.settings)
     rounds = _in_rounds(steps, saved.elapsed_s)
     given = ended if isinstance(ended, dict) else {}
@@ -156,7 +165,7 @@ def _of_checkpoint(path: Path, saved: Checkpoint, ended: Any) -> list[Event]:
 
 
 def _of_recording(path: Path, saved: RecordedTree) -> list[Event]:
-    steps: list[Step] = [
+    steps: list[StepEvent] = [
         {"lineage": "", "round": 0, "state": "kept", "tokens": saved.prompt_tokens}
     ]
     for node in saved.nodes:
@@ -197,7 +206,7 @@ def _of_page(path: Path, data: Any) -> Iterator[list[Event]]:
         raise InputError(f"{path}: not a page that --tree wrote, or a damaged one") from error
 
 
-def _of_page_node(node: Mapping[str, Any], lineage: str, text: str) -> Step:
+def _of_page_node(node: Mapping[str, Any], lineage: str, text: str) -> StepEvent:
     same = ("round", "text", "tokens", "score", "step_score", "state", "stop")
     step: dict[str, Any] = {name: node[name] for name in same}
     step["lineage"], step["notes"] = lineage, node.get("notes", {})

@@ -7,14 +7,14 @@ from typing import Any
 
 from beamwright.finite import finite
 from beamwright.search.answers import extract_answer, normalise_answer
-from beamwright.serve.events import Step
+from beamwright.serve.events import StepEvent
 from beamwright.tree import Node, NodeState, SearchTree
 
 Places = Callable[[Node], str | None]
 """Where the KV of a node is."""
 
 
-class ShownTree:
+class PageTree:
     """One tree as the page knows it. Looks at a tree only in the thread that grows it.
 
     places: None where nobody knows.
@@ -26,12 +26,12 @@ class ShownTree:
         self._kv: dict[Node, str | None] = {}
         self.num_tokens = 0
 
-    def changes(self, tree: SearchTree, *, texts: bool = True) -> list[Step]:
+    def changes(self, tree: SearchTree, *, texts: bool = True) -> list[StepEvent]:
         """New nodes and what has changed of others, parents first; looks past pruned branches.
 
         texts: send the text of new steps too.
         """
-        found: list[Step] = []
+        found: list[StepEvent] = []
         stack = [tree.root]
         while stack:
             node = stack.pop()
@@ -42,13 +42,13 @@ class ShownTree:
                 stack.extend(reversed(node.children))
         return found
 
-    def over(self, tree: SearchTree) -> list[Step]:
+    def over(self, tree: SearchTree) -> list[StepEvent]:
         """What has changed last; that no step has KV any more goes without saying."""
         self._places = None
         self._kv.clear()
         return self.changes(tree)
 
-    def _change(self, node: Node, *, texts: bool) -> Step | None:
+    def _change(self, node: Node, *, texts: bool) -> StepEvent | None:
         now = (node.state, node.score, node.step_score, node.stop, len(node.token_ids))
         before = self._known.get(node)
         if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
@@ -57,7 +57,7 @@ class ShownTree:
         moved = self._kv.get(node) != kv
         if now == before and not moved:
             return None
-        step: Step = {"lineage": lineage(node)}
+        step: StepEvent = {"lineage": lineage(node)}
         if now != before:
             self._known[node] = now
             written = before is None or before[-1] != now[-1]
@@ -75,9 +75,9 @@ def lineage(node: Node) -> str:
     return ".".join(map(str, node.lineage[1:]))
 
 
-def facts(node: Node) -> Step:
+def facts(node: Node) -> StepEvent:
     """All there is to show of a node."""
-    step: Step = {
+    step: StepEvent = {
         **judged(node),
         "round": node.round,
         "tokens": len(node.token_ids),
@@ -88,9 +88,9 @@ def facts(node: Node) -> Step:
     return step
 
 
-def judged(node: Node) -> Step:
+def judged(node: Node) -> StepEvent:
     """What a verdict changes of a node."""
-    step: Step = {
+    step: StepEvent = {
         "lineage": lineage(node),
         "state": node.state.value,
         "stop": None if node.stop is None else node.stop.value,

@@ -19,7 +19,7 @@ from beamwright.errors import InputError
 
 
 @dataclass(frozen=True)
-class Replicas:
+class SimulatedReplicas:
     """Engines, each on a device of its own.
 
     held: problems that each is given at a time, begun or not. speeds: how fast each of 1, 2, ...
@@ -88,7 +88,7 @@ class ClusterRun:
     """
 
     problems: int
-    replicas: Replicas
+    replicas: SimulatedReplicas
     seconds: float
     share_s: dict[int, float]
     work_s: float
@@ -130,7 +130,7 @@ class ClusterRun:
 
 def simulate_cluster(
     work_s: Sequence[float],
-    replicas: Replicas,
+    replicas: SimulatedReplicas,
     driver: Driver | None = None,
     failures: Failures | None = None,
     seed: int = 0,
@@ -183,7 +183,7 @@ class _Run:
     def __init__(
         self,
         work_s: Sequence[float],
-        replicas: Replicas,
+        replicas: SimulatedReplicas,
         driver: Driver,
         failures: Failures,
         seed: int,

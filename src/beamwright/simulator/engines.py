@@ -18,12 +18,12 @@ from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.progress import Progress
 from beamwright.schedule.engines import (
-    Foresight,
+    AdmissionForesight,
     Iteration,
-    Request,
     RequestEngine,
     SglangEngine,
     StepEngine,
+    StepRequest,
     VllmEngine,
     WritePolicy,
     requests_by_round,
@@ -33,7 +33,7 @@ from beamwright.simulator.costs import RooflineCosts
 from beamwright.simulator.link import VirtualLink
 from beamwright.tree import RecordedTree
 
-Rounds = list[list[Request]]
+Rounds = list[list[StepRequest]]
 
 _PAGE_TOKENS = 16  # of these engines' blocks
 
@@ -65,7 +65,7 @@ def _step(tokens: int, rounds: Rounds) -> RequestEngine:
 
 
 def _clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
-    return SglangEngine(tokens, hicache="write_back", foresight=Foresight(rounds))
+    return SglangEngine(tokens, hicache="write_back", foresight=AdmissionForesight(rounds))
 
 
 ENGINES: Mapping[str, EngineRules] = MappingProxyType(
@@ -172,9 +172,9 @@ class EngineRun:
         self.iterations = self.completed = 0
         self.prefilled = self.needed_prefill = 0
         self._meters = meters
-        self._arriving: dict[Request, Transfer] = {}
+        self._arriving: dict[StepRequest, Transfer] = {}
 
-    def round(self, requests: list[Request]) -> None:
+    def round(self, requests: list[StepRequest]) -> None:
         """Send the requests whose path is there; ends when all are complete, or stopped."""
         requests = [each for each in requests if self.engine.stopped.isdisjoint(each.path)]
         parents = {each.path[-1]: each.lengths[-1] for each in requests}

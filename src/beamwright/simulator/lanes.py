@@ -25,7 +25,7 @@ from beamwright.tree import Node
 
 
 @dataclass
-class Piece:
+class RunningWork:
     """Work under way. left_s: seconds that the rest of it takes alone. card: where it runs."""
 
     work: Work
@@ -42,18 +42,18 @@ class Tape(VirtualClock):
     def __init__(self, clock: SharedClock, card: int = 0) -> None:
         super().__init__()
         self._clock, self._card = clock, card
-        self.pieces: deque[Piece] = deque()
+        self.pieces: deque[RunningWork] = deque()
 
     def run(self, work: Work) -> None:
         """To be done after what is on the tape."""
         if work.seconds > 0:
-            self.pieces.append(Piece(work, work.seconds, self._card))
+            self.pieces.append(RunningWork(work, work.seconds, self._card))
 
     def advance(self, seconds: float) -> None:
         self.run(Work.alone(seconds))
 
 
-class Lane:
+class SimulatedLane:
     """A verifier that scores batch after batch on a tape. most_steps: see `ScoringQueue`.
 
     A batch's KV is allocated when it begins; its scores are known when its work is done.
@@ -70,7 +70,7 @@ class Lane:
         """Score these steps of one tree, after or beside those that wait."""
         self._unscored.put(nodes, priority)
 
-    def piece(self) -> Piece | None:
+    def piece(self) -> RunningWork | None:
         """What it does now; None if there is nothing to do."""
         pieces = self._tape.pieces
         while True:
@@ -110,11 +110,11 @@ class SharedClock(VirtualClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes: list[Lane] = []
+        self.lanes: list[SimulatedLane] = []
         self.both_s = self.beside_s = self.hidden_s = 0.0
 
     def run(self, work: Work) -> None:
-        own = Piece(work, work.seconds, 0)
+        own = RunningWork(work, work.seconds, 0)
         while own.left_s > 0:
             self._pass(own)
 
@@ -134,7 +134,7 @@ class SharedClock(VirtualClock):
         while not ready() and self._pass(None):
             pass
 
-    def _pass(self, own: Piece | None, until_s: float = math.inf) -> bool:
+    def _pass(self, own: RunningWork | None, until_s: float = math.inf) -> bool:
         """Let time pass until some piece is done; False if there is none."""
         beside = [piece for lane in self.lanes if (piece := lane.piece()) is not None]
         pieces = beside if own is None else [own, *beside]
@@ -187,10 +187,10 @@ class LanedExecutor(PlainExecutor):
         super().__init__(writer, verifiers[0][0], accounting, stalled_s)
         self._clock = clock
         self._lanes = [
-            Lane(Scoring(each, accounting), tape, most_steps) for each, tape in verifiers
+            SimulatedLane(Scoring(each, accounting), tape, most_steps) for each, tape in verifiers
         ]
         clock.lanes = self._lanes
-        self._lane_of: dict[Node, Lane] = {}
+        self._lane_of: dict[Node, SimulatedLane] = {}
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         if nodes:
@@ -222,6 +222,6 @@ class LanedExecutor(PlainExecutor):
     def _has_results(self) -> bool:
         return any(lane.results for lane in self._lanes)
 
-    def _load(self, lane: Lane) -> int:
+    def _load(self, lane: SimulatedLane) -> int:
         """Problems that it has."""
         return sum(each is lane for each in self._lane_of.values())

@@ -54,7 +54,7 @@ def as_path(value: str | os.PathLike[str], name: str) -> Path:
     return Path(value)
 
 
-class Asked(NamedTuple):
+class BatchProblem(NamedTuple):
     """One of several problems: who it is, and what it is asked with but for its priority."""
 
     problem_id: str | int
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
     priority: int
 
 
-def asked(problems: Iterable[GivenProblem], common: Mapping[str, Any]) -> list[Asked]:
+def asked(problems: Iterable[GivenProblem], common: Mapping[str, Any]) -> list[BatchProblem]:
     """What several problems are asked with; the id of a plain text is its place, from 0.
 
     common: options of all of them, before which those of one go.
@@ -78,7 +78,7 @@ def asked(problems: Iterable[GivenProblem], common: Mapping[str, Any]) -> list[A
     for place, each in enumerate(problems):
         problem_id, text, own = _with_id(place, each)
         options = {**common, **own}
-        found.append(Asked(problem_id, text, options, take_priority(options)))
+        found.append(BatchProblem(problem_id, text, options, take_priority(options)))
     return found
 
 

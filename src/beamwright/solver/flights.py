@@ -21,7 +21,7 @@ from beamwright.errors import (
 from beamwright.protocols import RoundCallback, SchedulePolicy
 from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
 from beamwright.runtime.admission import FAR_ROWS, USUAL_ROWS, Admission
-from beamwright.runtime.choice import PATIENCE_S, Run, make_executor
+from beamwright.runtime.choice import PATIENCE_S, RunConditions, make_executor
 from beamwright.runtime.moving import MovingSplit
 from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
@@ -141,7 +141,7 @@ class Flights:
         settings, parts = machinery.settings, machinery.parts
         executor = make_executor(
             settings,
-            Run(in_flight, machinery.exact, machinery.threads, machinery.trial),
+            RunConditions(in_flight, machinery.exact, machinery.threads, machinery.trial),
             machinery.batch,
             parts.verifier,
             accounting,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
-from beamwright.runtime.turns import Line
+from beamwright.runtime.turns import PriorityQueue
 from beamwright.solver.flights import Arrivals, Flight, Outcome
 from beamwright.solver.solution import Solution
 
@@ -122,7 +122,7 @@ class Service:
     def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Flight, Outcome]]]) -> None:
         self._serve = serve
         self._lock = threading.Lock()
-        self._waiting: Line[Flight] = Line(MOST_PASSED)
+        self._waiting: PriorityQueue[Flight] = PriorityQueue(MOST_PASSED)
         self._handles: dict[Flight, Handle] = {}
         self._thread: threading.Thread | None = None
 

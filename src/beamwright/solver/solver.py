@@ -394,7 +394,7 @@ class Solver:
         saving = self._saving(checkpoint, request)
         return Flight(make_tree, request, on_round, saving, priority=priority)
 
-    def _asked_flight(self, each: calls.Asked, on_round: RoundCallback | None) -> Flight:
+    def _asked_flight(self, each: calls.BatchProblem, on_round: RoundCallback | None) -> Flight:
         request = self._requested(each.options)
         return self._flight(each.text, each.problem_id, request, on_round, priority=each.priority)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.protocols import RoundCallback
-from beamwright.solver.calls import Asked
+from beamwright.solver.calls import BatchProblem
 from beamwright.solver.flights import Outcome
 from beamwright.solver.own import OwnParts
 from beamwright.solver.solution import Solution
@@ -27,7 +27,7 @@ class Spreads(Protocol):
 
 
 def check_spread(
-    own: OwnParts, given: Sequence[Asked], on_round: RoundCallback | None
+    own: OwnParts, given: Sequence[BatchProblem], on_round: RoundCallback | None
 ) -> list[FarProblem]:
     """The problems as they are sent, those of a larger priority first.
 
@@ -49,7 +49,7 @@ def check_spread(
 
 
 def in_order(
-    given: Sequence[Asked], ended: Iterator[tuple[str | int, Outcome]]
+    given: Sequence[BatchProblem], ended: Iterator[tuple[str | int, Outcome]]
 ) -> list[Solution | BeamwrightError]:
     """Outcomes in the order of the problems, when all have ended."""
     by_id = dict(ended)

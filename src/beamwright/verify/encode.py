@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from beamwright.models import TextCodec
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
-from beamwright.verify.write import Bounds, PathWriter, Written
+from beamwright.verify.write import Bounds, PathText, PathWriter
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PathEncoder:
             all_spans.append(spans)
         return all_ids, all_spans
 
-    def _read_at(self, spans: list[Bounds], path: Written) -> list[int]:
+    def _read_at(self, spans: list[Bounds], path: PathText) -> list[int]:
         """Indices of the tokens to read for the path's last step."""
         read, (begin, end) = self._spec.read, path.step
         if read in ("marker", "before_marker"):

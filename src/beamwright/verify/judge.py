@@ -21,7 +21,7 @@ from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
 from beamwright.models.session import DecodeSession
 from beamwright.tree import Node, by_root
-from beamwright.verify.judge_prompt import Asked, JudgePrompts, JudgeSpec
+from beamwright.verify.judge_prompt import JudgePrompts, JudgeSpec, PathPrompt
 from beamwright.verify.path_kv import OWNER, PathKV
 
 _NOTE = "critique"
@@ -35,7 +35,7 @@ class _Critique:
     """
 
     node: Node
-    asked: Asked
+    asked: PathPrompt
     path: Path
     limit: int
     token_ids: list[int] = field(default_factory=list)
@@ -116,7 +116,7 @@ class JudgeVerifier:
     def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
         return map(self._request, nodes, self._prompts.encode(root.problem_text, nodes))
 
-    def _request(self, node: Node, asked: Asked | None) -> PrefillRequest | None:
+    def _request(self, node: Node, asked: PathPrompt | None) -> PrefillRequest | None:
         """What must be computed for this node's path; its handle is in place afterwards."""
         if asked is None or not self._fits_context(asked):
             self._kv.nothing_to_read(node)
@@ -124,11 +124,11 @@ class JudgeVerifier:
         token_ids = asked.token_ids[: asked.num_kept]
         return self._kv.extend(node, token_ids, self._kv.num_shared(node, token_ids))
 
-    def _fits_context(self, asked: Asked) -> bool:
+    def _fits_context(self, asked: PathPrompt) -> bool:
         """True if there is room for a token of critique."""
         return len(asked.token_ids) < self.tree_model.decoder.shape.context
 
-    def _row(self, node: Node, asked: Asked) -> _Critique:
+    def _row(self, node: Node, asked: PathPrompt) -> _Critique:
         room = self.tree_model.decoder.shape.context - len(asked.token_ids)
         return _Critique(node, asked, node.handles[OWNER].path, min(self.spec.max_tokens, room))
 

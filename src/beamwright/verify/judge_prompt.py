@@ -109,7 +109,7 @@ def load_judge(folder: Path) -> JudgeSpec:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PathPrompt:
     """A path's whole prompt. num_kept: tokens up to and with the last step."""
 
     token_ids: list[int]
@@ -136,17 +136,17 @@ class JudgePrompts:
         """Token ids of the text before the first step."""
         return self._codec.encode(self._frame(problem)[0])
 
-    def encode(self, problem: str, nodes: Sequence[Node]) -> list[Asked | None]:
+    def encode(self, problem: str, nodes: Sequence[Node]) -> list[PathPrompt | None]:
         """Prompts about the paths that end in these nodes; None for one that is not judged."""
         head, tail = self._frame(problem)
         asked = [node for node in nodes if self._is_judged(node)]
         written = [head + self._steps(node) for node in asked]
-        found: dict[Node, Asked] = {}
+        found: dict[Node, PathPrompt] = {}
         if asked:
             coded = self._codec.encode_with_offsets([text + tail for text in written])
             for node, text, ids, spans in zip(asked, written, *coded, strict=True):
                 # At least one token is left to forward: its state writes the first of the answer.
-                found[node] = Asked(ids, min(_num_before(spans, len(text)), len(ids) - 1))
+                found[node] = PathPrompt(ids, min(_num_before(spans, len(text)), len(ids) - 1))
         return [found.get(node) for node in nodes]
 
     def _is_judged(self, node: Node) -> bool:

@@ -15,7 +15,7 @@ Bounds = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Written:
+class PathText:
     """A path's text.
 
     parts: it in pieces, which joint formats put together before they encode. step: characters of
@@ -53,7 +53,7 @@ class PathWriter:
             return template.prefix.replace("{problem}", problem)
         return self._codec.decode_raw(self._codec.render(problem, template.system))
 
-    def write(self, problem: str, nodes: Sequence[Node]) -> list[Written]:
+    def write(self, problem: str, nodes: Sequence[Node]) -> list[PathText]:
         """The paths that end in these nodes."""
         if self._template.layout == "dialogue":
             return [self._write_dialogue(problem, node) for node in nodes]
@@ -62,7 +62,7 @@ class PathWriter:
         prefix = self.prefix(problem)
         return [self._write_text(prefix, node) for node in nodes]
 
-    def _write_text(self, prefix: str, node: Node) -> Written:
+    def _write_text(self, prefix: str, node: Node) -> PathText:
         suffix, marker = self._template.step_suffix, self._template.marker or ""
         parts, length = [prefix], len(prefix)
         step: Bounds = (length, length)
@@ -75,21 +75,21 @@ class PathWriter:
                 marks.append((at, at + len(marker)))
                 parts += [piece, suffix] if suffix else [piece]
                 length += len(piece) + len(suffix)
-        return Written(tuple(parts), step, tuple(marks), self._ends(node))
+        return PathText(tuple(parts), step, tuple(marks), self._ends(node))
 
-    def _write_dialogue(self, problem: str, node: Node) -> Written:
+    def _write_dialogue(self, problem: str, node: Node) -> PathText:
         steps = [self._own(each.step_text) for each in node.reply()]
         if not any(steps):
-            return Written((self.prefix(problem),), (0, 0))
+            return PathText((self.prefix(problem),), (0, 0))
         text = self._dialogue(problem, [step for step in steps if step])
         marker = self._template.marker or ""
         at = text.rfind(marker)
         marks = ((at, at + len(marker)),) if steps[-1] else ()
-        return Written((text,), (0, 0), marks)
+        return PathText((text,), (0, 0), marks)
 
-    def _write_answer(self, problem: str, node: Node) -> Written:
+    def _write_answer(self, problem: str, node: Node) -> PathText:
         answer = self._own("".join(each.step_text for each in node.reply()))
-        return Written((self._answer(problem, answer),), (0, 0), (), self._ends(node))
+        return PathText((self._answer(problem, answer),), (0, 0), (), self._ends(node))
 
     def _ends(self, node: Node) -> bool:
         """True if the end of this path's text is its score."""

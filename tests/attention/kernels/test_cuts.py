@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from beamwright.attention.kernels.cuts import Cuts, Run, cut_path
+from beamwright.attention.kernels.cuts import Cuts, TokenRun, cut_path
 
 SMALL = Cuts(part_tokens=64, fresh_tokens=64)
 
@@ -32,16 +32,20 @@ def test_fresh_segments_are_parts_of_their_own_and_old_ones_are_joined():
     parts = cut_path([32] * 10, 16, SMALL)
     # 320 tokens: segments that begin before token 256 are old.
     assert [len(part) for part in parts] == [2, 2, 2, 2, 1, 1]
-    assert cut_path([32] * 10, 16, Cuts(64, 0))[-1] == [Run(8, 0, 32), Run(9, 0, 32)]
+    assert cut_path([32] * 10, 16, Cuts(64, 0))[-1] == [TokenRun(8, 0, 32), TokenRun(9, 0, 32)]
 
 
 def test_long_segments_are_split_at_whole_parts():
-    assert cut_path([130], 16, SMALL) == [[Run(0, 0, 64)], [Run(0, 64, 64)], [Run(0, 128, 2)]]
+    assert cut_path([130], 16, SMALL) == [
+        [TokenRun(0, 0, 64)],
+        [TokenRun(0, 64, 64)],
+        [TokenRun(0, 128, 2)],
+    ]
     assert cut_path([64, 65, 63], 16, Cuts(64, 1000)) == [
-        [Run(0, 0, 64)],
-        [Run(1, 0, 64)],
-        [Run(1, 64, 1)],
-        [Run(2, 0, 63)],
+        [TokenRun(0, 0, 64)],
+        [TokenRun(1, 0, 64)],
+        [TokenRun(1, 64, 1)],
+        [TokenRun(2, 0, 63)],
     ]
     assert cut_path([], 16, SMALL) == cut_path([0, 0], 16, SMALL) == []
 

@@ -2,7 +2,12 @@
 
 import pytest
 
-from beamwright.schedule.engines import Foresight, Request, SglangEngine, requests_by_round
+from beamwright.schedule.engines import (
+    AdmissionForesight,
+    SglangEngine,
+    StepRequest,
+    requests_by_round,
+)
 from engine_searches import Step, admitted, one_round, run, two_rounds
 
 
@@ -55,7 +60,7 @@ def test_the_reserve_falls_with_every_pass():
 def test_retraction_takes_the_request_with_the_fewest_new_tokens_and_its_kv():
     engine = SglangEngine(110)
     second = one_round(2, prompt=40)[1]
-    first = Request(((),), (40,), (0,), 64)
+    first = StepRequest(((),), (40,), (0,), 64)
     engine.reserved = 0.0
     engine.submit([first])
     engine.commit(engine.schedule())
@@ -126,6 +131,6 @@ def test_without_a_host_tier_the_prefix_is_computed_again():
 
 def test_with_foresight_nothing_is_stored_that_is_never_read():
     first, second = two_rounds(survivors=(5,), num_beams=6)
-    engine = SglangEngine(110, hicache="write_back", foresight=Foresight([first, second]))
+    engine = SglangEngine(110, hicache="write_back", foresight=AdmissionForesight([first, second]))
     assert sum(each.evicted_tokens for each in run(engine, first)) == 0
     assert engine.cache.on_device((5,)) == 31

@@ -1,11 +1,11 @@
 """STEP: who is stopped where memory ends. A path has four blocks, the first one shared."""
 
-from beamwright.schedule.engines import Request, StepEngine, VllmEngine
+from beamwright.schedule.engines import StepEngine, StepRequest, VllmEngine
 from engine_searches import admitted, one_round, run
 
 
 def scored(*scores):
-    return [Request(((),), (32,), (place,), 32, score) for place, score in enumerate(scores)]
+    return [StepRequest(((),), (32,), (place,), 32, score) for place, score in enumerate(scores)]
 
 
 def drained(engine, requests):

@@ -1,6 +1,6 @@
 """vLLM's rules one by one, on blocks of 16 tokens."""
 
-from beamwright.schedule.engines import Request, VllmEngine
+from beamwright.schedule.engines import StepRequest, VllmEngine
 from engine_searches import admitted, one_round, run, two_rounds
 
 
@@ -44,7 +44,9 @@ def test_admission_needs_the_present_sequence_only_and_ends_at_the_first_failure
 
 def test_admission_ends_at_the_first_request_that_does_not_fit():
     engine = VllmEngine(6)
-    first, long, short = (Request(((i,),), (n,), (i, 0), 32) for i, n in enumerate((40, 80, 16)))
+    first, long, short = (
+        StepRequest(((i,),), (n,), (i, 0), 32) for i, n in enumerate((40, 80, 16))
+    )
     engine.submit([first, long, short])
     assert admitted(engine.schedule()) == [first.node]
     assert list(engine.waiting) == [long, short], "the short one would fit, and waits"
@@ -115,7 +117,7 @@ def overwritten():
     engine = VllmEngine(8, offload=True)
     first, second = two_rounds()
     run(engine, first[:1])
-    run(engine, [Request(((9,),), (96,), (9, 0), 32)])  # behind another prompt
+    run(engine, [StepRequest(((9,),), (96,), (9, 0), 32)])  # behind another prompt
     return engine, second[:2]
 
 

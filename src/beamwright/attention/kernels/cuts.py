@@ -26,7 +26,7 @@ class Cuts:
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Tokens [first, first + tokens) of the `part`-th segment of a path; `first` starts a block."""
 
     part: int
@@ -34,7 +34,7 @@ class Run:
     tokens: int
 
 
-def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list[Run]]:
+def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list[TokenRun]]:
     """The parts of a path whose segments show so many tokens; empty segments are left out."""
     length = sum(visible)
     joined_until = length
@@ -42,12 +42,12 @@ def cut_path(visible: Sequence[int], block_tokens: int, cuts: Cuts) -> list[list
         # Steps of `part_tokens`, so that beams of about the same length join the same segments.
         joined_until = (length - cuts.fresh_tokens) // cuts.part_tokens * cuts.part_tokens
     most_blocks = cuts.part_tokens // block_tokens
-    parts: list[list[Run]] = []
+    parts: list[list[TokenRun]] = []
     open_blocks = most_blocks  # nothing to join to
     position = 0
     for number, tokens in enumerate(visible):
         for first in range(0, tokens, cuts.part_tokens):
-            run = Run(number, first, min(cuts.part_tokens, tokens - first))
+            run = TokenRun(number, first, min(cuts.part_tokens, tokens - first))
             blocks = -(-run.tokens // block_tokens)
             if position < joined_until and open_blocks + blocks <= most_blocks:
                 parts[-1].append(run)

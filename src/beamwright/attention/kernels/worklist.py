@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from beamwright.attention.kernels.cuts import Cuts, Run, cut_path
+from beamwright.attention.kernels.cuts import Cuts, TokenRun, cut_path
 from beamwright.attention.kernels.tiles import power_of_two
 from beamwright.kv import Path, Segment
 
@@ -83,7 +83,7 @@ class _Entries:
 class _Part:
     """Runs of a path, with the device copy that is read of each, and the rows that share them."""
 
-    runs: list[tuple[Segment, int, Run]]
+    runs: list[tuple[Segment, int, TokenRun]]
     rows: list[int] = field(default_factory=list)
     first_slot: int = 0
 

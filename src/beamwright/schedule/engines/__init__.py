@@ -6,12 +6,12 @@ only: no torch, no clock, no seconds. Read from the sources of vLLM 0.33 and SGL
 """
 
 from beamwright.schedule.engines.blocks import PrefixBlocks
-from beamwright.schedule.engines.foresight import Foresight
+from beamwright.schedule.engines.foresight import AdmissionForesight
 from beamwright.schedule.engines.radix import RadixCache
 from beamwright.schedule.engines.requests import (
     Iteration,
-    Request,
     RequestEngine,
+    StepRequest,
     requests_by_round,
 )
 from beamwright.schedule.engines.sglang import SglangEngine, WritePolicy
@@ -19,14 +19,14 @@ from beamwright.schedule.engines.step import StepEngine
 from beamwright.schedule.engines.vllm import VllmEngine
 
 __all__ = [
-    "Foresight",
+    "AdmissionForesight",
     "Iteration",
     "PrefixBlocks",
     "RadixCache",
-    "Request",
     "RequestEngine",
     "SglangEngine",
     "StepEngine",
+    "StepRequest",
     "VllmEngine",
     "WritePolicy",
     "requests_by_round",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from beamwright.schedule.engines.requests import Request
+from beamwright.schedule.engines.requests import StepRequest
 from beamwright.tree import Lineage
 
 
-class Foresight:
+class AdmissionForesight:
     """Next uses of steps, were each round's requests admitted in the order given."""
 
-    def __init__(self, rounds: Sequence[Sequence[Request]]) -> None:
+    def __init__(self, rounds: Sequence[Sequence[StepRequest]]) -> None:
         self._most = 1 + max(map(len, rounds))
         self._uses: dict[tuple[int, Lineage], tuple[int, int]] = {}
         self._place: dict[Lineage, tuple[int, int]] = {}
@@ -24,7 +24,7 @@ class Foresight:
                     self._uses[number, node] = (first, place)
         self._now = (0, 0)
 
-    def admitted(self, request: Request) -> None:
+    def admitted(self, request: StepRequest) -> None:
         """Time has come to this request."""
         self._now = max(self._now, self._place[request.node])
 

@@ -10,7 +10,7 @@ from beamwright.tree import Lineage
 
 
 @dataclass(eq=False)
-class Request:
+class StepRequest:
     """The next step of one beam, sent as a prompt.
 
     path: the nodes of the prompt, the root () first; lengths: tokens of each.
@@ -70,10 +70,10 @@ class Iteration:
     store_tokens: to send to the host meanwhile; evicted_tokens: to send before the pass begins.
     """
 
-    rows: Sequence[tuple[Request, int]] = ()
+    rows: Sequence[tuple[StepRequest, int]] = ()
     passes: int = 1
     distinct_tokens: int = 0
-    loads: Sequence[tuple[Request, int]] = ()
+    loads: Sequence[tuple[StepRequest, int]] = ()
     load_tokens: int = 0
     store_tokens: int = 0
     evicted_tokens: int = 0
@@ -95,7 +95,7 @@ class RequestEngine(Protocol):
     @property
     def host_peak_tokens(self) -> int: ...
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[StepRequest]) -> None:
         """Queue requests. The device has to hold any one of them, and a block more."""
         ...
 
@@ -103,11 +103,11 @@ class RequestEngine(Protocol):
         """The next iteration; without rows where everything waits for loads."""
         ...
 
-    def loaded(self, request: Request) -> None:
+    def loaded(self, request: StepRequest) -> None:
         """What a request waited for has arrived."""
         ...
 
-    def commit(self, iteration: Iteration) -> list[Request]:
+    def commit(self, iteration: Iteration) -> list[StepRequest]:
         """The iteration has run; returns the requests that are complete."""
         ...
 
@@ -123,7 +123,7 @@ class PlannedStep(Protocol):
     def score(self) -> float | None: ...
 
 
-def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[list[Request]]:
+def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[list[StepRequest]]:
     """The requests of each round of a search, siblings beside each other.
 
     search-and-learn sends them in another order; this one is what prefix caches like best.
@@ -132,12 +132,12 @@ def requests_by_round(prompt_tokens: int, steps: Iterable[PlannedStep]) -> list[
     scores: dict[Lineage, float | None] = {(): None}
     for step in steps:
         lengths[step.lineage], scores[step.lineage] = step.tokens, step.score
-    rounds: dict[int, list[Request]] = {}
+    rounds: dict[int, list[StepRequest]] = {}
     for lineage in sorted(lengths):
         if not lineage:
             continue
         path = tuple(lineage[:depth] for depth in range(len(lineage)))
-        request = Request(
+        request = StepRequest(
             path,
             tuple(lengths[node] for node in path),
             lineage,

@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from beamwright.schedule.engines.foresight import Foresight
+from beamwright.schedule.engines.foresight import AdmissionForesight
 from beamwright.schedule.engines.radix import RadixCache
-from beamwright.schedule.engines.requests import Iteration, Request
+from beamwright.schedule.engines.requests import Iteration, StepRequest
 from beamwright.tree import Lineage
 
 WritePolicy = Literal["write_through", "write_back"]
@@ -50,7 +50,7 @@ class SglangEngine:
         num_tokens: int,
         *,
         hicache: WritePolicy | None = None,
-        foresight: Foresight | None = None,
+        foresight: AdmissionForesight | None = None,
     ) -> None:
         self.cache = RadixCache(
             host=hicache is not None,
@@ -61,32 +61,32 @@ class SglangEngine:
         self.preemptions = 0
         self.stopped: set[Lineage] = set()
         self.peak_tokens = 0
-        self.running: list[Request] = []
-        self.waiting: list[Request] = []
+        self.running: list[StepRequest] = []
+        self.waiting: list[StepRequest] = []
         self.reserved = _RESERVED
         self._num_tokens = num_tokens
-        self._own: dict[Request, int] = {}  # tokens of KV that are a request's alone
+        self._own: dict[StepRequest, int] = {}  # tokens of KV that are a request's alone
         self._own_tokens = 0
-        self._admitted: list[Request] = []
-        self._locked: dict[Request, tuple[Lineage, ...]] = {}
+        self._admitted: list[StepRequest] = []
+        self._locked: dict[StepRequest, tuple[Lineage, ...]] = {}
         self._sorted = True
 
     @property
     def host_peak_tokens(self) -> int:
         return self.cache.host_tokens
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[StepRequest]) -> None:
         self.waiting += requests
         self._sorted = False
 
     def schedule(self) -> Iteration:
         return self._prefill() or self._decode()
 
-    def loaded(self, request: Request) -> None:
+    def loaded(self, request: StepRequest) -> None:
         """Never asked for: loads are part of an iteration."""
         raise AssertionError(request)
 
-    def commit(self, iteration: Iteration) -> list[Request]:
+    def commit(self, iteration: Iteration) -> list[StepRequest]:
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)
             if request in self._admitted:
@@ -103,7 +103,7 @@ class SglangEngine:
         self._sorted = self._sorted and not done
         return done
 
-    def _share_prompt(self, request: Request) -> None:
+    def _share_prompt(self, request: StepRequest) -> None:
         """After its prefill, a prompt is in the cache; what another one put there is dropped."""
         for node, length in zip(request.path, request.lengths, strict=True):
             self.cache.insert(node, length)
@@ -112,12 +112,12 @@ class SglangEngine:
         self._locked[request] = request.path
         self._hold(request, request.computed - request.prompt_tokens - self._own[request])
 
-    def _hold(self, request: Request, num_tokens: int) -> None:
+    def _hold(self, request: StepRequest, num_tokens: int) -> None:
         """So many more tokens are the request's alone."""
         self._own[request] = self._own.get(request, 0) + num_tokens
         self._own_tokens += num_tokens
 
-    def _drop(self, request: Request) -> None:
+    def _drop(self, request: StepRequest) -> None:
         """The request gives back what it holds."""
         self._own_tokens -= self._own.pop(request)
         for node in self._locked.pop(request):
@@ -127,7 +127,7 @@ class SglangEngine:
 
     def _prefill(self) -> Iteration | None:
         """A batch of new requests; None if none can be admitted."""
-        rows: list[tuple[Request, int]] = []
+        rows: list[tuple[StepRequest, int]] = []
         computing: set[Lineage] = set()
         left, loads, stored = _MAX_PREFILL_TOKENS, 0, 0
         self._sort()
@@ -172,7 +172,7 @@ class SglangEngine:
         """`dfs-weight`: heavier subtrees first; a node's own requests after its children's."""
         if self._sorted:
             return
-        own: dict[Lineage, list[Request]] = {}
+        own: dict[Lineage, list[StepRequest]] = {}
         weight: Counter[Lineage] = Counter()
         children: dict[Lineage, dict[Lineage, None]] = {}
         for request in self.waiting:
@@ -181,7 +181,7 @@ class SglangEngine:
             weight.update(found)
             for node in found[1:]:
                 children.setdefault(node[:-1], {})[node] = None
-        ordered: list[Request] = []
+        ordered: list[StepRequest] = []
         stack: list[tuple[Lineage, bool]] = [((), False)]
         while stack:
             node, seen = stack.pop()
@@ -246,7 +246,7 @@ class SglangEngine:
             total = sum(request.step_tokens for request in self.running)
             self.reserved = min(1.0, (drawn + _RETRACT_STEPS * len(self.running)) / total)
 
-    def _distinct(self, requests: Iterable[Request]) -> int:
+    def _distinct(self, requests: Iterable[StepRequest]) -> int:
         """Tokens that these requests read, shared ones once."""
         chosen = list(requests)
         nodes = {node for request in chosen for node in request.path}
@@ -261,7 +261,7 @@ class SglangEngine:
 class _Match:
     """Where the KV of a request's prompt is: a prefix on the device, more of it on the host."""
 
-    def __init__(self, cache: RadixCache, request: Request) -> None:
+    def __init__(self, cache: RadixCache, request: StepRequest) -> None:
         self.on_device: list[Lineage] = []
         self.on_host: list[Lineage] = []
         self.host_tokens = self.idle_tokens = device_tokens = 0

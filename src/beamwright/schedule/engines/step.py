@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 
-from beamwright.schedule.engines.requests import Request
+from beamwright.schedule.engines.requests import StepRequest
 from beamwright.schedule.engines.vllm import VllmEngine
 
 
 class StepEngine(VllmEngine):
     """`VllmEngine` that stops requests for good instead of preempting them."""
 
-    def _victim(self) -> Request:
+    def _victim(self) -> StepRequest:
         """The lowest score; of equal ones the request admitted last."""
         return min(reversed(self.running), key=_score)
 
-    def _oust(self, request: Request) -> None:
+    def _oust(self, request: StepRequest) -> None:
         self.stopped.add(request.node)
 
 
-def _score(request: Request) -> float:
+def _score(request: StepRequest) -> float:
     return math.inf if request.score is None else request.score

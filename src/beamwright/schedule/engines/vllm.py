@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from beamwright.schedule.engines.blocks import PrefixBlocks
-from beamwright.schedule.engines.requests import Iteration, Request
+from beamwright.schedule.engines.requests import Iteration, StepRequest
 from beamwright.tree import Lineage
 
 _MAX_BATCHED_TOKENS = 8192
@@ -42,13 +42,13 @@ class VllmEngine:
         self.pool = PrefixBlocks(num_blocks)
         self.preemptions = 0
         self.stopped: set[Lineage] = set()
-        self.running: list[Request] = []
-        self.waiting: deque[Request] = deque()
+        self.running: list[StepRequest] = []
+        self.waiting: deque[StepRequest] = deque()
         self._size, self._offload = block_tokens, offload
         self._max_running, self._max_batched_tokens = max_running, max_batched_tokens
-        self._blocks: dict[Request, list[int]] = {}
-        self._kept: dict[Request, int] = {}  # leading blocks that can be found
-        self._loading: dict[Request, list[int]] = {}  # keys of new blocks
+        self._blocks: dict[StepRequest, list[int]] = {}
+        self._kept: dict[StepRequest, int] = {}  # leading blocks that can be found
+        self._loading: dict[StepRequest, list[int]] = {}  # keys of new blocks
         self._arriving: set[int] = set()
         self._on_host: set[int] = set()
         self._num_unsaved = self._num_ousted = 0
@@ -63,20 +63,20 @@ class VllmEngine:
     def host_peak_tokens(self) -> int:
         return len(self._on_host) * self._size
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[StepRequest]) -> None:
         self.waiting += requests
 
     def schedule(self) -> Iteration:
         stored, self._num_unsaved = self._num_unsaved, 0
         budget, ousted = self._max_batched_tokens, self._num_ousted
-        rows: list[tuple[Request, int]] = []
+        rows: list[tuple[StepRequest, int]] = []
         for request in tuple(self.running):
             new = min(request.num_tokens - request.computed, budget)
             if new and self._grow(request, request.computed + new):
                 rows.append((request, new))
                 budget -= new
         rows = [row for row in rows if row[0] in self._blocks]
-        loads: list[tuple[Request, int]] = []
+        loads: list[tuple[StepRequest, int]] = []
         if self._num_ousted == ousted:
             self._admit(rows, loads, budget)
         return Iteration(
@@ -87,11 +87,11 @@ class VllmEngine:
             store_tokens=stored * self._size,
         )
 
-    def loaded(self, request: Request) -> None:
+    def loaded(self, request: StepRequest) -> None:
         self._arriving.difference_update(self._loading.pop(request))
         self.running.append(request)
 
-    def commit(self, iteration: Iteration) -> list[Request]:
+    def commit(self, iteration: Iteration) -> list[StepRequest]:
         done = []
         for request, new in iteration.rows:
             request.forward(new, iteration.passes)
@@ -105,7 +105,7 @@ class VllmEngine:
 
     # --- blocks ------------------------------------------------------------------------------
 
-    def _grow(self, request: Request, num_tokens: int) -> bool:
+    def _grow(self, request: StepRequest, num_tokens: int) -> bool:
         """Blocks for so many tokens of a running request, others ousted for it; False if it has
         lost its own."""
         while (blocks := self._blocks.get(request)) is not None:
@@ -120,17 +120,17 @@ class VllmEngine:
             self._oust(victim)
         return False
 
-    def _victim(self) -> Request:
+    def _victim(self) -> StepRequest:
         return self.running[-1]
 
-    def _oust(self, request: Request) -> None:
+    def _oust(self, request: StepRequest) -> None:
         """What becomes of a request that has lost its blocks."""
         self.preemptions += 1
         request.computed = 0
         self.waiting.appendleft(request)
 
     def _admit(
-        self, rows: list[tuple[Request, int]], loads: list[tuple[Request, int]], budget: int
+        self, rows: list[tuple[StepRequest, int]], loads: list[tuple[StepRequest, int]], budget: int
     ) -> None:
         most = self._max_running
         while self.waiting and budget and (most is None or len(self._blocks) < most):
@@ -172,7 +172,7 @@ class VllmEngine:
             num += 1
         return num
 
-    def _keep_full(self, request: Request) -> None:
+    def _keep_full(self, request: StepRequest) -> None:
         """Blocks that are full by now can be found, and are stored on the host."""
         blocks, keys = self._blocks[request], self.keys(request)
         full = request.computed // self._size
@@ -185,7 +185,7 @@ class VllmEngine:
 
     # --- counting ----------------------------------------------------------------------------
 
-    def keys(self, request: Request) -> tuple[int, ...]:
+    def keys(self, request: StepRequest) -> tuple[int, ...]:
         """One key per block that prompt and step fill, prefix first."""
         known = self._keys.get(request.node)
         if known is not None:
@@ -207,7 +207,7 @@ class VllmEngine:
     def _count(self, num_tokens: int) -> int:
         return -(-num_tokens // self._size)
 
-    def _passes(self, rows: Sequence[tuple[Request, int]]) -> int:
+    def _passes(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
         """Passes until a block is full or a step complete."""
         if self._loading or not rows or any(new > 1 for _, new in rows):
             return 1
@@ -218,7 +218,7 @@ class VllmEngine:
             for request, _ in rows
         )
 
-    def _distinct(self, rows: Sequence[tuple[Request, int]]) -> int:
+    def _distinct(self, rows: Sequence[tuple[StepRequest, int]]) -> int:
         """Tokens in the blocks of the running requests, those of this pass included."""
         empty = sum(
             len(self._blocks[request]) * self._size - request.computed - new
