@@ -16,6 +16,37 @@ SEARCHES = {
     "dvts with top-p": {"verifier": "bundled", "search": "dvts", "n": 8, "width": 4, "top_p": 0.9},
 }
 NUM_PROBLEMS = 2
+_SMALL = {"n": 4, "width": 2}
+STRATEGIES = {
+    "beam": _SMALL,
+    "varying": {"delimiter": "@@", "max_tokens": 90, "n": 2, "width": 2},
+    "best-of-n": _SMALL,
+    "majority": _SMALL,
+    "weighted": _SMALL,
+    "deepconf": {**_SMALL, "warmup": 2},
+    "dvts": _SMALL,
+    "dynamic": _SMALL,
+    "lookahead": _SMALL,
+    "mcts": {**_SMALL, "nodes": 12},
+    "particles": _SMALL,
+    "revise": {"n": 2},
+}
+"""Every strategy, small: options of one problem."""
+
+SCHEDULES = {
+    "locality": {"schedule": "locality", "kv_memory": "560KiB", "speculation": "off"},
+    "layerwise": {"schedule": "layerwise", "kv_memory": "900KiB", "speculation": "off"},
+    "decoupled": {"schedule": "in-gpu", "explore": "decoupled", "speculation": "exact"},
+}
+"""Each grows the trees of in-gpu. With so little memory KV leaves the device and comes back."""
+
+MORE_MEMORY = {"revise": "1600KiB"}
+"""Its paths are longer."""
+
+SPARSE = (
+    "exact", "pages", "quest", "tova", "ahead", "ahead-pages", "window", "asyncspade",
+    "algorithm-1", "harmonic", "last",
+)  # fmt: skip
 
 
 def grow_trees(options):
@@ -25,6 +56,32 @@ def grow_trees(options):
         return [solver.solve(problem, problem_id=i).tree_hash for i, problem in enumerate(problems)]
 
 
-if __name__ == "__main__":
+def grow_strategy(search, **options):
+    """The solution of the first problem; of two in flight where they explore decoupled."""
+    problems = [problem for problem, _ in bundled_samples(NUM_PROBLEMS)]
+    given = {"kv_memory": "64MiB", "verifier": "bundled", **STRATEGIES[search], **options}
+    with Solver(model="bundled", dtype="float64", search=search, **given) as solver:
+        if "explore" in options:
+            return solver.solve_many(problems)[0]
+        return solver.solve(problems[0])
+
+
+def in_gpu(search):
+    return [grow_strategy(search, schedule="in-gpu", speculation="off").tree_hash]
+
+
+def sparse(method):
+    options = {"schedule": "in-gpu", "sparse": method, "select": 24, "sparse_from": 32}
+    return [grow_strategy("beam", **options).tree_hash]
+
+
+def grow_all():
+    """Everything that is pinned: hashes by name."""
     found = {name: grow_trees(options) for name, options in SEARCHES.items()}
+    found |= {search: in_gpu(search) for search in STRATEGIES}
+    return found | {f"sparse {method}": sparse(method) for method in SPARSE}
+
+
+if __name__ == "__main__":
+    found = grow_all()
     FILE.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -4,19 +4,53 @@ float32 is promised on one machine only: another CPU's rounding may flip a token
 """
 
 import json
+from typing import get_args
 
 import pytest
 
 import bundled_trees
+from beamwright.search import STRATEGIES
+from beamwright.sections import SparseSettings
+
+PINNED = json.loads(bundled_trees.FILE.read_text(encoding="utf-8"))
+MEANT = "if that is meant, run: python tests/bundled_trees.py"
+LIKE_BEST_OF_N = {"majority", "weighted"}
 
 
 @pytest.mark.parametrize("name", bundled_trees.SEARCHES)
 def test_the_trees_are_the_pinned_ones(name):
-    pinned = json.loads(bundled_trees.FILE.read_text(encoding="utf-8"))[name]
-    found = bundled_trees.grow_trees(bundled_trees.SEARCHES[name])
-    assert found == pinned, "if that is meant, run: python tests/bundled_trees.py"
+    assert bundled_trees.grow_trees(bundled_trees.SEARCHES[name]) == PINNED[name], MEANT
+
+
+@pytest.mark.parametrize("search", bundled_trees.STRATEGIES)
+def test_every_strategy_grows_the_pinned_tree(search):
+    assert bundled_trees.in_gpu(search) == PINNED[search], MEANT
+
+
+@pytest.mark.parametrize("search", sorted({*bundled_trees.STRATEGIES} - LIKE_BEST_OF_N))
+@pytest.mark.parametrize("schedule", bundled_trees.SCHEDULES)
+def test_it_is_the_same_tree_under_every_schedule(schedule, search):
+    if (schedule, search) == ("locality", "revise"):
+        pytest.skip("a budget that holds its longest path and makes KV leave is to be found")
+    options = dict(bundled_trees.SCHEDULES[schedule])
+    if "kv_memory" in options:
+        options["kv_memory"] = bundled_trees.MORE_MEMORY.get(search, options["kv_memory"])
+    found = bundled_trees.grow_strategy(search, **options)
+    assert [found.tree_hash] == PINNED[search]
+    assert (found.kv.d2h_bytes > 0) == ("kv_memory" in options), "KV leaves where it must"
+
+
+@pytest.mark.parametrize("method", bundled_trees.SPARSE)
+def test_every_sparse_method_grows_the_pinned_tree(method):
+    assert bundled_trees.sparse(method) == PINNED[f"sparse {method}"], MEANT
 
 
 def test_every_search_is_pinned():
-    pinned = json.loads(bundled_trees.FILE.read_text(encoding="utf-8"))
-    assert set(pinned) == set(bundled_trees.SEARCHES)
+    named = {*bundled_trees.SEARCHES, *bundled_trees.STRATEGIES}
+    assert set(PINNED) == named | {f"sparse {method}" for method in bundled_trees.SPARSE}
+
+
+def test_every_strategy_and_sparse_method_is_among_them():
+    assert set(bundled_trees.STRATEGIES) == set(STRATEGIES)
+    methods = get_args(SparseSettings.model_fields["sparse"].annotation)
+    assert {*bundled_trees.SPARSE, "off", "auto"} == set(methods)
