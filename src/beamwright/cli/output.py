@@ -25,6 +25,7 @@ __all__ = [
     "printable",
     "quiet_stdout",
     "short_number",
+    "short_time",
 ]
 
 
@@ -77,3 +78,10 @@ def short_number(number: float) -> str:
     if number >= 1:
         return f"{number:.1f}"
     return f"{number:.2f}" if number else "0"
+
+
+def short_time(seconds: float) -> str:
+    """`38 min` rather than 2280; below ten minutes the seconds alone."""
+    if seconds < 600:
+        return short_number(seconds)
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{short_number(seconds / 3600)} h"

@@ -24,10 +24,13 @@ from beamwright.cli.plan_sparse import sparse_report
 from beamwright.cli.plan_split import split_report
 from beamwright.cli.plan_view import plan_view
 from beamwright.cli.sizes import (
+    INTERPRETER_BYTES,
+    RESERVED_BYTES,
     Memory,
     Models,
     SizedModel,
     check_verifier_options,
+    is_card,
     read_models,
     split_memory,
 )
@@ -52,6 +55,10 @@ from beamwright.units import GIB
 _DEFAULT_STEP_TOKENS = 32
 _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
 _RESIDENT = "in-gpu/tree"
+_SMALLER = (
+    ("weights", "int8"), ("weights", "int4"), ("verifier_weights", "int8"),
+    ("verifier_weights", "int4"),
+)  # fmt: skip
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
     "step_tokens", "memory", "kv_memory", "split", "sparse", "select", "sparse_from",
@@ -111,6 +118,13 @@ def _report(
     if verifier is not None:
         scorer = Scorer(verifier.costs, memory.plan.verifier_kv_bytes)
     estimates = estimate(workload, generator.costs, models.profile, budget, scorer)
+    resident, most = estimates[_RESIDENT], _max_beams(workload, models, memory)
+    if resident.fits:
+        most, advice = max(most, workload.num_beams), "nothing has to change"
+    else:  # what was sampled for this number rules what is reckoned from moderate ones
+        most = min(most, workload.num_beams - workload.width)
+        has_tier = estimates["locality/tree"].time_s is not None
+        advice = _advice(settings, machine, workload, most, has_tier=has_tier)
     need = resident_need(workload, generator.costs, scorer and scorer.model)  # type: ignore[arg-type]
     return {
         "model": generator.name,
@@ -130,14 +144,47 @@ def _report(
         "memory": _memory_report(models, memory, need, workload.num_beams, split),
         "split": split_report(split, workload, models, memory),
         "sparse": sparse_report(settings.sparse, workload, models, budget, scorer),
-        "devices": devices_report(settings, workload, models),
-        "fits": estimates[_RESIDENT].fits,
-        "borderline": estimates[_RESIDENT].borderline,
-        "max_beams_in_gpu": max_beams_in_gpu(workload, generator.costs, budget, scorer),
+        "devices": devices_report(settings, workload, models, memory.limit_bytes),
+        "fits": resident.fits,
+        "borderline": resident.borderline and _mean_fits(need, memory),
+        "max_beams_in_gpu": most,
+        "advice": advice,
         "unscored_tokens": _unscored_tokens(verifier, workload),
         "analytic": _analytic(workload, generator, budget),
         "schedules": {name: _schedule_report(name, each) for name, each in estimates.items()},
     }
+
+
+def _mean_fits(need: ResidentNeed, memory: Memory) -> bool:
+    """About half of the searches fit, or more."""
+    verifier = 0 if need.verifier is None else need.verifier.mean
+    plan = memory.plan
+    return need.generator.mean <= plan.generator_kv_bytes and verifier <= plan.verifier_kv_bytes
+
+
+def _max_beams(workload: Workload, models: Models, memory: Memory) -> int:
+    plan, verifier = memory.plan, models.verifier
+    scorer = None if verifier is None else Scorer(verifier.costs, plan.verifier_kv_bytes)
+    return max_beams_in_gpu(workload, models.generator.costs, plan.generator_kv_bytes, scorer)
+
+
+def _advice(
+    settings: Settings, machine: Machine, workload: Workload, most: int, *, has_tier: bool
+) -> str:
+    """The cheapest change with which all beams fit: smaller weights, fewer beams, host memory."""
+    for name, value in _SMALLER:
+        changed = settings.model.model_copy(update={name: value})
+        smaller = settings.model_copy(update={"model": changed})
+        models = read_models(smaller, machine)
+        try:
+            beams = _max_beams(workload, models, split_memory(smaller, models))
+        except InputError:  # still too large
+            continue
+        if beams >= workload.num_beams:
+            return f"--{name.replace('_', '-')} {value} makes it {beams:,}"
+    ways = [f"about --n {most}"] if most > 0 else []
+    ways += ["--schedule locality keeps the rest in host memory"] if has_tier else []
+    return ", or ".join(ways) or "shorter steps, a smaller --width or smaller models may"
 
 
 def _schedule_report(name: str, each: Estimate) -> dict[str, Any]:
@@ -177,6 +224,7 @@ def _memory_report(
     most = needed(need.generator.worst, 0 if verifier is None else verifier.worst)
     fixed = models.weight_bytes + models.activation_bytes(num_beams)
     limit = memory.limit_bytes if memory.has_copies else fixed + memory.plan.kv_bytes
+    on_card = is_card(models.profile)
     kv_bytes = need.generator.worst + (0 if verifier is None else verifier.worst)
     return {
         "limit_bytes": limit,
@@ -192,6 +240,8 @@ def _memory_report(
         "left_bytes": max(0, limit - most),
         "outside_bytes": models.profile.device_memory_bytes - limit,
         "kv_memory_given": not memory.has_copies,
+        "reserved_bytes": RESERVED_BYTES if on_card else 0,
+        "interpreter_bytes": 0 if on_card else INTERPRETER_BYTES,
     }
 
 

@@ -18,14 +18,17 @@ from beamwright.sections import MemorySettings
 _HOUR_S = 3600.0
 
 
-def devices_report(settings: Settings, workload: Workload, models: Models) -> dict[str, Any] | None:
-    """None without a verifier. A figure is null where that cannot run."""
+def devices_report(
+    settings: Settings, workload: Workload, models: Models, limit_bytes: int
+) -> dict[str, Any] | None:
+    """None without a verifier. A figure is null where that cannot run. limit_bytes: of each."""
     verifier = models.verifier
     if verifier is None:
         return None
-    together_s = _fastest_s(settings, workload, models, apart=False)
-    decode_s = _fastest_s(settings, workload, models, apart=True, scored=False)
-    whole_s = _fastest_s(settings, workload, models, apart=True)
+    memory = MemorySettings(memory=limit_bytes, kv_memory=settings.memory.kv_memory)
+    together_s = _fastest_s(memory, workload, models, apart=False)
+    decode_s = _fastest_s(memory, workload, models, apart=True, scored=False)
+    whole_s = _fastest_s(memory, workload, models, apart=True)
     on_each = None if together_s is None else 2 * _HOUR_S / together_s
     apart = None
     if decode_s is not None and whole_s is not None:
@@ -42,7 +45,7 @@ def devices_report(settings: Settings, workload: Workload, models: Models) -> di
 
 
 def _fastest_s(
-    settings: Settings, workload: Workload, models: Models, *, apart: bool, scored: bool = True
+    memory: MemorySettings, workload: Workload, models: Models, *, apart: bool, scored: bool = True
 ) -> float | None:
     """Seconds of one search with the fastest schedule; None where none can run.
 
@@ -52,8 +55,6 @@ def _fastest_s(
 
     generator, verifier = models.generator, models.verifier
     assert verifier is not None
-    number = settings.memory.memory or models.profile.device_memory_bytes
-    memory = MemorySettings(memory=number, kv_memory=settings.memory.kv_memory)
     n = workload.num_beams
     try:
         if apart:

@@ -1,4 +1,4 @@
-"""The page of `beamwright plan`: the total first, then what it is made of, then the times."""
+"""The page of `beamwright plan`: the answer, the total and its parts, then the times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from beamwright.cli.machine import Machine
-from beamwright.cli.output import add_row, figures_table, format_bytes, plain, short_number
+from beamwright.cli.output import (
+    add_row,
+    figures_table,
+    format_bytes,
+    plain,
+    short_number,
+    short_time,
+)
 from beamwright.cli.plan_devices import devices_lines
 from beamwright.cli.plan_sparse import sparse_lines
 from beamwright.cli.plan_split import split_lines
@@ -24,10 +31,16 @@ _MEANINGS = (
 
 def plan_view(report: Mapping[str, Any], machine: Machine, *, paper: bool) -> Group:
     """`report` is what `--json` prints. paper: with the lines about the LBS paper's equations."""
-    parts: list[RenderableType] = [total_line(report), _memory(report), ""]
+    parts: list[RenderableType] = [answer_line(report), total_line(report), _memory(report), ""]
     parts += [_schedules(report), _MEANINGS, ""]
     parts += [*([_paper(report)] if paper else []), *_notes(report, machine)]
     return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
+
+
+def answer_line(report: Mapping[str, Any]) -> str:
+    """How many beams fit, and the cheapest change where that is not enough."""
+    how = "up to" if report["fits"] else "about"
+    return f"{how} {report['max_beams_in_gpu']:,} beams fit; {report['advice']}"
 
 
 def total_line(report: Mapping[str, Any]) -> str:
@@ -118,7 +131,7 @@ def _cells(each: Mapping[str, Any]) -> Iterator[str]:
         yield "no fit"  # the other cells stay empty
         return
     for name in ("time_s", "decode_s", "verify_s", "stall_s"):
-        yield short_number(each[name])
+        yield short_time(each[name])
     yield short_number(each["h2d_bytes"] / GIB)
     yield "memory: borderline" if each["borderline"] else each["limited_by"]
 
@@ -141,7 +154,7 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
-    yield f"{budgets}: up to {report['max_beams_in_gpu']:,} beams would fit with shared KV"
+    yield budgets
     yield from split_lines(report)
     yield from devices_lines(report["devices"])
     yield from sparse_lines(report["sparse"])
@@ -152,4 +165,11 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
         )
     if machine.why is not None:
         yield machine.why
+    reserved, interpreter = (
+        report["memory"][f"{name}_bytes"] / GIB for name in ("reserved", "interpreter")
+    )
+    if reserved:
+        yield f"{reserved:.1f} GiB is left to CUDA and the display"
+    if interpreter:
+        yield f"beside that, an interpreter with torch takes up to {interpreter:.1f} GiB"
     yield f"{machine.profile.name}: {machine.source}"

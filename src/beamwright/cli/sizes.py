@@ -10,13 +10,18 @@ from beamwright.cli.output import format_bytes
 from beamwright.config import Settings
 from beamwright.cost import ModelCosts, Storage, storage_of
 from beamwright.errors import InputError
-from beamwright.hardware import CARDS, HardwareProfile, in_precision
+from beamwright.hardware import CARDS, CUSTOM, HardwareProfile, in_precision
 from beamwright.sections import MemorySettings, ModelSettings
+from beamwright.units import GIB
 
 if TYPE_CHECKING:
     from beamwright.models import ModelShape
     from beamwright.solver.memory import MemoryPlan, ModelBytes
 
+RESERVED_BYTES = GIB  # of a card: CUDA's context, captured steps and what a desktop shows
+# Of an interpreter, beside the memory number on a CPU. Resident on Linux with torch 2.13 (CPU):
+# 0.22 GiB with torch, this package and one product, 0.35 with tokenizers and the bundled pair.
+INTERPRETER_BYTES = 4 * GIB // 10
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -105,8 +110,13 @@ class Memory:
     has_copies: bool
 
 
+def is_card(profile: HardwareProfile) -> bool:
+    """False of a CPU, whose memory no CUDA context shares."""
+    return profile.name in CARDS or profile.name == CUSTOM
+
+
 def split_memory(settings: Settings, models: Models) -> Memory:
-    """As `solve --memory` does it, with all of the device's memory where no number is given.
+    """As `solve --memory` does it; of a card at most what CUDA and the display leave.
 
     Raises:
         InputError: if that is more than the device has, or nothing is left for KV.
@@ -120,8 +130,11 @@ def split_memory(settings: Settings, models: Models) -> Memory:
         raise InputError(
             f"--memory {format_bytes(memory)}: {profile.name} has {format_bytes(device_bytes)}"
         )
-    limit = device_bytes if memory is None else memory
-    where = f"{profile.name} has" if memory is None else "--memory is"
+    usable = device_bytes - (RESERVED_BYTES if is_card(profile) else 0)
+    limit = usable if memory is None else min(memory, usable)
+    where = f"{profile.name} has" if limit == device_bytes else "--memory is"
+    if limit == usable < device_bytes:
+        where = f"{profile.name} has {format_bytes(device_bytes)}, less what CUDA takes"
     weights, activations = models.weight_bytes, models.activation_bytes(num_rows)
     if kv_memory is not None and weights + kv_memory > limit:
         raise InputError(
