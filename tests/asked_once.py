@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from beamwright.decode.sampling import Sampler
+from beamwright.engine.sampling import Sampler
 from beamwright.models import DecodeSession, TreeModel
 from beamwright.models.decoder import Decoder
 

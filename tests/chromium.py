@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks.serve import browser
+from beamwright_lab.serve import browser
 
 
 @contextmanager

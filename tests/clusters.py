@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack, contextmanager, nullcontext
 
-from beamwright.scale.cluster import Cluster
+from beamwright.cluster.cluster import Cluster
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def local_ray(cpus):
 @contextmanager
 def kept_replicas(number):
     """Gives a FarSolver per settings, as a context that leaves it open."""
-    from beamwright.scale.far_solver import FarSolver
+    from beamwright.cluster.far_solver import FarSolver
 
     with local_ray(cpus=16 * number), ExitStack() as stack:
         made = {}

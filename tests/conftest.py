@@ -17,9 +17,9 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from asked_once import AskedOnce
-from beamwright.decode.running import RunningBatch
-from beamwright.runtime.moving import MovingSplit
-from beamwright.runtime.selftest import batches_are_exact
+from beamwright.engine.moving import MovingSplit
+from beamwright.engine.running import RunningBatch
+from beamwright.engine.selftest import batches_are_exact
 from beamwright.tree import StopReason
 
 torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def self_test_is_asked_once():
 
 
 def pytest_addoption(parser):
-    help_text = "random schedules of the running batch (tests/decode/test_running.py)"
+    help_text = "random schedules of the running batch (tests/engine/test_running.py)"
     parser.addoption("--schedules", type=int, default=240, help=help_text)
     help_text = "run the tests of the server over so many replicas (tests/serve; needs ray[serve])"
     parser.addoption("--replicas", type=int, default=0, help=help_text)

@@ -5,9 +5,9 @@ from functools import cache
 import torch
 
 from beamwright import Solver
+from beamwright.engine.selftest import run_selftest
 from beamwright.models import TreeModel
 from beamwright.models.decoder import Decoder
-from beamwright.runtime.selftest import run_selftest
 from beamwright.solver.own import IGNORED
 
 PROBLEM = "Ann has 12 apples. She eats 3."

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from beamwright.scale.searcher import Searcher
+from beamwright.cluster.searcher import Searcher
 
 
 class Died(Exception):

@@ -3,8 +3,10 @@
 import random
 from functools import partial
 
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.engine import Engine
+from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
-from beamwright.runtime import Accounting, Engine, TreeRun
 from beamwright.schedule import InGpuSchedule
 from beamwright.search import round_rng
 from beamwright.sections import SearchSettings

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from beamwright.cost import Layout, ModelCosts
-from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.roofline import Layout
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
+from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
 
 GIB = 2**30
 CARD = find_profile("rtx-4090")

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from beamwright.decode.graphs import EagerReplay
+from beamwright.engine.graphs import EagerReplay
 from beamwright.models import DecodeSession
 
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}
@@ -121,7 +121,7 @@ def capturing(monkeypatch, tape):
         patch.setattr(torch, "from_numpy", forbidden)
         try:
             from beamwright.attention.kernels import launch
-            from beamwright.decode import draw_kernel
+            from beamwright.engine import draw_kernel
         except ImportError:
             kernels = []
         else:

@@ -92,8 +92,8 @@ def check_make(words):
 
 
 def check_python(words):
-    if words[:1] == ["-m"] and words[1].startswith("benchmarks."):
-        words = [words[1].replace(".", "/") + ".py"]
+    if words[:1] == ["-m"] and words[1].startswith("beamwright_lab."):
+        words = [f"lab/{words[1].replace('.', '/')}.py"]
     if words[:1] == ["-m"]:
         assert words[1] in {"pytest", "venv", "pip", "build", "beamwright"}
         words = [word for word in words[2:] if words[1] == "pytest" and "/" in word]
@@ -178,11 +178,11 @@ def test_plan_prints_what_readme_says(said, words, capsys):
 
 def test_every_benchmark_that_is_named_exists():
     """In running text, too, where nothing is parsed as a command."""
-    others = ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "benchmarks/README.md")
-    named = re.compile(r"(?<!:)benchmarks/[\w/]+\.(?:py|sh)|(?<=-m )benchmarks[\w.]+\w")
+    others = ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "lab/beamwright_lab/README.md")
+    named = re.compile(r"(?<!:)\blab/[\w/]+\.(?:py|sh)|(?<=-m )beamwright_lab[\w.]+\w")
     for file in [*DOCUMENTS, *(ROOT / name for name in others)]:
         for name in named.findall(file.read_text(encoding="utf-8")):
-            path = name if "/" in name else name.replace(".", "/") + ".py"
+            path = name if "/" in name else f"lab/{name.replace('.', '/')}.py"
             assert (ROOT / path).is_file(), f"{file.name}: there is no {name}"
 
 
@@ -201,8 +201,8 @@ def test_the_test_sees_commands_and_finds_wrong_ones():
     with pytest.raises(AssertionError):
         check_make(["no-such-target"])
     with pytest.raises(AssertionError):
-        check_python(["benchmarks/no_such_file.py"])
+        check_python(["lab/beamwright_lab/no_such_file.py"])
     with pytest.raises(AssertionError):
-        check_python(["-m", "benchmarks.no_such_module"])
+        check_python(["-m", "beamwright_lab.no_such_module"])
     with pytest.raises(Exception, match="no-such-option"):
         check_beamwright(["plan", "--no-such-option"])

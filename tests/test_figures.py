@@ -1,11 +1,11 @@
-"""Figures on pages are those of files that commands wrote (`benchmarks.publish`)."""
+"""Figures on pages are those of files that commands wrote (`beamwright_lab.publish`)."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import publish
+from beamwright_lab import publish
 
 ROOT = Path(__file__).parent.parent
 NOT_TEXT = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)", re.DOTALL)
@@ -36,7 +36,7 @@ def test_every_file_is_quoted_and_says_where_it_is_from():
     assert {file.stem for file in publish.FIGURES.glob("*.json")} == set(publish.QUOTES)
     for file in publish.FIGURES.glob("*.json"):
         found = publish.read(file.stem)
-        assert found["command"].startswith("python -m benchmarks.")
+        assert found["command"].startswith("python -m beamwright_lab.")
         assert found["machine"]["date"]
 
 
@@ -50,7 +50,7 @@ def test_another_figure_is_found(monkeypatch):
 
 
 def test_a_result_is_taken_over_whole_or_the_part_that_is_quoted(monkeypatch, tmp_path):
-    origin = {"command": "python -m benchmarks.x", "commit": "1", "machine": {"date": "2026"}}
+    origin = {"command": "python -m beamwright_lab.x", "commit": "1", "machine": {"date": "2026"}}
     monkeypatch.setattr(publish, "RESULTS", tmp_path)
     monkeypatch.setattr(publish, "FIGURES", tmp_path / "figures")
     for result, kept in (

@@ -31,7 +31,7 @@ LEVELS = (
         "declare",
     ),
     ("tree",),
-    ("hardware", "cost"),
+    ("plan",),
     ("search",),
     ("schedule",),
     ("kv",),
@@ -39,25 +39,22 @@ LEVELS = (
     ("sparse",),
     ("layerwise",),
     ("models",),
-    ("decode",),
+    ("engine",),
     ("remote",),
     ("verify",),
-    ("runtime",),
-    ("simulator",),
     ("identity",),
     ("saved",),
     ("plugins",),
     ("solver",),
-    ("report",),
     ("evaluate",),
-    ("scale",),
+    ("cluster",),
     ("checks",),
     ("serve",),
     ("cli",),
     ("bundled", "__main__", "__init__"),
 )
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
-POLICIES = ("search", "schedule", "tree", "cost", *LEVELS[0])
+POLICIES = ("search", "schedule", "tree", *LEVELS[0])
 
 
 def room_of(path):
@@ -87,6 +84,12 @@ def imported_rooms(path):
         parts = module.split(".")
         if parts[0] == "beamwright" and len(parts) > 1:
             yield (parts[1] if parts[1] in LEVEL else "__init__", types_only, line)
+
+
+def test_the_wheel_does_not_know_the_lab():
+    for path in FILES:
+        modules = [module for module, _, _ in imports(ast.parse(path.read_text()))]
+        assert not [module for module in modules if module.startswith("beamwright_lab")], path
 
 
 def test_every_file_belongs_to_a_known_room():
@@ -148,16 +151,16 @@ def test_policies_never_import_torch():
     assert not found
 
 
-def test_only_the_probe_imports_torch_in_the_hardware_room():
+def test_only_the_probe_imports_torch_in_the_plan_room():
     for path in FILES:
-        if room_of(path) == "hardware" and path.name != "probe.py":
+        if room_of(path) == "plan" and path.name != "probe.py":
             modules = [module for module, _, _ in imports(ast.parse(path.read_text()))]
             assert not [module for module in modules if module.startswith("torch")]
 
 
 @pytest.mark.parametrize(
     "modules",
-    ["beamwright", "beamwright.search, beamwright.schedule, beamwright.tree, beamwright.cost"],
+    ["beamwright", "beamwright.search, beamwright.schedule, beamwright.tree, beamwright.plan"],
 )
 def test_policies_load_without_torch(modules):
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"

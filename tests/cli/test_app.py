@@ -52,7 +52,7 @@ def test_the_list_of_commands_says_what_the_commands_say(cli, capsys):
 
 
 HEAVY = {"torch", "transformers", "huggingface_hub", "tokenizers", "numpy", "safetensors"}
-EVALUATION = {"beamwright.evaluate", "beamwright.report"}
+EVALUATION = {"beamwright.evaluate"}
 PLAN = "plan --model llama-3.2-1b --verifier bundled --gpu rtx-4090 --memory 7GiB --n 8 --width 4"
 SETTINGS = {"pydantic", "yaml", "beamwright.config", "beamwright.search"}
 

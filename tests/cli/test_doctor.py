@@ -3,13 +3,10 @@ import sys
 import pytest
 
 from beamwright.errors import UnsupportedModelError
-from beamwright.hardware import (
-    HardwareProfile,
-    ProbeSizes,
-    default_cache_file,
-    find_profile,
-    measure_profile,
-)
+from beamwright.plan.cache import default_cache_file
+from beamwright.plan.named import find_profile
+from beamwright.plan.probe import ProbeSizes, measure_profile
+from beamwright.plan.profile import HardwareProfile
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_the_machine(cli, monkeypatch):
 def test_an_exact_backend_is_named_where_the_default_is_not(cli, monkeypatch, tree, dense, hinted):
     checks = {"tree": tree, "dense": dense, "reference": True}
     checks |= {name: True for name in ("triton-tree", "triton-dense")}
-    monkeypatch.setattr("beamwright.runtime.selftest.run_selftest", lambda: checks)
+    monkeypatch.setattr("beamwright.engine.selftest.run_selftest", lambda: checks)
     report = cli("doctor", "--json").json
     assert ("--attention dense is" in (report["hint"] or "")) == hinted
 

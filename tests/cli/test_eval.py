@@ -5,8 +5,8 @@ import pytest
 
 from beamwright.cli.eval_ray import checker_processes
 from beamwright.cli.in_flight import ProblemsInFlight
+from beamwright.cluster.cluster import Cluster
 from beamwright.errors import CapacityError
-from beamwright.scale.cluster import Cluster
 
 CONTRACT = {
     "dataset",

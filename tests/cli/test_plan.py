@@ -3,7 +3,8 @@ import json
 import pytest
 
 from beamwright.cli.output import short_time
-from beamwright.hardware import NAMED_PROFILES, write_profile
+from beamwright.plan.cache import write_profile
+from beamwright.plan.named import NAMED_PROFILES
 
 PAPER = ["plan", "--model", "opt-6.7b", "--n", "64", "--prompt", "128", "--generate", "1920"]
 INLINE = "random:llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=100,context=256"

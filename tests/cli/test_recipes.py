@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from beamwright.engine.executor import PlainExecutor
 from beamwright.evaluate.recipes import read_recipe
-from beamwright.runtime import PlainExecutor
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from beamwright.cli.simulate_progress import SimulationBar
 from beamwright.registry import restored
 from beamwright.tree import NodeState, StopReason
+from beamwright_lab.commands.simulate_progress import SimulationBar
 
 SMALL = ["simulate", "--model", "opt-6.7b", "--n", "8", "--width", "2", "--generate", "128"]
 TIGHT = [*SMALL, "--kv-memory", "600MiB"]
@@ -276,7 +276,7 @@ def test_engines_know_no_verifier(cli):
 
 
 def test_engines_that_take_minutes_are_left_out(monkeypatch, cli):
-    monkeypatch.setattr("beamwright.cli.simulate_engines._CHEAP_TOKENS", 100)
+    monkeypatch.setattr("beamwright_lab.commands.simulate_engines._CHEAP_TOKENS", 100)
     report = cli(*TIGHT, "--json").json
     assert report["engines"] is None
     assert f"--engines {','.join(FAIR)}" in report["engines_left_out"]
@@ -398,7 +398,7 @@ def test_a_terminal_shows_what_is_simulated_and_how_far_it_is(cli, monkeypatch):
             (task,) = self._bar.tasks
             told.append((task.description, task.percentage))
 
-    monkeypatch.setattr("beamwright.cli.simulate_progress.SimulationBar", Told)
+    monkeypatch.setattr("beamwright_lab.commands.simulate_progress.SimulationBar", Told)
     words = [*TIGHT, "--schedules", "locality/tree,layerwise/tree", "--engines", "vllm"]
     cli(*words, "--json")
     names = dict.fromkeys(said.partition(":")[0] for said, _ in told)

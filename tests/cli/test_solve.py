@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from beamwright.cli.solve_view import accounting
-from beamwright.decode import RunningBatch
+from beamwright.engine.running import RunningBatch
 from beamwright.errors import Interrupted
 
 

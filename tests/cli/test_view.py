@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 import beamwright
-from beamwright.report import ShownTree, write_tree_page
-from beamwright.runtime.timeline import NullTimeline
+from beamwright.engine.timeline import NullTimeline
+from beamwright.evaluate.tree_page import ShownTree, write_tree_page
 
 
 @pytest.fixture

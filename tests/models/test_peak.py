@@ -10,8 +10,8 @@ import torch
 from transformers import Qwen2Config
 
 import fakes
-from beamwright.cost import Storage, weight_bytes
 from beamwright.models.find import read_shape
+from beamwright.plan.model import Storage, weight_bytes
 
 LAYERS = 16
 STATUS = Path("/proc/self/status")

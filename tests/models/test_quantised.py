@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.cost import Storage, weight_bytes
-from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, matrix_bytes
+from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
 from beamwright.models import weights as weights_module
@@ -23,7 +22,7 @@ from beamwright.models.quantised import (
     quantise_linear,
     storage_for,
 )
-from beamwright.runtime.selftest import batches_are_exact
+from beamwright.plan.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, matrix_bytes, weight_bytes
 from beamwright.sections import ModelSettings
 
 QUANTISED = ["int8", "int4"]

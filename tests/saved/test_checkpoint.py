@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from beamwright.config import Settings
+from beamwright.engine.accounting import Accounting
 from beamwright.errors import InputError
-from beamwright.runtime import Accounting
 from beamwright.saved.checkpoint import (
     VERSION,
     Checkpoint,

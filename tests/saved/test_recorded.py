@@ -5,14 +5,14 @@ from itertools import count
 
 import pytest
 
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.limits import StopRule
 from beamwright.errors import InputError
-from beamwright.runtime import Accounting
-from beamwright.runtime.limits import StopRule
 from beamwright.saved.recorded import read_recorded, record_tree, write_recorded
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
-from beamwright.simulator.replay import ReplayStrategy, Script
 from beamwright.tree import NodeState, StopReason
+from beamwright_lab.simulator.replay import ReplayStrategy, Script
 from fakes import Grouping, ScriptedExecutor, add_step, new_tree
 from played import Loop, new_run
 

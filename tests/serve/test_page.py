@@ -5,12 +5,12 @@ import json
 import pytest
 
 import feeding
-from beamwright.report import ShownTree, write_tree_page
-from beamwright.runtime.timeline import NullTimeline
+from beamwright.engine.timeline import NullTimeline
+from beamwright.evaluate.tree_page import ShownTree, write_tree_page
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
-from benchmarks.serve.browser import running
-from benchmarks.serve.page_frames import made_up_search
+from beamwright_lab.serve.browser import running
+from beamwright_lab.serve.page_frames import made_up_search
 from chromium import chromium
 
 HOSTILE = (

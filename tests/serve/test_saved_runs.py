@@ -5,9 +5,9 @@ import json
 import pytest
 from pydantic import TypeAdapter
 
+from beamwright.engine.timeline import NullTimeline
 from beamwright.errors import InputError
-from beamwright.report import ShownTree, write_tree_page
-from beamwright.runtime.timeline import NullTimeline
+from beamwright.evaluate.tree_page import ShownTree, write_tree_page
 from beamwright.saved.recorded import write_recorded
 from beamwright.serve.events import Event, begin, end
 from beamwright.serve.saved_runs import read_runs, with_unique_ids

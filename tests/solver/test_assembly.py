@@ -5,10 +5,10 @@ import random
 import pytest
 
 from beamwright.config import Settings
+from beamwright.engine import choice
 from beamwright.errors import CapacityError
 from beamwright.layerwise import LayeredStore
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.runtime import choice
 from beamwright.solver import tiers
 from beamwright.solver.memory import ModelBytes
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype

@@ -6,10 +6,10 @@ import torch
 
 from beamwright import Solver
 from beamwright.config import Settings
-from beamwright.cost import Storage
 from beamwright.errors import InputError, format_bytes
-from beamwright.hardware import DEFAULT_PROFILE, find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
+from beamwright.plan.model import Storage
+from beamwright.plan.named import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
 from beamwright.solver import assembly, tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, memory_needed, plan_memory

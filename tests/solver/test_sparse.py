@@ -4,8 +4,8 @@ import pytest
 
 from beamwright import Settings
 from beamwright.errors import InputError
-from beamwright.hardware import find_profile
 from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.plan.named import find_profile
 from beamwright.solver import sparse
 from beamwright.solver.memory import ModelBytes
 

@@ -10,16 +10,16 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from beamwright.config import Settings
-from beamwright.cost import Storage
 from beamwright.errors import CapacityError
-from beamwright.hardware import find_profile
 from beamwright.kv import StreamLink
 from beamwright.layerwise import LayeredStore
 from beamwright.models.named_shapes import shape_from_text
+from beamwright.plan.model import Storage
+from beamwright.plan.named import find_profile
 from beamwright.schedule import SCHEDULES
 from beamwright.solver import tiers
 from beamwright.solver.memory import ModelBytes
-from benchmarks.checks.covering import covering_array, pairs
+from beamwright_lab.checks.covering import covering_array, pairs
 from engines import assert_nothing_allocated, exact_dtype, grow
 from streams import LateStreams
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from beamwright.attention import make_attention
 from beamwright.config import Settings
+from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.evaluate import RunOptions, load_problems, run
 from beamwright.evaluate.problems import bundled_samples
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
-from beamwright.runtime.selftest import batches_are_exact
 from beamwright.sections import ModelSettings, SearchSettings
 from beamwright.solver.solver import Solver
 from beamwright.verify.make import resolve_verifier

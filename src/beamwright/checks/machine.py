@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from beamwright.attention import BACKENDS, make_attention, triton_version
-from beamwright.hardware import measure_profile, write_profile
-from beamwright.runtime import selftest
-from beamwright.runtime.threads import SMALL_PARAMETERS, threads_for
+from beamwright.engine import selftest
+from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
+from beamwright.plan.cache import write_profile
+from beamwright.plan.probe import measure_profile
 
 
 def inspect_machine() -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Annotated
 
@@ -18,22 +19,25 @@ from beamwright.plugins import load_all
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
+_GROUP = "beamwright.commands"
+"""Entry points of installed packages: commands, such as the lab's `simulate`."""
 
 
 @dataclass(frozen=True)
 class _Command:
-    """A subcommand: a function of a module of this room, imported if it is the one that runs.
+    """A subcommand: a function of a module, imported if it is the one that runs.
 
     summary: what the list of all commands says about it.
     """
 
+    module: str
     function: str
     summary: str
 
-    def load(self, module: str, everything: bool) -> Callable[..., None]:
+    def load(self, everything: bool) -> Callable[..., None]:
         """The command with its options. everything: its help shows them all."""
         command: Callable[..., None]
-        command = getattr(import_module(f"beamwright.cli.{module}"), self.function)
+        command = getattr(import_module(self.module), self.function)
         if declare := getattr(command, "declare_options", None):  # `report` has no settings
             declare(everything)
         return command
@@ -49,31 +53,53 @@ class _Command:
 
 _COMMANDS: Mapping[str, _Command] = MappingProxyType(
     {
-        "solve": _Command("solve", "Solve one problem by verifier-guided tree search."),
-        "eval": _Command("evaluate", "Solve a set of problems and report the accuracy."),
-        "report": _Command(
-            "report", "Make one page of evaluations: accuracy against n, tokens, seconds and KV."
+        "solve": _Command(
+            "beamwright.cli.solve", "solve", "Solve one problem by verifier-guided tree search."
         ),
-        "view": _Command("view", "Open saved searches in the browser: replay, compare, export."),
+        "eval": _Command(
+            "beamwright.cli.eval", "evaluate", "Solve a set of problems and report the accuracy."
+        ),
+        "report": _Command(
+            "beamwright.cli.report",
+            "report",
+            "Make one page of evaluations: accuracy against n, tokens, seconds and KV.",
+        ),
+        "view": _Command(
+            "beamwright.cli.view",
+            "view",
+            "Open saved searches in the browser: replay, compare, export.",
+        ),
         "serve": _Command(
+            "beamwright.cli.serve",
             "serve",
             "Serve an OpenAI-compatible API, a page that shows trees growing, and metrics.",
         ),
         "plan": _Command(
+            "beamwright.cli.plan",
             "plan",
             "Estimate memory, traffic and time of a search under each schedule. Loads no model.",
         ),
-        "simulate": _Command(
-            "simulate",
-            "Simulate a search under several schedules, and on serving engines. Loads no model.",
-        ),
         "doctor": _Command(
+            "beamwright.cli.doctor",
             "doctor",
             "Check this machine, a checkpoint given by --model, "
             "or with --show one given by --verifier.",
         ),
     }
 )
+
+
+def _commands(only: str | None) -> Mapping[str, _Command]:
+    """All commands: those here, and, unless `only` is one of them, those of installed packages."""
+    if only in _COMMANDS:
+        return _COMMANDS
+    installed = {
+        point.name: _Command(
+            point.module, point.attr, (point.dist.metadata["Summary"] or "") if point.dist else ""
+        )
+        for point in sorted(entry_points(group=_GROUP), key=lambda point: point.name)
+    }
+    return {**installed, **_COMMANDS}
 
 
 def _make_app(only: str | None = None, everything: bool = True) -> typer.Typer:
@@ -91,10 +117,11 @@ def _make_app(only: str | None = None, everything: bool = True) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_about)
-    for name, command in _COMMANDS.items():
+    commands = _commands(only)
+    for name, command in commands.items():
         if only is None or only == name:
-            app.command(name)(command.load(name, everything))
-        elif only not in _COMMANDS:
+            app.command(name)(command.load(everything))
+        elif only not in commands:
             app.command(name)(command.listed())
     return app
 

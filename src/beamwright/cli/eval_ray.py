@@ -17,7 +17,7 @@ from beamwright.evaluate.run import InFlight, Solved
 
 if TYPE_CHECKING:
     from beamwright.cli.views import TreePages
-    from beamwright.scale.cluster import Cluster
+    from beamwright.cluster.cluster import Cluster
 
 _MOST_CHECKERS = 16  # each takes 63 MB
 
@@ -54,7 +54,7 @@ def find_cluster(
         return None
     if replicas is not None and replicas != "auto" and not replicas.isdecimal():
         raise InputError(f"--replicas {replicas}: give a number, or auto")
-    from beamwright.scale.cluster import Cluster
+    from beamwright.cluster.cluster import Cluster
 
     number = None if replicas in (None, "auto") else int(replicas)
     files = tuple(str(each.resolve()) for each in plugins)
@@ -77,7 +77,7 @@ def solving_far(
         problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
         with first_import("torch"):
-            from beamwright.scale.ray_solving import RaySolving
+            from beamwright.cluster.ray_solving import RaySolving
             from beamwright.solver.solution import Solution
 
         whole = pages is not None

@@ -10,17 +10,16 @@ from rich.console import Console, Group
 
 from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, format_bytes, print_json
-from beamwright.hardware import (
-    CARDS,
+from beamwright.plan.cards import CARDS, card_of_device
+from beamwright.plan.named import (
     CUSTOM,
     DEFAULT_PROFILE,
     MEASURED,
     NAMED_PROFILES,
-    HardwareProfile,
-    card_of_device,
     card_profile,
     find_profile,
 )
+from beamwright.plan.profile import HardwareProfile
 
 LIST = "list"
 _SHEET = "data sheet, not measured"

@@ -35,21 +35,18 @@ from beamwright.cli.sizes import (
     split_memory,
 )
 from beamwright.config import Settings
-from beamwright.cost import (
-    Estimate,
+from beamwright.errors import InputError
+from beamwright.models.find import find_shape
+from beamwright.plan.analytic import (
     LbsCase,
-    ResidentNeed,
-    Scorer,
-    Workload,
-    estimate,
     layerwise_bytes,
     locality_bytes,
     locality_printed_bytes,
-    max_beams_in_gpu,
-    resident_need,
 )
-from beamwright.errors import InputError
-from beamwright.models.find import find_shape
+from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
+from beamwright.plan.estimate import Estimate
+from beamwright.plan.growth import Workload
+from beamwright.plan.scoring import Scorer
 from beamwright.units import GIB
 
 _DEFAULT_STEP_TOKENS = 32

@@ -11,8 +11,10 @@ from typing import Any
 
 from beamwright.cli.sizes import Models
 from beamwright.config import Settings
-from beamwright.cost import Scorer, Workload, estimate
 from beamwright.errors import InputError
+from beamwright.plan.compare import estimate
+from beamwright.plan.growth import Workload
+from beamwright.plan.scoring import Scorer
 from beamwright.sections import MemorySettings
 
 _HOUR_S = 3600.0

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from beamwright.cli.output import short_number
 from beamwright.cli.sizes import Models
-from beamwright.cost import Scorer, Workload
-from beamwright.cost.sparse_search import LEAST_GAIN, beside_full_attention
+from beamwright.plan.growth import Workload
+from beamwright.plan.scoring import Scorer
+from beamwright.plan.sparse_search import LEAST_GAIN, beside_full_attention
 from beamwright.sections import SparseSettings
 from beamwright.units import GIB
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from beamwright.cli.output import format_bytes
 from beamwright.cli.sizes import Memory, Models
-from beamwright.cost import Roofline, Workload
-from beamwright.cost.growth import tree_steps
-from beamwright.cost.scoring import in_verifier_tokens
-from beamwright.cost.split import (
+from beamwright.errors import InputError
+from beamwright.plan.growth import Workload, tree_steps
+from beamwright.plan.roofline import Roofline
+from beamwright.plan.scoring import in_verifier_tokens
+from beamwright.plan.split import (
     Decision,
     SplitCase,
     Stage,
@@ -20,7 +21,6 @@ from beamwright.cost.split import (
     fixed_split,
     tree_case,
 )
-from beamwright.errors import InputError
 
 _WORDS = {
     "paper": "as FlashTTS counts: whole paths, nothing shared or kept",

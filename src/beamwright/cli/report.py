@@ -15,11 +15,11 @@ from beamwright.cli.output import one_line, print_json
 from beamwright.cli.views import tree_page
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate import summarise
+from beamwright.evaluate.eval_page import write_eval_page
+from beamwright.evaluate.eval_png import write_pngs
+from beamwright.evaluate.eval_runs import EvaluatedRun, TreeLink
 from beamwright.evaluate.results import FinishedRun, find_runs
 from beamwright.files import check_writable
-from beamwright.report.eval_page import write_eval_page
-from beamwright.report.eval_png import write_pngs
-from beamwright.report.eval_runs import EvaluatedRun, TreeLink
 
 _DirsArgument = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Folders of `eval --out`, or above them.")

@@ -21,10 +21,10 @@ from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
+    from beamwright.cluster.cluster import Cluster
+    from beamwright.cluster.far_solver import FarSolver
     from beamwright.config import Settings
-    from beamwright.runtime.timeline import Timeline
-    from beamwright.scale.cluster import Cluster
-    from beamwright.scale.far_solver import FarSolver
+    from beamwright.engine.timeline import Timeline
     from beamwright.serve import ServerLimits
     from beamwright.solver.solver import Solver
 
@@ -176,7 +176,7 @@ def _serve(
 
         run(app, desk, listening, started)
     if timeline is not None and views.trace is not None:
-        from beamwright.report import write_trace
+        from beamwright.evaluate.trace_file import write_trace
 
         write_trace(timeline, views.trace, named)
 
@@ -188,7 +188,7 @@ def _engine(
 
     if cluster is None:
         return Solver(settings, timeline=timeline, progress=status)
-    from beamwright.scale.far_solver import FarSolver
+    from beamwright.cluster.far_solver import FarSolver
 
     return FarSolver.on(cluster, settings, progress=status)
 

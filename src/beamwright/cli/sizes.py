@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import format_bytes
 from beamwright.config import Settings
-from beamwright.cost import ModelCosts, Storage, storage_of
 from beamwright.errors import InputError
-from beamwright.hardware import CARDS, CUSTOM, HardwareProfile, in_precision
+from beamwright.plan.cards import CARDS
+from beamwright.plan.model import ModelCosts, Storage, storage_of
+from beamwright.plan.named import CUSTOM, in_precision
+from beamwright.plan.profile import HardwareProfile
 from beamwright.sections import MemorySettings, ModelSettings
 from beamwright.units import GIB
 

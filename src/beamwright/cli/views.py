@@ -11,8 +11,8 @@ from beamwright.errors import BeamwrightError, InputError
 from beamwright.files import check_writable
 
 if TYPE_CHECKING:
+    from beamwright.engine.timeline import Timeline
     from beamwright.evaluate import Problem
-    from beamwright.runtime.timeline import Timeline
     from beamwright.solver.solution import Solution
     from beamwright.tree import SearchTree
 
@@ -43,7 +43,7 @@ class Views:
     def timeline(self) -> Timeline | None:
         """Where the engine writes what ran when; None if nobody asked."""
         if self.trace is not None or self.tree is not None:
-            from beamwright.runtime.timeline import Timeline
+            from beamwright.engine.timeline import Timeline
 
             self._timeline = Timeline()
         return self._timeline
@@ -58,7 +58,7 @@ class Views:
         if tree is None:
             return
         if self.trace is not None and self._timeline is not None:
-            from beamwright.report import write_trace
+            from beamwright.evaluate.trace_file import write_trace
 
             write_trace(self._timeline, self.trace, _title(tree))
         if self.tree is not None:
@@ -80,8 +80,8 @@ def _title(tree: SearchTree) -> str:
 def _write_page(
     file: Path, tree: SearchTree, solution: Solution | None, timeline: Timeline | None = None
 ) -> None:
-    from beamwright.report import ShownTree, write_tree_page
-    from beamwright.runtime.timeline import NullTimeline
+    from beamwright.engine.timeline import NullTimeline
+    from beamwright.evaluate.tree_page import ShownTree, write_tree_page
 
     chosen = None if solution is None else tree.node(solution.lineage)
     write_tree_page([ShownTree(tree, chosen)], timeline or NullTimeline(), file, _title(tree))

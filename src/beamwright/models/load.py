@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from beamwright.cost import Storage, weight_bytes
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.find import capped, read_shape, resolve_folder
@@ -18,6 +17,7 @@ from beamwright.models.quantised import packer, storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
+from beamwright.plan.model import Storage, weight_bytes
 from beamwright.sections import ModelSettings
 
 _RANDOM_SEED = 0

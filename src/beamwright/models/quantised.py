@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from beamwright.cost.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
 from beamwright.models.onednn import (
@@ -28,6 +27,7 @@ from beamwright.models.onednn import (
     prepack,
 )
 from beamwright.models.quiet import quiet_import
+from beamwright.plan.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 
 _LEVELS = 15  # of 4 bits, above the lowest
 _MIDDLE = 8

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from beamwright.cost import Storage
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.files import read_regular
 from beamwright.models.address_space import give_back
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.quantised import quantise_linear
 from beamwright.models.shape import ModelShape
+from beamwright.plan.model import Storage
 
 TensorSource = Callable[[str], torch.Tensor | None]
 Convert = Callable[[Linear], Linear]

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from beamwright.decode.batching import BatchCounts
-from beamwright.decode.request import Decoding, Decodings
-from beamwright.decode.sampling import lineage_key
-from beamwright.decode.stop_strings import text_before
-from beamwright.decode.stops import RowLimit, row_limit
+from beamwright.engine.batching import BatchCounts
+from beamwright.engine.request import Decoding, Decodings
+from beamwright.engine.sampling import lineage_key
+from beamwright.engine.stop_strings import text_before
+from beamwright.engine.stops import RowLimit, row_limit
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress

@@ -22,11 +22,12 @@ from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
 
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
 from beamwright.identity import CODE, plugin_code
 from beamwright.registry import PLUGIN_MODULE, Table
-from beamwright.runtime import Accounting, TreeRun
 from beamwright.saved.recorded import describe_fault
 from beamwright.search import STRATEGIES
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, Turn

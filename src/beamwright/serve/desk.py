@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from beamwright.conversation import Conversation, RawPrompt
+from beamwright.engine.limits import num_generated
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
-from beamwright.runtime.limits import num_generated
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.sections import SearchSettings
 from beamwright.serve.asked import Asker, SearchRequest

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from beamwright.cluster.replica_state import ReplicaState
 from beamwright.config import Settings
 from beamwright.conversation import Problem
 from beamwright.models import TextCodec
-from beamwright.scale.replica_state import ReplicaState
 from beamwright.solver.handle import Handle
 from beamwright.solver.solver import Solver
 from beamwright.solver.usage import Usage

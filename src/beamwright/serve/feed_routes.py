@@ -15,7 +15,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from beamwright.report.page_file import page_part
+from beamwright.evaluate.page_file import page_part
 from beamwright.search import STRATEGIES
 from beamwright.serve.ascii_json import AsciiJSON
 from beamwright.serve.body import read_body

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from beamwright.decode.chains import GeneratorState
-from beamwright.decode.paths import OWNER
+from beamwright.engine.chains import GeneratorState
+from beamwright.engine.paths import OWNER
 from beamwright.tree import Node
 
 

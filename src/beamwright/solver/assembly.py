@@ -14,8 +14,16 @@ import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import Settings
-from beamwright.decode.batching import BatchCounts
-from beamwright.decode.request import Decoding
+from beamwright.engine.batching import BatchCounts
+from beamwright.engine.executor import StepWriter
+from beamwright.engine.moving import MovingSplit
+from beamwright.engine.payoff import Payoff
+from beamwright.engine.prompts import with_system_prompt
+from beamwright.engine.request import Decoding
+from beamwright.engine.selftest import threads_agree
+from beamwright.engine.threads import GiveWay, Threads
+from beamwright.engine.timeline import Timeline
+from beamwright.engine.trial import Trial
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
@@ -26,14 +34,6 @@ from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
 from beamwright.remote import FarGenerator, ServedSchedule, find_generator
-from beamwright.runtime.executor import StepWriter
-from beamwright.runtime.moving import MovingSplit
-from beamwright.runtime.payoff import Payoff
-from beamwright.runtime.prompts import with_system_prompt
-from beamwright.runtime.selftest import threads_agree
-from beamwright.runtime.threads import GiveWay, Threads
-from beamwright.runtime.timeline import Timeline
-from beamwright.runtime.trial import Trial
 from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings, ScheduleSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes, path_needs, plan_memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from beamwright.cost import dm_lower_bound_bytes
+from beamwright.engine.limits import cut_short
+from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, Cancelled, Interrupted
-from beamwright.runtime.limits import cut_short
-from beamwright.runtime.tree_run import TreeRun
+from beamwright.plan.clairvoyant import dm_lower_bound_bytes
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
 from beamwright.search.compat import final_candidates

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from beamwright.config import Settings
-from beamwright.decode.batching import BatchCounts
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.batching import BatchCounts
+from beamwright.engine.limits import num_generated
+from beamwright.engine.moving import MovingSplit
+from beamwright.engine.obeyed import policy_name
+from beamwright.engine.tree_run import TreeRun
 from beamwright.kv import CacheCounts, CacheStats, SparseCounts
 from beamwright.models import TreeModel
 from beamwright.protocols import SchedulePolicy
 from beamwright.remote import FarGenerator, RemoteCounts, RemoteSteps
-from beamwright.runtime import Accounting, TreeRun
-from beamwright.runtime.limits import num_generated
-from beamwright.runtime.moving import MovingSplit
-from beamwright.runtime.obeyed import policy_name
 from beamwright.solver.assembly import Machinery
 from beamwright.solver.solution import (
     BatchStats,

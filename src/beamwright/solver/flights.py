@@ -9,6 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.admission import FAR_ROWS, USUAL_ROWS, Admission
+from beamwright.engine.choice import PATIENCE_S, RunConditions, make_executor
+from beamwright.engine.engine import Engine
+from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.moving import MovingSplit
+from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
     BeamwrightError,
     Cancelled,
@@ -19,11 +26,6 @@ from beamwright.errors import (
     LinkError,
 )
 from beamwright.protocols import RoundCallback, SchedulePolicy
-from beamwright.runtime import Accounting, Engine, PlainExecutor, TreeRun
-from beamwright.runtime.admission import FAR_ROWS, USUAL_ROWS, Admission
-from beamwright.runtime.choice import PATIENCE_S, RunConditions, make_executor
-from beamwright.runtime.moving import MovingSplit
-from beamwright.runtime.tree_run import RenderTurn
 from beamwright.saved.checkpoint import CheckpointWriter
 from beamwright.search import round_rng
 from beamwright.solver.assembly import Machinery

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from beamwright.engine.turns import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
-from beamwright.runtime.turns import PriorityQueue
 from beamwright.solver.flights import Arrivals, Flight, Outcome
 from beamwright.solver.solution import Solution
 

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from beamwright.config import Settings
-from beamwright.cost import Storage, weight_bytes
-from beamwright.cost.model import product_scratch_bytes
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
 from beamwright.models.address_space import address_space_left
 from beamwright.models.shape import ModelShape
+from beamwright.plan.model import Storage, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
 
 if TYPE_CHECKING:
+    from beamwright.engine.tree_run import TreeRun
     from beamwright.models import TreeModel
-    from beamwright.runtime import TreeRun
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _PREFILL_TOKENS = 4096

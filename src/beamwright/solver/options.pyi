@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
+from beamwright.engine.limits import StopFunction
 from beamwright.protocols import SchedulePolicy, Verifier
-from beamwright.runtime.limits import StopFunction
 from beamwright.verify import ScoreFunction
 
 SHARED: tuple[str, ...]

@@ -12,15 +12,15 @@ from typing import Any
 
 from beamwright.config import Settings, option_owners
 from beamwright.declare import STOPS, VERIFIERS, make_stops
-from beamwright.decode import Decoding
-from beamwright.decode.sampling import stats_read_by
+from beamwright.engine.limits import StopFunction, StopRule, check_stops
+from beamwright.engine.prompts import Prompts
+from beamwright.engine.request import Decoding
+from beamwright.engine.sampling import stats_read_by
 from beamwright.errors import InputError
 from beamwright.identity import identity_of
 from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.registry import Table, TableRow
-from beamwright.runtime.limits import StopFunction, StopRule, check_stops
-from beamwright.runtime.prompts import Prompts
 from beamwright.saved.checkpoint import OWN
 from beamwright.schedule import schedule_row
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_strategy

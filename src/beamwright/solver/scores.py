@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from beamwright.engine.selftest import sample_bits
 from beamwright.errors import InputError
 from beamwright.protocols import Verifier
-from beamwright.runtime.selftest import sample_bits
 from beamwright.verify import PrmVerifier
 from beamwright.verify.score_cache import IN_MEMORY, ScoreCache, scorer_identity
 

@@ -17,18 +17,19 @@ from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.conversation import Problem
-from beamwright.decode.sampling import stats_read_by
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.limits import check_stops
+from beamwright.engine.prompts import Prompts
+from beamwright.engine.resume import restore_kv
+from beamwright.engine.sampling import stats_read_by
+from beamwright.engine.selftest import batches_are_exact, unlike
+from beamwright.engine.threads import threads_for
+from beamwright.engine.timeline import NullTimeline, Timeline
+from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
-from beamwright.runtime import Accounting, TreeRun
-from beamwright.runtime.limits import check_stops
-from beamwright.runtime.prompts import Prompts
-from beamwright.runtime.resume import restore_kv
-from beamwright.runtime.selftest import batches_are_exact, unlike
-from beamwright.runtime.threads import threads_for
-from beamwright.runtime.timeline import NullTimeline, Timeline
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
 from beamwright.solver import calls, own

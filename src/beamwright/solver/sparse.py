@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
-from beamwright.cost import ModelCosts
-from beamwright.cost.sparse import AttentionShape
-from beamwright.cost.sparse_host import Scored
-from beamwright.cost.sparse_search import LEAST_GAIN, SparseCase, beside_full_attention
 from beamwright.errors import InputError, format_bytes
 from beamwright.models import LoadedModel
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.sparse import AttentionShape
+from beamwright.plan.sparse_host import Scored
+from beamwright.plan.sparse_search import LEAST_GAIN, SparseCase, beside_full_attention
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SparseSettings
 from beamwright.solver.memory import ModelBytes

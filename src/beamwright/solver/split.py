@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from beamwright.config import Settings
-from beamwright.cost import ModelCosts
+from beamwright.engine.moving import MovingSplit
 from beamwright.kv import ScratchMeter
 from beamwright.models import SharedBytes, TreeModel
 from beamwright.models.address_space import address_space_left
-from beamwright.runtime.moving import MovingSplit
+from beamwright.plan.model import ModelCosts
 from beamwright.solver.memory import MemoryPlan
 from beamwright.solver.solution import MemoryStats
 from beamwright.solver.tiers import machine_profile

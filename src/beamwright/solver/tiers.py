@@ -11,19 +11,18 @@ from pathlib import Path
 import torch
 
 from beamwright.config import Settings
-from beamwright.cost import Layout, ModelCosts, Workload, choose_schedule
+from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.hardware import (
-    DEFAULT_PROFILE,
-    HardwareProfile,
-    card_of_device,
-    card_profile,
-    find_profile,
-)
 from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink, Wire
 from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
-from beamwright.runtime.timeline import Timeline
+from beamwright.plan.cards import card_of_device
+from beamwright.plan.compare import choose_schedule
+from beamwright.plan.growth import Workload
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import DEFAULT_PROFILE, card_profile, find_profile
+from beamwright.plan.profile import HardwareProfile
+from beamwright.plan.roofline import Layout
 from beamwright.sections import ScheduleSettings, Victims
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.solver.own import IGNORED, IN_ROUNDS

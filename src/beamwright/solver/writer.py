@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from beamwright.config import Settings
-from beamwright.decode.generator import make_running_batch
-from beamwright.decode.request import Decoding
+from beamwright.engine.generator import make_running_batch
+from beamwright.engine.request import Decoding
 from beamwright.errors import InputError
 from beamwright.progress import Progress
 from beamwright.remote import FarGenerator, RemoteSteps

@@ -1,9 +1,9 @@
-"""What `benchmarks/gpu/attention_kernels.py` counts and builds; its timing needs a card."""
+"""What `lab/beamwright_lab/gpu/attention_kernels.py` counts and builds; its timing needs a card."""
 
 import pytest
 import torch
 
-from benchmarks.gpu import attention_kernels
+from beamwright_lab.gpu import attention_kernels
 
 
 @pytest.fixture

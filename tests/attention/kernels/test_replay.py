@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright import Solver
-from beamwright.decode.graphs import CudaGraphReplay
+from beamwright.engine.graphs import CudaGraphReplay
 from engines import assert_nothing_allocated
 from tape import put_on_tape
 

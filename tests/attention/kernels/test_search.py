@@ -5,11 +5,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from beamwright.engine import selftest
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.onednn import prepack
 from beamwright.models.weights import random_weights
-from beamwright.runtime import selftest
 from engines import grow
 
 SMALL = {

@@ -1,0 +1,321 @@
+"""Accuracy against n: one sample, greedy, majority, best-of-n, weighted vote, beam, any of n.
+
+For a weak and a strong generator under one verifier; by default the bundled ones, where the strong
+generator is the verifier's own backbone. Every configuration is an `eval` run of its own under
+`results/accuracy/`, so a run that is stopped goes on where it was. Best-of-n is run once, at the
+largest n: lineage keys the random stream, so its first candidates are those of a smaller run.
+Prints the table and paired differences of docs/experiments.md, and draws the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from beamwright import Settings, Solver
+from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems, run
+from beamwright.evaluate.estimates import estimate_mean, wilson_interval
+from beamwright.models.find import resolve_folder
+from beamwright.search.choose import Choice, choose
+from beamwright.tree import COMPLETE_STOPS
+from beamwright_lab.common import RESULTS, fingerprint, finish, say, table
+
+_COLUMNS = ("generator", "method", "n", "accuracy", "95 % interval", "tokens / problem")
+_VOTES: Mapping[str, Choice] = {
+    "majority": "majority",
+    "weighted vote": "weighted",
+    "best-of-n": "best",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One search. generator: "weak" or "strong"."""
+
+    generator: str
+    method: str
+    n: int
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. right: per problem, 0 or 1; of a single sample, the share of many."""
+
+    generator: str
+    method: str
+    n: int
+    right: Sequence[float]
+    tokens: float
+    samples: int = 1
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.mean(self.right))
+
+    @property
+    def interval(self) -> list[float]:
+        """Wilson's for proportions; over resampled problems where a problem's value is a share."""
+        if self.samples == 1:
+            found = wilson_interval(self.accuracy, len(self.right))
+        else:
+            mean = estimate_mean(self.right)
+            found = mean["interval"] if mean else None
+        assert found is not None
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        low, high = self.interval
+        return {
+            "generator": self.generator,
+            "method": self.method,
+            "n": self.n,
+            "accuracy": round(self.accuracy, 4),
+            "95 % interval": f"{low:.3f}-{high:.3f}",
+            "low": round(low, 4),
+            "high": round(high, 4),
+            "tokens / problem": round(self.tokens),
+        }
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+def configurations(args: argparse.Namespace) -> Iterator[Config]:
+    """The runs, small ones first."""
+    found = []
+    for generator, model, sizes in (
+        ("weak", args.model, args.n),
+        ("strong", args.strong, args.strong_n),
+    ):
+        if model == "none" or not sizes:
+            continue
+        greedy = {"search": "best-of-n", "temperature": 0.0}
+        most = {"search": "best-of-n"}
+        found.append(Config(generator, "greedy", 1, {"model": model, **greedy}))
+        found.append(Config(generator, "best-of-n", max(sizes), {"model": model, **most}))
+        for method in args.methods:
+            options = {"model": model, "search": method, "width": args.width}
+            if method == "dynamic":
+                del options["width"]
+            found += [Config(generator, method, n, options) for n in sizes]
+    yield from sorted(found, key=lambda config: config.n)
+
+
+def records_of(config: Config, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+    """Solve, or read what was solved before."""
+    defaults = {"temperature": args.temperature, "verifier": args.verifier}
+    options = {**defaults, **config.options}
+    settings = Settings.build(n=config.n, seed=args.seed, **options)
+    folders = [_folder(options["model"], "generator"), _folder(options["verifier"], "verifier")]
+    models = "-".join(fingerprint(folder) for folder in folders if folder is not None)
+    dataset = args.dataset.replace("/", "_").replace(":", "_")
+    name = f"{config.method}-{config.n}-{dataset}-seed{args.seed}-{models}"
+    out = RESULTS / "accuracy" / name
+    problems = load_problems(args.dataset, args.limit)
+    records: dict[str, Record] = {}
+
+    def keep(record: Record, done: int, total: int) -> None:
+        records[record.unique_id] = record
+        if done % 50 == 0 or done == total:
+            right = sum(bool(each.correct) for each in records.values())
+            say(f"  {config.generator}, {config.method}, n={config.n}: {done}/{total}, {right}")
+
+    solver: list[Solver] = []
+
+    def solve_many(problems: Any, *, in_flight: int) -> Any:
+        if not solver:  # a finished run needs no models
+            solver.append(Solver(settings))
+        return solver[0].solve_many(problems, in_flight=in_flight)
+
+    run(problems, solve_many, settings, RunOptions(out, args.in_flight, keep), checker)
+    return [records[problem.unique_id] for problem in problems.problems]
+
+
+def _folder(spec: str, role: str) -> Path | None:
+    spec = spec.removeprefix("likelihood:")
+    return None if spec in ("none", "logprob") else resolve_folder(spec, role)
+
+
+# --- rows ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A candidate of best-of-n, judged. ended: by itself."""
+
+    answer: str | None
+    score: float | None
+    ended: bool
+    right: bool
+    tokens: int
+
+
+def samples_of(record: Record, checker: AnswerChecker) -> list[Sample]:
+    """The candidates of a problem in lineage order."""
+    found = []
+    for each in record.candidates:
+        answer, ended = each["answer"], each["stop"] in COMPLETE_STOPS
+        right = ended and bool(checker.is_correct(record.gold, answer))
+        found.append(Sample(answer, each["score"], ended, right, each["tokens"]))
+    return found or [Sample(None, None, False, False, 0)]  # a problem that failed
+
+
+def chosen(samples: Sequence[Sample], how: Choice) -> float:
+    """Whether the answer chosen among them is right."""
+    answers = [each.answer for each in samples]
+    scores = [each.score for each in samples]
+    index = choose(answers, scores, [each.ended for each in samples], how)
+    return float(samples[index].right)
+
+
+def rows_of(
+    config: Config, records: Sequence[Record], checker: AnswerChecker, sizes: Sequence[int]
+) -> Iterator[Row]:
+    """The lines that a run gives; best-of-n gives those of every smaller n, too."""
+    if config.method != "best-of-n":
+        spent = float(np.mean([record.tokens.get("generated") or 0 for record in records]))
+        for name, how in (("", "best"), (", weighted vote", "weighted")):
+            right = [float(bool(r.choices.get(how, {}).get("correct"))) for r in records]
+            if config.n > 1 or how == "best":
+                yield Row(config.generator, config.method + name, config.n, right, spent)
+        return
+    judged = [samples_of(record, checker) for record in records]
+    shares = [float(np.mean([each.right for each in samples])) for samples in judged]
+    length = float(np.mean([each.tokens for samples in judged for each in samples]))
+    yield Row(config.generator, "one sample", 1, shares, length, config.n)
+    for n in sizes:
+        some = [samples[:n] for samples in judged]
+        spent = float(np.mean([sum(each.tokens for each in samples) for samples in some]))
+        rights = {name: [chosen(each, how) for each in some] for name, how in _VOTES.items()}
+        rights["any of n right"] = [float(any(s.right for s in samples)) for samples in some]
+        for method, right in rights.items():
+            yield Row(config.generator, method, n, right, spent)
+
+
+def differences(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Accuracy of one row less that of another on the same problems, resampled in pairs."""
+    known = {(row.generator, row.method, row.n): row for row in rows}
+    for row in rows:
+        if row.method.partition(",")[0] not in ("beam", "dynamic"):
+            continue
+        others = [(row.generator, method, row.n) for method in (*_VOTES, "beam")]
+        others += [("strong", method, 1) for method in ("one sample", "greedy")]
+        others += [("weak", "beam", row.n)] if row.generator == "strong" else []
+        for other in others:
+            against = known.get(other)
+            if against is None or against is row:
+                continue
+            each = [a - b for a, b in zip(row.right, against.right, strict=True)]
+            found = estimate_mean(each)
+            assert found is not None
+            low, high = found["interval"]
+            yield {
+                "this": _named(row),
+                "less": _named(against),
+                "difference": f"{found['value']:+.3f}",
+                "95 % interval": f"{low:+.3f} to {high:+.3f}",
+                "right, wrong": f"{sum(d > 0 for d in each)}, {sum(d < 0 for d in each)}",
+            }
+
+
+def _named(row: Row) -> str:
+    return f"{row.generator}, {row.method}" + (f", n = {row.n}" if row.n > 1 else "")
+
+
+# --- plot ------------------------------------------------------------------------------------
+
+
+def plot(rows: Sequence[Row], title: str, file: Path) -> bool:
+    """One panel per generator, with the strong generator's single sample in both."""
+    try:
+        import matplotlib
+    except ImportError:
+        say("no plot: install the extra 'plot'")
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    generators = sorted({row.generator for row in rows}, reverse=True)
+    figure, panels = pyplot.subplots(
+        1, len(generators), figsize=(5 * len(generators), 4.3), sharey=True, squeeze=False
+    )
+    for axes, generator in zip(panels[0], generators, strict=True):
+        own = [row for row in rows if row.generator == generator]
+        for method in dict.fromkeys(row.method for row in own if row.n > 1):
+            points = [row for row in own if row.method == method]
+            x, style = [p.n for p in points], "--" if method == "any of n right" else "-"
+            axes.plot(x, [p.accuracy for p in points], style, marker="o", label=method)
+            low, high = zip(*(p.interval for p in points), strict=True)
+            axes.fill_between(x, low, high, alpha=0.12)
+        for row in rows:
+            if row.n == 1 and (row in own or row.generator == "strong"):
+                style = ":" if row.method == "one sample" else "-."
+                color = "black" if row.generator == "strong" else "gray"
+                axes.axhline(row.accuracy, linestyle=style, color=color, label=_named(row))
+        ticks = sorted({row.n for row in own if row.n > 1})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(n) for n in ticks])
+        axes.set_xlabel("n, candidates")
+        axes.set_title(f"{generator} generator", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    panels[0][0].set_ylabel(f"accuracy: {title}", fontsize=9)
+    panels[0][0].set_ylim(0.3, 1)
+    figure.tight_layout()
+    figure.savefig(file, dpi=130)
+    say(f"written: {file}")
+    return True
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--dataset", default="bundled:test")
+    parser.add_argument("--limit", type=int, help="default: all problems")
+    parser.add_argument("--n", type=int, nargs="*", default=[4, 16, 64])
+    parser.add_argument("--strong-n", type=int, nargs="*", default=[4, 16, 64])
+    parser.add_argument("--methods", nargs="*", default=["beam"], help="beam, dynamic")
+    parser.add_argument("--width", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--model", default="bundled")
+    parser.add_argument("--strong", default="bundled:strong", help="a second generator, or none")
+    parser.add_argument("--verifier", default="bundled")
+    parser.add_argument("--in-flight", type=int, help="problems solved together")
+    parser.add_argument("--plot", type=Path, default=RESULTS / "accuracy.png")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    rows: list[Row] = []
+    exact = True
+    with AnswerChecker() as checker:
+        for config in configurations(args):
+            say(f"{config.generator}, {config.method}, n={config.n}")
+            records = records_of(config, args, checker)
+            sizes = args.n if config.generator == "weak" else args.strong_n
+            rows += rows_of(config, records, checker, sizes)
+            exact = exact and all(record.exact for record in records)
+    rows.sort(key=lambda row: (row.generator == "strong", row.n))
+    paired = list(differences(rows))
+    print(table([row.to_json() for row in rows], _COLUMNS))
+    print(table(paired, list(paired[0]) if paired else []))
+    num = len(rows[0].right)
+    args.plot.parent.mkdir(parents=True, exist_ok=True)
+    plot(rows, f"{num} problems of {args.dataset}, T = {args.temperature}", args.plot)
+    names = ("dataset", "width", "seed", "temperature", "model", "strong", "verifier")
+    settings = {name: getattr(args, name) for name in names}
+    lines = [row.to_json() for row in rows]
+    finish(
+        "accuracy", {**settings, "problems": num, "exact": exact, "rows": lines, "paired": paired}
+    )
+
+
+if __name__ == "__main__":
+    main()

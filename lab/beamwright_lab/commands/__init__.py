@@ -1,0 +1,1 @@
+"""Commands that `beamwright` has where the lab is installed."""

@@ -1,0 +1,395 @@
+"""`beamwright simulate`: one search under several schedules, on hardware that nobody needs to have.
+
+The real scheduling code runs on a virtual clock; the tree is recorded from a real search, or made
+up. The verifier scores in turn with decoding; selection and pruning take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from rich.console import Console
+
+from beamwright.cli.machine import (
+    LIST,
+    GpuOption,
+    Machine,
+    find_machine,
+    print_profiles,
+)
+from beamwright.cli.options import Invocation, option, with_settings
+from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.plan_sparse import planned_rule
+from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
+from beamwright.declare import declared_values
+from beamwright.errors import CapacityError, InputError
+from beamwright.plan.roofline import Layout, Roofline
+from beamwright.progress import Progress
+from beamwright.registry import did_you_mean
+from beamwright.schedule import SCHEDULES, make_schedule, schedule_row
+from beamwright.sections import ScheduleSettings, SparseSettings, Speculation
+from beamwright_lab.commands.simulate_case import Case, find_case
+from beamwright_lab.commands.simulate_engines import EnginesOption, engines_beside, named_engines
+from beamwright_lab.commands.simulate_progress import SimulationBar, simulation_bar
+from beamwright_lab.commands.simulate_view import comparison_view
+
+if TYPE_CHECKING:
+    from beamwright.solver.memory import MemoryPlan
+
+_BASELINES = {layout: f"layerwise/{layout}" for layout in Layout}
+_OPTIONS = (
+    "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
+    "search", "seed", "step_tokens", "memory", "kv_memory", "split", "link_bandwidth",
+    "max_batch", "batching", "speculation", "verify_ahead", "write_back", "victims", "sparse",
+    "select", "sparse_from",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A schedule as it is set up, and which layout of KV attention reads."""
+
+    layout: Layout
+    settings: ScheduleSettings
+
+
+_PARTS: Mapping[str, Mapping[str, bool]] = {
+    "inter-token": {"inter_beam": False, "balance": False, "prefetch": False},
+    "prefetch": {"inter_beam": False},
+    "inter-beam": {},
+}
+_ABLATION = {
+    f"locality/{layout}:{part}": _Row(layout, ScheduleSettings(schedule="locality", **off))
+    for layout in Layout
+    for part, off in _PARTS.items()
+}
+_ALL = "in-gpu,layerwise,locality"
+_MEANINGS = (
+    "With commas between: in-gpu, all KV on the device; layerwise, layers streamed for every "
+    "token; locality, group by group. NAME/dense has a copy of shared KV per beam (the LBS paper: "
+    "layerwise/dense is its baseline, locality/dense its method), NAME/tree has it once, NAME "
+    "means both."
+)
+
+_PromptOption = Annotated[int | None, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
+_GenerateOption = Annotated[
+    int | None, option("--generate", "Tokens of each path after it.", "TOKENS", min=1)
+]
+_SpreadOption = Annotated[
+    float | None,
+    option(
+        "--step-spread",
+        "Lognormal step lengths with --step-tokens as their mean (0: all steps alike).",
+        "SIGMA",
+        min=0,
+    ),
+]
+_SurvivalOption = Annotated[
+    Literal["random", "score"] | None,
+    option("--survival", "Who survives: anyone, or families with good scores."),
+]
+_TreeOption = Annotated[
+    Path | None, option("--recorded-tree", "Replay what solve --record-tree wrote.", "FILE")
+]
+_SchedulesOption = Annotated[str, option("--schedules", _MEANINGS, "NAMES")]
+_AblationOption = Annotated[
+    bool,
+    option(
+        "--ablation",
+        "Locality with parts switched on one after another: inter-token alone; "
+        "prefetch and balance; inter-beam (everything).",
+    ),
+]
+
+
+@with_settings(only=_OPTIONS, recipe=False, under=("schedule",))
+def simulate(
+    invocation: Invocation,
+    prompt: _PromptOption = None,
+    generate: _GenerateOption = None,
+    gpu: GpuOption = None,
+    step_spread: _SpreadOption = None,
+    survival: _SurvivalOption = None,
+    tree: _TreeOption = None,
+    schedules: _SchedulesOption = _ALL,
+    ablation: _AblationOption = False,
+    engines: EnginesOption = None,
+) -> None:
+    """Simulate a search under several schedules, and on serving engines. Loads no model.
+
+    --model and --verifier take a model's name as well, such as qwen2.5-1.5b.
+    Parts of memory stay, and nothing is decoded ahead, unless --split and --speculation say so.
+    """
+    if gpu == LIST:
+        print_profiles(as_json=invocation.as_json)
+        return
+    rows = _chosen(schedules, invocation.settings.schedule)
+    named = named_engines(engines)
+    linked = ablation or any(row.settings.schedule != "in-gpu" for row in rows.values())
+    linked = linked or _any_host_tier(named or ())
+    if "link_bandwidth" in invocation.given and not linked:
+        raise InputError(f"--link-bandwidth: does nothing with --schedules {schedules}")
+    speculation = _speculation(invocation, rows, ablation=ablation)
+    own = {
+        "prompt": prompt,
+        "generate": generate,
+        "step_spread": step_spread,
+        "survival": survival,
+    }
+    with quiet_stdout():
+        machine = _machine(invocation, gpu)
+        check_verifier_options(invocation.given, invocation.settings.model)
+        case = find_case(invocation, own, tree)
+        compared = _Compared(
+            rows, ablation, named, all_schedules=schedules == _ALL, speculation=speculation
+        )
+        report = _report(invocation, machine, case, compared)
+    if invocation.as_json:
+        print_json(report)
+    else:
+        Console().print(comparison_view(report, machine))
+
+
+def _any_host_tier(engines: Sequence[str]) -> bool:
+    from beamwright_lab.simulator import ENGINES
+
+    return any(ENGINES[name].host_tier for name in engines)
+
+
+def _speculation(
+    invocation: Invocation, rows: Mapping[str, _Row], *, ablation: bool
+) -> Speculation:
+    """What is given; without it nothing is decoded ahead, so that schedules alone are compared."""
+    if "speculation" not in invocation.given:
+        if "verify_ahead" in invocation.given:
+            raise InputError("--verify-ahead: does nothing without --speculation")
+        return "off"
+    given = invocation.settings.schedule.speculation
+    if given == "truncate":
+        raise InputError("--speculation truncate: changes the tree, and simulate replays one")
+    by_rows = any(not schedule_row(row.settings).streams_layers for row in rows.values())
+    if given != "off" and not (by_rows or ablation):
+        raise InputError(f"--speculation {given}: layer-wise decodes nothing ahead")
+    return given
+
+
+def _chosen(names: str, given: ScheduleSettings) -> dict[str, _Row]:
+    """The schedules of `--schedules`. given: holds options, each for those that declare it."""
+    known = {
+        f"{name}/{layout}": _Row(layout, ScheduleSettings(schedule=name))
+        for name in filter("auto".__ne__, SCHEDULES)
+        for layout in Layout
+    }
+    chosen: dict[str, _Row] = {}
+    for name in (each.strip() for each in names.split(",")):
+        found = {key: row for key, row in known.items() if name in (key, key.split("/")[0])}
+        if not found:
+            listed = dict.fromkeys([*(key.partition("/")[0] for key in known), *known])
+            hint = f"{did_you_mean(name, listed)}known: {', '.join(listed)}"
+            raise InputError(f"--schedules {name}: no such schedule; {hint}")
+        chosen |= found
+    rows = {row.settings.schedule: schedule_row(row.settings) for row in chosen.values()}
+    own = dict(zip(rows, declared_values(SCHEDULES, [*rows.values()], given), strict=True))
+    settled = {name: ScheduleSettings(schedule=name, **own[name]) for name in rows}
+    for settings in settled.values():
+        make_schedule(settings)  # a value that it cannot use is said before anything is simulated
+    return {
+        key: replace(row, settings=settled[row.settings.schedule]) for key, row in chosen.items()
+    }
+
+
+def _machine(invocation: Invocation, gpu: str | None) -> Machine:
+    machine = find_machine(gpu)
+    bandwidth = invocation.settings.schedule.link_bandwidth
+    if bandwidth is None:
+        return machine
+    profile = replace(
+        machine.profile, h2d_bandwidth=bandwidth, d2h_bandwidth=bandwidth, link_share=1.0
+    )
+    return replace(machine, profile=profile)
+
+
+# --- the report ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What is simulated. engines: those that are named, if --engines is given."""
+
+    rows: Mapping[str, _Row]
+    ablation: bool
+    engines: tuple[str, ...] | None
+    all_schedules: bool
+    speculation: Speculation
+
+
+def _report(
+    invocation: Invocation,
+    machine: Machine,
+    case: Case,
+    compared: _Compared,
+) -> dict[str, Any]:
+    settings = invocation.settings
+    models = read_models(settings, machine)
+    generator, verifier = models.generator, models.verifier
+    if case.longest > generator.shape.context:
+        raise InputError(
+            f"paths of {case.longest} tokens exceed the context of {generator.name}, "
+            f"{generator.shape.context} tokens"
+        )
+    plan = split_memory(settings, models).plan
+    names = ("max_batch", "batching", "verify_ahead", "write_back", "victims")
+    # Parts stay unless something is said of them: so far nothing moves on a GPU.
+    split = settings.memory.split if "split" in invocation.given else None
+    moves = split if verifier is not None and isinstance(split, str) else None
+    filled = {name: getattr(settings.schedule, name) for name in names}
+
+    def run(chosen: Mapping[str, _Row], bar: SimulationBar) -> dict[str, Any]:
+        return {
+            name: _simulate(
+                case,
+                models,
+                plan,
+                row.layout,
+                row.settings.model_copy(update=filled),
+                moves,
+                compared.speculation,
+                bar.begin(name),
+            )
+            for name, row in chosen.items()
+        }
+
+    beside, left_out = engines_beside(
+        case,
+        compared.engines,
+        all_schedules=compared.all_schedules,
+        has_verifier=verifier is not None,
+    )
+    count = len(compared.rows) + compared.ablation * len(_ABLATION) + len(beside)
+    with simulation_bar(count, sum(node.tokens for node in case.tree.nodes)) as bar:
+        results = run(compared.rows, bar)
+        parts = run(_ABLATION, bar) if compared.ablation else None
+        engines = {
+            name: _simulate_on_engine(name, case, models, plan, bar.begin(name)) for name in beside
+        }
+    readings = [each for found in engines.values() if found for each in found.values()]
+    for each in [*results.values(), *(parts or {}).values(), *readings]:
+        if each is not None:
+            each |= {
+                f"speedup_over_layerwise_{layout}": _speedup(each, results.get(baseline))
+                for layout, baseline in _BASELINES.items()
+            }
+    sparse = _simulate_sparse(settings.sparse, case, models, plan, results)
+    return {
+        "model": generator.name,
+        "verifier": None if verifier is None else verifier.name,
+        "gpu": machine.profile.name,
+        "gpu_source": machine.source,
+        **case.facts,
+        "link_bandwidth": settings.schedule.link_bandwidth,
+        "batching": settings.schedule.batching,
+        "speculation": compared.speculation,
+        "verify_ahead": settings.schedule.verify_ahead,
+        "write_back": settings.schedule.write_back,
+        "victims": settings.schedule.victims,
+        "max_batch": settings.schedule.max_batch,
+        "schedule_options": dict(settings.schedule.model_extra or {}),
+        "kv_bytes_per_token": generator.costs.kv_bytes_per_token,
+        "split": split,
+        "kv_budget_bytes": plan.generator_kv_bytes,
+        "verifier_kv_budget_bytes": None if verifier is None else plan.verifier_kv_bytes,
+        "schedules": results,
+        "sparse": sparse,
+        "ablation": parts,
+        "engines": engines or None,
+        "engines_left_out": left_out,
+    }
+
+
+def _simulate(
+    case: Case,
+    models: Models,
+    plan: MemoryPlan,
+    layout: Layout,
+    schedule: ScheduleSettings,
+    split: str | None,
+    speculation: Speculation,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """The search under one schedule; None if it does not fit."""
+    from beamwright_lab.simulator import RooflineCosts, Simulation, VerifierCase, simulate_if_fits
+
+    generator, scorer = models.generator, None
+    if models.verifier is not None:
+        model = models.verifier.costs
+        costs = RooflineCosts.of(model, models.profile, layout)
+        scorer = VerifierCase(model, costs, plan.verifier_kv_bytes)
+    result = simulate_if_fits(
+        Simulation(
+            case.tree,
+            generator.costs,
+            RooflineCosts.of(generator.costs, models.profile, layout),
+            kv_budget_bytes=plan.generator_kv_bytes,
+            schedule=schedule,
+            step=case.step,
+            context=generator.shape.context,
+            verifier=scorer,
+            split=split,
+            hardware=models.profile,
+            speculation=speculation,
+            foresees=case.foresees,
+        ),
+        progress,
+    )
+    return None if result is None else asdict(result)
+
+
+def _simulate_sparse(
+    asked: SparseSettings,
+    case: Case,
+    models: Models,
+    plan: MemoryPlan,
+    others: Mapping[str, Mapping[str, Any] | None],
+) -> dict[str, Any] | None:
+    """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
+    rule = planned_rule(asked)
+    if rule is None:
+        return None
+    from beamwright.solver.sparse import sparse_case
+    from beamwright_lab.simulator import simulate_sparse
+
+    generator = models.generator
+    found = simulate_sparse(
+        case.tree,
+        Roofline(generator.costs, models.profile),
+        sparse_case(rule, generator.shape),
+        plan.generator_kv_bytes,
+    )
+    named = {"method": rule.method, "select": rule.select, "first": rule.first}
+    if found is None:
+        return {**named, "decode_s": None}
+    full = [each["time_s"] - each["verify_s"] for each in others.values() if each is not None]
+    return {**named, **asdict(found), "times": min(full) / found.decode_s if full else None}
+
+
+def _simulate_on_engine(
+    name: str, case: Case, models: Models, plan: MemoryPlan, progress: Progress
+) -> dict[str, Any] | None:
+    """One search on one engine, with both ways to read KV; None if it does not fit."""
+    from beamwright_lab.simulator import EngineCase, simulate_engine
+
+    costs, kv_bytes = models.generator.costs, plan.generator_kv_bytes
+    try:
+        by_row, once = simulate_engine(
+            EngineCase(case.tree, costs, models.profile, kv_bytes), name, progress
+        )
+    except CapacityError:
+        return None
+    return {"by_row": asdict(by_row), "once": asdict(once)}
+
+
+def _speedup(each: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:
+    return None if baseline is None else baseline["time_s"] / each["time_s"]

@@ -1,0 +1,135 @@
+"""What `beamwright simulate` replays: a search that it makes up, or one that was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from beamwright.cli.options import Invocation
+from beamwright.errors import InputError
+from beamwright.protocols import Foresees
+from beamwright.saved.recorded import read_recorded
+from beamwright.search import strategy_row
+from beamwright.sections import StepSettings
+from beamwright.tree import RecordedTree
+
+_DEFAULT_STEP_TOKENS = 32
+_MADE_UP = ("n", "width", "search", "seed")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tree, and what is said of it.
+
+    longest: tokens of its longest path. foresees: the strategy that says beforehand what it may
+    extend; None where it is not known.
+    """
+
+    tree: RecordedTree
+    facts: Mapping[str, Any]
+    longest: int
+    step: StepSettings
+    foresees: Foresees | None = None
+
+
+def find_case(invocation: Invocation, own: Mapping[str, Any], recorded: Path | None) -> Case:
+    """The search of a command line. own: its options beside the settings; recorded: a file.
+
+    Raises:
+        InputError: if the options do not go together, or the file holds no recorded search.
+    """
+    if recorded is None:
+        return _made_up(invocation, own)
+    return _recorded(invocation, own, recorded)
+
+
+def _made_up(invocation: Invocation, own: Mapping[str, Any]) -> Case:
+    settings, search = invocation.settings, invocation.settings.search
+    row = strategy_row(search)
+    if not row.by_level or row.step_limits is not None:
+        raise InputError(
+            f"--search {row.name}: the rounds of a made-up tree are its levels, all with "
+            "steps of one kind; replay a recorded tree, or choose another search"
+        )
+    prompt, generate = own["prompt"] or 128, own["generate"] or 1920
+    step_tokens = settings.step.step_tokens or min(_DEFAULT_STEP_TOKENS, generate)
+    sigma = own["step_spread"] or 0.0
+    facts = {
+        "n": search.n,
+        "width": search.width,
+        "prompt": prompt,
+        "generate": generate,
+        "step_tokens": step_tokens,
+        "step_spread": sigma,
+        "search": row.name,
+        "survival": own["survival"] or "random",
+        "seed": search.seed,
+        "options": dict(search.model_extra or {}),
+        "tree": None,
+    }
+    tree, foresees = _grow(facts)
+    step = _step_settings(tree, step_tokens if sigma == 0 else None, generate)
+    return Case(tree, facts, prompt + generate, step, foresees)
+
+
+def _grow(facts: Mapping[str, Any]) -> tuple[RecordedTree, Foresees | None]:
+    """A made-up search with these settings, named as `beamwright simulate` does.
+
+    Raises:
+        InputError: if they do not go together.
+    """
+    from beamwright_lab.simulator import SyntheticSearch, foresight, grow
+
+    search = SyntheticSearch(
+        num_beams=facts["n"],
+        width=facts["width"],
+        prompt_tokens=facts["prompt"],
+        generate_tokens=facts["generate"],
+        step_tokens=facts["step_tokens"],
+        step_sigma=facts["step_spread"],
+        search=facts["search"],
+        survival=facts["survival"],
+        seed=facts["seed"],
+        options=facts["options"],
+    )
+    return grow(search), foresight(search)
+
+
+def _recorded(invocation: Invocation, own: Mapping[str, Any], file: Path) -> Case:
+    given = [name for name in _MADE_UP if name in invocation.given]
+    given += [name for name, value in own.items() if value is not None]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{option} describes a made-up search; --recorded-tree replays one")
+    tree = read_recorded(file)
+    if not tree.nodes:
+        raise InputError(f"{file}: the recorded search has no steps")
+    longest = tree.longest
+    rounds = [node.round for node in tree.nodes]
+    step_tokens = invocation.settings.step.step_tokens
+    facts = {
+        "n": max(rounds.count(number) for number in set(rounds)),
+        "width": None,
+        "prompt": tree.prompt_tokens,
+        "generate": longest - tree.prompt_tokens,
+        "step_tokens": step_tokens,
+        "step_spread": None,
+        "search": None,
+        "survival": None,
+        "seed": None,
+        "options": None,
+        "tree": str(file),
+    }
+    return Case(tree, facts, longest, _step_settings(tree, step_tokens, None))
+
+
+def _step_settings(
+    tree: RecordedTree, step_tokens: int | None, max_tokens: int | None
+) -> StepSettings:
+    """What a schedule may know of the steps' lengths."""
+    most = max(node.tokens for node in tree.nodes)
+    if step_tokens is not None and most > step_tokens:
+        raise InputError(f"--step-tokens {step_tokens}: the tree has a step of {most} tokens")
+    return StepSettings(step_tokens=step_tokens, max_step_tokens=most, max_tokens=max_tokens)

@@ -1,0 +1,397 @@
+"""The cache study of the decoupled-exploration thesis (chapters 5 to 8), simulated.
+
+A generator of 1B and a reward model of 8B parameters on one card, problems in flight together,
+beam search of width 4 and at most 40 steps. Memory is split as the thesis splits it: by the part
+of the card that the generator has, weights and activations included (`gpu_memory_utilization`).
+KV that leaves is computed again, as in vLLM; `--evict host` has it come back from host memory.
+
+split: hit rate of both models, thrashing and throughput against the split, under three rules of
+eviction (Figures 5.2, 6.1, 6.2). crowd: the same against problems in flight. batches: tokens
+per request, and of a forward pass (7.1, 7.3). sizes: throughput against the size of a batch (7.2).
+hybrid: decode steps that a prompt joins (8.1). The last two are the cost model's, without a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from random import Random
+from typing import Any
+
+from beamwright.errors import CapacityError
+from beamwright.kv import CacheStats
+from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.profile import HardwareProfile
+from beamwright.plan.roofline import Layout, Roofline
+from beamwright.protocols import Direction
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.solver.memory import ModelBytes
+from beamwright.tree import RecordedTree
+from beamwright_lab.common import finish, say, table
+from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
+from beamwright_lab.simulator.bench import Bench
+from beamwright_lab.simulator.costs import DeviceCosts
+
+GIB = 2**30
+GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"
+CARDS = {"rtx-4090": 16, "a100-80gb": 64}
+"""Each card with how many problems are in flight there."""
+SPLITS = {
+    "rtx-4090": (0.125, 0.14, 0.16, 0.18, 0.20, 0.22, 0.24, 0.26, 0.28, 0.29),
+    "a100-80gb": (0.05, 0.06, 0.08, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7),
+}
+VICTIMS = ("lru", "tree", "cost")
+USABLE = 0.95  # of the card, as in the thesis
+N, WIDTH, MOST_DEPTH = 16, 4, 40
+PROMPT, STEP, SPREAD, SHORTEST, LONGEST = 200, 40, 0.6, 200, 900
+SCHEDULED_TOKENS = 2048  # the most of a pass: vLLM's max_num_batched_tokens by default
+TOKENS_PER_REQUEST = (1, 16, 32, 64, 128, 256)
+BATCH_REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+PATH = 600  # tokens of a path in the middle of a search
+SHARING = 4  # candidates that go on from one path
+CROWDS = (1, 4, 8, 16, 32, 48)
+CROWDED = "rtx-4090", 0.2
+SPLIT_COLUMNS = (
+    "card", "in flight", "victims", "split", "KV, GiB", "verifier's", "tok/s", "verify", "hits",
+    "verifier hits", "thrash", "verifier thrash", "again", "verifier again",
+)  # fmt: skip
+
+
+# --- searches --------------------------------------------------------------------------------
+
+
+def searches(num_problems: int) -> list[RecordedTree]:
+    """Made-up trees, some short and some long; none deeper than the thesis allows."""
+    found: list[RecordedTree] = []
+    seed = 0
+    while len(found) < num_problems:
+        length = Random(seed).randint(SHORTEST, LONGEST)
+        search = SyntheticSearch(
+            N, WIDTH, PROMPT, length, STEP, step_sigma=SPREAD, survival="score", seed=seed
+        )
+        tree = replace(grow(search), problem_id=seed)
+        seed += 1
+        if tree.rounds <= MOST_DEPTH:
+            found.append(tree)
+    return found
+
+
+@dataclass(frozen=True)
+class Memory:
+    """KV of each model, in bytes, where the generator has a part of the card for itself."""
+
+    generator: int
+    verifier: int
+
+    @classmethod
+    def of(cls, card: HardwareProfile, split: float) -> Memory:
+        """split: the generator's part, its weights and activations included."""
+        total = card.device_memory_bytes
+        own, other = (
+            model.weights + model.activations(N * WIDTH)
+            for model in (ModelBytes(NAMED_SHAPES[name], 2) for name in (GENERATOR, VERIFIER))
+        )
+        return cls(int(split * total) - own, int((USABLE - split) * total) - other)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Costs that note how many tokens each forward pass computes."""
+
+    costs: DeviceCosts
+    passes: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def layout(self) -> Layout:
+        return self.costs.layout
+
+    def open_group(self, num_rows: int, read_tokens: int) -> float:
+        return self.costs.open_group(num_rows, read_tokens)
+
+    def tokens(
+        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> float:
+        self.passes[num_rows] += count
+        return self.costs.tokens(num_rows, read_tokens, seen_tokens, grow, count)
+
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> float:
+        self.passes[num_tokens] += 1
+        return self.costs.prefill(num_tokens, read_tokens, seen_tokens)
+
+    def copy(self, num_bytes: int) -> float:
+        return self.costs.copy(num_bytes)
+
+    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
+        return self.costs.transfer(num_bytes, num_pieces, direction)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One run: tokens a second, the verifier's part of the time, both caches, both models' passes.
+
+    passes: how many had so many tokens.
+    """
+
+    tok_s: float
+    verify_share: float
+    generator: CacheStats
+    verifier: CacheStats
+    passes: tuple[Counter[int], Counter[int]]
+
+    @property
+    def is_calm(self) -> bool:
+        """True if no KV left the device."""
+        return self.generator.evicted_blocks == self.verifier.evicted_blocks == 0
+
+
+def run(
+    trees: Sequence[RecordedTree],
+    card: HardwareProfile,
+    memory: Memory,
+    in_flight: int,
+    **schedule: Any,
+) -> Found | None:
+    """All searches, so many at a time; None if one does not fit."""
+    models = [ModelCosts.of(NAMED_SHAPES[name], 2) for name in (GENERATOR, VERIFIER)]
+    costs = [Recorded(RooflineCosts.of(model, card, Layout.TREE)) for model in models]
+    settings = ScheduleSettings(
+        schedule="locality", batching="continuous", explore="continuous", **schedule
+    )
+    most = max(node.tokens for tree in trees for node in tree.nodes)
+    cases = [
+        Simulation(
+            tree,
+            models[0],
+            costs[0],
+            kv_budget_bytes=memory.generator,
+            schedule=settings,
+            step=StepSettings(max_step_tokens=most),
+            verifier=VerifierCase(models[1], costs[1], memory.verifier),
+        )
+        for tree in trees
+    ]
+    bench = Bench(cases)
+    try:
+        bench.run(in_flight)
+    except CapacityError:
+        return None
+    assert bench.residency is not None
+    time_s = bench.clock.now_s
+    return Found(
+        sum(node.tokens for tree in trees for node in tree.nodes) / time_s,
+        bench.accounting.seconds["verify"] / time_s,
+        CacheStats.between(bench.residency.counts.cache),
+        CacheStats.between(bench.scorers[0].counts.cache),
+        (costs[0].passes, costs[1].passes),
+    )
+
+
+# --- figures ---------------------------------------------------------------------------------
+
+
+def split_row(
+    card: str, in_flight: int, victims: str, split: float, memory: Memory, found: Found | None
+) -> dict[str, Any]:
+    """One run. thrash: of the tokens that were needed, those that had left; again: of the blocks
+    that left, those that were needed again."""
+    row: dict[str, Any] = {
+        "card": card,
+        "in flight": in_flight,
+        "victims": victims,
+        "split": split,
+        "KV, GiB": round(memory.generator / GIB, 2),
+        "verifier's": round(memory.verifier / GIB, 2),
+    }
+    if found is None:
+        return {**row, "tok/s": "does not fit"}
+    row |= {"tok/s": round(found.tok_s, 1), "verify": round(found.verify_share, 3)}
+    for name, each in (("", found.generator), ("verifier ", found.verifier)):
+        had_left = each.loaded_tokens + each.recomputed_tokens
+        back = each.loaded_blocks + each.recomputed_blocks
+        row |= {
+            f"{name}hits": round(each.hit_rate or 0.0, 4),
+            f"{name}thrash": round(had_left / each.needed_tokens, 4),
+            f"{name}again": round(back / each.evicted_blocks, 3) if each.evicted_blocks else None,
+        }
+    return row
+
+
+def batch_rows(card: str, trees: Sequence[RecordedTree], found: Found) -> Iterator[dict[str, Any]]:
+    """Requests by their tokens in a pass, and passes by their tokens, as shares."""
+    steps = [node.tokens for tree in trees for node in tree.nodes]
+    requests = (
+        Counter({1: sum(steps), PROMPT: len(trees)}),
+        Counter([*(tokens + 1 for tokens in steps), *[PROMPT] * len(trees)]),
+    )
+    for model, own, passes in zip((GENERATOR, VERIFIER), requests, found.passes, strict=True):
+        total, count = passes.total(), sum(size * times for size, times in passes.items())
+        row = {"card": card, "model": model, "requests of 1": round(own[1] / own.total(), 4)}
+        for least, most in pairwise(TOKENS_PER_REQUEST):
+            inside = sum(times for size, times in own.items() if least < size <= most)
+            row[f"{least + 1} to {most}"] = round(inside / own.total(), 4)
+        row |= {"passes": total, "tokens a pass": round(count / total, 1)}
+        row |= {f"p{int(100 * q)}": quantile(passes, q) for q in (0.1, 0.5, 0.9)}
+        row["of 2,048"] = round(count / total / SCHEDULED_TOKENS, 4)
+        yield row
+
+
+def quantile(counts: Counter[int], share: float) -> int:
+    """The smallest size that at least this share of all do not exceed."""
+    sizes = sorted(counts)
+    sums = accumulate(counts[size] for size in sizes)
+    wanted = share * counts.total()
+    return next(size for size, so_far in zip(sizes, sums, strict=True) if so_far >= wanted)
+
+
+def size_rows(card: str) -> Iterator[dict[str, Any]]:
+    """Each model alone in batches of so many requests: a token of each, or a step to score."""
+    generator, verifier = rooflines(card)
+
+    def rates(requests: int) -> tuple[float, float]:
+        tokens = requests * (STEP + 1)
+        return requests / decode(generator)(requests), tokens / score(verifier)(tokens)
+
+    best = rates(max(BATCH_REQUESTS))
+    for requests in BATCH_REQUESTS:
+        own, other = rates(requests)
+        yield {
+            "card": card,
+            "requests": requests,
+            "generator, tok/s": round(own),
+            "of its most": round(own / best[0], 3),
+            "verifier, tok/s": round(other),
+            "of the verifier's most": round(other / best[1], 3),
+        }
+
+
+def hybrid_rows(card: str) -> Iterator[dict[str, Any]]:
+    """Milliseconds of a decode step, alone and with a prompt in the same pass."""
+    generator, _ = rooflines(card)
+    step = decode(generator)
+    for rows in (16, 64, 256):
+        alone = step(rows)
+        row: dict[str, Any] = {
+            "card": card,
+            "rows": rows,
+            "alone, ms": round(1e3 * alone, 2),
+        }
+        for prompt in (PROMPT, 5 * PROMPT):
+            read, seen = rows * PATH / SHARING, rows * PATH
+            mixed = generator.decode_step(
+                rows + prompt, read + prompt, seen + prompt * (prompt + 1) / 2
+            )
+            row[f"with {prompt}"] = round(1e3 * mixed, 2)
+            row[f"times, {prompt}"] = round(mixed / alone, 2)
+            row[f"apart, {prompt}"] = round(1e3 * (alone + generator.prefill(prompt)), 2)
+        yield row
+
+
+def rooflines(card: str) -> tuple[Roofline, Roofline]:
+    profile = find_profile(card)
+    generator, verifier = (
+        Roofline(ModelCosts.of(NAMED_SHAPES[name], 2), profile) for name in (GENERATOR, VERIFIER)
+    )
+    return generator, verifier
+
+
+def decode(roofline: Roofline) -> Callable[[int], float]:
+    """Seconds of a token for each of so many rows, of which `SHARING` read one path."""
+    return lambda rows: roofline.decode_step(rows, rows * PATH / SHARING + rows, rows * PATH)
+
+
+def score(roofline: Roofline) -> Callable[[int], float]:
+    """Seconds to score so many tokens in whole steps, of which `SHARING` follow one path."""
+
+    def seconds(tokens: int) -> float:
+        read = max(1.0, tokens / STEP / SHARING) * PATH + tokens
+        return roofline.decode_step(tokens, read, tokens * PATH)
+
+    return seconds
+
+
+# --- command line ----------------------------------------------------------------------------
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="How well do tree searches use prefix caches?")
+    parser.add_argument("--problems", type=int, default=128)
+    parser.add_argument("--cards", nargs="+", choices=CARDS, default=[*CARDS])
+    parser.add_argument("--in-flight", type=int, help="problems (default: by card)")
+    parser.add_argument("--splits", nargs="+", type=float, help="the generator's part of the card")
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=[*VICTIMS])
+    parser.add_argument("--crowds", nargs="*", type=int, default=CROWDS, help="more in flight")
+    parser.add_argument("--evict", choices=("recompute", "host"), default="recompute")
+    return parser.parse_args()
+
+
+@dataclass
+class Study:
+    """Runs one after the other.
+
+    rows: what was found. fastest: the run of each card that wrote the most tokens a second.
+    calm: runs in which nothing left the device, so that no rule was asked who goes first.
+    """
+
+    trees: Sequence[RecordedTree]
+    evict: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    fastest: dict[str, Found] = field(default_factory=dict)
+    calm: dict[tuple[str, int, float], Found] = field(default_factory=dict)
+
+    def add(self, card: str, in_flight: int, victims: str, split: float) -> None:
+        start, profile = time.perf_counter(), find_profile(card)
+        memory, found = Memory.of(profile, split), self.calm.get((card, in_flight, split))
+        if found is None and min(memory.generator, memory.verifier) > 0:
+            schedule = {"victims": victims, "evict": self.evict}
+            found = run(self.trees, profile, memory, in_flight, **schedule)
+        if found is not None and found.is_calm:
+            self.calm[card, in_flight, split] = found
+        self.rows.append(split_row(card, in_flight, victims, split, memory, found))
+        say(f"  {self.rows[-1]} ({time.perf_counter() - start:.0f} s)")
+        if found is not None:
+            before = self.fastest.get(card, found)
+            self.fastest[card] = max(before, found, key=lambda each: each.tok_s)
+
+
+def main() -> None:
+    args = parse()
+    trees = searches(args.problems)
+    steps = [node.tokens for tree in trees for node in tree.nodes]
+    say(f"  {len(trees)} problems, {len(steps):,} steps, {sum(steps):,} tokens")
+    study, crowd = Study(trees, args.evict), Study(trees, args.evict)
+    for card in args.cards:
+        for victims in args.victims:
+            for split in args.splits or SPLITS[card]:
+                study.add(card, args.in_flight or CARDS[card], victims, split)
+    card, split = CROWDED
+    for in_flight in args.crowds if card in args.cards else ():
+        for victims in args.victims:
+            crowd.add(card, in_flight, victims, split)
+    result = {
+        "problems": len(trees),
+        "steps": len(steps),
+        "evict": args.evict,
+        "split": study.rows,
+        "crowd": crowd.rows,
+        "batches": [
+            row for card, found in study.fastest.items() for row in batch_rows(card, trees, found)
+        ],
+        "sizes": [row for card in args.cards for row in size_rows(card)],
+        "hybrid": [row for card in args.cards for row in hybrid_rows(card)],
+    }
+    say(table(study.rows, SPLIT_COLUMNS))
+    say(table(crowd.rows, SPLIT_COLUMNS))
+    for name in ("batches", "sizes", "hybrid"):
+        if result[name]:
+            say(table(result[name], [*result[name][0]]))
+    finish("decoupled_cache", result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""FlashTTS's baseline, simulated: generator and verifier as two vLLM instances, half the KV each.
+
+Each round sends every step as a request whose prompt is the whole path, in random order; when all
+are decoded, every path goes to the verifier as one prompt; when all are scored, the next round
+begins. The rules and constants below were written down before anything was compared with them.
+
+    python -m beamwright_lab.flashtts.baseline --pair 1.5B+1.5B --n 64
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from types import MappingProxyType
+
+from beamwright.errors import CapacityError
+from beamwright.plan.model import Hardware, ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.roofline import Layout
+from beamwright.plan.scoring import MARK_TOKENS
+from beamwright.tree import NodeState, RecordedTree
+from beamwright_lab.common import finish, say, table
+from beamwright_lab.flashtts.split import PAIRS, costs_of, kv_bytes
+from beamwright_lab.rivals import StepRequest, VllmEngine, requests_by_round
+from beamwright_lab.simulator import RooflineCosts, SyntheticSearch, grow
+from beamwright_lab.simulator.engines import EngineMeter, EngineRun
+
+CARD = "rtx-4090"
+BEAMS = (8, 16, 64, 128, 256, 512)
+MEMORY: Mapping[str, float] = MappingProxyType({"1.5B+1.5B": 0.4, "1.5B+7B": 0.9, "7B+1.5B": 0.9})
+"""Share of the card's 24 GB that each pair gets (section 6.1)."""
+
+# --- frozen: the rules ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the baseline does; see `SOURCES`.
+
+    What vLLM does besides is in `schedule.engines.vllm`: first come, first served, admission
+    without reserve, preemption of the last admitted by recompute, free blocks least recently used
+    first. Not modelled, and so free: Python, tokenising, what two processes cost each other.
+    """
+
+    block_tokens: int = 16
+    max_running: int = 256
+    max_batched_tokens: int = 8192
+    generator_share: float = 0.5
+    random_order: bool = True
+    verifier_prefix_cache: bool = True
+    host_tier: bool = False
+
+
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "block_tokens": "vLLM: block_size on CUDA; a hit is a full block",
+        "max_running": "vLLM: max_num_seqs, the default below 70 GiB",
+        "max_batched_tokens": "vLLM: max_num_batched_tokens of `LLM`, the default below 70 GiB",
+        "generator_share": "FlashTTS 3.2.3, 4.3: a static partition; no share is given: half",
+        "random_order": "FlashTTS 6.4.3: the vLLM baseline uses random scheduling",
+        "verifier_prefix_cache": (
+            "FlashTTS 4.1.3 speaks of the verifier's KV cache; vLLM 0.9.2 itself turns prefix "
+            "caching off for token-wise pooling, so that False is a variant"
+        ),
+        "host_tier": "vLLM: off by default",
+    }
+)
+
+# --- frozen: the search -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Searches without a model: the paper's prose gives no step lengths but "extreme" disparity.
+
+    step_sigma: standard deviation of the logarithm of a step's length. With 0.9 the longest of 64
+    steps has about 6 times the mean, with 0.5 about 3 times.
+    """
+
+    width: int = 4
+    prompt_tokens: int = 128
+    generate_tokens: int = 1536
+    step_tokens: int = 128
+    step_sigma: float = 0.9
+
+    def tree(self, num_beams: int, seed: int = 0) -> RecordedTree:
+        """The search's tree; scores are inherited up to noise, and the best survive."""
+        return grow(
+            SyntheticSearch(
+                num_beams=num_beams,
+                width=self.width,
+                prompt_tokens=self.prompt_tokens,
+                generate_tokens=self.generate_tokens,
+                step_tokens=self.step_tokens,
+                step_sigma=self.step_sigma,
+                survival="score",
+                seed=seed,
+            )
+        )
+
+
+SIGMAS = (0.5, 0.9)
+
+# --- the simulation ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A search on two vLLM instances. kv_bytes: of both together."""
+
+    tree: RecordedTree
+    generator: ModelCosts
+    verifier: ModelCosts
+    hardware: Hardware
+    kv_bytes: int
+    rules: Rules = Rules()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """One search. goodput_tok_s: as `SimulationResult.goodput_tok_s`.
+
+    recomputed_tokens: prefilled by the generator though their KV had been there; verified_tokens:
+    prefilled by the verifier; step_tokens: of them, what had never been there.
+    """
+
+    time_s: float
+    decode_s: float
+    verify_s: float
+    goodput_tok_s: float
+    preemptions: int
+    recomputed_tokens: int
+    verified_tokens: int
+    step_tokens: int
+
+
+def simulate_baseline(case: Baseline) -> tuple[BaselineResult, BaselineResult]:
+    """Run the search: KV read row by row, as vLLM does, and shared parts once.
+
+    Raises:
+        CapacityError: if a part cannot hold the longest path and a block more.
+    """
+    rules, tree = case.rules, case.tree
+    rounds = requests_by_round(tree.prompt_tokens, tree.nodes)
+    own = int(rules.generator_share * case.kv_bytes)
+    longest = max(each.final_tokens for requests in rounds for each in requests)
+    generator = _Instance(case.generator, case.hardware, own, rules, longest)
+    verifier = _Instance(
+        case.verifier,
+        case.hardware,
+        case.kv_bytes - own,
+        rules,
+        longest + MARK_TOKENS * len(rounds),
+    )
+    random = Random(case.seed)
+    ends: list[tuple[float, float]] = []
+    new_tokens = tree.prompt_tokens
+    for requests in rounds:
+        order = list(requests)
+        if rules.random_order:
+            random.shuffle(order)
+        new_tokens += sum(each.step_tokens + MARK_TOKENS for each in order)
+        generator.run.round(order)
+        # The barrier: nobody is scored before all are decoded.
+        verifier.run.round([scoring(each, rules.verifier_prefix_cache) for each in order])
+        (by_row, once) = zip(generator.now_s, verifier.now_s, strict=True)
+        ends.append((sum(by_row), sum(once)))
+    results = []
+    for reading in (0, 1):
+        decode_s, verify_s = generator.now_s[reading], verifier.now_s[reading]
+        results.append(
+            BaselineResult(
+                time_s=decode_s + verify_s,
+                decode_s=decode_s,
+                verify_s=verify_s,
+                goodput_tok_s=_goodput(tree, [end[reading] for end in ends]),
+                preemptions=generator.run.engine.preemptions,
+                recomputed_tokens=generator.run.prefilled - generator.run.needed_prefill,
+                verified_tokens=verifier.run.prefilled,
+                step_tokens=new_tokens,
+            )
+        )
+    return results[0], results[1]
+
+
+class _Instance:
+    """A vLLM with KV of its own, on two clocks: KV read row by row, and shared parts once."""
+
+    def __init__(
+        self, model: ModelCosts, hardware: Hardware, num_bytes: int, rules: Rules, longest: int
+    ) -> None:
+        needed = (longest + rules.block_tokens) * model.kv_bytes_per_token
+        if needed > num_bytes:
+            raise CapacityError("the longest path", needed, num_bytes, num_bytes)
+        costs = RooflineCosts.of(model, hardware, Layout.TREE)
+        self._meters = [EngineMeter(costs, reads_once=once) for once in (False, True)]
+        engine = VllmEngine(
+            num_bytes // (rules.block_tokens * model.kv_bytes_per_token),
+            block_tokens=rules.block_tokens,
+            offload=rules.host_tier,
+            max_running=rules.max_running,
+            max_batched_tokens=rules.max_batched_tokens,
+        )
+        self.run = EngineRun(engine, self._meters)
+
+    @property
+    def now_s(self) -> list[float]:
+        """Seconds in which this instance ran, by reading."""
+        return [meter.now_s for meter in self._meters]
+
+
+def scoring(step: StepRequest, prefix_cache: bool = True) -> StepRequest:
+    """The path with its new step as a prompt of the verifier, a mark behind each step.
+
+    Without prefix cache nothing that it computes is found again.
+    """
+    marked = [length + MARK_TOKENS for length in (*step.lengths[1:], step.step_tokens)]
+    lengths = (step.lengths[0], *marked)
+    scored = (*step.node, -1)
+    if not prefix_cache:
+        return StepRequest((scored,), (sum(lengths),), (*scored, -1), 1)
+    return StepRequest((*step.path, step.node), lengths, scored, 1)
+
+
+def _goodput(tree: RecordedTree, ends: Sequence[float]) -> float:
+    """Mean tokens of a finished path over the mean seconds to the end of its round."""
+    lengths = {node.lineage: node.tokens for node in tree.nodes}
+    tokens = seconds = 0.0
+    for node in tree.nodes:
+        if node.state is NodeState.FINISHED:
+            depth = len(node.lineage)
+            tokens += sum(lengths[node.lineage[: i + 1]] for i in range(depth))
+            seconds += ends[depth - 1]
+    return tokens / seconds if seconds else 0.0
+
+
+def baseline_of(
+    pair: str, tree: RecordedTree, num_beams: int, rules: Rules | None = None
+) -> Baseline:
+    """The baseline of one of the paper's pairs, on its card with its share of memory."""
+    card = find_profile(CARD)
+    generator, verifier = costs_of(pair)
+    memory = kv_bytes(pair, MEMORY[pair], num_beams, card)
+    return Baseline(tree, generator, verifier, card, memory, rules or Rules())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--pair", nargs="+", default=list(PAIRS))
+    parser.add_argument("--n", type=int, nargs="+", default=[8, 64])
+    args = parser.parse_args()
+    rows = []
+    for n in args.n:
+        tree = Workload().tree(n)
+        for pair in args.pair:
+            by_row, once = simulate_baseline(baseline_of(pair, tree, n))
+            for reads, found in (("by row", by_row), ("once", once)):
+                rows.append({"pair": pair, "n": n, "KV read": reads, **asdict(found)})
+    say(table(rows, list(rows[0])))
+    finish("flashtts_baseline", {"rules": asdict(Rules()), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""Attention kernels on a GPU: time against the time that their bytes, or FLOPs, need at least.
+
+One layer of a model's heads. A decode step must read every distinct token of KV once, the rows'
+tails, and queries and contexts; that over the measured copy bandwidth is the floor. A prefill's
+floor is its FLOPs over the measured matrix-product rate, if that is longer. Each measurement is one
+replay of a CUDA graph between two events, behind a write that is larger than the L2 cache. `eager`
+is the same step launched from Python. The torch backend runs beside it, on the same tensors.
+
+Beside attention, the draw of 64 tokens from 151,936: torch's operations and one kernel, which has
+to read the logits.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from beamwright.attention import make_attention, why_no_kernels
+from beamwright.engine.row_sampling import RowSampling
+from beamwright.engine.sampling import Sampler, lineage_key, stack_keys
+from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, RowTails, SegmentStore
+from beamwright.sections import SamplingSettings
+from beamwright_lab.common import say
+from beamwright_lab.gpu.context import Context, one_line, release
+
+HEADS = {  # kv_heads, group, head_dim; in order of value, for there may be time for the first only
+    "qwen2.5-1.5b": (2, 6, 128),
+    "opt-6.7b": (32, 1, 128),
+    "qwen2.5-7b": (4, 7, 128),
+    "llama-3.1-8b": (8, 4, 128),
+}
+_REPEATS, _LEAST_S = 30, 2.0
+_DRAW = (64, 151_936)  # rows, tokens
+_COPY_BYTES = 2**30
+_MATRIX = 8192
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is attended.
+
+    layout: `tree` (a trunk, then a fan of `width` children per level), `shared` (one prefix) or
+        `separate` (nothing shared).
+    length: tokens of each path; step: tokens of a segment; tail: of each row, not yet sealed.
+    chunk: new tokens per row; None is a decode step of one.
+    """
+
+    name: str
+    model: str
+    layout: str
+    rows: int
+    length: int
+    step: int = 32
+    tail: int = 16
+    width: int = 4
+    chunk: int | None = None
+
+    @property
+    def per_beam(self) -> bool:
+        return self.layout == "separate"
+
+
+def cases() -> list[Case]:
+    found = []
+    for model in HEADS:
+        found += [
+            Case("decode, tree", model, "tree", 64, 2048),
+            Case("decode, tree", model, "tree", 16, 1024),
+            Case("decode, tree of long steps", model, "tree", 64, 2048, step=256, tail=128),
+            Case("decode, one prefix", model, "shared", 64, 1024, step=1024),
+            Case("decode, one row", model, "shared", 1, 2048, step=2048),
+            Case("decode, a copy each", model, "separate", 16, 2048),
+            Case("prefill of a prompt", model, "shared", 1, 0, chunk=256),
+            Case("prefill behind a path", model, "tree", 16, 1024, chunk=64),
+        ]
+    return found
+
+
+@dataclass
+class Bench:
+    """A store with the case's segments, and the inputs of one step."""
+
+    case: Case
+    store: SegmentStore
+    paths: list[Path]
+    query: torch.Tensor
+    key_value: torch.Tensor
+
+    @property
+    def stored_tokens(self) -> int:
+        """Distinct tokens of KV; with a copy per row, every row's own."""
+        parts = [part for path in self.paths for part in path]
+        if not self.case.per_beam:
+            parts = list({id(part.segment): part for part in parts}.values())
+        return sum(part.visible for part in parts)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a step must move at least."""
+        token_bytes = self.store.pool.layout.bytes_per_token
+        tails = 0 if self.case.chunk is not None else self.case.rows * self.case.tail
+        stored = (self.stored_tokens + tails) * token_bytes
+        return stored + self.key_value.nbytes + 2 * self.query.nbytes
+
+    @property
+    def flops(self) -> int:
+        """Of both products."""
+        new = self.case.chunk or 1
+        own = new * (new + 1) // 2 + (0 if self.case.chunk else self.case.tail)
+        seen = sum(part.visible for path in self.paths for part in path) * new
+        heads, head_dim = self.query.shape[1:]
+        return 4 * heads * head_dim * (seen + self.case.rows * own)
+
+    def step(self, name: str) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
+        """A function that attends once, and one that gives back what that took.
+
+        name: of a backend; a plain `tree` or `dense` is torch.
+        """
+        pool = self.store.pool
+        known = (pool.storage.device, pool.layout.dtype) if name.startswith("triton") else ()
+        backend = make_attention(name, *known)
+        if self.case.chunk is not None:
+            lengths = [self.case.chunk] * self.case.rows
+            view: Any = backend.prefill_view(self.store, self.paths, lengths)
+            return lambda: view.attend(0, self.query, self.key_value), view.close
+        tail = RowTails(pool.layout, 256, self.store.scratch, pool.storage.device)
+        tail.arrange([], self.case.rows)
+        tail.begin([0] * self.case.rows, self.case.tail + 1)
+        for _ in range(self.case.tail):
+            tail.write(0, self.key_value)
+            tail.advance()
+        view = backend.decode_view(self.store, self.paths, tail)
+        return lambda: view.attend(0, self.query, self.key_value), view.close
+
+
+def build(case: Case, dtype: torch.dtype, device: str) -> Bench:
+    """Segments of random KV, and random queries."""
+    kv_heads, group, head_dim = HEADS[case.model]
+    layout = KVLayout(1, kv_heads, head_dim, dtype)
+    tokens = (case.rows if case.per_beam else 1) * case.length + 4 * case.rows * case.step + 1024
+    budget = ByteBudget(2 * tokens * layout.bytes_per_token)
+    store = SegmentStore(BlockPool(layout, budget, device))
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device).to(dtype)
+
+    def extend(path: Path, tokens: int) -> Path:
+        for start in range(0, tokens, case.step):
+            segment, count = store.create(), min(case.step, tokens - start)
+            store.append([segment], [draw(count, 1, 2, kv_heads, head_dim)])
+            path = (*path, PathPart(segment, count))
+        return path
+
+    paths = _grow(case, extend)
+    total = case.rows * (case.chunk or 1)
+    query = draw(total, kv_heads * group, head_dim)
+    return Bench(case, store, paths, query, draw(total, 2, kv_heads, head_dim))
+
+
+def _grow(case: Case, extend: Callable[[Path, int], Path]) -> list[Path]:
+    """Paths in depth-first order."""
+    if case.layout == "separate":
+        return [extend((), case.length) for _ in range(case.rows)]
+    if case.layout == "shared":
+        return [extend((), case.length)] * case.rows
+    level, levels = 1, 0
+    while level < case.rows:
+        level, levels = level * case.width, levels + 1
+    paths = [extend((), case.length - levels * case.step)]
+    for _ in range(levels):
+        paths = [extend(path, case.step) for path in paths for _ in range(case.width)]
+    return paths[: case.rows]
+
+
+# --- on the card -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Microseconds of a call on the device, with a cold L2 cache."""
+
+    def __init__(self, repeats: int) -> None:
+        self._repeats = repeats
+        l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+        self._flush = torch.empty(max(4 * l2_bytes, 2**28), dtype=torch.uint8, device="cuda")
+
+    def us(self, call: Callable[[], Any]) -> float:
+        """Median over the repeats."""
+        for _ in range(3):
+            call()
+        pairs = []
+        for _ in range(self._repeats):
+            self._flush.zero_()
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            call()
+            pair[1].record()
+            pairs.append(pair)
+        torch.cuda.synchronize()
+        return 1e3 * statistics.median(start.elapsed_time(end) for start, end in pairs)
+
+
+def graph_of(call: Callable[[], Any]) -> Callable[[], None]:
+    """The call as a CUDA graph; what it does on the host happens here, once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def ceilings(clock: Clock, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes per second of a copy (read and written), and FLOP/s of a matrix product."""
+    source = torch.randn(_COPY_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    copy_s = clock.us(lambda: target.copy_(source)) / 1e6
+    left, right = (torch.randn(_MATRIX, _MATRIX, device="cuda").to(dtype) for _ in range(2))
+    product_s = clock.us(lambda: left @ right) / 1e6
+    return 2 * source.nbytes / copy_s, 2 * _MATRIX**3 / product_s
+
+
+def measure(bench: Bench, clock: Clock, bandwidth: float, flops: float) -> list[dict[str, Any]]:
+    """The kernels, and torch beside them."""
+    case = bench.case
+    layout = "dense" if case.per_beam else "tree"
+    floor_us = 1e6 * max(bench.needed_bytes / bandwidth, bench.flops / flops)
+    oracle, close = bench.step("reference")
+    expected = oracle().float()
+    close()
+    rows = []
+    for name in (f"triton-{layout}", layout):
+        before = bench.store.scratch.used_bytes
+        call, close = bench.step(name)
+        difference = float((call().float() - expected).norm() / expected.norm())
+        partial = bench.store.scratch.used_bytes - before
+        timed = _timed(clock, call, bench.needed_bytes, floor_us)
+        close()
+        rows.append(
+            {
+                "model": case.model,
+                "work": case.name,
+                "rows": case.rows,
+                "backend": name,
+                **timed,
+                "partial_mb": round(partial / 1e6, 1),
+                "difference": float(f"{difference:.2g}"),
+            }
+        )
+        say(f"  {case.model} {case.name} x{case.rows} {name}: {timed['us']} us")
+    return rows
+
+
+def _timed(
+    clock: Clock, call: Callable[[], object], num_bytes: int, floor_us: float
+) -> dict[str, float]:
+    """Microseconds captured and eager, beside the least that these bytes and products take."""
+    us, eager_us = clock.us(graph_of(call)), clock.us(call)
+    return {
+        "us": round(us, 1),
+        "eager_us": round(eager_us, 1),
+        "floor_us": round(floor_us, 1),
+        "share_of_floor": round(floor_us / us, 3),
+        "gb_s": round(num_bytes / us / 1e3, 1),
+    }
+
+
+def draws(
+    num_rows: int, vocab: int, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]]]:
+    """Logits, and each way to draw a token of every row: tokens and their log-probabilities."""
+    generator = torch.Generator(device).manual_seed(0)
+    logits = torch.randn(num_rows, vocab, generator=generator, device=device).to(dtype)
+    keys = stack_keys([lineage_key(0, (0, row)) for row in range(num_rows)], logits.device)
+    positions = torch.arange(num_rows, device=device)
+    how = RowSampling.of([SamplingSettings()] * num_rows, logits.device)
+    samplers = {
+        name: Sampler(vocab, logits.device, captured=True, fused=fused)
+        for name, fused in (("torch", False), ("triton", True))
+    }
+    return logits, {
+        name: partial(sampler.sample, logits, keys, positions, how)
+        for name, sampler in samplers.items()
+    }
+
+
+def measure_draws(clock: Clock, bandwidth: float, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The kernel, and torch beside it. difference: the largest of log-probabilities."""
+    logits, ways = draws(*_DRAW, dtype, "cuda")
+    tokens, logprobs = ways["torch"]()
+    floor_us = 1e6 * logits.nbytes / bandwidth
+    rows = []
+    for name, draw in ways.items():
+        found = draw()
+        timed = _timed(clock, draw, logits.nbytes, floor_us)
+        rows.append(
+            {
+                "model": f"vocabulary of {_DRAW[1]}",
+                "work": "draw",
+                "rows": _DRAW[0],
+                "backend": name,
+                **timed,
+                "difference": float(f"{float((found[1] - logprobs).abs().max()):.2g}"),
+                "other_tokens": int((found[0] != tokens).sum()),
+            }
+        )
+        say(f"  draw x{_DRAW[0]} {name}: {timed['us']} us")
+    return rows
+
+
+@torch.inference_mode()
+def run(context: Context) -> dict[str, Any]:
+    """Stage: a row for each draw and each case; what fails costs its own."""
+    if not context.on_gpu:
+        return {"skipped": "kernels are timed on a GPU"}
+    dtype = torch.bfloat16
+    reason = why_no_kernels(torch.device(context.device), dtype)
+    if reason is not None:
+        return {"skipped": reason}
+    data: dict[str, Any] = {"dtype": str(dtype), "rows": [], "not_run": []}
+    clock = Clock(_REPEATS)
+    bandwidth, flops = ceilings(clock, dtype)
+    data |= {"copy_gb_s": round(bandwidth / 1e9, 1), "product_tflops": round(flops / 1e12, 1)}
+    context.save(data)
+
+    def measured(case: Case | None) -> list[dict[str, Any]]:
+        if case is None:
+            return measure_draws(clock, bandwidth, dtype)
+        return measure(build(case, dtype, context.device), clock, bandwidth, flops)
+
+    for case in (None, *cases()):
+        what = {"work": "draw"} if case is None else {"model": case.model, "work": case.name}
+        if context.left_s < _LEAST_S:
+            data["not_run"].append(what)
+            continue
+        try:
+            data["rows"] += measured(case)
+        except Exception as error:
+            data["rows"].append({**what, "error": one_line(error)})
+        release(context.device)
+        context.save(data)
+    return data

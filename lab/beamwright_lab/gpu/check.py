@@ -1,0 +1,264 @@
+"""Everything worth measuring on a GPU, in one budget below ten minutes; resumable.
+
+    python -m beamwright_lab.gpu.check                       # on cuda, then the table
+    python -m beamwright_lab.gpu.check --report              # the table of what there is
+    python -m beamwright_lab.gpu.check --smoke --device cpu  # the same code at a tiny scale
+    python -m beamwright_lab.gpu.check --predict h200 --memory 24GiB
+
+Each stage is a process with a time budget of its own, and every row is written as it is measured.
+Needs no network, pip or make; what a machine lacks is named, and the rest runs. See `docs/gpu.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import platform
+import sys
+import tarfile
+import tempfile
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from beamwright_lab.gpu.machine import (
+    ENGINE,
+    TESTS,
+    card,
+    device_name,
+    has_device,
+    missing_wheels,
+    source_state,
+    versions,
+)
+from beamwright_lab.gpu.runner import OK, Journal, Plan, Stage, run_stages
+
+FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
+# In order of what is learnt per second: name, seconds, the least that is worth starting, and the
+# module and function, if they are called otherwise.
+STAGES: tuple[tuple[str, int, int, str], ...] = (
+    ("graphs", 30, 8, "graphs.run"),
+    ("tests", 60, 15, "graphs.run_tests"),
+    ("roofline", 120, 20, "roofline.run"),
+    ("kernels", 80, 15, "attention_kernels.run"),
+    ("search", 60, 15, "search.run"),
+    ("link", 35, 12, "link.run"),
+    ("parity", 30, 10, "parity.run"),
+    (FIGURES[0], 60, 25, "figures.run"),
+    ("speculation", 20, 10, "speculation.run"),
+    ("peers", 30, 20, "peers.run"),
+    (FIGURES[1], 20, 20, "figures.run"),
+    (FIGURES[2], 20, 20, "figures.run"),
+    (FIGURES[3], 20, 20, "figures.run"),
+    ("simulator", 10, 5, "simulator.run"),
+)
+_READS = {"simulator": ("link", *FIGURES)}
+_SMOKE_LEAST_S = 0.2
+_OUT = Path(__file__).resolve().parents[1] / "results" / "gpu_check"
+_TORCH_ALONE = ("link",)  # its ceilings are measured without the engine
+
+
+def stages(arguments: argparse.Namespace) -> list[Stage]:
+    """The stages as commands of this very module, from the repository root."""
+    common = ["--device", arguments.device, "--out", str(arguments.out)]
+    if arguments.smoke:
+        common.append("--smoke")
+    if arguments.link_bandwidth is not None:
+        common += ["--link-bandwidth", arguments.link_bandwidth]
+    return [
+        Stage(
+            name,
+            (sys.executable, "-m", "beamwright_lab.gpu.check", "--stage", name, *common),
+            budget_s,
+            _SMOKE_LEAST_S if arguments.smoke else least_s,
+            _READS.get(name, ()),
+            _missing(name),
+        )
+        for name, budget_s, least_s, _ in STAGES
+    ]
+
+
+def _missing(stage: str) -> str:
+    needed = {} if stage in _TORCH_ALONE else ENGINE
+    found = missing_wheels({**needed, **(TESTS if stage == "tests" else {})})
+    return f"missing wheels: {', '.join(found)}" if found else ""
+
+
+def parse() -> argparse.Namespace:
+    names = [name for name, *_ in STAGES]
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n")[0], epilog=f"stages: {', '.join(names)}"
+    )
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=_OUT, help="folder of all results")
+    parser.add_argument("--budget", type=float, default=500, help="seconds for the whole run")
+    parser.add_argument("--only", nargs="+", choices=names, default=[], metavar="STAGE")
+    parser.add_argument("--again", nargs="*", choices=names, metavar="STAGE", help="none: all")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to try the code itself")
+    parser.add_argument("--link-bandwidth", help="emulate a slower link, such as 12GB/s; labelled")
+    parser.add_argument("--report", action="store_true", help="only print and write the table")
+    parser.add_argument("--predict", metavar="GPU", help="simulate the figures for a named card")
+    parser.add_argument("--memory", default="24GiB", help="of the card, for --predict")
+    parser.add_argument("--quick", action="store_true", help="--predict: a few points")
+    parser.add_argument("--stage", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# --- the whole -------------------------------------------------------------------------------
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Run what is missing; 1 if a stage has failed, 2 if there is no such device."""
+    say = partial(print, file=sys.stderr, flush=True)
+    if missing := missing_wheels({"torch": "torch", **ENGINE, **TESTS, "triton": "triton"}):
+        say(f"missing wheels: {', '.join(missing)}")
+    if missing_wheels({"torch": "torch"}):
+        return 2
+    if arguments.device != "cpu" and not has_device(arguments.device):
+        say(f"--device {arguments.device}: no such device; --smoke --device cpu tries the code")
+        return 2
+    names = [name for name, *_ in STAGES]
+    again = arguments.again
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    journal = _journal(arguments)
+    key = {
+        "device": arguments.device,
+        "smoke": arguments.smoke,
+        "link_bandwidth": arguments.link_bandwidth,
+        "machine": device_name(arguments.device),
+    }
+    facts = {
+        "versions": versions(),
+        "card": card(arguments.device),
+        "python": platform.python_version(),
+        "missing": missing,
+        **source_state(),
+    }
+    journal.begin("environment", {"key": key, **facts}, goes_on=False)
+    journal.end("environment", {"status": OK})
+    with tempfile.TemporaryDirectory() as cache:
+        travelling = arguments.out / "triton_cache.tar"
+        if travelling.exists():
+            with tarfile.open(travelling) as tar:
+                tar.extractall(cache, filter="data")
+
+        def after() -> None:
+            report(arguments)
+            with tarfile.open(travelling, "w") as tar:
+                tar.add(cache, ".")
+
+        plan = Plan(
+            journal=journal,
+            log=arguments.out / "log.txt",
+            key=key,
+            facts=facts,
+            budget_s=arguments.budget,
+            only=frozenset(arguments.only),
+            again=frozenset(names if again == [] else again or []),
+            environment={"PYTHONUNBUFFERED": "1", "TRITON_CACHE_DIR": cache},
+            after=after,
+        )
+        found = run_stages(stages(arguments), plan, say)
+    print(report(arguments))
+    return 0 if all(result["status"] == OK for result in found.values()) else 1
+
+
+def _journal(arguments: argparse.Namespace) -> Journal:
+    return Journal(arguments.out / "results.jsonl")
+
+
+def report(arguments: argparse.Namespace) -> str:
+    """The table of what there is; also written."""
+    results = _journal(arguments).results()
+    for name, *_ in STAGES:
+        results.setdefault(name, {"stage": name, "status": "not run", "data": {}})
+    if missing_wheels({"torch": "torch", **ENGINE}):
+        lines = (
+            f"{name}: {each['status']} {each.get('error') or ''}" for name, each in results.items()
+        )
+        text = "\n".join([*map(str.rstrip, lines), "rows: results.jsonl"])
+    else:
+        from beamwright_lab.gpu.report import render
+
+        text = render(results)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "summary.md").write_text(text + "\n", encoding="utf-8")
+    return text
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Print the predictions and write them; 2 for a card or a memory that cannot be."""
+    from beamwright.errors import InputError
+    from beamwright.units import parse_size
+    from beamwright_lab.common import finish, table
+    from beamwright_lab.gpu.predict import COLUMNS, points, predictions
+
+    try:
+        memory_bytes = parse_size(arguments.memory)
+        rows = predictions(arguments.predict, memory_bytes, points(quick=arguments.quick))
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(table(rows, COLUMNS))
+    name = f"gpu_predictions_{arguments.predict}_{arguments.memory}"
+    finish(name, {"gpu": arguments.predict, "memory_bytes": memory_bytes, "points": rows})
+    return 0
+
+
+def _link_bandwidth(arguments: argparse.Namespace) -> int | None:
+    if arguments.link_bandwidth is None:
+        return None
+    from beamwright.units import parse_size
+
+    return parse_size(arguments.link_bandwidth.removesuffix("/s"))
+
+
+# --- one stage -------------------------------------------------------------------------------
+
+
+def run_stage(arguments: argparse.Namespace) -> int:
+    """The process of one stage; its error, if any, is part of its result."""
+    from beamwright_lab.gpu.context import Context, one_line
+
+    journal = _journal(arguments)
+    context = Context(
+        stage=arguments.stage,
+        device=arguments.device,
+        smoke=arguments.smoke,
+        seconds=arguments.seconds,
+        journal=journal,
+        link_bandwidth=_link_bandwidth(arguments),
+        earlier=journal.results().get(arguments.stage, {}).get("data", {}),
+    )
+    if context.on_gpu and not has_device(context.device):
+        context.save({"error": f"--device {context.device}: no CUDA device is available here"})
+        return 1
+    module, function = {name: where for name, *_, where in STAGES}[arguments.stage].split(".")
+    extra = (arguments.stage,) if arguments.stage in FIGURES else ()
+    try:
+        run = getattr(importlib.import_module(f"beamwright_lab.gpu.{module}"), function)
+        data: dict[str, Any] = run(context, *extra)
+    except Exception as error:
+        traceback.print_exc()
+        context.save({"error": one_line(error)})
+        return 1
+    context.finish(data)
+    return 1 if "error" in data else 0
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.stage:
+        return run_stage(arguments)
+    if arguments.predict:
+        return predict(arguments)
+    if arguments.report:
+        print(report(arguments))
+        return 0
+    return check(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

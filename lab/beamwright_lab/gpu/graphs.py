@@ -1,0 +1,121 @@
+"""Stage: the first thing to know of a card. Do captured steps work, do kernels draw right?
+
+Steps as graphs against plain calls: equal tokens and log-probabilities, bit for bit, and graphs
+that were captured. Draws by one kernel against torch's. Then, where pytest is there, the
+repository's own tests that matter on a card, all of them, a row for each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beamwright import Solver
+from beamwright_lab.gpu.context import Context, attempt, release
+
+_ROOT = Path(__file__).resolve().parents[3]
+TESTS = (
+    "tests/attention/kernels/test_replay.py",
+    "tests/engine/test_draw_kernel.py",
+    "tests/attention/kernels/test_kernels.py",
+    "tests/engine/test_deterministic.py",
+    "tests/kv/test_streams.py",
+    "tests/models/test_quantised.py",
+)
+_SHAPES = {
+    "one layer": "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=128",
+    "like qwen2.5-1.5b": "llama,layers=4,hidden=1536,heads=12,kv_heads=2,intermediate=2048,"
+    "vocab=4096,context=512",
+}
+
+
+def run(context: Context) -> dict[str, Any]:
+    """See the module."""
+    data: dict[str, Any] = {"rows": []}
+    shapes = dict([*_SHAPES.items()][:1]) if context.smoke else _SHAPES
+    work = {f"graphs, {name}": partial(_graphs, context, shape) for name, shape in shapes.items()}
+    for name, each in {**work, "draw kernel": partial(_draws, context)}.items():
+        data["rows"].append({"what": name, **attempt(each)})
+        release(context.device)
+        context.save(data)
+    wrong = [
+        row["what"]
+        for row in data["rows"]
+        if "error" in row or row.get("equal") is False or row.get("warnings")
+    ]
+    return {**data, "error": f"wrong: {', '.join(wrong)}"} if wrong else data
+
+
+def _graphs(context: Context, shape: str) -> dict[str, Any]:
+    plain, _, _ = _drawn(context, shape, "off")
+    found, attention, warnings = _drawn(context, shape, "on")
+    return {
+        "equal": found == plain,
+        "nodes": len(found),
+        "attention": attention,
+        "warnings": list(warnings),
+    }
+
+
+def _drawn(context: Context, shape: str, graphs: str) -> tuple[list[Any], str, tuple[str, ...]]:
+    """Of every node what was drawn; what attended; warnings."""
+    trees: list[Any] = []
+    with Solver(
+        model=f"random:{shape}",
+        verifier="none",
+        device=context.device,
+        n=16,
+        width=4,
+        max_rounds=4,
+        step_tokens=12,
+        ignore_eos=True,
+        kv_memory="64MiB",
+        graphs=graphs,
+    ) as solver:
+        solution = solver.synthetic(9, on_round=lambda report: trees.append(report.tree))
+        nodes = [(n.token_ids, n.logprobs, n.stop) for n in trees[-1].nodes()]
+        return nodes, solver.generator.backend.name, solution.warnings
+
+
+def _draws(context: Context) -> dict[str, Any]:
+    if not context.on_gpu:
+        return {"skipped": "on a GPU"}
+    from beamwright_lab.gpu.attention_kernels import draws
+
+    _, ways = draws(64, 151_936, torch.bfloat16, context.device)
+    (tokens, logprobs), (found, found_logprobs) = ways["torch"](), ways["triton"]()
+    difference = float((found_logprobs - logprobs).abs().max())
+    others = int((found != tokens).sum())
+    return {"equal": others == 0, "other_tokens": others, "difference": difference}
+
+
+# --- tests -----------------------------------------------------------------------------------
+
+
+def run_tests(context: Context, tests: tuple[str, ...] = TESTS) -> dict[str, Any]:
+    """Stage: the tests in this very process, which the runner can end; a row as each ends."""
+    import pytest
+
+    data: dict[str, Any] = {"tests": []}
+
+    class Rows:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.when != "call" and report.outcome == "passed":
+                return
+            row = {"test": report.nodeid, "outcome": report.outcome, "s": round(report.duration, 2)}
+            if report.failed:
+                row["error"] = str(report.longrepr)[-1500:]
+            data["tests"].append(row)
+            context.save(data)
+
+    files = [str(_ROOT / name) for name in tests]
+    # A warning that only CUDA gives is no failure.
+    options = ["-q", "-W", "default", "-p", "no:cacheprovider", f"--rootdir={_ROOT}"]
+    code = pytest.main([*options, *files], [Rows()])
+    failed = sum(row["outcome"] == "failed" for row in data["tests"])
+    passed = sum(row["outcome"] == "passed" for row in data["tests"])
+    data["summary"] = f"{passed} passed, {failed} failed, exit code {int(code)}"
+    return data if not code else {**data, "error": f"device tests: {data['summary']}"}

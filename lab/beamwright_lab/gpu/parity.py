@@ -1,0 +1,198 @@
+"""Stage: is what the device computes right, against the CPU?
+
+Logits: tiny random checkpoints of each family, every attention backend, against the float64 logits
+of the `reference` backend on the CPU. Trees: one small search over backends and group sizes; equal
+trees are expected of one backend on a CPU in float32, and reported, not demanded, elsewhere.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beamwright import Solver
+from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
+from beamwright.kv import PathPart
+from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
+from beamwright.models.find import resolve_folder
+from beamwright.sections import ModelSettings
+from beamwright_lab.gpu.context import Context, one_line, release
+
+# Relative error of the norm: TF32 products would show as about 3e-4.
+LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
+_SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+}
+_SEARCHED = (
+    "random:llama,layers=3,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
+)
+_ROWS, _STEPS, _LATE = 12, 20, 7
+_PROMPT, _NODE = 37, 21
+
+
+def run(context: Context) -> dict[str, Any]:
+    """See the module."""
+    data: dict[str, Any] = {"limits": LIMITS}
+    with tempfile.TemporaryDirectory() as folder:
+        families = ("llama",) if context.smoke else ("llama", "qwen2", "opt")
+        folders = {name: write_checkpoint(name, Path(folder) / name) for name in families}
+        data["logits"] = []
+        for family, path in folders.items():
+            data["logits"] += logit_rows(family, path, context)
+            context.save(data)
+    data["trees"] = tree_rows(context)
+    wrong = sum(not row["within"] for row in data["logits"])
+    if wrong:
+        data["error"] = f"{wrong} of {len(data['logits'])} logits beyond their limit"
+    return data
+
+
+# --- logits ----------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    family: str, folder: Path, device: str = "cpu", dtype: str = "float32", **sizes: int
+) -> Path:
+    """A random checkpoint; weights large enough that attention is not uniform.
+
+    Its tokenizer is the bundled one. sizes: of the config, tiny ones otherwise.
+    """
+    from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig, Qwen2Config
+
+    common = {**_SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    gated = {**common, "intermediate_size": 128, "num_key_value_heads": 2, **sizes}
+    configs = {
+        "llama": lambda: LlamaConfig(**gated, tie_word_embeddings=False),
+        "qwen2": lambda: Qwen2Config(**gated, tie_word_embeddings=True),
+        "opt": lambda: OPTConfig(**common, ffn_dim=128, word_embed_proj_dim=64),
+    }
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(configs[family](), dtype=getattr(torch, dtype))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * (0.1 if not sizes else 0.01))
+    model.save_pretrained(folder)
+    for file in resolve_folder("bundled", "generator").glob("*token*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@torch.inference_mode()
+def tree_logits(settings: ModelSettings) -> torch.Tensor:
+    """Logits [rows, steps, vocab] in float64 of rows under a small tree, decoded together.
+
+    Half of them join when the others are in the middle of their steps.
+    """
+    decoder = load_model(settings.model, settings).decoder
+    device, name = decoder.device, settings.attention
+    known = (device, decoder.dtype) if name in KERNEL_BACKENDS else ()
+    attention = make_attention(name, *known)
+    drawn = torch.Generator().manual_seed(1)
+    vocab = decoder.shape.vocab
+    token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    model = TreeModel(decoder, attention, 4096 * token_bytes)
+    prompt = torch.randint(vocab, (_PROMPT,), generator=drawn).tolist()
+    root = model.store.create()
+    model.prefill([PrefillRequest((), root, prompt, 0)])
+    path = (PathPart(root, _PROMPT),)
+    parents = [model.store.create() for _ in range(3)]
+    lengths = [_NODE - number for number in range(len(parents))]
+    steps = [torch.randint(vocab, (n,), generator=drawn).tolist() for n in lengths]
+    model.prefill(
+        [PrefillRequest(path, p, s, _PROMPT) for p, s in zip(parents, steps, strict=True)]
+    )
+    under = sorted(row % len(parents) for row in range(_ROWS))
+    paths = [(*path, PathPart(parents[place], lengths[place])) for place in under]
+    tokens = torch.randint(vocab, (_ROWS, _STEPS), generator=drawn)
+    starts = _PROMPT + torch.tensor([lengths[place] for place in under])
+    session, present = DecodeSession(model.decoder, model.store, model.backend), list[int]()
+    found: list[list[torch.Tensor]] = [[] for _ in range(_ROWS)]
+    for turn in range(_STEPS + _LATE):
+        staying = [place for place, row in enumerate(present) if len(found[row]) < _STEPS]
+        joining = {0: range(0, _ROWS, 2), _LATE: range(1, _ROWS, 2)}.get(turn, range(0))
+        if joining or len(staying) < len(present):
+            segments = [model.store.create() for _ in joining]
+            session.arrange(staying, [paths[row] for row in joining], segments)
+            present = [*(present[place] for place in staying), *joining]
+        index = torch.tensor([*present, *present[:1] * (session.num_rows - len(present))])
+        steps = torch.tensor([len(found[row]) for row in index.tolist()])
+        ids, positions = tokens[index, steps], starts[index] + steps
+        logits = decoder.logits(session.forward(ids.to(device), positions.to(device)))
+        for row, mine in zip(present, logits.double().cpu(), strict=False):
+            found[row].append(mine)
+    session.close()
+    return torch.stack([torch.stack(mine) for mine in found])
+
+
+def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, Any]]:
+    """Relative error of every backend and dtype of one family."""
+    common = {"model": str(folder), "verifier": "none"}
+    oracle = ModelSettings(**common, dtype="float64", attention="reference")
+    expected = tree_logits(oracle)
+    rows = []
+    for dtype, limit in LIMITS.items():
+        for attention in (*BACKENDS, *(KERNEL_BACKENDS if context.on_gpu else ())):
+            row: dict[str, Any] = {"family": family, "dtype": dtype, "attention": attention}
+            try:
+                settings = ModelSettings(
+                    **common,
+                    device=context.device,
+                    dtype=dtype,  # type: ignore[arg-type]
+                    attention=attention,  # type: ignore[arg-type]
+                )
+                found = tree_logits(settings)
+                error = float((found - expected).norm() / expected.norm())
+                rows.append({**row, "relative_error": error, "within": error < limit})
+            except Exception as error:  # the other backends are worth knowing about
+                rows.append({**row, "error": one_line(error), "within": False})
+            release(context.device)
+    return rows
+
+
+# --- trees -----------------------------------------------------------------------------------
+
+
+def tree_rows(context: Context) -> list[dict[str, Any]]:
+    """Hashes of one search under each backend: whole, without graphs, and in groups."""
+    rows = []
+    whole: dict[str, Any] = {"max_batch": None, "graphs": "auto"}
+    ways = [whole, {**whole, "graphs": "off"}, {**whole, "max_batch": 8}]
+    if not context.smoke:
+        ways.append({**whole, "max_batch": 3})
+    for attention in BACKENDS:
+        for how in ways:
+            row = {"attention": attention, **how}
+            try:
+                rows.append({**row, "tree_hash": _small_search(context, **row)})
+            except Exception as error:
+                rows.append({**row, "error": one_line(error)})
+    first = rows[0].get("tree_hash")
+    return [{**row, "as_first": row.get("tree_hash") == first} for row in rows]
+
+
+def _small_search(context: Context, **options: Any) -> str:
+    with Solver(
+        model=_SEARCHED,
+        verifier="logprob",
+        device=context.device,
+        dtype="float32",
+        n=16,
+        width=4,
+        step_tokens=12,
+        max_tokens=36,
+        max_rounds=3,
+        ignore_eos=True,
+        kv_memory="64MiB",
+        schedule="in-gpu",
+        **options,
+    ) as solver:
+        return solver.synthetic(24).tree_hash

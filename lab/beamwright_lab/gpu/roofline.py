@@ -1,0 +1,208 @@
+"""Stage: a decode step against the memory's ceiling, and the host's share of a step.
+
+Bytes of a step: weights that every token is multiplied with, and the KV that its rows see, shared
+parts counted once. Ceiling: the better of a device copy and a few-rows product, measured in this
+process. The host's share is the time of a step in which the device ran nothing.
+Each batch is measured with graphs and without. What `--deterministic` costs is measured on the
+same steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from beamwright import Solver
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.protocols import RoundReport
+from beamwright_lab.common import matmul_parameters
+from beamwright_lab.gpu.ceilings import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
+from beamwright_lab.gpu.context import Context, attempt, release
+
+_LAST_S = 12.0  # loading a 7B shape again, and a few steps
+_TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
+
+
+@dataclass(frozen=True)
+class Case:
+    """rounds: of `step_tokens` tokens; the first is not counted."""
+
+    shapes: tuple[str, ...] = ("qwen2.5-1.5b", "qwen2.5-0.5b")
+    large: str = "qwen2.5-7b"
+    batches: tuple[int, ...] = (16, 64, 256)
+    large_batch: int = 16
+    prompt: int = 128
+    step_tokens: int = 32
+    rounds: int = 5
+
+
+_SMOKE_CASE = Case((_TINY,), _TINY, (1, 2), 4, 16, 4, 3)
+_GRAPHS = ("auto", "off")
+
+
+def run(context: Context) -> dict[str, Any]:
+    """See the module."""
+    case = _SMOKE_CASE if context.smoke else Case()
+    sizes = SMOKE if context.smoke else Sizes(repeats=4)
+    data: dict[str, Any] = {"ceiling": _ceiling(context, sizes), "steps": [], "not_run": []}
+    for batch, shape, graphs in product(case.batches, case.shapes, _GRAPHS):
+        what = {"model": shape, "batch": batch, "graphs": graphs}
+        if context.left_s < 3:
+            data["not_run"].append(what)
+            continue
+        row = attempt(partial(step_row, context, case, **what))
+        if "bytes_per_s" in row:
+            row["share_of_ceiling"] = round(row["bytes_per_s"] / data["ceiling"], 4)
+        data["steps"].append({**what, **row})
+        release(context.device)
+        context.save(data)
+    # A profiler keeps every launch: a few steps are enough.
+    few = replace(case, rounds=3, step_tokens=min(16, case.step_tokens))
+    for name, work, least_s in (
+        ("host", partial(host_share, context, few), _LAST_S),
+        ("deterministic", partial(deterministic_cost, context, few), 3.0),
+        # Beside it, the loop without graphs: what they are worth.
+        ("host_token_by_token", partial(host_share, context, few, graphs="off"), _LAST_S),
+    ):
+        if context.left_s < least_s and not context.smoke:
+            data["not_run"].append(name)
+            continue
+        data[name] = attempt(work)
+        release(context.device)
+        context.save(data)
+    data["ceiling_after"] = _ceiling(context, sizes)
+    return data
+
+
+def _ceiling(context: Context, sizes: Sizes) -> float:
+    dtype = torch.bfloat16 if context.on_gpu else torch.float32
+    found = max(
+        copy_bandwidth(context.device, sizes), weights_bandwidth(context.device, sizes, dtype)
+    )
+    release(context.device)
+    return found
+
+
+def _solver(
+    context: Context,
+    case: Case,
+    shape: str,
+    batch: int,
+    graphs: str = "auto",
+    *,
+    deterministic: bool = False,
+) -> Solver:
+    tokens = case.rounds * case.step_tokens
+    return Solver(
+        model=f"random:{shape}",
+        verifier="none",
+        device=context.device,
+        search="best-of-n",
+        n=batch,
+        width=1,
+        max_rounds=case.rounds,
+        step_tokens=case.step_tokens,
+        max_tokens=tokens,
+        ignore_eos=True,
+        schedule="in-gpu",
+        deterministic=deterministic,
+        graphs=graphs,
+        kv_memory=str(_kv_bytes(context, shape, batch, case.prompt + tokens)),
+    )
+
+
+def _kv_bytes(context: Context, shape: str, batch: int, path_tokens: int) -> int:
+    element_bytes = 2 if context.on_gpu else 4
+    return 2 * batch * (path_tokens + 64) * shape_from_text(shape).kv_bytes_per_token(element_bytes)
+
+
+def _round_s(solver: Solver, prompt: int) -> list[float]:
+    ends = [0.0]
+
+    def on_round(report: RoundReport) -> None:
+        ends.append(report.elapsed_s)
+
+    solver.synthetic(prompt, on_round=on_round)
+    return [end - start for start, end in pairwise(ends)]
+
+
+def step_row(context: Context, case: Case, model: str, batch: int, graphs: str) -> dict[str, Any]:
+    """Seconds and bytes of one token step at this batch."""
+    with _solver(context, case, model, batch, graphs) as solver:
+        warnings = solver.synthetic(case.prompt).warnings
+        rounds = _round_s(solver, case.prompt)[1:]
+        decoder = solver.generator.decoder
+        step_s = statistics.median(rounds) / case.step_tokens
+        weight_bytes = matmul_parameters(decoder.shape) * decoder.dtype.itemsize
+        token_bytes = decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    # Rows share the prompt; of their own tokens they have half as many on average.
+    own = batch * case.step_tokens * (1 + case.rounds) / 2
+    num_bytes = weight_bytes + token_bytes * (case.prompt + own)
+    return {
+        "step_ms": round(1e3 * step_s, 4),
+        "bytes": round(num_bytes),
+        "bytes_per_s": num_bytes / step_s,
+        "tokens_per_s": round(batch / step_s, 1),
+        "warnings": list(warnings),
+    }
+
+
+def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
+    """The same decode without and with tiles of fixed size, in turns; does `exact` hold?"""
+    batch = case.large_batch
+    steps_ms: dict[bool, list[float]] = {False: [], True: []}
+    exact: dict[bool, bool] = {}
+    for fixed in (False, True, False, True):
+        with _solver(context, case, case.shapes[0], batch, deterministic=fixed) as solver:
+            _round_s(solver, case.prompt)
+            rounds = _round_s(solver, case.prompt)[1:]
+            exact[fixed] = solver.exact
+        steps_ms[fixed].append(1e3 * statistics.median(rounds) / case.step_tokens)
+        release(context.device)
+    plain, tiled = (min(steps_ms[fixed]) for fixed in (False, True))
+    return {
+        "model": case.shapes[0],
+        "batch": batch,
+        "step_ms": round(plain, 4),
+        "deterministic_step_ms": round(tiled, 4),
+        "cost": round(tiled / plain - 1, 4),
+        "exact": exact[False],
+        "deterministic_exact": exact[True],
+    }
+
+
+def host_share(context: Context, case: Case, graphs: str = "auto") -> dict[str, Any]:
+    """How much of the time of a search the device had nothing to do.
+
+    graphs: as `--graphs`; `auto` replays CUDA graphs where the kernels run.
+
+    On a CPU, where operators run on the host, their own time stands for the device's.
+    """
+    kinds = [ProfilerActivity.CUDA] if context.on_gpu else [ProfilerActivity.CPU]
+    with _solver(context, case, case.large, case.large_batch, graphs) as solver:
+        _round_s(solver, case.prompt)
+        plain_s = sum(_round_s(solver, case.prompt)[1:])
+        with profile(activities=kinds) as profiler:
+            rounds = _round_s(solver, case.prompt)
+    on_device = "self_device_time_total" if context.on_gpu else "self_cpu_time_total"
+    busy_s = sum(getattr(event, on_device) for event in profiler.key_averages()) / 1e6
+    # The first round has the prefill in it, on both sides of the quotient.
+    busy_share = busy_s / sum(rounds)
+    steps = (case.rounds - 1) * case.step_tokens
+    return {
+        "model": case.large,
+        "batch": case.large_batch,
+        "graphs": graphs,
+        "step_ms": round(1e3 * plain_s / steps, 4),
+        "step_ms_profiled": round(1e3 * sum(rounds[1:]) / steps, 4),
+        "device_busy_share_profiled": round(busy_share, 4),
+        "host_gap_share": round(max(0.0, 1 - busy_s / sum(rounds)), 4),
+        # Kernels take as long with the profiler as without; what it adds is host time.
+        "host_gap_share_unprofiled": round(max(0.0, 1 - busy_share * sum(rounds[1:]) / plain_s), 4),
+    }

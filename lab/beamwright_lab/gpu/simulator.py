@@ -1,0 +1,100 @@
+"""Stage: the simulator's prediction for every measured point, on the profile of the same run.
+
+The very tree that the device grew is replayed under the same schedule and budget, so bytes can be
+compared as well. Runs on the host alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.profile import HardwareProfile
+from beamwright.plan.roofline import Layout
+from beamwright.saved.recorded import read_recorded, record_tree
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.tree import RecordedTree, SearchTree
+from beamwright_lab.gpu.context import Context, one_line
+from beamwright_lab.paper.cases import VARIANTS
+from beamwright_lab.simulator import RooflineCosts, Simulation, simulate
+
+FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
+LINK = "link"
+
+
+def run(context: Context) -> dict[str, Any]:
+    """See the module."""
+    measured = context.data_of(LINK)
+    if measured is None or "profile" not in measured:
+        raise RuntimeError("the stage `link` has measured no profile to predict from")
+    profile = HardwareProfile(**measured["profile"])
+    data: dict[str, Any] = {"profile": measured["profile"], "points": [], "not_run": []}
+    for stage in FIGURES:
+        for point in (context.data_of(stage) or {}).get("points", []):
+            if "recorded" not in point:
+                continue
+            if context.left_s < 1:
+                data["not_run"].append(point["name"])
+                continue
+            data["points"].append({"stage": stage, **compared(point, profile)})
+            context.save(data)
+    ratios = [row["time_ratio"] for row in data["points"] if "time_ratio" in row]
+    data["within_20_percent"] = sum(abs(ratio - 1) <= 0.2 for ratio in ratios)
+    data["num_compared"] = len(ratios)
+    return data
+
+
+def compared(point: Mapping[str, Any], profile: HardwareProfile) -> dict[str, Any]:
+    """Measured and predicted seconds and bytes. The measured side is decoding and stalls."""
+    measured_s = point["decode_s"] + point["stall_s"]
+    row: dict[str, Any] = {"name": point["name"], "measured_s": round(measured_s, 4)}
+    try:
+        found = simulate(_simulation(point, profile))
+    except Exception as error:  # a cut-off tree that cannot be replayed costs one row
+        return {**row, "error": one_line(error)}
+    return {
+        **row,
+        "simulated_s": round(found.time_s, 4),
+        "time_ratio": round(found.time_s / measured_s, 4) if measured_s else None,
+        "measured_io_share": point["io_share"],
+        "simulated_io_share": round(found.io_share, 4),
+        "measured_h2d_bytes": point["h2d_bytes"],
+        "simulated_h2d_bytes": found.h2d_bytes,
+        "groups_equal": found.groups == point["groups"],
+    }
+
+
+def _simulation(point: Mapping[str, Any], profile: HardwareProfile) -> Simulation:
+    shape = shape_from_text(point["model"])
+    model = ModelCosts.of(shape, point["element_bytes"])
+    step = point["step"]
+    options = {**VARIANTS[point["variant"]].options}
+    return Simulation(
+        tree=unpack_tree(point["recorded"]),
+        model=model,
+        costs=RooflineCosts.of(model, profile, Layout(point["layout"])),
+        kv_budget_bytes=point["device_budget_bytes"],
+        schedule=ScheduleSettings(**options),
+        step=StepSettings(step_tokens=step, max_step_tokens=step, max_tokens=point["generate"]),
+        context=shape.context,
+    )
+
+
+def pack_tree(tree: SearchTree) -> str:
+    """A recorded tree as short text: thousands of nodes stand in a result file."""
+    return base64.b64encode(zlib.compress(json.dumps(record_tree(tree)).encode())).decode()
+
+
+def unpack_tree(packed: str) -> RecordedTree:
+    """The tree of `pack_tree`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tree.json"
+        file.write_bytes(zlib.decompress(base64.b64decode(packed)))
+        return read_recorded(file)

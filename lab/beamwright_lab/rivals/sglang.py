@@ -1,0 +1,285 @@
+"""SGLang's scheduler: deepest prefixes first, room for growth reserved, retraction, HiCache.
+
+The rules of `managers/schedule_policy` and `mem_cache`: prefill batches come before decoding. A
+request is admitted while what it must compute and draw fits into what is free or evictable, less
+a share of what the running ones may still draw; the first that does not fit ends admission. The
+share falls from 0.7 to 0.098 within 600 steps of decoding, and is set anew by a retraction: where
+the next token of every row does not fit, the request with the fewest new tokens loses its KV and
+goes to the end of the queue. `dfs-weight` puts the children with most waiting requests first. The
+KV of a step enters the prefix cache when the step is complete; least recently used leaves are
+evicted. HiCache with `write_through`, its default: what enters the cache is copied to the host
+while passes run, and eviction waits for nothing. With `write_back` what is evicted is stored first,
+and waited for. From ten tokens on a prefix is loaded back at admission, layer by layer behind the
+prefill.
+
+Kinder than the real engine: the host holds everything, pages are single tokens, and what is still
+on its way to the host may be evicted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from beamwright.tree import Lineage
+from beamwright_lab.rivals.foresight import AdmissionForesight
+from beamwright_lab.rivals.radix import RadixCache
+from beamwright_lab.rivals.requests import Iteration, StepRequest
+
+WritePolicy = Literal["write_through", "write_back"]
+
+_RESERVED, _LEAST_RESERVED, _DECAY_STEPS = 0.7, 0.098, 600
+_MOST_RESERVED_TOKENS = 4096
+_LOAD_FROM_TOKENS = 10
+_MAX_PREFILL_TOKENS = 16384
+_IN_BATCH_TOKENS = 32
+_RETRACT_STEPS = 20
+_MOST_PASSES = 16
+
+
+class SglangEngine:
+    """SGLang as `RequestEngine`.
+
+    num_tokens: of KV on the device. hicache: how KV gets to a host tier; None without one.
+    foresight: evict what is needed last instead of what was used longest ago.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        hicache: WritePolicy | None = None,
+        foresight: AdmissionForesight | None = None,
+    ) -> None:
+        self.cache = RadixCache(
+            host=hicache is not None,
+            write_through=hicache == "write_through",
+            next_use=None if foresight is None else foresight.next_use,
+        )
+        self._foresight = foresight
+        self.preemptions = 0
+        self.stopped: set[Lineage] = set()
+        self.peak_tokens = 0
+        self.running: list[StepRequest] = []
+        self.waiting: list[StepRequest] = []
+        self.reserved = _RESERVED
+        self._num_tokens = num_tokens
+        self._own: dict[StepRequest, int] = {}  # tokens of KV that are a request's alone
+        self._own_tokens = 0
+        self._admitted: list[StepRequest] = []
+        self._locked: dict[StepRequest, tuple[Lineage, ...]] = {}
+        self._sorted = True
+
+    @property
+    def host_peak_tokens(self) -> int:
+        return self.cache.host_tokens
+
+    def submit(self, requests: Sequence[StepRequest]) -> None:
+        self.waiting += requests
+        self._sorted = False
+
+    def schedule(self) -> Iteration:
+        return self._prefill() or self._decode()
+
+    def loaded(self, request: StepRequest) -> None:
+        """Never asked for: loads are part of an iteration."""
+        raise AssertionError(request)
+
+    def commit(self, iteration: Iteration) -> list[StepRequest]:
+        for request, new in iteration.rows:
+            request.forward(new, iteration.passes)
+            if request in self._admitted:
+                self._share_prompt(request)
+            else:
+                self._hold(request, new * iteration.passes)
+        self.running += self._admitted
+        self._admitted = []
+        done = [request for request, _ in iteration.rows if request.complete]
+        for request in done:
+            self.running.remove(request)
+            self.cache.insert(request.node, self._own[request])
+            self._drop(request)
+        self._sorted = self._sorted and not done
+        return done
+
+    def _share_prompt(self, request: StepRequest) -> None:
+        """After its prefill, a prompt is in the cache; what another one put there is dropped."""
+        for node, length in zip(request.path, request.lengths, strict=True):
+            self.cache.insert(node, length)
+        for node in request.path[len(self._locked[request]) :]:
+            self.cache.lock(node)
+        self._locked[request] = request.path
+        self._hold(request, request.computed - request.prompt_tokens - self._own[request])
+
+    def _hold(self, request: StepRequest, num_tokens: int) -> None:
+        """So many more tokens are the request's alone."""
+        self._own[request] = self._own.get(request, 0) + num_tokens
+        self._own_tokens += num_tokens
+
+    def _drop(self, request: StepRequest) -> None:
+        """The request gives back what it holds."""
+        self._own_tokens -= self._own.pop(request)
+        for node in self._locked.pop(request):
+            self.cache.unlock(node)
+
+    # --- admission ---------------------------------------------------------------------------
+
+    def _prefill(self) -> Iteration | None:
+        """A batch of new requests; None if none can be admitted."""
+        rows: list[tuple[StepRequest, int]] = []
+        computing: set[Lineage] = set()
+        left, loads, stored = _MAX_PREFILL_TOKENS, 0, 0
+        self._sort()
+        room = self._room()
+        for request in list(self.waiting):
+            found = _Match(self.cache, request)
+            needed = found.host_tokens + found.missing_tokens + found.idle_tokens
+            future = min(request.step_tokens - request.drawn, _MOST_RESERVED_TOKENS)
+            if needed + future + 1 >= room or found.missing_tokens > left:
+                break
+            if found.missing_tokens > _IN_BATCH_TOKENS and not computing.isdisjoint(found.missing):
+                continue  # what it lacks is being computed: it comes with the next batch
+            computing.update(found.missing)
+            self.waiting.remove(request)
+            if self._foresight is not None:
+                self._foresight.admitted(request)
+            for node in found.on_device:
+                self.cache.lock(node)
+            stored += self._make_room(found.host_tokens + found.missing_tokens)
+            for node in found.on_host:
+                loads += self.cache.load(node)
+                self.cache.lock(node)
+            self._locked[request] = (*found.on_device, *found.on_host)
+            self._hold(request, found.missing_tokens)
+            request.computed = request.num_tokens - found.missing_tokens
+            self._admitted.append(request)
+            rows.append((request, found.missing_tokens))
+            left -= found.missing_tokens
+            room -= needed + future
+        if not rows:
+            return None
+        self._note_peak()
+        return Iteration(
+            rows=rows,
+            distinct_tokens=self._distinct(request for request, _ in rows),
+            load_tokens=loads,
+            store_tokens=self.cache.take_unstored(),
+            evicted_tokens=stored,
+        )
+
+    def _sort(self) -> None:
+        """`dfs-weight`: heavier subtrees first; a node's own requests after its children's."""
+        if self._sorted:
+            return
+        own: dict[Lineage, list[StepRequest]] = {}
+        weight: Counter[Lineage] = Counter()
+        children: dict[Lineage, dict[Lineage, None]] = {}
+        for request in self.waiting:
+            found = [node for node in request.path if self.cache.on_device(node)]
+            own.setdefault(found[-1] if found else (), []).append(request)
+            weight.update(found)
+            for node in found[1:]:
+                children.setdefault(node[:-1], {})[node] = None
+        ordered: list[StepRequest] = []
+        stack: list[tuple[Lineage, bool]] = [((), False)]
+        while stack:
+            node, seen = stack.pop()
+            if seen:
+                ordered += own.get(node, [])
+                continue
+            stack.append((node, True))
+            heavy = sorted(children.get(node, ()), key=lambda child: -weight[child])
+            stack += [(child, False) for child in reversed(heavy)]
+        self.waiting, self._sorted = ordered, True
+
+    def _room(self) -> float:
+        """Tokens that are free or evictable, less what is reserved for the running requests."""
+        growth = sum(
+            min(request.step_tokens - request.drawn, _MOST_RESERVED_TOKENS)
+            for request in self.running
+        )
+        return self._available() - growth * self.reserved
+
+    def _available(self) -> int:
+        return self._num_tokens - self.cache.locked_tokens - self._own_tokens
+
+    def _make_room(self, num_tokens: int) -> int:
+        """Evict so that there is room; returns the tokens to store on the host before."""
+        free = self._num_tokens - self.cache.tokens - self._own_tokens
+        return self.cache.evict(num_tokens - free) if num_tokens > free else 0
+
+    # --- decoding ----------------------------------------------------------------------------
+
+    def _decode(self) -> Iteration:
+        self._retract()
+        rows = self.running
+        most = min(request.step_tokens - request.drawn for request in rows)
+        if self.waiting:
+            most = 1  # the reserve shrinks with every pass, and somebody may be admitted
+        passes = max(1, min(most, self._available() // len(rows), _MOST_PASSES))
+        stored = self._make_room(len(rows) * passes)
+        self._note_peak(len(rows) * passes)
+        decay = (_RESERVED - _LEAST_RESERVED) / _DECAY_STEPS
+        self.reserved = max(_LEAST_RESERVED, self.reserved - decay * passes)
+        return Iteration(
+            rows=[(request, 1) for request in rows],
+            passes=passes,
+            distinct_tokens=self.cache.locked_tokens + self._own_tokens + len(rows),
+            store_tokens=self.cache.take_unstored(),
+            evicted_tokens=stored,
+        )
+
+    def _retract(self) -> None:
+        """Until the next token of every row fits."""
+        before = self.preemptions
+        while self._available() < len(self.running):
+            victim = min(self.running, key=lambda each: (each.drawn, -each.prompt_tokens))
+            self.running.remove(victim)
+            self._drop(victim)
+            victim.computed = 0
+            self.waiting.append(victim)
+            self.preemptions += 1
+        if self.preemptions > before:
+            self._sorted = False
+            drawn = sum(request.drawn for request in self.running)
+            total = sum(request.step_tokens for request in self.running)
+            self.reserved = min(1.0, (drawn + _RETRACT_STEPS * len(self.running)) / total)
+
+    def _distinct(self, requests: Iterable[StepRequest]) -> int:
+        """Tokens that these requests read, shared ones once."""
+        chosen = list(requests)
+        nodes = {node for request in chosen for node in request.path}
+        shared = sum(map(self.cache.on_device, nodes))
+        return shared + sum(self._own[request] for request in chosen)
+
+    def _note_peak(self, growth: int = 0) -> None:
+        held = self.cache.tokens + self._own_tokens + growth
+        self.peak_tokens = max(self.peak_tokens, held)
+
+
+class _Match:
+    """Where the KV of a request's prompt is: a prefix on the device, more of it on the host."""
+
+    def __init__(self, cache: RadixCache, request: StepRequest) -> None:
+        self.on_device: list[Lineage] = []
+        self.on_host: list[Lineage] = []
+        self.host_tokens = self.idle_tokens = device_tokens = 0
+        for node in request.path:
+            tokens = cache.on_device(node)
+            if not tokens:
+                break
+            self.on_device.append(node)
+            self.idle_tokens += cache.idle_tokens(node)
+            device_tokens += tokens
+        for node in request.path[len(self.on_device) :]:
+            tokens = cache.on_host(node)
+            if not tokens:
+                break
+            self.on_host.append(node)
+            self.host_tokens += tokens
+        if self.host_tokens < _LOAD_FROM_TOKENS:
+            self.on_host, self.host_tokens = [], 0
+        found = device_tokens + self.host_tokens
+        self.missing_tokens = max(1, request.num_tokens - found)
+        self.missing = request.path[len(self.on_device) + len(self.on_host) :]

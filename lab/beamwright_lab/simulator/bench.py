@@ -1,0 +1,371 @@
+"""The bench: the parts of a simulation put together, and the trees that run on it.
+
+Knows how the parts fit together. The verifier scores in turn with decoding, or beside it
+(`simulator.lanes`); where none is given, scoring takes no time. Selection and pruning never do:
+they are counts on the host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.admission import Admission
+from beamwright.engine.batching import BatchCounts, Batching
+from beamwright.engine.choice import STEPS_TOGETHER
+from beamwright.engine.engine import Engine
+from beamwright.engine.executor import PlainExecutor, StepWriter
+from beamwright.engine.lengths import StepLengths
+from beamwright.engine.moving import MoveCounts, MovingSplit
+from beamwright.engine.payoff import Payoff
+from beamwright.engine.request import Decoding, Decodings
+from beamwright.engine.running import RunningBatch
+from beamwright.engine.timeline import Timeline
+from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import CapacityError
+from beamwright.kv import BlockLedger, ByteBudget, HostTier
+from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.plan.growth import BLOCK_TOKENS
+from beamwright.plan.model import Hardware, ModelCosts
+from beamwright.plan.roofline import Layout
+from beamwright.plan.scoring import MARK_TOKENS
+from beamwright.progress import Progress
+from beamwright.protocols import Foresees, Verifier
+from beamwright.schedule import make_schedule, schedule_row
+from beamwright.sections import ScheduleSettings, Speculation, StepSettings
+from beamwright.tree import RecordedTree
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.lanes import LanedExecutor, SharedClock, Tape
+from beamwright_lab.simulator.layerwise import SimulatedLayerwise
+from beamwright_lab.simulator.link import VirtualLink
+from beamwright_lab.simulator.replay import ReplayStrategy, ReplayVerifier, Scripts
+from beamwright_lab.simulator.residency import SimulatedPrefill, SimulatedResidency
+from beamwright_lab.simulator.scripted_rows import Moments, ScriptedRows
+from beamwright_lab.simulator.verifier import SimulatedVerifier, VerifierCase
+
+_TAIL_TOKENS = {Layout.DENSE: 64, Layout.TREE: 256}  # as in `attention`
+_NO_LIMIT = 2**62
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What is simulated.
+
+    costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
+    step: how long steps may be, as far as the schedule could know. context: of the model.
+    host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
+    split: of `runtime.moving`, by which memory moves between the two models while the search runs;
+    None where their parts stay. hardware: what `roofline` reckons with.
+    speculation: in the place of the schedule's, whose default depends on a real machine's clock.
+    foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
+    overlap: the verifier scores beside decoding (`simulator.lanes`); memory does not move then.
+    """
+
+    tree: RecordedTree
+    model: ModelCosts
+    costs: DeviceCosts
+    kv_budget_bytes: int
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    step: StepSettings = field(default_factory=StepSettings)
+    context: int = _NO_LIMIT
+    host_bytes: int | None = None
+    verifier: VerifierCase | None = None
+    split: str | None = None
+    hardware: Hardware | None = None
+    speculation: Speculation = "off"
+    foresees: Foresees | None = None
+    overlap: bool = False
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time of a simulation goes: time_s = decode_s + verify_s + both_s + stall_s.
+
+    decode_s: the generator's computing, prefills included; verify_s: scoring; both_s: those in
+    which one ran beside the other, in neither of them. stall_s: waits for the link.
+    """
+
+    time_s: float
+    decode_s: float
+    verify_s: float
+    both_s: float
+    stall_s: float
+
+
+class Bench:
+    """The parts of one simulation.
+
+    cases: what is searched; all but tree and foresight is of the first. progress: hears of rounds
+    and tokens.
+    """
+
+    def __init__(
+        self,
+        cases: Sequence[Simulation],
+        clock: VirtualClock | None = None,
+        timeline: Timeline | None = None,
+        moments: Moments | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._progress = progress
+        self._cases, case = cases, cases[0]
+        self.case, self.clock, self.moments = case, clock or _clock(case), moments
+        self.scripts = Scripts([each.tree for each in cases])
+        self.link = VirtualLink(
+            self.clock,
+            case.costs.transfer,
+            emulated_bandwidth=case.schedule.link_bandwidth,
+            timeline=timeline,
+        )
+        self.budget = ByteBudget(case.kv_budget_bytes)
+        self.scorers: list[SimulatedResidency] = []
+        self.verifiers: list[SimulatedVerifier] = []
+        self.residency: SimulatedResidency | None = None
+        self.layerwise: SimulatedLayerwise | None = None
+        self.batch: RunningBatch | None = None
+        self.accounting = Accounting(self.clock)
+        self._writer = self._make_writer(timeline)
+        executor = self._executor(timeline)
+        schedule = make_schedule(case.schedule)
+        self._payoff = Payoff()
+        self._engine = Engine(
+            executor,
+            schedule,
+            self.accounting,
+            self.clock,
+            self._payoff,
+            explore=case.schedule.explore,
+            verify_ahead=case.schedule.verify_ahead == "slack",
+        )
+        self._moving = self._make_moving()
+
+    # --- trees -------------------------------------------------------------------------------
+
+    def run(self, in_flight: int | None) -> list[TreeRun]:
+        """Grow the trees to their end, taken in by `runtime.admission` in their order.
+
+        in_flight: at most so many at a time; None for as many as there is work for. One that does
+        not fit beside others is tried once more behind all, alone.
+
+        Raises:
+            CapacityError: if one does not fit alone.
+        """
+        runs = self._grow(range(len(self._cases)), in_flight)
+        if in_flight != 1:
+            short = [i for i, run in runs.items() if isinstance(run.error, CapacityError)]
+            runs |= self._grow(short, 1)
+        for run in runs.values():
+            if run.error is not None:
+                raise run.error
+        return list(runs.values())
+
+    def _grow(self, numbers: Sequence[int], in_flight: int | None) -> dict[int, TreeRun]:
+        """The same once; `TreeRun.error` says what has not fitted."""
+        engine, scripts = self._engine, list(self.scripts)
+        stores = [each for each in (self.residency, *self.scorers) if each is not None]
+        admission = Admission(self.case.schedule, in_flight, stores, self._payoff)
+        runs: dict[int, TreeRun] = {}
+        waiting = deque(numbers)
+        counts = BatchCounts() if self.batch is None else self.batch.counts
+
+        def has_place() -> bool:
+            live = {run: scripts[i].num_beams for i, run in runs.items() if not run.tree.done}
+            return admission.has_place(live, engine.num_open)
+
+        try:
+            while waiting or engine.num_live:
+                while waiting and has_place():
+                    i = waiting.popleft()
+                    strategy = ReplayStrategy(scripts[i], self._cases[i].foresees)
+                    tree = scripts[i].search_tree()
+                    runs[i] = TreeRun(tree, strategy, _last, lambda tree: Random(0))
+                    engine.admit(runs[i])
+                if self._moving is not None:
+                    self._moving.look([run for run in runs.values() if not run.tree.done])
+                with self._payoff.noting(counts, self.accounting.seconds):
+                    engine.step()
+        finally:
+            engine.abort()
+        return runs
+
+    # --- parts -------------------------------------------------------------------------------
+
+    def _make_writer(self, timeline: Timeline | None) -> StepWriter:
+        case = self.case
+        tail_tokens = _TAIL_TOKENS[case.costs.layout]
+        if schedule_row(case.schedule).streams_layers:
+            self.layerwise = SimulatedLayerwise(
+                case.model,
+                case.costs,
+                self.budget,
+                self.link,
+                self.clock,
+                self.scripts,
+                tail_tokens,
+                self._progress,
+            )
+            return self.layerwise
+        self.residency = self._residency(case.model, case.costs, self.budget, 0, timeline)
+        rows = ScriptedRows(
+            self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
+        )
+        batching = replace(Batching.of(case.schedule), speculation=case.speculation)
+        lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
+        prefill = self._prefill(self.residency, case.costs)
+        self.batch = RunningBatch(
+            rows, self.residency, prefill, lengths, batching, progress=self._progress
+        )
+        return self.batch
+
+    def _prefill(
+        self, residency: SimulatedResidency, costs: DeviceCosts
+    ) -> Callable[[Sequence[PrefillRequest]], list[bool]]:
+        prefill, recomputes = SimulatedPrefill(residency, self.clock, costs), False
+        if residency.host is not None:
+            recomputes = residency.host.recompute
+
+        def run(requests: Sequence[PrefillRequest]) -> list[bool]:
+            prefill.run(requests)
+            if recomputes:
+                for request in requests:
+                    remember(request, request.token_ids)
+            return [True] * len(requests)
+
+        return run
+
+    def _executor(self, timeline: Timeline | None) -> PlainExecutor:
+        most_steps = STEPS_TOGETHER[self.case.schedule.explore]
+        if isinstance(self.clock, SharedClock) and self.case.verifier is not None:
+            lanes = []
+            for copy in range(self.case.verifier.copies):
+                tape = Tape(self.clock, copy + 1 if self.case.verifier.own_cards else 0)
+                lanes.append((self._verifier(tape), tape))
+            return LanedExecutor(
+                self._writer,
+                lanes,
+                self.accounting,
+                self.clock,
+                self._stalled_s,
+                most_steps=most_steps,
+            )
+        verifier = self._verifier(self.clock)
+        return PlainExecutor(
+            self._writer,
+            verifier,
+            self.accounting,
+            self._stalled_s,
+            timeline,
+            self._progress,
+            most_steps=most_steps,
+        )
+
+    def _verifier(self, clock: VirtualClock) -> Verifier:
+        found = self.case.verifier
+        if found is None:
+            return ReplayVerifier(self.scripts)
+        budget = ByteBudget(found.kv_budget_bytes, "device KV budget of the verifier")
+        scorer = self._residency(found.model, found.costs, budget, MARK_TOKENS, clock=clock)
+        prefill = SimulatedPrefill(scorer, clock, found.costs)
+        self.scorers.append(scorer)
+        self.verifiers.append(SimulatedVerifier(scorer, prefill, self.scripts))
+        return self.verifiers[-1]
+
+    def _residency(
+        self,
+        model: ModelCosts,
+        costs: DeviceCosts,
+        budget: ByteBudget,
+        extra_tokens: int,
+        log: Timeline | None = None,
+        clock: VirtualClock | None = None,
+    ) -> SimulatedResidency:
+        """The KV of one model, whose steps are longer than the scripts' by `extra_tokens`."""
+        bytes_per_token, host = model.kv_bytes_per_token, None
+        if not schedule_row(self.case.schedule).resident:
+            host = self._host_tier(bytes_per_token, extra_tokens)
+        return SimulatedResidency(
+            BlockLedger(bytes_per_token, BLOCK_TOKENS, budget, self._most_bytes()),
+            host,
+            clock or self.clock,
+            costs,
+            copies_per_beam=costs.layout is Layout.DENSE,
+            log=log,
+        )
+
+    def _host_tier(self, bytes_per_token: int, extra_tokens: int) -> HostTier:
+        case = self.case
+        if case.host_bytes is None:
+            blocks = sum(each.host_blocks(BLOCK_TOKENS, extra_tokens) for each in self.scripts)
+            num_bytes = blocks * BLOCK_TOKENS * bytes_per_token
+        else:  # shared by KV bytes per token, as the device's
+            verifier = 0 if case.verifier is None else case.verifier.model.kv_bytes_per_token
+            total = case.model.kv_bytes_per_token + verifier
+            num_bytes = case.host_bytes * bytes_per_token // total
+        hint = "raise --host-memory, or use --evict recompute"
+        ledger = BlockLedger(
+            bytes_per_token, BLOCK_TOKENS, ByteBudget(num_bytes, "host KV budget", hint)
+        )
+        schedule = case.schedule
+        recompute = schedule.evict == "recompute"
+        return HostTier(ledger, self.link, recompute, schedule.inter_beam, schedule.victims)
+
+    def _most_bytes(self) -> int | None:
+        """How far a budget can grow; None where it stays."""
+        case = self.case
+        if case.split is None or case.verifier is None:
+            return None
+        return case.kv_budget_bytes + case.verifier.kv_budget_bytes
+
+    def _make_moving(self) -> MovingSplit | None:
+        """What moves memory between the two models; None where nothing does."""
+        case = self.case
+        if case.verifier is None or not self.scorers or self.residency is None:
+            return None
+        if case.hardware is None or case.split is None or case.overlap:
+            return None
+        costs = case.model, case.verifier.model
+        longest = case.step.step_tokens or case.step.max_step_tokens
+        return MovingSplit(
+            self.residency,
+            self.scorers[0],
+            costs,
+            case.hardware,
+            case.split,
+            longest,
+            scores_early=case.speculation != "off",
+        )
+
+    @property
+    def moved(self) -> MoveCounts | None:
+        """Memory that went from one model to the other; None where none does."""
+        return None if self._moving is None else self._moving.counts
+
+    def _stalled_s(self) -> float:
+        """Seconds in which compute waited for the link, the verifier's included."""
+        stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
+        held = (self.residency, *self.scorers)
+        return stall_s + sum(each.counts.stall_s for each in held if each is not None)
+
+
+def _last(scores: Sequence[float | None]) -> float | None:
+    return scores[-1]
+
+
+def _clock(case: Simulation) -> VirtualClock:
+    """The clock of a device on which one thing runs at a time, or two."""
+    return SharedClock() if case.overlap else VirtualClock()
+
+
+def seconds_of(bench: Bench) -> Seconds:
+    """Where the time has gone."""
+    clock, phases = bench.clock, bench.accounting.seconds
+    stall_s, verify_s, both_s = phases["stall"], phases["verify"], 0.0
+    if isinstance(clock, SharedClock):
+        stall_s = max(0.0, stall_s - clock.hidden_s)
+        verify_s, both_s = clock.beside_s, clock.both_s
+    decode_s = clock.now_s - verify_s - both_s - stall_s
+    return Seconds(clock.now_s, decode_s, verify_s, both_s, stall_s)

@@ -1,0 +1,119 @@
+"""Seconds of what a simulated device does: from the roofline, or fitted to a real machine.
+
+Knows counts of tokens and bytes; no tree, no clock. A group whose rows each follow their own
+copy reads the sum of the paths (`Layout.DENSE`), otherwise their union (`Layout.TREE`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from beamwright.plan.model import Hardware, ModelCosts
+from beamwright.plan.roofline import Layout, Roofline
+from beamwright.protocols import Direction
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that a device does.
+
+    seconds: what it takes alone. memory_s, compute_s: of them, those in which device memory, and
+    the arithmetic units, are in use; the least that other work beside it leaves them free.
+    """
+
+    seconds: float
+    memory_s: float
+    compute_s: float
+
+    @classmethod
+    def alone(cls, seconds: float) -> Work:
+        """Work that lets nothing run beside it."""
+        return cls(seconds, seconds, seconds)
+
+
+class DeviceCosts(Protocol):
+    """Seconds of each operation.
+
+    layout: how attention reads KV.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def open_group(self, num_rows: int, read_tokens: int) -> float:
+        """Making a group ready: once per group, and whenever its tail is full."""
+        ...
+
+    def tokens(
+        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> Work:
+        """`count` tokens for each of `num_rows` rows.
+
+        read_tokens, seen_tokens: of the first of them, the new token of each row included (see
+        `Roofline.decode_step`); both grow by `grow` with every further one.
+        """
+        ...
+
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
+        """One forward pass of several tokens."""
+        ...
+
+    def copy(self, num_bytes: int) -> float:
+        """Copying within the device."""
+        ...
+
+    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
+        """One transfer across the link."""
+        ...
+
+
+@dataclass(frozen=True)
+class RooflineCosts:
+    """`DeviceCosts` of a model on a machine that nobody needs to have."""
+
+    roofline: Roofline
+    layout: Layout
+
+    @classmethod
+    def of(cls, model: ModelCosts, hardware: Hardware, layout: Layout) -> RooflineCosts:
+        """The costs of one layout."""
+        return cls(Roofline(model, hardware), layout)
+
+    def open_group(self, num_rows: int, read_tokens: int) -> float:
+        """Nothing: kernels on a GPU read blocks in place."""
+        del num_rows, read_tokens
+        return 0.0
+
+    def tokens(
+        self, num_rows: int, read_tokens: int, seen_tokens: int, grow: int, count: int
+    ) -> Work:
+        reads = [read_tokens + i * grow for i in range(count)]
+        sees = [seen_tokens + i * grow for i in range(count)]
+        return self._passes(num_rows, reads, sees, self.layout)
+
+    def prefill(self, num_tokens: int, read_tokens: int, seen_tokens: int) -> Work:
+        """Shared parts are read once whatever the layout."""
+        return self._passes(num_tokens, [read_tokens], [seen_tokens], Layout.TREE)
+
+    def copy(self, num_bytes: int) -> float:
+        """Every byte is read and written."""
+        hardware = self.roofline.hardware
+        return 2 * num_bytes / (hardware.device_bandwidth * hardware.bandwidth_share)
+
+    def transfer(self, num_bytes: int, num_pieces: int, direction: Direction) -> float:
+        return self.roofline.transfer(num_bytes, num_pieces, direction)
+
+    def _passes(
+        self, num_rows: int, reads: Sequence[int], sees: Sequence[int], layout: Layout
+    ) -> Work:
+        """Forward passes one after the other, of these numbers of tokens read and seen."""
+        seconds = memory_s = compute_s = 0.0
+        for read_tokens, seen_tokens in zip(reads, sees, strict=True):
+            memory, compute, launch = self.roofline.parts(
+                num_rows, read_tokens, seen_tokens, layout
+            )
+            seconds += max(memory, compute) + launch
+            memory_s, compute_s = memory_s + memory, compute_s + compute
+        return Work(seconds, memory_s, compute_s)

@@ -1,0 +1,290 @@
+"""Serving engines on a virtual clock: the fair baselines of a tree search.
+
+`schedule.engines` has the rules; here they take time. Each round's steps are sent at once, the next
+round's when all are complete. Attention reads a paged KV cache either row by row, as FlashAttention
+does, or shared parts once (cascade attention); memory holds shared parts once in any case.
+Generator only: scoring, selection and the engine's own Python take no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from beamwright.errors import CapacityError
+from beamwright.kv import Direction, Transfer
+from beamwright.plan.model import Hardware, ModelCosts
+from beamwright.plan.roofline import Layout
+from beamwright.progress import Progress
+from beamwright.tree import RecordedTree
+from beamwright_lab.rivals import (
+    AdmissionForesight,
+    Iteration,
+    RequestEngine,
+    SglangEngine,
+    StepEngine,
+    StepRequest,
+    VllmEngine,
+    WritePolicy,
+    requests_by_round,
+)
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.link import VirtualLink
+
+Rounds = list[list[StepRequest]]
+
+_PAGE_TOKENS = 16  # of these engines' blocks
+
+
+@dataclass(frozen=True)
+class EngineRules:
+    """An engine. make: from the device's tokens of KV and the rounds.
+
+    host_tier: KV that does not fit is moved to host memory. waits: requests wait for loads while
+    others run, so that what it schedules depends on time.
+    """
+
+    meaning: str
+    make: Callable[[int, Rounds], RequestEngine]
+    host_tier: bool = False
+    waits: bool = False
+
+
+def _vllm(*, offload: bool) -> Callable[[int, Rounds], RequestEngine]:
+    return lambda tokens, rounds: VllmEngine(tokens // _PAGE_TOKENS, offload=offload)
+
+
+def _sglang(hicache: WritePolicy | None) -> Callable[[int, Rounds], RequestEngine]:
+    return lambda tokens, rounds: SglangEngine(tokens, hicache=hicache)
+
+
+def _step(tokens: int, rounds: Rounds) -> RequestEngine:
+    return StepEngine(tokens // _PAGE_TOKENS)
+
+
+def _clairvoyant(tokens: int, rounds: Rounds) -> RequestEngine:
+    return SglangEngine(tokens, hicache="write_back", foresight=AdmissionForesight(rounds))
+
+
+ENGINES: Mapping[str, EngineRules] = MappingProxyType(
+    {
+        "vllm": EngineRules("vLLM: prefix cache, preemption by recompute", _vllm(offload=False)),
+        "vllm-offload": EngineRules(
+            "vLLM with its offloading connector", _vllm(offload=True), host_tier=True, waits=True
+        ),
+        "sglang": EngineRules("SGLang: dfs-weight, no host tier", _sglang(None)),
+        "sglang-hicache": EngineRules(
+            "SGLang with HiCache, write-through", _sglang("write_through"), host_tier=True
+        ),
+        "sglang-write-back": EngineRules(
+            "SGLang with HiCache, write-back", _sglang("write_back"), host_tier=True
+        ),
+        "step": EngineRules("vLLM that stops its lowest-scored path where memory ends", _step),
+        "clairvoyant": EngineRules(
+            "write-back, evicting what is needed last (Belady): a bound",
+            _clairvoyant,
+            host_tier=True,
+        ),
+    }
+)
+FAIR = ("vllm", "vllm-offload", "sglang", "sglang-hicache", "sglang-write-back")
+"""Engines that exist; the strongest of them is the fair baseline."""
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    """One search on one engine.
+
+    time_s: compute_s + stall_s, stall_s being waits for the link; io_share: stall_s / time_s.
+    iterations: forward passes. prefilled_tokens: forwarded as prompts; recomputed_tokens: of
+    them, those whose KV had been computed before or was computed twice. completed: share of the
+    tree's steps that were decoded to their end; 1 where no path is stopped.
+    """
+
+    time_s: float
+    compute_s: float
+    stall_s: float
+    io_share: float
+    h2d_bytes: int
+    d2h_bytes: int
+    iterations: int
+    preemptions: int
+    prefilled_tokens: int
+    recomputed_tokens: int
+    completed: float
+    device_peak_bytes: int
+    host_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """A search on a machine, for engines."""
+
+    tree: RecordedTree
+    model: ModelCosts
+    hardware: Hardware
+    kv_budget_bytes: int
+
+
+def simulate_engine(
+    case: EngineCase, name: str, progress: Progress | None = None
+) -> tuple[EngineResult, EngineResult]:
+    """Run the search on one of `ENGINES`: KV read row by row, and shared parts once.
+
+    progress: hears of rounds and tokens; where the two run apart, of each's.
+
+    Raises:
+        CapacityError: if the device cannot hold the longest path and a block more.
+    """
+    rules, progress = ENGINES[name], progress or Progress()
+    rounds = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
+    token_bytes = case.model.kv_bytes_per_token
+    longest = max(request.final_tokens for each in rounds for request in each)
+    needed = (longest + _PAGE_TOKENS) * token_bytes
+    if needed > case.kv_budget_bytes:
+        free = case.kv_budget_bytes
+        raise CapacityError("the longest path", needed, free, free)
+    costs = RooflineCosts.of(case.model, case.hardware, Layout.TREE)
+    by_row, once = EngineMeter(costs, reads_once=False), EngineMeter(costs, reads_once=True)
+    for meters in ([by_row], [once]) if rules.waits else ([by_row, once],):
+        fresh = requests_by_round(case.tree.prompt_tokens, case.tree.nodes)
+        run = EngineRun(rules.make(case.kv_budget_bytes // token_bytes, rounds), meters)
+        for number, requests in enumerate(fresh, start=1):
+            progress.doing(f"round {number}: {len(requests)} requests")
+            run.round(requests)
+            progress.wrote(sum(each.step_tokens for each in requests))
+        for meter in meters:
+            meter.ran = run
+    num_steps = len(case.tree.nodes)
+    return by_row.result(num_steps), once.result(num_steps)
+
+
+class EngineRun:
+    """An engine through a search, on one or more clocks.
+
+    prefilled: tokens forwarded as prompts; needed_prefill: of them, those that had no KV before.
+    """
+
+    def __init__(self, engine: RequestEngine, meters: Sequence[EngineMeter]) -> None:
+        self.engine = engine
+        self.iterations = self.completed = 0
+        self.prefilled = self.needed_prefill = 0
+        self._meters = meters
+        self._arriving: dict[StepRequest, Transfer] = {}
+
+    def round(self, requests: list[StepRequest]) -> None:
+        """Send the requests whose path is there; ends when all are complete, or stopped."""
+        requests = [each for each in requests if self.engine.stopped.isdisjoint(each.path)]
+        parents = {each.path[-1]: each.lengths[-1] for each in requests}
+        self.needed_prefill += sum(1 if node else tokens for node, tokens in parents.items())
+        self.engine.submit(requests)
+        complete, stopped = 0, len(self.engine.stopped)
+        while complete + len(self.engine.stopped) - stopped < len(requests):
+            self._receive()
+            iteration = self.engine.schedule()
+            for request, tokens in iteration.loads:
+                (meter,) = self._meters
+                self._arriving[request] = meter.move(Direction.H2D, tokens)
+            if iteration.rows:
+                self._count(iteration)
+                for meter in self._meters:
+                    meter.forward(iteration)
+                complete += len(self.engine.commit(iteration))
+            else:
+                assert self._arriving, "an engine without work waits for something"
+                self._meters[0].wait(next(iter(self._arriving.values())))
+        self.completed += complete
+
+    def _receive(self) -> None:
+        """Tell the engine what has arrived."""
+        for request in [each for each, one in self._arriving.items() if one.finished]:
+            del self._arriving[request]
+            self.engine.loaded(request)
+
+    def _count(self, iteration: Iteration) -> None:
+        self.iterations += iteration.passes
+        self.prefilled += sum(
+            tokens for request, tokens in iteration.rows if tokens > 1 or not request.drawn
+        )
+
+
+class EngineMeter:
+    """A clock and a link. ran: the search that they have measured."""
+
+    ran: EngineRun
+
+    def __init__(self, costs: RooflineCosts, *, reads_once: bool) -> None:
+        self._costs, self._once = costs, reads_once
+        self._clock = VirtualClock()
+        self._link = VirtualLink(self._clock, costs.transfer)
+        self._token_bytes = costs.roofline.model.kv_bytes_per_token
+        self._stall_s = 0.0
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the search began."""
+        return self._clock.now_s
+
+    def move(self, direction: Direction, tokens: int) -> Transfer:
+        """Send KV across the link."""
+        pieces = -(-tokens // _PAGE_TOKENS)
+        return self._link.submit_bytes(direction, "kv", tokens * self._token_bytes, pieces)
+
+    def wait(self, transfer: Transfer) -> None:
+        """Let the device wait for the link."""
+        self._stall_s += self._link.wait([transfer])
+
+    def forward(self, iteration: Iteration) -> None:
+        """Let an iteration run, with the transfers that belong to it."""
+        if iteration.evicted_tokens:
+            self.wait(self.move(Direction.D2H, iteration.evicted_tokens))
+        if iteration.store_tokens:
+            self.move(Direction.D2H, iteration.store_tokens)
+        load = self.move(Direction.H2D, iteration.load_tokens) if iteration.load_tokens else None
+        self._clock.advance(self._compute_s(iteration))
+        if load is not None:
+            self.wait(load)
+
+    def _compute_s(self, iteration: Iteration) -> float:
+        new = by_row = seen = 0
+        for request, tokens in iteration.rows:
+            new += tokens
+            by_row += request.computed + tokens
+            seen += tokens * request.computed + tokens * (tokens + 1) // 2
+        read = iteration.distinct_tokens if self._once else by_row
+        if iteration.passes == 1:
+            return self._costs.prefill(new, read, seen).seconds
+        return self._costs.tokens(new, read, seen, new, iteration.passes).seconds
+
+    def result(self, num_steps: int) -> EngineResult:
+        """What was measured; num_steps: of the whole tree."""
+        time_s, moved, run = self._clock.now_s, self._link.bytes_moved, self.ran
+        return EngineResult(
+            time_s=time_s,
+            compute_s=time_s - self._stall_s,
+            stall_s=self._stall_s,
+            io_share=self._stall_s / time_s,
+            h2d_bytes=moved[Direction.H2D],
+            d2h_bytes=moved[Direction.D2H],
+            iterations=run.iterations,
+            preemptions=run.engine.preemptions,
+            prefilled_tokens=run.prefilled,
+            recomputed_tokens=run.prefilled - run.needed_prefill,
+            completed=run.completed / num_steps,
+            device_peak_bytes=run.engine.peak_tokens * self._token_bytes,
+            host_peak_bytes=run.engine.host_peak_tokens * self._token_bytes,
+        )
+
+
+__all__ = [
+    "ENGINES",
+    "FAIR",
+    "EngineCase",
+    "EngineMeter",
+    "EngineResult",
+    "EngineRules",
+    "EngineRun",
+    "simulate_engine",
+]

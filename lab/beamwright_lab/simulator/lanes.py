@@ -1,0 +1,227 @@
+"""Two lanes on a virtual clock: the verifier scores while the generator decodes, on one device.
+
+Work is taken to share a device like a fluid. What leaves bandwidth, arithmetic, or the time between
+launches unused leaves it to the other; where both want more than there is, they slow down by the
+same factor. So lanes are never faster than the roofline of all that they do; a real card, whose
+kernels compete for caches, registers and schedulers as well, is slower than that. The executor's
+rules are those of `runtime.lanes`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.executor import PlainExecutor, StepWriter
+from beamwright.engine.scoring import Scoring
+from beamwright.engine.scoring_queue import ScoringQueue
+from beamwright.protocols import Event, Verifier
+from beamwright.tree import Node
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import Work
+
+
+@dataclass
+class RunningWork:
+    """Work under way. left_s: seconds that the rest of it takes alone. card: where it runs."""
+
+    work: Work
+    left_s: float
+    card: int
+
+
+class Tape(VirtualClock):
+    """The clock of a verifier whose work is noted down, and takes its time later.
+
+    Waits for the link are not: nothing else goes on meanwhile that has not begun.
+    """
+
+    def __init__(self, clock: SharedClock, card: int = 0) -> None:
+        super().__init__()
+        self._clock, self._card = clock, card
+        self.pieces: deque[RunningWork] = deque()
+
+    def run(self, work: Work) -> None:
+        """To be done after what is on the tape."""
+        if work.seconds > 0:
+            self.pieces.append(RunningWork(work, work.seconds, self._card))
+
+    def advance(self, seconds: float) -> None:
+        self.run(Work.alone(seconds))
+
+
+class SimulatedLane:
+    """A verifier that scores batch after batch on a tape. most_steps: see `ScoringQueue`.
+
+    A batch's KV is allocated when it begins; its scores are known when its work is done.
+    """
+
+    def __init__(self, scoring: Scoring, tape: Tape, most_steps: int = 1) -> None:
+        self._scoring, self._tape = scoring, tape
+        self._unscored = ScoringQueue(most_steps)
+        self._now: list[Event] | None = None
+        self._begins = False
+        self.results: deque[list[Event]] = deque()
+
+    def put(self, nodes: tuple[Node, ...], priority: int = 0) -> None:
+        """Score these steps of one tree, after or beside those that wait."""
+        self._unscored.put(nodes, priority)
+
+    def piece(self) -> RunningWork | None:
+        """What it does now; None if there is nothing to do."""
+        pieces = self._tape.pieces
+        while True:
+            if pieces and pieces[0].left_s > 0:
+                return pieces[0]
+            if pieces:
+                pieces.popleft()
+                continue
+            if self._now is not None:
+                self.results.append(self._now)
+                self._now = None
+            if self._begins or not self._unscored:
+                return None
+            self._begins = True  # asks the clock to wait where its KV has to be loaded
+            self._now = self._scoring.score(self._unscored.take())
+            self._begins = False
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free what is kept on these nodes; a batch that waits and is gone never begins."""
+        self._unscored.release(nodes)
+        self._scoring.release(nodes)
+
+    def close(self) -> None:
+        """Forget what waits, and what is under way."""
+        self._unscored.clear()
+        self._tape.pieces.clear()
+        self.results.clear()
+        self._now = None
+
+
+class SharedClock(VirtualClock):
+    """The time of a device on which lanes run beside its caller's work.
+
+    both_s: seconds in which both ran; beside_s: in which only lanes did, `hidden_s` of them while
+    the caller waited for the link.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes: list[SimulatedLane] = []
+        self.both_s = self.beside_s = self.hidden_s = 0.0
+
+    def run(self, work: Work) -> None:
+        own = RunningWork(work, work.seconds, 0)
+        while own.left_s > 0:
+            self._pass(own)
+
+    def advance(self, seconds: float) -> None:
+        self.run(Work.alone(seconds))
+
+    def reach(self, time_s: float) -> float:
+        began_s, beside_s = self.now_s, self.beside_s
+        while self.now_s < time_s and self._pass(None, time_s):
+            pass
+        super().reach(time_s)
+        self.hidden_s += self.beside_s - beside_s
+        return self.now_s - began_s
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Let lanes run until this is so, or none has anything to do."""
+        while not ready() and self._pass(None):
+            pass
+
+    def _pass(self, own: RunningWork | None, until_s: float = math.inf) -> bool:
+        """Let time pass until some piece is done; False if there is none."""
+        beside = [piece for lane in self.lanes if (piece := lane.piece()) is not None]
+        pieces = beside if own is None else [own, *beside]
+        if not pieces:
+            return False
+        cards = {piece.card for piece in pieces}
+        rates = {card: _rate([p.work for p in pieces if p.card == card]) for card in cards}
+        first = min(pieces, key=lambda piece: piece.left_s / rates[piece.card])
+        seconds = first.left_s / rates[first.card]
+        if seconds > until_s - self.now_s:
+            seconds = until_s - self.now_s
+        else:
+            first.left_s = 0.0  # exactly: a difference could leave a rounding
+        for piece in pieces:
+            piece.left_s = max(0.0, piece.left_s - seconds * rates[piece.card])
+        if own is not None and beside:
+            self.both_s += seconds
+        elif beside:
+            self.beside_s += seconds
+        super().advance(seconds)
+        for lane in self.lanes:
+            lane.piece()  # what is done is known at once
+        return True
+
+
+def _rate(together: Sequence[Work]) -> float:
+    """How fast work goes on beside other work on one card, as a share of what it does alone."""
+    memory = sum(work.memory_s / work.seconds for work in together)
+    compute = sum(work.compute_s / work.seconds for work in together)
+    return 1 / max(1.0, memory, compute)
+
+
+class LanedExecutor(PlainExecutor):
+    """`runtime.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier.
+
+    All steps of a problem are scored by one copy, which has its KV: by the one that had the fewest
+    problems when it came.
+    """
+
+    def __init__(
+        self,
+        writer: StepWriter,
+        verifiers: Sequence[tuple[Verifier, Tape]],
+        accounting: Accounting,
+        clock: SharedClock,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+        *,
+        most_steps: int = 1,
+    ) -> None:
+        super().__init__(writer, verifiers[0][0], accounting, stalled_s)
+        self._clock = clock
+        self._lanes = [
+            SimulatedLane(Scoring(each, accounting), tape, most_steps) for each, tape in verifiers
+        ]
+        clock.lanes = self._lanes
+        self._lane_of: dict[Node, SimulatedLane] = {}
+
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        if nodes:
+            root = nodes[0].root
+            if root not in self._lane_of:
+                self._lane_of[root] = min(self._lanes, key=self._load)
+            self._lane_of[root].put(tuple(nodes), priority)
+
+    def wait(self) -> list[Event]:
+        """Scores come first: a round waits for them."""
+        scoring = [lane.piece() is not None for lane in self._lanes]
+        if not self._has_results():
+            if self._writer.busy or (any(scoring) and self.speculating):
+                return self._iterate()
+            self._clock.until(self._has_results)
+        return next((lane.results.popleft() for lane in self._lanes if lane.results), [])
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        self._writer.release(nodes)
+        for lane in self._lanes:
+            lane.release([node for node in nodes if self._lane_of.get(node.root) is lane])
+        for node in nodes:
+            self._lane_of.pop(node, None)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+    def _has_results(self) -> bool:
+        return any(lane.results for lane in self._lanes)
+
+    def _load(self, lane: SimulatedLane) -> int:
+        """Problems that it has."""
+        return sum(each is lane for each in self._lane_of.values())

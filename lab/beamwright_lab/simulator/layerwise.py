@@ -1,0 +1,277 @@
+"""SimulatedLayerwise: layer-wise offloading, token by token for all beams at once.
+
+The pipeline of `layerwise` (LBS section 4.1, Eq. 1-3): as many layers resident as fit
+beside two stream buffers, the others fetched two ahead, the next token's first one while this
+token's last ones compute; the KV of new tokens is written back meanwhile. All KV is stored on the
+host, which is not limited here. Knows a script and what things cost; no blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from beamwright.errors import CapacityError
+from beamwright.kv import Direction, Transfer
+from beamwright.kv.budget import ByteBudget
+from beamwright.plan.growth import BLOCK_TOKENS
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.roofline import Layout
+from beamwright.progress import Progress
+from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
+from beamwright.tree import Node
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.link import VirtualLink
+from beamwright_lab.simulator.replay import Scripts
+
+_NUM_BUFFERS = 2
+
+
+class SimulatedLayerwise:
+    """A `StepWriter`. With a dense layout every beam's copy crosses the link by itself.
+
+    budget: the device's. stall_s: seconds in which compute waited for the link.
+    """
+
+    def __init__(
+        self,
+        model: ModelCosts,
+        costs: DeviceCosts,
+        budget: ByteBudget,
+        link: VirtualLink,
+        clock: VirtualClock,
+        scripts: Scripts,
+        tail_tokens: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self._progress = progress or Progress()
+        self.budget, self.stall_s = budget, 0.0
+        self._num_layers = model.num_layers
+        self._layer_token_bytes = model.kv_bytes_per_token // model.num_layers
+        self._costs, self._link, self._clock, self._scripts = costs, link, clock, scripts
+        self._resident = model.num_layers
+        self._on_host = [0] * model.num_layers
+        self._tail_tokens = tail_tokens
+        self._dense = costs.layout is Layout.DENSE
+        self._ahead: tuple[Transfer, int] | None = None
+        self._forwarded: set[Node] = set()
+        self._groups: deque[tuple[Node, ...]] = deque()
+        self.running_nodes: frozenset[Node] = frozenset()
+        self.num_groups = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._groups)
+
+    def submit(self, plan: Plan) -> None:
+        """A group is decoded whole."""
+        self._groups = deque(plan.groups)
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        gone = set(nodes)
+        self._groups = deque(tuple(n for n in group if n not in gone) for group in self._groups)
+
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """There is nothing to plan."""
+        return ScheduleView(beams)
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Nothing is held per node."""
+        self._forwarded.difference_update(nodes)
+
+    def iterate(self) -> list[StepDecoded | StepFailed]:
+        """Decode a group to the end of its steps."""
+        beams = self._groups.popleft()
+        self.num_groups += 1
+        try:
+            return [*self._decode(beams)]
+        except CapacityError as error:
+            return [StepFailed(beams[0], error)]
+
+    def _decode(self, beams: Sequence[Node]) -> list[StepDecoded]:
+        """Decode all beams to the end of their steps.
+
+        Raises:
+            CapacityError: if not even two stream buffers fit.
+        """
+        steps = [self._scripts.step(node) for node in beams]
+        self._progress.doing(f"round {beams[0].round}: decoding {len(beams)} beams")
+        self._complete_parents(beams)
+        going, first = {}, 0
+        for node, step in zip(beams, steps, strict=True):
+            going[node] = step.tokens - step.stop.ends_path  # the last token of a path stays
+            self._forwarded.add(node)
+        while going := {node: tokens for node, tokens in going.items() if tokens > first}:
+            until = min(going.values())
+            self._decode_rows(list(going), first, until)
+            first = until
+        self._progress.wrote(sum(step.tokens for step in steps))
+        return [
+            StepDecoded(node, (0,) * step.tokens, (), step.stop, "")
+            for node, step in zip(beams, steps, strict=True)
+        ]
+
+    def _decode_rows(self, nodes: Sequence[Node], first: int, end: int) -> None:
+        """Tokens `first` to `end - 1` of the steps of these beams."""
+        rows, tail = len(nodes), self._tail_tokens
+        seen, union = sum(node.start for node in nodes), _union_tokens(nodes)
+        held, num_pieces = (seen, rows) if self._dense else (union, union // BLOCK_TOKENS)
+        for token in range(first, end):
+            own, each = rows * token, rows * (token + 1)
+            work = _Pass(
+                seconds=self._costs.tokens(rows, held + each, seen + each, 0, 1).seconds,
+                held=held + own,
+                fresh=rows,
+                union=union + own,
+                num_pieces=num_pieces,
+                # Whether the step goes on is not known; a full tail is packed anew.
+                ahead=held + rows * (token // tail * tail) if (token + 1) % tail else None,
+            )
+            self._layers(work, self._num_layers)
+        self._discard_ahead()
+
+    def _complete_parents(self, beams: Sequence[Node]) -> None:
+        """Forward a root's prompt."""
+        parents = dict.fromkeys(node.parent for node in beams if node.parent is not None)
+        owing = [node for node in parents if node not in self._forwarded]
+        if not owing:
+            return
+        self._forwarded.update(owing)
+        lengths = [1 if node.parent else node.end for node in owing]
+        before = [node.end - length for node, length in zip(owing, lengths, strict=True)]
+        new = sum(lengths)
+        union = _union_tokens(owing) + sum(len(node.token_ids) for node in owing) - new
+        held = sum(before) if self._dense else union
+        seen = sum(n * b + n * (n + 1) // 2 for n, b in zip(lengths, before, strict=True))
+        work = _Pass(
+            seconds=self._costs.prefill(new, held + new, seen).seconds,
+            held=held,
+            fresh=new,
+            union=union,
+            num_pieces=len(owing) if self._dense else held // BLOCK_TOKENS,
+        )
+        # A few rows that would fit say nothing about all the others.
+        self._layers(work, self._resident)
+
+    # --- one pass through all layers ---------------------------------------------------------
+
+    def _layers(self, work: _Pass, max_layers: int) -> None:
+        """The work of a pass, with at most so many resident layers."""
+        resident = min(max_layers, self._fitting(work.held + work.fresh))
+        self._charge(work, resident)
+        self._move_residents(work, resident)
+        layer_s = work.seconds / self._num_layers
+        fetching = self._fetch_first(work, resident)
+        self._clock.advance(resident * layer_s)
+        stores: list[Transfer] = []
+        for layer in range(resident, self._num_layers):
+            stores.append(self._submit(Direction.D2H, work.fresh, 1))
+            self._wait(fetching.pop(layer))
+            self._clock.advance(layer_s)
+            following = layer + _NUM_BUFFERS
+            if following < self._num_layers:
+                fetching[following] = [self._fetch(work)]
+            elif following == self._num_layers:
+                self._fetch_ahead(work, resident)
+        self._wait(stores)
+
+    def _fetch_first(self, work: _Pass, resident: int) -> dict[int, list[Transfer]]:
+        if resident == self._num_layers:
+            return {}
+        if self._ahead is None:
+            first = [self._fetch(work)]
+        else:
+            ahead, tokens = self._ahead
+            first = [ahead, self._submit(Direction.H2D, work.held - tokens, 1)]
+            self._ahead = None
+        second = {resident + 1: [self._fetch(work)]} if resident + 1 < self._num_layers else {}
+        return {resident: first, **second}
+
+    def _fetch_ahead(self, work: _Pass, resident: int) -> None:
+        """The next token's first streamed layer, as far as it is known: the rows' own tokens come
+        when it begins. The next token must leave the same layers resident."""
+        if work.ahead is not None and self._fitting(work.held + 2 * work.fresh) == resident:
+            transfer = self._submit(Direction.H2D, work.ahead, work.num_pieces)
+            self._ahead = (transfer, work.ahead)
+
+    def _discard_ahead(self) -> None:
+        if self._ahead is not None:
+            self._wait([self._ahead[0]])
+            self._ahead = None
+
+    def _fetch(self, work: _Pass) -> Transfer:
+        return self._submit(Direction.H2D, work.held, work.num_pieces)
+
+    def _fitting(self, layer_tokens: int) -> int:
+        """Eq. 1 with the two stream buffers inside the budget; negative if they do not fit."""
+        layer_bytes = layer_tokens * self._layer_token_bytes
+        fitting = self.budget.total_bytes // layer_bytes
+        return self._num_layers if fitting >= self._num_layers else fitting - _NUM_BUFFERS
+
+    def _charge(self, work: _Pass, resident: int) -> None:
+        """Count what the device holds during a pass.
+
+        Raises:
+            CapacityError: if it is more than the budget.
+        """
+        layer_bytes = (work.held + work.fresh) * self._layer_token_bytes
+        num_held = self._num_layers
+        if resident < num_held:
+            num_held = max(0, resident) + _NUM_BUFFERS
+        self.budget.charge(num_held * layer_bytes, f"{num_held} layers")
+        self.budget.release(num_held * layer_bytes)
+
+    def _move_residents(self, work: _Pass, resident: int) -> None:
+        """A layer that is not resident any more is written back, as far as the host lacks it; one
+        that becomes so is loaded."""
+        moved: list[Transfer] = []
+        for layer in range(resident, self._resident):
+            missing = max(0, work.union - self._on_host[layer])
+            if missing:
+                moved.append(self._submit(Direction.D2H, missing, 1))
+        for layer in range(self._resident, resident):
+            self._on_host[layer] = work.union
+            moved.append(self._submit(Direction.H2D, work.held, work.num_pieces))
+        if resident != self._resident:
+            self._discard_ahead()
+        self._resident = resident
+        self._wait(moved)
+
+    def _submit(self, direction: Direction, num_tokens: int, num_pieces: int) -> Transfer:
+        num_bytes = num_tokens * self._layer_token_bytes
+        return self._link.submit_bytes(direction, "stream", num_bytes, max(1, num_pieces))
+
+    def _wait(self, transfers: Sequence[Transfer]) -> None:
+        self.stall_s += self._link.wait(transfers)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass.
+
+    held: tokens in a layer's KV before it, as the device holds them; union: distinct ones of them.
+    fresh: tokens that it adds. num_pieces: of the transfer of a layer. ahead: tokens of a layer
+    that can be fetched for the pass after it; None if nothing can.
+    """
+
+    seconds: float
+    held: int
+    fresh: int
+    union: int
+    num_pieces: int
+    ahead: int | None = None
+
+
+def _union_tokens(nodes: Sequence[Node]) -> int:
+    """Distinct tokens in the paths of these nodes, their own steps left out."""
+    seen: set[Node] = set()
+    total = 0
+    for leaf in nodes:
+        node = leaf.parent
+        while node is not None and node not in seen:
+            seen.add(node)
+            total += len(node.token_ids)
+            node = node.parent
+    return total

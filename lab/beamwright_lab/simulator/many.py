@@ -1,0 +1,128 @@
+"""Simulate many searches that are in flight together: throughput, and how busy both models are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from beamwright.engine.timeline import Timeline
+from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import InputError
+from beamwright.kv import CacheStats, Direction
+from beamwright_lab.simulator.bench import Bench, Seconds, Simulation, seconds_of
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.residency import cache_of
+
+
+@dataclass(frozen=True)
+class ManyResult:
+    """Searches that were in flight together.
+
+    runs: the trees, in the order of the cases; `TreeRun.own_s` of each ended at `ended_s`.
+    tokens: of all trees' steps, what was decoded ahead in vain left out.
+    passes: of the generator, a token of every row each; mean_rows: in one, those ahead of selection
+    included.
+    verifier_calls, steps_per_call: batches of steps that the verifier got; 0 where scores are free.
+    speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
+    mean_s, longest_s: from a problem's admission to its end. begun_s: until the last one began.
+    device_peak_bytes, verifier_peak_bytes: of each model's KV. generator_cache, verifier_cache: how
+    often it was where it was needed; None where none is kept, or layers of it are streamed.
+    """
+
+    runs: tuple[TreeRun, ...]
+    seconds: Seconds
+    tokens: int
+    passes: int
+    mean_rows: float
+    verifier_calls: int
+    steps_per_call: float
+    speculated_tokens: int
+    kept_tokens: int
+    mean_s: float
+    longest_s: float
+    begun_s: float
+    h2d_bytes: int
+    d2h_bytes: int
+    device_peak_bytes: int
+    verifier_peak_bytes: int
+    generator_cache: CacheStats | None
+    verifier_cache: CacheStats | None
+
+    @property
+    def time_s(self) -> float:
+        """Seconds from the first problem's admission to the last one's end."""
+        return self.seconds.time_s
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens per second, of all trees."""
+        return self.tokens / self.time_s
+
+    @property
+    def problems_per_minute(self) -> float:
+        return 60 * len(self.runs) / self.time_s
+
+    @property
+    def decode_share(self) -> float:
+        """Of the time, in which the generator computes."""
+        return (self.seconds.decode_s + self.seconds.both_s) / self.time_s
+
+    @property
+    def verify_share(self) -> float:
+        """Of the time, in which the verifier computes."""
+        return (self.seconds.verify_s + self.seconds.both_s) / self.time_s
+
+    @property
+    def kept_share(self) -> float | None:
+        """Of what was decoded ahead; None if nothing was."""
+        return self.kept_tokens / self.speculated_tokens if self.speculated_tokens else None
+
+
+def simulate_many(
+    cases: Sequence[Simulation],
+    in_flight: int | None = None,
+    clock: VirtualClock | None = None,
+    timeline: Timeline | None = None,
+) -> ManyResult:
+    """Run searches on one machine; who is taken in when is `runtime.admission`'s.
+
+    in_flight: at most so many at a time; None for as many as there is work for.
+    cases: equal in all but tree and foresight; each tree has a problem id of its own.
+
+    Raises:
+        InputError: if the cases differ in more, or two trees are of one problem.
+        CapacityError: if a search does not fit alone.
+    """
+    first = cases[0]
+    if any(replace(each, tree=first.tree, foresees=first.foresees) != first for each in cases):
+        raise InputError("searches that are simulated together differ in trees and foresight only")
+    bench = Bench(cases, clock, timeline)
+    return _result(bench, bench.run(in_flight))
+
+
+def _result(bench: Bench, runs: Sequence[TreeRun]) -> ManyResult:
+    seconds = seconds_of(bench)
+    counts = None if bench.batch is None else bench.batch.counts
+    nodes = [node for run in runs for node in run.tree.nodes()]
+    calls = sum(each.num_calls for each in bench.verifiers)
+    scored = sum(each.num_steps for each in bench.verifiers)
+    return ManyResult(
+        runs=tuple(runs),
+        seconds=seconds,
+        tokens=sum(len(node.token_ids) for node in nodes if node.parent is not None),
+        passes=0 if counts is None else counts.steps,
+        mean_rows=0.0 if counts is None else counts.row_tokens / max(1, counts.steps),
+        verifier_calls=calls,
+        steps_per_call=scored / max(1, calls),
+        speculated_tokens=sum(node.usage["speculated"] for node in nodes),
+        kept_tokens=sum(node.usage["speculated_kept"] for node in nodes),
+        mean_s=sum(run.ended_s for run in runs) / len(runs),
+        longest_s=max(run.ended_s for run in runs),
+        begun_s=max(run.started_s or 0.0 for run in runs),
+        h2d_bytes=bench.link.bytes_moved[Direction.H2D],
+        d2h_bytes=bench.link.bytes_moved[Direction.D2H],
+        device_peak_bytes=bench.budget.peak_bytes,
+        verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
+        generator_cache=cache_of([] if bench.residency is None else [bench.residency]),
+        verifier_cache=cache_of(bench.scorers),
+    )

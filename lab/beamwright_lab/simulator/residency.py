@@ -1,0 +1,97 @@
+"""Simulated KV: residency without tensors, and prefills that only take time.
+
+`SimulatedPrefill` leases what `models.TreeModel.prefill` does, by the same code (`models.prefill`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beamwright.engine.timeline import Timeline
+from beamwright.kv import BlockLedger, CacheCounts, CacheStats, HostTier, Residency, Segment
+from beamwright.models.prefill import (
+    PREFILL_CHUNK_TOKENS,
+    PrefillRequest,
+    prefill_in_batches,
+    prefill_needs,
+    recompute_levels,
+)
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import DeviceCosts
+
+
+class SimulatedResidency(Residency):
+    """Residency on ledgers alone; copies on the device take their time."""
+
+    def __init__(
+        self,
+        device: BlockLedger,
+        host: HostTier | None,
+        clock: VirtualClock,
+        costs: DeviceCosts,
+        *,
+        copies_per_beam: bool,
+        log: Timeline | None = None,
+    ) -> None:
+        super().__init__(device, host, copies_per_beam=copies_per_beam, log=log)
+        self._clock, self._costs = clock, costs
+
+    def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        del destination
+        self._clock.advance(self._costs.copy(len(source) * self.device.bytes_per_block))
+
+    def append(self, segments: Sequence[Segment], lengths: Sequence[int]) -> None:
+        """Count tokens at the end of each segment, as `kv.SegmentStore.append` writes them.
+
+        Raises:
+            CapacityError: if the blocks do not fit; no token has been counted then.
+        """
+        pairs = list(zip(segments, lengths, strict=True))
+        self.reserve({segment: segment.length + length for segment, length in pairs})
+        for segment, length in pairs:
+            self.extend(segment, length)
+
+
+def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
+    """How often the KV of these stores was where it was needed; None where there is none."""
+    counts = [store.counts.cache for store in stores]
+    return CacheStats.between(sum(counts, start=CacheCounts())) if counts else None
+
+
+class SimulatedPrefill:
+    """Computes the KV of several tokens behind stored paths; see `models.TreeModel.prefill`."""
+
+    def __init__(
+        self, residency: SimulatedResidency, clock: VirtualClock, costs: DeviceCosts
+    ) -> None:
+        self._residency, self._clock, self._costs = residency, clock, costs
+        residency.recompute_segments = self._recompute
+
+    def run(self, requests: Sequence[PrefillRequest]) -> None:
+        """Count the tokens of each request.
+
+        Raises:
+            CapacityError: if the KV budget cannot hold the new segments.
+        """
+
+        def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
+            del offset
+            self._forward([requests[i] for i in batch], [len(chunk) for chunk in chunks])
+
+        prefill_in_batches(self._residency, requests, PREFILL_CHUNK_TOKENS, forward)
+
+    def _forward(self, requests: Sequence[PrefillRequest], lengths: Sequence[int]) -> None:
+        num_tokens, seen = sum(lengths), 0
+        for request, length in zip(requests, lengths, strict=True):
+            before = sum(part.visible for part in request.path) + request.segment.length
+            seen += length * before + length * (length + 1) // 2
+        read = (
+            sum(segment.length for segment in prefill_needs(self._residency, requests)) + num_tokens
+        )
+        self._clock.run(self._costs.prefill(num_tokens, read, seen))
+        self._residency.append([request.segment for request in requests], lengths)
+
+    def _recompute(self, lost: Sequence[Segment]) -> None:
+        """Compute the KV of evicted segments again, level by level."""
+        for level in recompute_levels(lost):
+            self.run(level)

@@ -1,0 +1,137 @@
+"""Simulate one search under one schedule: the real loop and policies on a virtual clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from beamwright.engine.timeline import Timeline
+from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import CapacityError
+from beamwright.kv import CacheStats, Direction
+from beamwright.plan.clairvoyant import dm_lower_bound_bytes, traffic_bound
+from beamwright.plan.growth import BLOCK_TOKENS
+from beamwright.progress import Progress
+from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.residency import cache_of
+from beamwright_lab.simulator.scripted_rows import Moments
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """One search under one schedule.
+
+    time_s, decode_s, verify_s, stall_s, both_s: see `Seconds`. io_share: stall_s / time_s.
+    dm_lower_bound_bytes: what must cross the link whatever the schedule (from the tree
+        and the budget alone), of the generator's KV.
+    load_bound_bytes, store_bound_bytes: the same both ways, in blocks and with a beam's growth, for
+        one who knows the whole tree; blind_store_bound_bytes: for one who keeps candidates until
+        they are scored (`cost.clairvoyant`; they do not hold for layer-wise).
+    cancelled: transfers that pruning made needless.
+    speculated_tokens, kept_tokens: decoded ahead of selection, and those of them that it opened.
+    goodput_tok_s: FlashTTS's precise goodput: mean tokens of a finished path over the mean seconds
+        to the end of its scoring.
+    device_peak_bytes, host_peak_bytes: of the generator's KV. verifier_peak_bytes: of the
+        verifier's, on the device.
+    generator_cache, verifier_cache: how often KV was where it was needed; None where none is kept
+        or layers of it are streamed.
+    split_moves, split_moved_bytes: device memory that went from one model to the other.
+    """
+
+    time_s: float
+    decode_s: float
+    verify_s: float
+    stall_s: float
+    io_share: float
+    h2d_bytes: int
+    d2h_bytes: int
+    groups: int
+    dm_lower_bound_bytes: int
+    device_peak_bytes: int
+    host_peak_bytes: int
+    verifier_peak_bytes: int
+    recomputed_tokens: int
+    cancelled: int
+    load_bound_bytes: int
+    store_bound_bytes: int
+    blind_store_bound_bytes: int
+    split_moves: int
+    split_moved_bytes: int
+    speculated_tokens: int = 0
+    kept_tokens: int = 0
+    goodput_tok_s: float = 0.0
+    both_s: float = 0.0
+    generator_cache: CacheStats | None = None
+    verifier_cache: CacheStats | None = None
+
+
+def simulate(
+    case: Simulation,
+    clock: VirtualClock | None = None,
+    timeline: Timeline | None = None,
+    moments: Moments | None = None,
+    progress: Progress | None = None,
+) -> SimulationResult:
+    """Run the search on a virtual clock that starts at 0.
+
+    timeline: collects what ran when; it has to read the same clock. moments: collects what is in
+    use after every iteration, for `cost.known_future_loads`; not for layer-wise. progress: hears
+    of rounds and tokens.
+
+    Raises:
+        CapacityError: if the search does not fit under this schedule.
+    """
+    bench = Bench([case], clock, timeline, moments, progress)
+    (run,) = bench.run(1)
+    return _result(bench, run)
+
+
+def simulate_if_fits(case: Simulation, progress: Progress | None = None) -> SimulationResult | None:
+    """The same; None if the search does not fit under this schedule."""
+    try:
+        return simulate(case, progress=progress)
+    except CapacityError:
+        return None
+
+
+def _result(bench: Bench, run: TreeRun) -> SimulationResult:
+    accounting, moved, spent = bench.accounting, bench.moved, seconds_of(bench)
+    most_bytes = bench.case.kv_budget_bytes if moved is None else moved.most_generator_bytes
+    residency = bench.residency
+    host = residency.host if residency is not None else None
+    block_bytes = BLOCK_TOKENS * bench.case.model.kv_bytes_per_token
+    (script,) = bench.scripts
+    lives = script.lives(BLOCK_TOKENS)
+    bound = traffic_bound(lives, most_bytes // block_bytes)
+    usage: Counter[str] = Counter()
+    for node in run.tree.nodes():
+        usage.update(node.usage)
+    needed = (tokens * bench.case.model.kv_bytes_per_token for tokens in run.round_tokens)
+    return SimulationResult(
+        time_s=spent.time_s,
+        decode_s=spent.decode_s,
+        verify_s=spent.verify_s,
+        both_s=spent.both_s,
+        stall_s=spent.stall_s,
+        io_share=spent.stall_s / spent.time_s if spent.time_s else 0.0,
+        h2d_bytes=bench.link.bytes_moved[Direction.H2D],
+        d2h_bytes=bench.link.bytes_moved[Direction.D2H],
+        groups=accounting.num_groups,
+        dm_lower_bound_bytes=dm_lower_bound_bytes(needed, most_bytes),
+        device_peak_bytes=bench.budget.peak_bytes,
+        host_peak_bytes=host.ledger.budget.peak_bytes if host is not None else 0,
+        verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
+        recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
+        cancelled=residency.counts.cancelled if residency is not None else 0,
+        load_bound_bytes=bound.loads * block_bytes,
+        store_bound_bytes=bound.stores * block_bytes,
+        blind_store_bound_bytes=bound.blind_stores * block_bytes,
+        split_moves=0 if moved is None else moved.moves,
+        split_moved_bytes=0 if moved is None else moved.moved_bytes,
+        speculated_tokens=usage["speculated"],
+        kept_tokens=usage["speculated_kept"],
+        goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,
+        generator_cache=cache_of([] if residency is None else [residency]),
+        verifier_cache=cache_of(bench.scorers),
+    )

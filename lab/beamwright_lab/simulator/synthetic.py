@@ -1,0 +1,187 @@
+"""Trees that no model wrote: grown by the real strategies from drawn lengths and scores.
+
+Knows distributions; no text, no KV. The trees have the shape of a search with these settings, for
+machines and sizes on which none has been recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.engine import Engine
+from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import InputError
+from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded, StepScored
+from beamwright.schedule import make_schedule
+from beamwright.search import make_strategy, round_rng
+from beamwright.sections import ScheduleSettings, SearchSettings
+from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree, StopReason
+
+Survival = Literal["random", "score"]
+
+# Of a path's score, this share is its parent's: few families survive.
+_INHERITED = 0.9
+_MOST_STEPS = 2**18  # about 1 ms each and schedule, on a CPU: minutes
+
+
+@dataclass(frozen=True)
+class SyntheticSearch:
+    """A search to be made up.
+
+    step_tokens: of every step, or their mean where `step_sigma`, the standard deviation of the
+        logarithm of a lognormal length, is not 0.
+    step_limits: most tokens of the first, second, ... step, the last for the rest: longer steps
+        are cut.
+    survival: "random" keeps any candidates; "score" those with the best scores, which children
+        inherit from their parents up to noise.
+    options: of the search, by name.
+    max_rounds: as of a real search; None for as many as paths have tokens.
+
+    Raises:
+        InputError: if a number is out of range.
+    """
+
+    num_beams: int
+    width: int
+    prompt_tokens: int
+    generate_tokens: int
+    step_tokens: int
+    step_sigma: float = 0.0
+    search: str = "beam"
+    step_limits: Sequence[int] | None = None
+    survival: Survival = "random"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "width", "prompt_tokens", "generate_tokens", "step_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name.replace('_', ' ')} must be positive")
+        steps = self.num_beams * -(-self.generate_tokens // self.step_tokens)
+        if steps > _MOST_STEPS:
+            raise InputError(
+                f"--n {self.num_beams} paths of {self.generate_tokens} tokens are about {steps:,} "
+                f"steps of --step-tokens {self.step_tokens}; a made-up tree has at most "
+                f"{_MOST_STEPS:,}"
+            )
+        if not (math.isfinite(self.step_sigma) and self.step_sigma >= 0):
+            raise InputError(f"the spread of step lengths cannot be {self.step_sigma}")
+
+
+def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
+    """The tree of a made-up search; equal settings give equal trees.
+
+    Raises:
+        InputError: if `width` does not divide `num_beams`.
+    """
+    tree = SearchTree(problem_id, (0,) * search.prompt_tokens, "")
+    schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
+    settings = _settings(search)
+    run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
+    Engine(_Chance(search), schedule, Accounting()).run([run])
+    if run.error is not None:
+        raise run.error
+    nodes = tuple(map(_step, _decoded(tree)))
+    return RecordedTree(problem_id, search.prompt_tokens, tree.rounds, nodes)
+
+
+def foresight(search: SyntheticSearch) -> Foresees | None:
+    """What the strategy of a made-up search says beforehand of its selection, if it does."""
+    strategy = make_strategy(_settings(search))
+    return strategy if isinstance(strategy, Foresees) else None
+
+
+def _decoded(tree: SearchTree) -> list[Node]:
+    return [node for node in tree.nodes() if node.parent and node.state is not NodeState.OPEN]
+
+
+def _step(node: Node) -> RecordedNode:
+    assert node.stop is not None
+    lineage: tuple[int, ...] = node.lineage[1:]  # type: ignore[assignment]
+    return RecordedNode(lineage, len(node.token_ids), node.stop, node.state, node.score)
+
+
+def _last(scores: Sequence[float | None]) -> float | None:
+    return scores[-1]
+
+
+def _settings(search: SyntheticSearch) -> SearchSettings:
+    return SearchSettings(
+        search=search.search,
+        n=search.num_beams,
+        width=search.width,
+        max_rounds=search.max_rounds or search.generate_tokens,  # every step has a token
+        seed=search.seed,
+        **search.options,
+    )
+
+
+class _Chance:
+    """An executor that draws lengths and scores."""
+
+    def __init__(self, search: SyntheticSearch) -> None:
+        self._search = search
+        self._random = random.Random(search.seed)
+        self._nodes: list[Node] = []
+        self._unscored: list[Node] = []
+        self.running: frozenset[Node] = frozenset()
+        self.patience_s: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._nodes)
+
+    def submit(self, plan: Plan) -> None:
+        self._nodes = [node for group in plan.groups for node in group]
+
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        self._unscored += nodes
+
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        return ScheduleView(beams)
+
+    def cancel(self, nodes: Sequence[Node]) -> None:
+        """Nothing is under way."""
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing runs beside the caller."""
+
+    def wait(self) -> list[Event]:
+        decoded, self._nodes = [self._decode(node) for node in self._nodes], []
+        scored, self._unscored = [StepScored(n, self._score(n)) for n in self._unscored], []
+        return [*decoded, *scored]
+
+    def _decode(self, node: Node) -> StepDecoded:
+        left = self._search.generate_tokens - (node.start - self._search.prompt_tokens)
+        tokens = min(left, self._length(), self._limit(node))
+        stop = StopReason.PATH_LIMIT if tokens == left else StopReason.STEP_LENGTH
+        return StepDecoded(node, (0,) * tokens, (), stop, "")
+
+    def _limit(self, node: Node) -> int:
+        limits = self._search.step_limits
+        if limits is None:
+            return self._search.generate_tokens
+        return limits[min(node.depth, len(limits)) - 1]
+
+    def _length(self) -> int:
+        mean, sigma = self._search.step_tokens, self._search.step_sigma
+        if sigma == 0:
+            return mean
+        return max(1, round(self._random.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+
+    def _score(self, node: Node) -> float:
+        noise = self._random.gauss(0.0, 1.0)
+        parent = node.parent.score if node.parent is not None else None
+        if self._search.survival == "random" or parent is None:
+            return noise
+        return _INHERITED * parent + noise * math.sqrt(1 - _INHERITED**2)

@@ -1,0 +1,107 @@
+"""The ledger: accuracy of long free-running decoding that looks back far, and its tokens checked.
+
+Greedy decoding of problems of `training/ledger.py`, both variants, at several lengths (tokens of
+prompt and solution together), by a `Solver` with whatever options are given, such as those of
+sparse decoding. Every statement is checked: its look-up against what stands before it (`recall`: of
+those written; `looked_up`: of all there should be), its sum (`added`), whether it is the one that
+is due (`copied`); then the answer, and the share of the solution before the first wrong token
+(`right_tokens`). Columns are means over the problems of a row.
+
+    python -m beamwright_lab.sparse.ledger
+    python -m beamwright_lab.sparse.ledger --tokens 4096 --option dtype=bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import yaml
+
+from beamwright import Solver
+from beamwright_lab.common import fingerprint, finish, say, table
+
+MODEL = Path(__file__).parent / "ledger_model"
+TRAINING = Path(__file__).resolve().parents[3] / "training"
+LENGTHS = (256, 1024, 2048, 4096, 8000)
+COLUMNS = (
+    "variant", "tokens", "problems", "statements", "recall", "looked_up", "added", "copied",
+    "right_tokens", "answered", "complete", "tokens/s",
+)  # fmt: skip
+
+
+def load_maker() -> ModuleType:
+    """`training/ledger.py`: a script beside the package, not a part of it."""
+    spec = importlib.util.spec_from_file_location("training_ledger", TRAINING / "ledger.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def option(text: str) -> tuple[str, Any]:
+    """`NAME=VALUE` of a Solver option; the value as YAML reads it."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text}: expected NAME=VALUE")
+    return name.replace("-", "_"), yaml.safe_load(value)
+
+
+def row(
+    solver: Solver, maker: ModuleType, length: int, num: int, announced: bool, seed: int
+) -> dict[str, Any]:
+    """Decode and check the problems of one variant and length."""
+    found = maker.ledgers(length, num, announced, seed)
+    verdicts, generated, begin = [], 0, time.perf_counter()
+    for each in found:
+        limit = len(maker.solution_pieces(each))
+        solution = solver.solve(maker.question_text(each), max_tokens=limit)
+        verdicts.append(maker.judge(each, solution.candidates[0].text))
+        generated += solution.candidates[0].tokens
+    seconds = time.perf_counter() - begin
+    shown = {
+        "variant": maker.ANNOUNCED if announced else maker.PLAIN,
+        "tokens": length,
+        "problems": num,
+        "statements": sum(len(each.statements) for each in found),
+        **{name: round(value, 4) for name, value in maker.mean_verdict(verdicts).items()},
+        "tokens/s": round(generated / seconds),
+    }
+    say(*(f"{name} {value}" for name, value in shown.items()))
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--variants", nargs="+", default=["plain", "announced"])
+    parser.add_argument("--problems", type=int, help="of each row (default: 16384 / tokens)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
+        help="of the Solver; repeatable",
+    )  # fmt: skip
+    args = parser.parse_args()
+    maker, options = load_maker(), dict(args.option)
+    defaults = {"verifier": "none", "search": "best-of-n", "n": 1, "temperature": 0.0}
+    with Solver(model=args.model, **{**defaults, **options}) as solver:
+        rows = [
+            row(solver, maker, length, args.problems or max(2, 16384 // length),
+                variant == maker.ANNOUNCED, args.seed)
+            for length in args.tokens
+            for variant in args.variants
+        ]  # fmt: skip
+    say(table(rows, COLUMNS))
+    finish("sparse_ledger", {"model": fingerprint(args.model), "options": options, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Front: what a server's process knows of the engines of its replicas, without their weights.
+
+What is wrong with a request is said at once, and needs no replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from beamwright.cluster.searcher import EngineFacts
+from beamwright.config import Settings
+from beamwright.conversation import Problem, RawPrompt
+from beamwright.engine.prompts import Prompts, with_system_prompt
+from beamwright.errors import InputError
+from beamwright.models import TextCodec
+from beamwright.models.find import capped, read_shape, resolve_folder
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.solver import own
+from beamwright.solver.own import OwnParts, Request
+
+
+class Front:
+    """Reads problems and options as a Solver with these settings would.
+
+    Raises:
+        InputError: what it would.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        request, known = Request.of(settings, OwnParts()), _known(settings)
+        self.codec, self.context = known.codec, known.context
+        self.settings = with_system_prompt(request.settings, known.codec)
+        self._request = replace(request, settings=self.settings)
+        self._asked = settings.model_copy(update={"model": self.settings.model})
+        self._prompts = Prompts(known, self.settings.model)
+        self._prompts.check_turns(request.strategy)
+
+    def prompt_tokens(self, problem: Problem) -> int:
+        """Tokens of its prompt; raises what is wrong with it."""
+        return len(self._prompts.tree(0, problem).root.token_ids)
+
+    def requested(self, options: dict[str, Any], facts: EngineFacts) -> Request:
+        """What is asked with these options. facts: of the engines."""
+        request = self._request
+        if options:  # what `auto` stands for is every replica's own affair
+            request = own.changed(self._asked, OwnParts(), options, self.settings)
+        own.check_served(
+            request,
+            self._prompts,
+            probabilities=facts.probabilities,
+            kept=facts.token_stats,
+            whose="these replicas do not keep; start them with this search",
+        )
+        return request
+
+
+def length(problem: Problem) -> int:
+    """About the tokens of its prompt."""
+    given: Sequence[Any] | str = str(problem)
+    if isinstance(problem, RawPrompt):
+        given = problem.given
+    return len(given) // 4 if isinstance(given, str) else len(given)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What prompts need of a generator."""
+
+    codec: TextCodec | None
+    context: int
+    vocab: int
+
+
+def _known(settings: Settings) -> _Known:
+    """Of the generator that replicas load; reads no weights."""
+    model, spec = settings.model, settings.model.model
+    if model.runs_elsewhere:
+        raise InputError(f"--model {spec} runs elsewhere: it does not go with --replicas")
+    if spec.startswith("random:"):
+        shape = capped(shape_from_text(spec.removeprefix("random:")), model.context)
+        return _Known(None, shape.context, shape.vocab)
+    folder = resolve_folder(spec, "generator")
+    shape = read_shape(folder, model.context)
+    return _Known(TextCodec.load(folder, model.chat_template), shape.context, shape.vocab)

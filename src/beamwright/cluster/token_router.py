@@ -1,0 +1,34 @@
+"""Ray Serve's router of searches: to the replica with the fewest tokens to generate.
+
+Ray makes one in the process of whoever has the handle, and gives it the very arguments of a call,
+before they are pickled: with a search comes the ledger of all that were given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from beamwright.cluster.ledger import Given
+
+
+class ByTokens(RequestRouter):  # type: ignore[misc]
+    """Ranks replicas; who is full, or gone, is passed over by what Ray makes of the ranks."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """One rank each. What is given counts at once: others may be routed before it arrives."""
+        match None if pending_request is None else pending_request.args:
+            case [Given(ledger=ledger) as given] if ledger is not None:
+                named: dict[str, Any] = {
+                    each.replica_id.unique_id: each for each in candidate_replicas
+                }
+                ranked = ledger.ranked(named)
+                if ranked:
+                    ledger.give(given, ranked[0])
+                return [[named[each]] for each in ranked]
+        return [list(candidate_replicas)]

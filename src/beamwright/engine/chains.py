@@ -1,0 +1,164 @@
+"""The generator's KV of whole paths: a segment per node, and what is still owed before a step.
+
+Knows which tokens of a path have KV; no tensors, no random draws, no stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beamwright.engine.paths import OWNER, path_to, segment_name
+from beamwright.engine.row import Row
+from beamwright.kv import Lease, Residency, Segment
+from beamwright.models.prefill import PREFILL_CHUNK_TOKENS, PrefillRequest
+from beamwright.progress import Progress
+from beamwright.tree import Node
+
+_PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS
+
+Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
+"""Computes and stores the KV of these tokens; returns what each one's last token leads to."""
+
+
+@dataclass
+class GeneratorState:
+    """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
+
+    hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
+    turn until the first row behind it is admitted.
+    row: the step so far, of a node that is being decoded or was preempted.
+    extended: a row behind it has been admitted.
+    """
+
+    segment: Segment
+    hidden: Any = None
+    row: Row | None = None
+    extended: bool = False
+
+    @property
+    def place(self) -> str | None:
+        """Where the segment is: `device`, `host` or `both`."""
+        return self.segment.place
+
+
+class Unfinished(Exception):
+    """More is owed than is forwarded at a time. nodes: open ones that it is owed for."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+
+class Chains:
+    """Completes the paths that lead to open nodes."""
+
+    def __init__(self, residency: Residency, prefill: Prefill, progress: Progress) -> None:
+        self._residency, self._prefill, self._progress = residency, prefill, progress
+
+    def complete(self, rows: Sequence[Row], lease: Lease) -> list[Segment]:
+        """Forward what the rows' paths still owe: prompts and turns, and tokens that were given.
+
+        A reply's last step was cleared when it ended; behind a turn it is computed again.
+        Returns the segments that have grown; those that were empty join the lease.
+
+        Raises:
+            CapacityError: if the KV budget cannot hold them; Unfinished: where a prompt is long and
+                only its next piece was forwarded. Deadlines are heard between two.
+        """
+        parents = dict.fromkeys(row.node.parent for row in rows if row.node.parent is not None)
+        grown: list[Segment] = []
+        for level in _owing(parents):
+            requests = [self._owed(node) for node in level]
+            num_tokens = sum(len(request.token_ids) for request in requests)
+            if num_tokens > len(requests):
+                self._progress.doing(f"prefill of {num_tokens:,} tokens")
+            lease.add({request.segment: 1 for request in requests if not request.segment.length})
+            for node, hidden in zip(level, self._prefill(requests), strict=True):
+                if node.handles[OWNER].segment.length == len(node.token_ids):
+                    node.handles[OWNER].hidden = hidden
+            if not all(map(is_complete, level)):
+                raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
+            grown += [request.segment for request in requests]
+        for node in parents:
+            state: GeneratorState = node.handles[OWNER]
+            if not state.extended:  # once, in however many batches its children are decoded
+                node.usage["generator_reused"] += node.end
+                state.extended = True
+        self._forward_given(rows, lease)
+        return grown
+
+    def _forward_given(self, rows: Sequence[Row], lease: Lease) -> None:
+        """Tokens of rows that nobody has decoded for them."""
+        owing = [row for row in rows if row.segment.length < row.forwarded]
+        if not owing:
+            return
+        requests = []
+        for row in owing:
+            stored = row.segment.length
+            tokens = tuple(row.tokens[stored : row.forwarded])
+            row.node.usage["generator_prefilled"] += len(tokens)
+            path = path_to(row.node.parent)
+            requests.append(PrefillRequest(path, row.segment, tokens, row.node.start + stored))
+        lease.add({row.segment: 1 for row in owing if not row.segment.length})
+        self._prefill(requests)
+
+    def _owed(self, node: Node) -> PrefillRequest:
+        """What a node lacks, or the next piece of it; it has a segment afterwards."""
+        if OWNER not in node.handles:
+            node.handles[OWNER] = GeneratorState(
+                self._residency.create(segment_name(node), node.start)
+            )
+        segment: Segment = node.handles[OWNER].segment
+        tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
+        if len(tokens) > 1 or node.parent is None:
+            node.usage["generator_prefilled"] += len(tokens)
+        node.usage["generator_reused"] -= len(tokens)
+        start = node.start + segment.length
+        return PrefillRequest(path_to(node.parent), segment, tokens, start)
+
+
+def _owing(parents: Iterable[Node]) -> list[list[Node]]:
+    """Nodes on the way to these that are not complete; those behind others in later lists."""
+    levels: list[list[Node]] = []
+    known: dict[Node, int] = {}
+    for parent in parents:
+        chain: list[Node] = []
+        node: Node | None = parent
+        while node is not None and node not in known and not is_complete(node):
+            chain.append(node)
+            node = node.parent
+        first = known[node] + 1 if node is not None and node in known else 0
+        for level, each in enumerate(reversed(chain), start=first):
+            known[each] = level
+            if level == len(levels):
+                levels.append([])
+            levels[level].append(each)
+    return levels
+
+
+def is_complete(node: Node | None) -> bool:
+    """True if a node's last token is forwarded, so that children can begin."""
+    state = None if node is None else node.handles.get(OWNER)
+    return state is not None and state.hidden is not None
+
+
+def is_broken(beam: Node) -> bool:
+    """True if a node above has all its KV and no hidden state: an error came in between.
+
+    To compute it again would change the last bits of float32.
+    """
+    for node in beam.path()[:-1]:
+        state: GeneratorState | None = node.handles.get(OWNER)
+        lost = state is not None and state.hidden is None
+        if lost and state is not None and state.segment.length == len(node.token_ids):
+            return True
+    return False
+
+
+def last_hidden(node: Node | None) -> Any:
+    """What a node's children begin with, see `GeneratorState`; the node is complete."""
+    if node is None or not is_complete(node):
+        raise AssertionError(f"{node!r} is not complete")
+    return node.handles[OWNER].hidden

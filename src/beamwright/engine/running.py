@@ -1,0 +1,450 @@
+"""RunningBatch: which rows are decoded now, which wait, and what of their KV is on the device.
+
+Rows are *admitted* when a slot is free and what they read fits; they are *retired* when their step
+is complete, and *preempted* when no block is left for them. All of it happens between iterations
+of at most 16 tokens, so that a row joins, leaves and comes back whenever there is reason to. With
+`grouped`, the groups of a plan are barriers: the next one is admitted when the batch is empty (LBS
+section 4). What a row writes depends on its own path alone, never on who is decoded beside it.
+
+Knows residency and nothing of tensors: engine and simulator run this very code, so equal searches
+move equal bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from beamwright.engine.batching import (
+    BatchCounts,
+    Batching,
+    until_compacting,
+    worth_compacting,
+)
+from beamwright.engine.chains import Chains, GeneratorState, Prefill, Unfinished, is_broken
+from beamwright.engine.lengths import StepLengths
+from beamwright.engine.paths import OWNER
+from beamwright.engine.queue import Queue
+from beamwright.engine.request import Decoding
+from beamwright.engine.room import Room
+from beamwright.engine.row import Row, Rows, awaited, parts_read
+from beamwright.engine.speculative_rows import SpeculativeQueue
+from beamwright.engine.working_memory import WorkingMemory
+from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
+from beamwright.kv import Residency
+from beamwright.models.device_memory import is_out_of_memory
+from beamwright.progress import Progress
+from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
+from beamwright.tree import Node
+
+ITERATION_TOKENS = 16
+_LEAST_TOKENS = 2
+_REFILL_SHARE, _FILL_SHARE = 16, 4
+
+
+class RunningBatch:
+    """Rows that join and leave one batch between iterations. Owns the `generator` handles.
+
+    lengths: how long steps may and will be. memory: for how many rows there is working memory.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        residency: Residency,
+        prefill: Prefill,
+        lengths: StepLengths,
+        batching: Batching,
+        memory: WorkingMemory | None = None,
+        progress: Progress | None = None,
+        counts: BatchCounts | None = None,
+    ) -> None:
+        self._rows, self._residency, self._lengths = rows, residency, lengths
+        self.batching, self._memory = batching, memory or WorkingMemory.unknown()
+        self.speculation = str(batching.speculation)
+        self._room = Room(residency, lengths)
+        self._progress = progress or Progress()
+        self._chains = Chains(residency, prefill, self._progress)
+        self.running: list[Row] = []
+        self.counts, self.last_rows = counts or BatchCounts(), (0, 0)
+        self._queue, self._ahead = Queue(), SpeculativeQueue()
+        self._eager = self._full = False
+        self._group: int | None = None
+        self._most_rows: int | None = None
+        self._most_together: int | None = None
+        self._tried, self._events = 0, list[Event]()
+
+    # --- what is to be decoded ---------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True if an open step runs or waits."""
+        return bool(self._queue) or not all(row.speculative for row in self.running)
+
+    @property
+    def speculating(self) -> bool:
+        """True if there is something to be decoded ahead of selection."""
+        return bool(self.running) or self._ahead.fresh
+
+    @property
+    def running_nodes(self) -> frozenset[Node]:
+        """Nodes whose steps are under way."""
+        return frozenset(row.node for row in self.running)
+
+    @property
+    def num_groups(self) -> int:
+        """How often the batch was filled from empty, or with `grouped`, from the next group."""
+        return self.counts.groups
+
+    @property
+    def waiting(self) -> list[Node]:
+        """Nodes that wait, the next one first."""
+        return self._queue.nodes
+
+    def decode_as(self, root: Node, decoding: Decoding) -> None:
+        """Give the tree of this root settings of its own, until its root is released.
+
+        Raises:
+            InputError: for a delimiter that is too long.
+        """
+        self._lengths.decodings.set(root, decoding)
+
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """What a schedule may know of these open nodes."""
+        longest = max(map(self._lengths.expected, beams), default=1)
+        self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
+        return ScheduleView(beams, self._room.demand(beams), self._most_rows)
+
+    def submit(self, plan: Plan) -> None:
+        """Replace what waits; running rows go on."""
+        self._queue.replace(plan, self.running_nodes)
+        self._eager, self._full = plan.write_back and plan.eager, False
+        exact = map(self._lengths.exact, self.waiting)
+        self._queue.barriers = self.batching.has_barriers(plan, exact)
+        self._ahead.most_rows = 0
+
+    def speculate(self, nodes: Sequence[Node]) -> None:
+        """Children to be decoded in slots that no open step waits for, the likeliest first."""
+        self._ahead.replace(nodes)
+
+    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+        """Let an open node begin with this share of its sibling's tokens."""
+        for row in self._room.duplicates(node, begun, share):
+            self._rows.learn_begun(row)
+
+    def cancel(self, nodes: Iterable[Node]) -> None:
+        """Give these nodes' steps up, whether they run or wait, and free what they hold."""
+        gone = set(nodes)
+        self._queue.remove(gone)
+        self.release(gone)
+
+    def release(self, nodes: Iterable[Node]) -> None:
+        """Free the segments of these nodes; one that runs leaves."""
+        for node in nodes:
+            self._lengths.decodings.forget(node)
+            self._ahead.forget(node)
+            state: GeneratorState | None = node.handles.pop(OWNER, None)
+            if state is None:
+                continue
+            if state.row is not None:
+                state.row.let_go()
+                if state.row in self.running:
+                    self.running.remove(state.row)
+            self._residency.free(state.segment)
+        if not self.running:
+            self._rows.close()
+
+    def abort(self) -> None:
+        """Give up everything that runs or waits; whatever went wrong, nothing is held."""
+        self.cancel([*(row.node for row in self.running), *self.waiting, *self._ahead.held])
+        self._rows.release()
+
+    # --- one iteration -----------------------------------------------------------------------
+
+    def iterate(self) -> list[Event]:
+        """Admit what fits, write up to 16 tokens of every row, retire what is complete.
+
+        A step that cannot be decoded whatever else leaves the device is a `StepFailed`.
+
+        Raises:
+            LinkError: if the link has failed.
+        """
+        self._events = []  # what has happened stays known if memory runs out behind it
+        try:
+            self._admit()
+            if self.running:
+                self._make_room_and_run()
+        except CapacityError as error:  # of layers that are streamed: fewer rows have less of them
+            self._begin_again(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._memory.failed(self._tried)
+            self._begin_again(DeviceMemoryError("one beam's step cannot be decoded"))
+        if not self.running:
+            self._rows.close()
+        return self._events
+
+    def _make_room_and_run(self) -> None:
+        if worth_compacting(len(self.running), self._rows.num_rows):
+            self._rows.admit(self.running, ())
+        max_tokens = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
+        max_tokens = min(max_tokens, max(row.forwards_left for row in awaited(self.running)))
+        max_tokens = self._reserve(max_tokens)
+        if self.running:
+            self._progress.doing(
+                f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
+            )
+            before = {row: len(row.tokens) for row in self.running}
+            num_rows, self._tried = self._rows.num_rows, len(self.running)
+            self.last_rows = self._ahead.count(self.running)
+            num_tokens = self._rows.run(self.running, max_tokens, self._enough())
+            self.counts.ran(num_tokens, num_rows)
+            self._progress.wrote(self.counts.drew(before))
+        self._settle()
+
+    def _enough(self) -> int:
+        """Rows that have to stop for the iteration to end early."""
+        running, num_rows = len(awaited(self.running)), self._rows.num_rows
+        if self._queue and not self._full and not self._queue.barriers:
+            return max(1, running // _REFILL_SHARE)
+        if self._fills:
+            return max(1, running // _FILL_SHARE)
+        return until_compacting(running, len(self.running) - running, num_rows)
+
+    def _settle(self) -> None:
+        """Store what is new, and retire rows whose step is complete."""
+        size, residency = self._residency.device.block_tokens, self._residency
+        done = [row for row in self.running if row.done]
+        self.running = [row for row in self.running if not row.done]
+        kept = [row for row in done if row.hidden is not None]
+        stored = {row: row.forwarded // size * size for row in self.running}
+        self._rows.store({**stored, **{row: row.forwarded for row in kept}})
+        for row in kept:
+            residency.trim(row.segment)
+        if self._eager:
+            sure = [row.segment for row in self.running if not row.speculative]
+            residency.write_back(sure, sealed=False)
+            residency.write_back(row.segment for row in kept if not row.speculative)
+        for row in done:
+            row.let_go()
+            if row.error is not None:
+                self._fail(row.node, row.error)
+                continue
+            if row not in kept:  # never extended, so nobody will read its KV
+                residency.clear(row.segment)
+            row.remember_source()
+            row.node.handles[OWNER] = GeneratorState(row.segment, row.hidden)
+            self._lengths.observe(len(row.tokens))
+            self._events.append(row.decoded(self._rows.text(row)))
+        self._full = self._full and not done and bool(self.running)
+
+    # --- who joins ---------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while joining := self._next_rows():
+            try:
+                self._make_way(joining)
+                self._join(joining)
+            except (CapacityError, DeviceMemoryError) as error:
+                if self._try_again(joining, error):
+                    continue
+                break
+            except Unfinished as more:
+                self._events += map(StepAwaited, more.nodes)
+                break
+            self._queue.leave(len(joining))
+            if any(row.done for row in joining):
+                self._settle()
+        self._most_together = None
+        coming = self._queue.batches(max(1, len(self.running))) if self._residency.evicts else []
+        self._room.look_ahead(coming, self.running, prefetch=self.batching.prefetch)
+        if not self._queue:
+            self._fill()
+
+    def _try_again(self, joining: Sequence[Row], error: BeamwrightError) -> bool:
+        """These rows did not fit. False if they have to wait until somebody leaves."""
+        if self._drop_last():
+            return True
+        broken = [node for node in self.waiting if is_broken(node)]
+        if broken:
+            self._queue.remove(broken)
+            for node in broken:
+                self._fail(node, error)
+            return True
+        if self.running:
+            return False
+        if len(joining) > 1:
+            self._most_together = len(joining) // 2
+            return True
+        self._queue.leave()
+        self._fail(joining[0].node, self._room.at_least(error, joining[0]))
+        return True
+
+    def _next_rows(self) -> list[Row]:
+        """The rows that join now: those in front that have slots and fit, one at least if none
+        runs."""
+        running = sum(not row.speculative for row in self.running)
+        if not self._queue or (running and (self._queue.barriers or self._full)):
+            return []
+        free = min(self._limits, default=len(self._queue) + running) - running
+        if self._most_together is not None:
+            free = min(free, self._most_together)
+        group = self._queue.group
+        if not running:
+            self._begin(group)
+        nodes = self._queue.front(free)
+        rows = [self._room.row(node, group) for node in nodes]
+        fits = not rows or self._room.fits(rows)
+        while not fits and self._drop_last():
+            fits = self._room.fits(rows)
+        if not fits:
+            counts = range(1, len(rows) + 1)
+            rows = rows[: bisect_left(counts, 1, key=lambda n: int(not self._room.fits(rows[:n])))]
+            if not rows and not self.running:
+                rows = [self._room.row(nodes[0], group)]
+        return rows
+
+    @property
+    def _limits(self) -> list[int]:
+        """The most rows at a time, as far as anything says so."""
+        return [n for n in (self.batching.slots, self._most_rows) if n is not None]
+
+    def _begin(self, group: int) -> None:
+        """The batch is filled from empty."""
+        if group == self._group:
+            return
+        self._group = group
+        self.counts.groups += 1
+        if not self.batching.reuse and self._queue.many_groups:
+            self._residency.evict_all()
+
+    def _join(self, rows: list[Row]) -> None:
+        residency = self._residency
+        held = residency.acquire(self._room.read_by(rows))
+        try:
+            grown = self._chains.complete(rows, held)
+            residency.needed(map(parts_read, rows))
+            if self._eager and not rows[0].speculative:
+                residency.write_back(grown)
+                residency.write_back(residency.dirty())
+            with suppress(CapacityError):  # block by block then; the last ones may be preempted
+                residency.reserve(self._room.written_by(rows))
+            for row in rows:
+                row.hold()
+            self._tried = len(self.running) + len(rows)
+            before = {row: len(row.tokens) for row in rows}
+            self._rows.admit(self.running, rows)
+            self.counts.slot_tokens += (drawn := self.counts.drew(before))
+            self._progress.wrote(drawn)
+        except BaseException:
+            for row in rows:
+                row.let_go()
+            raise
+        finally:
+            held.keep({})
+        self.running += rows
+        self.counts.admitted += len(rows)
+
+    # --- who is ahead of selection -----------------------------------------------------------
+
+    @property
+    def _fills(self) -> bool:
+        """True if something is, or surely will be, decoded ahead in this round."""
+        return self.speculation != "off" and (self._ahead.active or self.speculation != "auto")
+
+    def _fill(self) -> None:
+        """Give slots that nobody waits for to children of complete steps, where room is free."""
+        limits = [*self._limits, self.batching.slots or self._ahead.most_rows]
+        free = max(0, min(limits) - len(self.running)) if self._fills else 0
+        rows = self._ahead.begin(self._room, self.running, free)
+        self.counts.speculative += len(rows)
+        try:
+            if rows:
+                self._join(rows)
+        except (CapacityError, DeviceMemoryError, Unfinished):
+            for row in rows:
+                self._fail(row.node)
+
+    def _make_way(self, rows: Sequence[Row]) -> None:
+        """What selection has not opened leaves slots and room to these rows."""
+        most = len(rows) if self._queue.barriers else min(self._limits, default=None)
+        ahead = [row for row in self.running if row.speculative]
+        while ahead and most is not None and len(self.running) + len(rows) > most:
+            self.running.remove(ahead[-1])
+            self._preempt(ahead.pop())
+        while self._ahead.last() and not self._room.is_free(rows):
+            self._drop_last()
+
+    def _drop_last(self) -> bool:
+        """Drop what is least worth of what is speculative; False if nothing is."""
+        if (node := self._ahead.last()) is not None:
+            self._fail(node)
+        return node is not None
+
+    # --- who leaves --------------------------------------------------------------------------
+
+    def _reserve(self, max_tokens: int) -> int:
+        """Blocks for the tokens to come: for fewer where they run short, so that rows have time to
+        end, then at the cost of the rows that came last. Returns for how many tokens."""
+        count = max_tokens
+        while self.running:
+            wanted = {
+                row.segment: row.forwarded + min(count, row.forwards_left) for row in self.running
+            }
+            if self._ahead.last() and not self._residency.is_free({}, wanted):
+                self._drop_last()
+                continue
+            try:
+                self._residency.reserve(wanted)
+            except CapacityError as error:
+                if count > _LEAST_TOKENS:
+                    count = max(_LEAST_TOKENS, count // 2)
+                    continue
+                if self._drop_last():
+                    count = max_tokens
+                    continue
+                last, count = self.running.pop(), max_tokens
+                if self.running and self._residency.evicts:
+                    self._preempt(last)
+                else:
+                    self._fail(last.node, self._room.at_least(error, last))
+            else:
+                break
+        return count
+
+    def _preempt(self, row: Row) -> None:
+        """Take a row out in the middle of its step; it goes on where it was."""
+        self._rows.store({row: row.forwarded})
+        self._residency.trim(row.segment)
+        row.remember_source()
+        row.let_go()
+        if row.speculative:
+            self._ahead.put_back(row.node)
+        else:
+            self._queue.put_back(row.node, row.group)
+            self.counts.preempted, self._full = self.counts.preempted + 1, True
+
+    def _begin_again(self, error: BeamwrightError) -> None:
+        """Begin all running steps again, half as many at a time: same tree. error: of one alone."""
+        rows, self.running = self.running, []
+        self._rows.release()
+        for row in rows:
+            if row.speculative:
+                self._fail(row.node)
+        rows = [row for row in rows if not row.speculative]
+        for row in reversed(rows):
+            row.restart()
+            row.let_go()
+            self._residency.clear(row.segment)
+            self._queue.put_back(row.node, row.group)
+        if self._tried > 1:
+            self._most_rows = self._tried // 2
+        elif self._queue:
+            self._fail(self._queue.leave(), error)
+
+    def _fail(self, node: Node, error: BeamwrightError | None = None) -> None:
+        self.release([node])
+        why = None if node.speculative else error
+        self._events.append(StepFailed(node, why) if why is not None else StepDropped(node))

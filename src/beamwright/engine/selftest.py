@@ -1,0 +1,287 @@
+"""Start-up self-test of sameness, layer 1: do a row's bits depend on the batch it is in?
+
+Probed on the machine at hand, because another CPU or another matrix library may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
+from beamwright.engine.row_sampling import RowSampling
+from beamwright.engine.sampling import Sampler, draws_in_kernel
+from beamwright.errors import InputError
+from beamwright.kv import Path, PathPart, Segment
+from beamwright.models import DecodeSession, PrefillRequest, TreeModel
+from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.onednn import prepack
+from beamwright.models.shape import ModelShape
+from beamwright.models.weights import random_weights
+from beamwright.protocols import AttentionBackend
+from beamwright.sections import SamplingSettings
+
+_ROWS, _GPU_ROWS, _INTERPRETED_ROWS = 45, 70, 9
+_STEPS, _PROMPT = 3, 13
+_DECODED = (0, 14, 31, 62)  # tokens that rows have decoded before: their tails get longer
+LEAST_CONTEXT = _PROMPT + 4 + _STEPS  # a prompt, a step of up to four tokens, and those behind it
+_KV_TOKENS = 8192
+_THREADED_ROWS = (8, 64)
+_BATCH_SIZES = (8, 24, 64, 160)  # some libraries change kernels at a hundred rows and more
+
+
+def unlike(
+    decoders: Sequence[Decoder], backends: Sequence[AttentionBackend]
+) -> list[tuple[Decoder, AttentionBackend]]:
+    """The first of each kind of models, all of which one self-test answers for.
+
+    Libraries choose a product's kernel by its sizes, dtype and device, never by what is multiplied:
+    models that agree in these, in the kinds of their products and in attention run the same code.
+    """
+    found: dict[object, tuple[Decoder, AttentionBackend]] = {}
+    for decoder, backend in zip(decoders, backends, strict=True):
+        found.setdefault((*_kind(decoder), type(backend), backend.name), (decoder, backend))
+    return list(found.values())
+
+
+def _kind(decoder: Decoder) -> tuple[object, ...]:
+    weights = decoder.weights
+    parts = [*vars(weights.layers[0]).items(), *vars(weights).items()]
+    products = [
+        (name, type(each), type(each.weight)) for name, each in parts if isinstance(each, Linear)
+    ]
+    fixed = (decoder.dtype, decoder.device, decoder.tile_rows)
+    return (replace(decoder.shape, layers=1), *fixed, tuple(products))
+
+
+@torch.inference_mode()
+def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
+    """True if rows computed in one batch equal, bit for bit, the same rows in smaller batches.
+
+    Runs the decoder's first layer in batches of up to 256 rows, and the layer, attention and LM
+    head as a search does, in batches of some dozen rows; fewer where an interpreter runs kernels.
+    Rows have decoded differently many tokens, and once they join and leave a running batch.
+    On the device and with the attention that it has. False where the device has no memory left to
+    try.
+
+    Raises:
+        InputError: if the context is shorter than the few tokens that this takes.
+    """
+    if decoder.shape.context < LEAST_CONTEXT:
+        raise InputError(
+            f"a context of {decoder.shape.context} tokens is too short to search in: "
+            f"--context must be at least {LEAST_CONTEXT}"
+        )
+    first = _first_layer(decoder)
+    splits = _splits(decoder.device, backend)
+    try:
+        if not _layers_are_exact(first):
+            return False
+        rows = _Rows(first, backend, splits[0][-1].stop)
+        whole = rows.decode([range(rows.num_rows)])
+        *apart, last = splits
+        if not torch.equal(whole, rows.decode(last)):
+            return False
+        return all(
+            torch.equal(rows.decode([batch]), whole[batch.start : batch.stop])
+            for split in apart
+            for batch in split
+        )
+    except torch.OutOfMemoryError:
+        return False
+
+
+def _first_layer(decoder: Decoder) -> Decoder:
+    """The model cut off behind its first layer, LM head included."""
+    shape = replace(decoder.shape, layers=1)
+    weights = replace(decoder.weights, layers=decoder.weights.layers[:1])
+    return Decoder(shape, weights, decoder.tile_rows)
+
+
+def _layers_are_exact(decoder: Decoder) -> bool:
+    """Everything but attention and the LM head, in batches of every size."""
+    rows = sum(_BATCH_SIZES)
+    whole, parts = (_on_their_own(decoder, rows, sizes) for sizes in ([rows], _BATCH_SIZES))
+    return torch.equal(whole, parts)
+
+
+def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> torch.Tensor:
+    """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
+    tokens = drawn.to(decoder.device).split(list(batches))
+    places = (torch.arange(num_rows) % decoder.shape.context).to(decoder.device)
+    both = zip(tokens, places.split(list(batches)), strict=True)
+    return torch.cat([decoder.hidden(*each, _OwnTokenOnly()) for each in both])
+
+
+@torch.inference_mode()
+def sample_bits(decoder: Decoder) -> bytes:
+    """What the model computes of fixed tokens: other instructions or libraries, other bits."""
+    states = _on_their_own(decoder, sum(_THREADED_ROWS), _THREADED_ROWS)
+    return states.float().cpu().numpy().tobytes()
+
+
+@torch.inference_mode()
+def threads_agree(decoder: Decoder, backend: AttentionBackend, most: int) -> bool:
+    """True if one thread of a CPU and `most` compute the same bits, as far as the LM head."""
+    before, first = torch.get_num_threads(), _first_layer(decoder)
+    found = []
+    try:
+        for count in (1, most):
+            torch.set_num_threads(count)
+            hidden = _on_their_own(first, sum(_THREADED_ROWS), _THREADED_ROWS)
+            rows = _Rows(first, backend, _THREADED_ROWS[0])
+            found.append((hidden, rows.decode([range(rows.num_rows)])))
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.set_num_threads(before)
+    return all(map(torch.equal, *found))
+
+
+class _OwnTokenOnly:
+    """An `AttentionView` in which a token sees nothing but itself."""
+
+    def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
+        value = key_value[:, 1]
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]]:
+    """Ways to part a batch. Batches are padded to 8 rows, so the whole is larger than that."""
+    if device.type != "cpu":  # libraries choose kernels by size, up to that of a tile and beyond
+        return [
+            [range(1), range(1, 9), range(9, 30), range(30, _GPU_ROWS)],
+            [range(35), range(35, _GPU_ROWS)],
+        ]
+    if backend.name in KERNEL_BACKENDS:
+        return [[range(3), range(3, _INTERPRETED_ROWS)]]
+    return [
+        [range(1), range(1, 9), range(9, _ROWS)],
+        [range(3), range(3, 11), range(11, 29), range(29, _ROWS)],
+    ]
+
+
+class _Rows:
+    """Rows that decode the same few tokens whoever is beside them, behind paths of their own."""
+
+    def __init__(self, decoder: Decoder, backend: AttentionBackend, num_rows: int) -> None:
+        self._decoder, self._backend, self.num_rows = decoder, backend, num_rows
+        generator = torch.Generator().manual_seed(0)
+        vocab = decoder.shape.vocab
+
+        def draw(count: int) -> list[int]:
+            drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
+            return drawn
+
+        most = decoder.shape.context - LEAST_CONTEXT
+        self._prompt = draw(_PROMPT)
+        self._steps = [draw(1 + row % 4) for row in range(num_rows)]
+        self._decoded = [draw(min(most, _DECODED[row % len(_DECODED)])) for row in range(num_rows)]
+        pairs = zip(self._steps, self._decoded, strict=True)
+        starts = [_PROMPT + len(step) + len(decoded) for step, decoded in pairs]
+        self._starts = torch.tensor(starts, device=decoder.device)
+        self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=decoder.device)
+        keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
+        self._keys = keys.to(decoder.device, torch.int32)
+        fused = draws_in_kernel(decoder.device, backend.name)
+        self._sampler = Sampler(vocab, decoder.device, tile_rows=decoder.tile_rows, fused=fused)
+
+    def decode(self, batches: Sequence[range]) -> torch.Tensor:
+        """Noisy logits [rows, steps] of these rows in their order, in one running batch.
+
+        Each of the batches joins a token after the one before it, and leaves when it is through.
+        """
+        token_bytes = self._decoder.shape.kv_bytes_per_token(self._decoder.dtype.itemsize)
+        model = TreeModel(self._decoder, self._backend, _KV_TOKENS * token_bytes)
+        root = model.store.create()
+        model.prefill([PrefillRequest((), root, self._prompt, 0)])
+        prompt = (PathPart(root, _PROMPT),)
+        found = torch.zeros(self.num_rows, _STEPS, device=self._decoder.device)
+        session, present = DecodeSession(model.decoder, model.store, model.backend), list[int]()
+        num_drawn = dict.fromkeys(range(self.num_rows), 0)
+        waiting = list(batches)
+        while True:
+            staying = [place for place, row in enumerate(present) if num_drawn[row] < _STEPS]
+            joining = list(waiting.pop(0)) if waiting else []
+            if not staying and not joining:
+                break
+            if joining or len(staying) < len(present):
+                session.arrange(staying, *self._begin(model, prompt, joining))
+                present = [*(present[place] for place in staying), *joining]
+            steps = [num_drawn[row] for row in present]
+            found[present, steps] = self._draw(session, present, steps)
+            num_drawn.update({row: num_drawn[row] + 1 for row in present})
+        session.close()
+        return found[[row for batch in batches for row in batch]]
+
+    def _begin(
+        self, model: TreeModel, prompt: Path, rows: Sequence[int]
+    ) -> tuple[list[Path], list[Segment]]:
+        """Paths of these rows, and segments with the tokens that they have decoded before."""
+        if not rows:
+            return [], []
+        parents = [model.store.create() for _ in rows]
+        steps = [self._steps[row] for row in rows]
+        model.prefill(
+            [PrefillRequest(prompt, p, s, _PROMPT) for p, s in zip(parents, steps, strict=True)]
+        )
+        paths: list[Path] = [(*prompt, PathPart(p, p.length)) for p in parents]
+        segments = [model.store.create() for _ in rows]
+        decoded = [
+            PrefillRequest(path, segment, self._decoded[row], _PROMPT + len(self._steps[row]))
+            for path, segment, row in zip(paths, segments, rows, strict=True)
+            if self._decoded[row]
+        ]
+        if decoded:
+            model.prefill(decoded)
+        return paths, segments
+
+    def _draw(self, session: DecodeSession, rows: list[int], steps: list[int]) -> torch.Tensor:
+        """What the next token of each row leads to [rows]."""
+        spare = session.num_rows - len(rows)
+        index, at = (
+            torch.tensor([*each, *each[:1] * spare], device=self._decoder.device)
+            for each in (rows, steps)
+        )
+        positions = self._starts[index] + at
+        states = session.forward(self._tokens[index, at], positions)
+        if not self._decoder.shape.has_lm_head:  # whole numbers add up alike in any order
+            return states.float().view(torch.int32).sum(-1).float()[: len(rows)]
+        logits = self._decoder.logits(states)
+        how = RowSampling.of([SamplingSettings()] * session.num_rows, logits.device)
+        _, logprobs = self._sampler.sample(logits, self._keys[index], positions, how)
+        return (logprobs.float() + logits[:, 0].float())[: len(rows)]
+
+
+def run_selftest() -> dict[str, bool]:
+    """The self-test of every backend on a small random shape (`beamwright doctor`).
+
+    Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
+    """
+    text = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
+    shape = shape_from_text(text)
+    decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    found = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    return {**found, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
+
+
+def _on_gpu(shape: ModelShape) -> dict[str, bool]:
+    """The same on the first CUDA device, in the dtype that it computes in by default."""
+    device = torch.device("cuda")
+    weights = random_weights(shape, torch.bfloat16, "cuda", 0)
+    names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
+    found = {}
+    for name in names or BACKENDS:
+        backend = make_attention(name, device, torch.bfloat16)
+        for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
+            decoder = Decoder(shape, weights, tile_rows)
+            found[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
+    return found

@@ -1,0 +1,4 @@
+"""What fits and how fast, from sizes alone: machines' profiles, bytes and seconds of schedules.
+
+Only `probe`, which measures this machine, knows torch.
+"""

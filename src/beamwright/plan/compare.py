@@ -1,0 +1,137 @@
+"""Every schedule beside the others, before anything is loaded: which fit, and which is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from beamwright.plan.estimate import Estimate, ScheduleName
+from beamwright.plan.growth import Workload
+from beamwright.plan.model import Hardware, ModelCosts
+from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.sampling import SampledSearches, Spread, expected_search, sampled_searches
+from beamwright.plan.schedules import ScheduleRun
+from beamwright.plan.scoring import Scorer, in_verifier_tokens
+
+
+def estimate(
+    workload: Workload,
+    model: ModelCosts,
+    hardware: Hardware,
+    kv_budget_bytes: int,
+    scorer: Scorer | None = None,
+) -> Mapping[str, Estimate]:
+    """Every schedule with every layout, as "SCHEDULE/LAYOUT"."""
+    roofline, searches = Roofline(model, hardware), sampled_searches(workload)
+    runs = [
+        ScheduleRun(workload, roofline, kv_budget_bytes, layout, searches, scorer)
+        for layout in (Layout.DENSE, Layout.TREE)
+    ]
+    return {
+        f"{name}/{run.layout}": method(run)
+        for name, method in (
+            ("in-gpu", ScheduleRun.in_gpu),
+            ("layerwise", ScheduleRun.layerwise),
+            ("locality", ScheduleRun.locality),
+        )
+        for run in runs
+    }
+
+
+def choose_schedule(
+    workload: Workload,
+    model: ModelCosts,
+    hardware: Hardware,
+    kv_budget_bytes: int,
+    layout: Layout = Layout.TREE,
+) -> ScheduleName:
+    """In-GPU if the expected tree fits, else the faster of the other two.
+
+    If neither can run, "locality": it needs the least, and reports what is missing when it runs.
+    """
+    roofline, expected = Roofline(model, hardware), expected_search(workload)
+    run = ScheduleRun(workload, roofline, kv_budget_bytes, layout, expected)
+    if run.in_gpu().fits:
+        return "in-gpu"
+    layerwise_s, locality_s = run.layerwise().time_s, run.locality().time_s
+    if layerwise_s is None or (locality_s is not None and locality_s <= layerwise_s):
+        return "locality"
+    return "layerwise"
+
+
+@dataclass(frozen=True)
+class ResidentNeed:
+    """KV bytes where everything is on the device and shared. verifier: None without one."""
+
+    generator: Spread
+    verifier: Spread | None = None
+
+    @classmethod
+    def of(
+        cls,
+        searches: SampledSearches,
+        workload: Workload,
+        model: ModelCosts,
+        verifier: ModelCosts | None,
+    ) -> ResidentNeed:
+        """The need of these searches."""
+
+        def need(costs: ModelCosts, seen: Workload) -> Spread:
+            return searches.held_tokens(seen, copies=False).scaled(costs.kv_bytes_per_token)
+
+        generator = need(model, workload)
+        if verifier is None:
+            return cls(generator)
+        return cls(generator, need(verifier, in_verifier_tokens(workload)))
+
+
+def resident_need(
+    workload: Workload, model: ModelCosts, verifier: ModelCosts | None = None
+) -> ResidentNeed:
+    """What single searches need so that nothing has to leave the device."""
+    return ResidentNeed.of(sampled_searches(workload), workload, model, verifier)
+
+
+def max_beams_in_gpu(
+    workload: Workload, model: ModelCosts, kv_budget_bytes: int, scorer: Scorer | None = None
+) -> int:
+    """Most beams, a multiple of width, of which nearly every search fits to the end, KV shared.
+
+    0 if not even one family does. The workload's own number of beams is ignored.
+    """
+    verifier = None if scorer is None else scorer.model
+
+    def wider(num_families: int) -> Workload:
+        return replace(workload, num_beams=num_families * workload.width)
+
+    def load(num_families: int) -> float:
+        """The expected need over the budgets, the fuller of the two."""
+        wide = wider(num_families)
+        need = ResidentNeed.of(expected_search(wide), wide, model, verifier)
+        found = need.generator.mean / kv_budget_bytes
+        if scorer is not None and need.verifier is not None:
+            found = max(found, need.verifier.mean / scorer.kv_budget_bytes)
+        return found
+
+    # Searches with more beams differ less from each other: one of moderate size stands for them.
+    families = _largest(lambda number: load(number) <= 1)
+    typical = wider(max(1, min(families, _SAMPLED_BEAMS // workload.width)))
+    held = sampled_searches(typical).held_tokens(typical, copies=False)
+    families = _largest(lambda number: load(number) * held.worst / held.mean <= 1)
+    return families * workload.width
+
+
+_SAMPLED_BEAMS = 256
+
+
+def _largest(holds: Callable[[int], bool]) -> int:
+    """The last number from 1 on of which something holds that stops to hold; 0 if of none."""
+    if not holds(1):
+        return 0
+    low, high = 1, 2
+    while holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

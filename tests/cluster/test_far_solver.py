@@ -1,0 +1,233 @@
+"""Engines elsewhere as one: the trees of one process, deaths survived, errors and ends as there."""
+
+import threading
+import time
+
+import pytest
+
+import engines
+from beamwright import Settings
+from beamwright.cluster import far_solver
+from beamwright.cluster.far_solver import MOST_DEATHS, FarSolver
+from beamwright.errors import BeamwrightError, Cancelled, InputError, ProblemTooLongError
+from beamwright.tree.hashing import tree_hash
+from far import FakeServing
+
+PROBLEM = "Ann has 12 apples. She eats 3."
+OPTIONS = {"search": "beam", "n": 8, "width": 4, "max_rounds": 6}
+
+
+@pytest.fixture
+def make(generator_folder):
+    """A FarSolver over a fake; both."""
+    made = []
+
+    def make(number=2, hears_of_cancels=True, **options):
+        given = engines.tiny_options(generator_folder, **{**OPTIONS, **options})
+        settings = Settings.build(**given)
+        serving = FakeServing(settings, number, hears_of_cancels)
+        made.append(FarSolver(settings, serving))
+        return made[-1], serving
+
+    yield make
+    for far in made:
+        far.close()
+
+
+@pytest.fixture
+def alone(generator_folder):
+    with engines.tiny_solver(generator_folder, **OPTIONS) as solver:
+        yield solver
+
+
+class Stop:
+    """A listener in whose round the search stays here, while its replica goes on."""
+
+    def __init__(self, at=1):
+        self.at, self.rounds = at, []
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, report):
+        self.rounds.append(report.round)
+        if report.round == self.at:
+            self.reached.set()
+            assert self.opened.wait(30)
+
+
+def test_its_trees_are_those_of_one_process(make, alone):
+    far, serving = make()
+    handles = [far.submit(PROBLEM, seed=seed) for seed in range(6)]
+    for seed, handle in enumerate(handles):
+        found, expected = handle.result(60), alone.solve(PROBLEM, seed=seed)
+        assert found.tree_hash == tree_hash(found.tree) == expected.tree_hash
+        assert [c.text for c in found.candidates] == [c.text for c in expected.candidates]
+    assert {replica for replica, _ in serving.sent} == {"a", "b"}
+    assert far.exact == alone.exact
+    asked = far.settings  # the front keeps what was asked, and each engine settles it for itself
+    shared = ("search", "sampling", "step", "stop")
+    assert [getattr(asked, s) for s in shared] == [getattr(alone.settings, s) for s in shared]
+    assert far.prompt_tokens(PROBLEM) == alone.prompt_tokens(PROBLEM)
+
+
+def test_who_has_more_tokens_gets_the_next_one_later(make):
+    far, serving = make()
+    stop = Stop()
+    large = far.submit(PROBLEM, n=32, on_round=stop, seed=1)
+    assert stop.reached.wait(30)
+    small = [far.submit(PROBLEM, n=4, seed=seed) for seed in range(3)]
+    deadline = time.monotonic() + 20
+    while len(serving.sent) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.opened.set()
+    assert [replica for replica, _ in serving.sent] == ["a", "b", "b", "b"]
+    assert all(each.result(60).tree_hash for each in (large, *small))
+
+
+def test_a_search_whose_replica_dies_goes_on_elsewhere_and_tells_no_round_twice(make, alone):
+    far, serving = make()
+    stop = Stop(at=2)
+    handle = far.submit(PROBLEM, seed=3, on_round=stop)
+    other = far.submit(PROBLEM, seed=4)
+    assert stop.reached.wait(30)
+    replica = serving.sent[0][0]
+    serving.kill(replica, far._loop)
+    stop.opened.set()
+    expected = alone.solve(PROBLEM, seed=3)
+    assert handle.result(60).tree_hash == expected.tree_hash
+    assert stop.rounds == list(range(1, expected.rounds + 1))
+    assert other.result(60).tree_hash == alone.solve(PROBLEM, seed=4).tree_hash
+    assert [state.name for state in far.replicas()] == [{"a": "b", "b": "a"}[replica]]
+    assert (far.deaths, far.restarts >= 1) == (1, True)
+    assert far.usage().row_tokens > 0
+    assert far.ledger.loads() == {}
+
+
+def test_a_search_that_kills_its_replicas_ends(make):
+    far, serving = make(number=MOST_DEATHS + 1)
+    serving.deadly.append(PROBLEM)
+    with pytest.raises(BeamwrightError, match="3 replicas died while they had this search"):
+        far.solve(PROBLEM)
+    assert len(serving.searchers) == 1
+    assert far.solve("1+1", seed=3).tree_hash
+
+
+def test_without_a_replica_it_waits_for_one_and_no_longer_than_its_time(make, monkeypatch):
+    monkeypatch.setattr(far_solver, "_PLACE_S", 0.05)
+    far, serving = make(number=1)
+    serving.kill("a", far._loop)
+    with pytest.raises(BeamwrightError, match="no replica could take"):
+        far.solve(PROBLEM, deadline=0.05)
+    waiting = far.submit(PROBLEM, seed=1)
+    serving.add("b")
+    assert waiting.result(60).tree_hash
+
+
+def test_what_is_cancelled_ends_with_the_best_until_then(make):
+    far, _ = make()
+    stop = Stop()
+    handle = far.submit(PROBLEM, on_round=stop, seed=1)
+    assert stop.reached.wait(30)
+    handle.cancel()
+    stop.opened.set()
+    with pytest.raises(Cancelled) as caught:
+        handle.result(30)
+    assert caught.value.partial.tree.root.token_ids
+    assert all(kv.device_bytes == 0 for kv in far.usage().kv.values())
+
+
+def test_a_replica_that_does_not_hear_of_it_keeps_nobody(make, monkeypatch):
+    monkeypatch.setattr(far_solver, "_CANCEL_S", 0.1)
+    far, _ = make(hears_of_cancels=False)
+    stop = Stop()
+    handle = far.submit(PROBLEM, on_round=stop, seed=1)
+    assert stop.reached.wait(30)
+    handle.cancel()
+    with pytest.raises(Cancelled):
+        handle.result(30)
+    stop.opened.set()
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.002, 0.02])
+def test_nobody_waits_for_what_was_cancelled_at_once(make, wait_s):
+    far, _ = make()
+    handles = [far.submit(PROBLEM, seed=seed) for seed in range(8)]
+    time.sleep(wait_s)
+    for handle in handles:
+        handle.cancel()
+    for handle in handles:
+        with pytest.raises(Cancelled):
+            handle.result(30)
+    assert far.ledger.loads() == {}
+    assert far.solve(PROBLEM, seed=1).tree_hash
+
+
+def test_errors_are_those_of_one_process(make, alone):
+    far, _ = make()
+    for options in ({"model": "x"}, {"n": -1}, {"search": "none such"}, {"priority": "high"}):
+        with pytest.raises(InputError) as there:
+            alone.submit(PROBLEM, **options)
+        with pytest.raises(InputError, match=r".") as here:
+            far.submit(PROBLEM, **options)
+        assert str(here.value) == str(there.value)
+    for solver in (far, alone):
+        with pytest.raises(ProblemTooLongError):
+            solver.solve("word " * 500)
+    with pytest.raises(InputError, match="is one text"):
+        far.submit(3)
+
+
+def test_what_a_callback_raises_ends_its_own_search(make):
+    far, _ = make()
+    handle = far.submit(PROBLEM, on_round=lambda report: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        handle.result(30)
+    assert far.solve(PROBLEM, seed=1).tree_hash
+
+
+def test_a_callback_cannot_wait_for_its_own_solver(make):
+    far, _ = make()
+    handle = far.submit(PROBLEM, on_round=lambda report: far.solve(PROBLEM))
+    with pytest.raises(InputError, match="cannot wait"):
+        handle.result(30)
+
+
+def test_a_bug_in_a_replica_is_no_error_of_ours(make, monkeypatch):
+    far, serving = make(number=1)
+    monkeypatch.setattr("beamwright.solver.flights.Flights._note", lambda *args: 1 // 0)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            far.solve(PROBLEM)
+    health = serving.searchers["a"].check_health()
+    with pytest.raises(RuntimeError, match="3 searches in a row"):
+        health.send(None)
+
+
+def test_who_closes_it_leaves_nobody_waiting(make):
+    far, _ = make()
+    stop = Stop()
+    handle = far.submit(PROBLEM, on_round=stop)
+    assert stop.reached.wait(30)
+    stop.opened.set()
+    far.close()
+    assert handle.done()
+    far.close()
+
+
+def test_a_server_says_who_is_there(make):
+    pytest.importorskip("fastapi")
+    from served import Served, until
+
+    far, serving = make()
+    with Served(far) as server:
+        assert server.chat(PROBLEM, seed=1).status_code == 200
+        found = server.http.get("/health").json()
+        assert (found["status"], [each["name"] for each in found["replicas"]]) == ("ok", ["a", "b"])
+        for name in "ab":
+            serving.kill(name, far._loop)
+        until(lambda: not far.replicas())
+        assert server.http.get("/ready").json() == {"status": "no replica", "searches": 0}
+        assert server.http.get("/health").json()["status"] == "degraded"
+        metrics = server.http.get("/metrics").text
+        assert "beamwright_replica_deaths_total 2.0" in metrics
+        assert "beamwright_replicas 0.0" in metrics
+        assert "beamwright_kv_budget_bytes" in metrics, "of nobody"

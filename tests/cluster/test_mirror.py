@@ -1,0 +1,89 @@
+"""A mirror of a tree is that tree, round by round, and again when it begins anew."""
+
+import pickle
+
+import pytest
+
+from beamwright import Solver
+from beamwright.cluster.mirror import Changes, Mirror
+from beamwright.serve.final import final_text
+from beamwright.serve.places import kv_place
+from beamwright.serve.shown import PageTree
+from beamwright.tree.hashing import tree_hash
+
+PROBLEM = "Ann has 12 apples. She eats 3. How many are left?"
+FACTS = (
+    "lineage", "start", "state", "token_ids", "logprobs", "stats", "top", "text", "stop",
+    "step_score", "score", "usage", "notes", "problem_text", "greedy", "round", "turn",
+    "speculative", "depth", "end",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def solver():
+    with Solver(model="bundled", n=8, width=4, max_rounds=5, top_logprobs=2) as solver:
+        yield solver
+
+
+def facts(tree):
+    """All there is of every node, KV left out."""
+    return [{name: getattr(node, name) for name in FACTS} for node in tree.nodes()]
+
+
+def same(report, other):
+    names = ("candidates", "survivors", "pruned", "finished")
+    for name in names:
+        pairs = zip(getattr(report, name), getattr(other, name), strict=True)
+        assert all(one.lineage == two.lineage for one, two in pairs)
+    assert (report.round, report.elapsed_s) == (other.round, other.elapsed_s)
+
+
+@pytest.mark.parametrize("search", ["beam", "dvts", "mcts", "lookahead", "revise", "best-of-n"])
+def test_every_round_is_the_tree_s_and_the_page_shows_the_same(solver, search):
+    changes, mirror, there, here = Changes(), Mirror(), PageTree(kv_place), PageTree(kv_place)
+
+    def hear(report):
+        sent = pickle.loads(pickle.dumps(changes.of_round(report)))
+        mirror.hear(sent.tree)
+        same(report, mirror.report(sent))
+        assert facts(report.tree) == facts(mirror.tree)
+        assert final_text(report.tree) == final_text(mirror.tree)
+        assert there.changes(report.tree) == here.changes(mirror.tree)
+
+    solution = solver.solve(PROBLEM, on_round=hear, search=search, seed=2)
+    mirror.hear(pickle.loads(pickle.dumps(changes.of_end(solution.tree))))
+    assert facts(solution.tree) == facts(mirror.tree)
+    assert tree_hash(mirror.tree) == solution.tree_hash
+    assert there.over(solution.tree) == here.over(mirror.tree)
+    finished = [node.lineage for node in solution.tree.finished()]
+    assert [node.lineage for node in mirror.tree.finished()] == finished
+    assert mirror.tree.rounds == solution.rounds
+    node = mirror.tree.node(solution.lineage)
+    assert node.text == solution.text
+
+
+def test_what_begins_again_tells_nothing_twice(solver):
+    mirror, shown, steps = Mirror(), PageTree(), []
+
+    def heard(changes, report):
+        mirror.hear(changes.of_round(report).tree)
+
+    def first(report):
+        heard(begun, report)
+        if report.round == 3:
+            steps.extend(shown.changes(mirror.tree))
+            raise InterruptedError
+
+    def second(report):
+        heard(again, report)
+        if report.round == 3:
+            assert shown.changes(mirror.tree) == []
+
+    begun, again = Changes(), Changes()
+    with pytest.raises(InterruptedError):
+        solver.solve(PROBLEM, on_round=first, seed=2)
+    assert steps
+    solution = solver.solve(PROBLEM, on_round=second, seed=2)
+    mirror.hear(again.of_end(solution.tree))
+    assert tree_hash(mirror.tree) == solution.tree_hash
+    assert shown.over(solution.tree) != []

@@ -1,0 +1,88 @@
+"""`Solver.solve_many(ray=...)`: whole solutions from engines elsewhere, as they are here."""
+
+import pytest
+
+from beamwright import Solver
+from beamwright.errors import InputError
+from clusters import local_ray
+
+pytest.importorskip("ray")
+
+from beamwright.cluster import OnRay
+from beamwright.search.beam import BeamSearch
+
+OPTIONS = {"n": 8, "width": 4, "max_rounds": 6}
+PROBLEMS = [(f"p{i}", f"Ann has {i + 3} apples. Ann eats {i}. How many?") for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with local_ray(cpus=2):
+        yield
+
+
+@pytest.fixture(scope="module")
+def solver():
+    with Solver(model="bundled", **OPTIONS) as solver:
+        yield solver
+
+
+@pytest.mark.filterwarnings("default")
+def test_solve_many_on_ray_gives_what_it_gives_here(cluster, solver):
+    """Whole solutions in the order of the problems, options of single ones included."""
+    problems = [*PROBLEMS, ("mine", PROBLEMS[0][1], {"n": 4, "seed": 3})]
+    here = solver.solve_many(problems)
+    far = solver.solve_many(problems, ray=OnRay(replicas=2))
+    assert [each.tree_hash for each in far] == [each.tree_hash for each in here]
+    for found, expected in zip(far, here, strict=True):
+        assert found.candidates == expected.candidates
+        assert found.settings == expected.settings
+        steps = [(n.lineage, n.text, n.score, n.state) for n in found.tree.nodes()]
+        assert steps == [(n.lineage, n.text, n.score, n.state) for n in expected.tree.nodes()]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_problem_that_fails_far_away_fails_alone(cluster, solver):
+    problems = [("long", "word " * 5000), PROBLEMS[0]]
+    found = dict(solver.solve_many(problems, in_flight="auto", ray=OnRay(replicas=1)))
+    assert isinstance(found["long"], InputError)
+    assert found["p0"].candidates
+
+
+@pytest.mark.parametrize(
+    ("problems", "options", "said"),
+    [
+        ([("a", "x"), ("a", "y")], {}, "an id of its own"),
+        (["x"], {"on_round": print}, "rounds"),
+        (["x"], {"stop": lambda tree: None}, "from a plugin"),
+        (["x"], {"strategy": BeamSearch()}, "from a plugin"),
+        (["x"], {"n": -1}, "n"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(solver, problems, options, said):
+    with pytest.raises(InputError, match=said):
+        solver.solve_many(problems, ray=OnRay(replicas=1), **options)
+
+
+@pytest.mark.filterwarnings("default")
+def test_trees_of_an_evaluation_are_pages_here(cluster, tmp_path, monkeypatch):
+    from contextlib import ExitStack
+
+    from beamwright import Settings
+    from beamwright.cli.eval_ray import solving_far
+    from beamwright.cli.views import TreePages
+    from beamwright.cluster.cluster import Cluster
+    from beamwright.evaluate import load_problems
+
+    problems = load_problems("bundled:test", 2).problems
+    pages = TreePages(tmp_path / "trees", problems[:1])
+    settings = Settings.build(model="bundled", **OPTIONS)
+    with ExitStack() as stack:
+        solve_many = solving_far(settings, Cluster(None, 1), pages, stack)
+        pairs = [(each.unique_id, each.problem) for each in problems]
+        found = dict(solve_many(pairs, in_flight="auto"))
+    assert len(found) == 2
+    assert pages.failure is None
+    (page,) = (tmp_path / "trees").iterdir()
+    assert found[problems[0].unique_id].tree_hash[:8]
+    assert "<html" in page.read_text()

@@ -1,0 +1,133 @@
+"""A server over Ray Serve's replicas: whatever dies, everybody gets the answer of one process.
+
+All tests of the server run over replicas, too: `python -m pytest tests/serve --replicas 2`.
+"""
+
+import os
+import signal
+import threading
+
+import pytest
+
+import engines
+from beamwright import Settings
+from beamwright.cluster.cluster import Cluster
+from beamwright.errors import InputError
+from clusters import kept_replicas
+from served import ASKED, PATIENCE, Served, held, text_of, until
+
+pytest.importorskip("ray.serve")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray has its own
+OPTIONS = {"search": "beam", "n": 8, "width": 4, "max_rounds": 4, "max_step_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def keep():
+    with kept_replicas(2) as keep:
+        yield keep
+
+
+@pytest.fixture(scope="module")
+def far(keep, generator_folder):
+    settings = Settings.build(**engines.tiny_options(generator_folder, **OPTIONS))
+    with keep(settings) as far:
+        yield far
+
+
+@pytest.fixture
+def server(far):
+    with Served(far) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def alone(generator_folder):
+    """What one process says."""
+    with engines.tiny_solver(generator_folder, **OPTIONS) as solver, Served(solver) as server:
+        yield server
+
+
+def content(response):
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def beside(asks):
+    """All at a time; what they return, in order."""
+    found = [None] * len(asks)
+
+    def run(place, ask):
+        found[place] = ask()
+
+    threads = [threading.Thread(target=run, args=each) for each in enumerate(asks)]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+def test_who_is_killed_loses_nothing_and_is_replaced(server, far, alone):
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    deaths = far.deaths
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        asks = [lambda seed=seed: server.chat(seed=seed) for seed in range(6)]
+        asks += [lambda seed=seed: text_of(server.stream(seed=seed)) for seed in range(6)]
+        threads, found = beside(asks)
+        until(lambda: gate.reached and len(server.desk.jobs) == 12)
+        until(lambda: sum(each.searches for each in far.replicas()) == 12)
+        victim = far.replicas()[0]
+        assert victim.searches > 0
+        os.kill(victim.process, signal.SIGKILL)
+    for thread in threads:
+        thread.join(PATIENCE)
+    expected = [content(alone.chat(seed=seed)) for seed in range(6)]
+    assert [content(response) for response in found[:6]] == expected
+    assert found[6:] == expected
+    until(lambda: far.deaths == deaths + 1, PATIENCE)
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    health = server.http.get("/health").json()
+    assert (health["status"], health["replicas_wanted"], len(health["replicas"])) == ("ok", 2, 2)
+    assert victim.name not in {each["name"] for each in health["replicas"]}
+    metrics = server.http.get("/metrics").text
+    assert f"beamwright_replica_deaths_total {far.deaths}.0" in metrics
+    assert 'beamwright_replica_queued_tokens{replica="' in metrics
+
+
+def test_with_nobody_there_searches_wait_until_somebody_is(server, far, alone):
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    deaths = far.deaths
+    for replica in far.replicas():
+        os.kill(replica.process, signal.SIGKILL)
+    threads, found = beside([lambda: server.chat(seed=1), lambda: server.chat(seed=2)])
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [content(each) for each in found] == [content(alone.chat(seed=s)) for s in (1, 2)]
+    until(lambda: far.deaths == deaths + 2 and len(far.replicas()) == 2, PATIENCE)
+    assert server.http.get("/ready").status_code == 200
+
+
+def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
+    with held() as gate:
+        server.desk.listeners.append(gate)
+        jobs = []
+        threads, _ = beside([lambda seed=seed: server.chat(seed=seed) for seed in range(8)])
+        until(lambda: len(server.desk.jobs) == 8 and gate.reached)
+        jobs = list(server.desk.jobs.values())
+        for job in jobs:
+            job.cancel()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert {job.state for job in jobs} == {"cancelled"}
+    until(lambda: all(kv.device_bytes == 0 for kv in far.usage().kv.values()))
+    assert far.ledger.loads() == {}
+
+
+def test_what_cannot_be_placed_or_loaded_is_said(far, generator_folder):
+    from beamwright.cluster.far_solver import FarSolver
+
+    settings = Settings.build(**engines.tiny_options(generator_folder, **OPTIONS))
+    with pytest.raises(InputError, match="--replicas 900: the cluster has"):
+        FarSolver.on(Cluster(None, 900), settings)
+    bad = settings.changed(verifier="prm:none-such")
+    with pytest.raises(InputError, match="none-such"):
+        FarSolver.on(Cluster(None, 1), bad)
+    assert far.solve(ASKED, seed=1).tree_hash

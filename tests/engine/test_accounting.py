@@ -1,0 +1,54 @@
+import threading
+
+from beamwright.engine.accounting import Accounting
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_what_two_phases_share_is_counted_once():
+    clock = Clock()
+    accounting = Accounting(clock)
+    decode, verify = accounting.phase("decode"), accounting.phase("verify")
+    for now, change in ((1, decode.__enter__), (4, verify.__enter__)):
+        clock.now = float(now)
+        change()
+    clock.now = 6.0
+    assert accounting.since({"decode": 1.0}, 0).seconds == {"decode": 2.0, "both": 2.0, "verify": 0}
+    decode.__exit__(None, None, None)
+    clock.now = 13.0
+    verify.__exit__(None, None, None)
+    clock.now = 20.0
+    assert accounting.since({}, 0).seconds == {"decode": 3.0, "both": 2.0, "verify": 7.0}
+
+
+def test_a_wait_for_the_link_is_no_stall_where_the_other_phase_goes_on():
+    clock, waited = Clock(), [5.0]
+    accounting = Accounting(clock)
+    verify = accounting.phase("verify")
+    with accounting.phase("decode", lambda: waited[0]):
+        clock.now = 1.0
+        verify.__enter__()
+        clock.now, waited[0] = 10.0, 9.0
+    verify.__exit__(None, None, None)
+    with accounting.phase("decode", lambda: waited[0]):
+        clock.now, waited[0] = 13.0, 11.0
+    assert accounting.seconds == {"decode": 1.0, "stall": 3.0, "both": 9.0, "verify": 0.0}
+
+
+def test_what_a_thread_does_that_was_left_does_not_count():
+    clock = Clock()
+    accounting = Accounting(clock)
+    verify = accounting.phase("verify", lambda: clock.now)
+    verify.__enter__()
+    clock.now = 2.0
+    accounting.leave(threading.get_ident())
+    with accounting.phase("verify"):
+        clock.now = 5.0
+        verify.__exit__(None, None, None)
+        clock.now = 7.0
+    assert accounting.seconds == {"verify": 7.0}

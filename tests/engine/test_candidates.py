@@ -1,0 +1,146 @@
+"""Rows of a large vocabulary, drawn from the tokens that can win, against whole rows."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from beamwright.engine import candidates, sampling
+from beamwright.engine.candidates import LEAST_NOISE, MOST_NOISE, NOISE_BITS, hash_words
+from beamwright.engine.row_sampling import RowSampling
+from beamwright.engine.sampling import Sampler, gumbel_noise, lineage_key, spread_tokens, stack_keys
+from beamwright.sections import SamplingSettings
+
+CPU = torch.device("cpu")
+VOCAB, ROWS = 20_000, 6
+FILTERS = [
+    {},
+    {"top_k": 1},
+    {"top_k": 40},
+    {"top_k": 5_000},
+    {"top_p": 0.9},
+    {"top_p": 1e-6},
+    {"min_p": 0.05},
+    {"min_p": 0.999},
+    {"top_k": 20, "top_p": 0.95, "min_p": 0.01},
+    {"top_k": 5_000, "top_p": 0.5},
+    {"top_p": 0.99, "min_p": 1e-4},
+]
+
+
+LOGITS = {
+    "flat": lambda drawn, ids: drawn,
+    "of a trained model": lambda drawn, ids: (3 * drawn).scatter(1, ids, 20 + drawn[:, :30]),
+    "with ties": lambda drawn, ids: (2 * drawn).scatter(1, ids, 9.0).bfloat16(),
+    "one certain": lambda drawn, ids: drawn.scatter(1, ids[:, :1], 500.0),
+    "all the same": lambda drawn, ids: torch.zeros_like(drawn),
+    "some forbidden": lambda drawn, ids: drawn.masked_fill(drawn < 1.5, -math.inf),
+    "huge": lambda drawn, ids: drawn * 1e4,
+    "far below zero": lambda drawn, ids: drawn - 25.0,
+}
+
+
+def logits_of(kind, seed):
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(ROWS, VOCAB + 50, generator=generator)
+    return LOGITS[kind](drawn, torch.randint(0, VOCAB, (ROWS, 30), generator=generator))
+
+
+def both(logits, settings, greedy=None, seed=0):
+    """Tokens and log-probabilities by row and of whole rows."""
+    keys = stack_keys([lineage_key(seed, (0, row)) for row in range(ROWS)], CPU)
+    positions = torch.arange(ROWS) * 7 + seed
+    how = RowSampling(ROWS, CPU)
+    how.load(settings, greedy or [False] * ROWS)
+    samplers = (Sampler(VOCAB, CPU, captured=captured) for captured in (False, True))
+    return [each.sample(logits, keys, positions, how) for each in samplers]
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_the_token_is_the_one_of_the_whole_row(kind, filters):
+    for seed, temperature in enumerate([0.1, 0.8, 1.0, 3.0]):
+        settings = [SamplingSettings(temperature=temperature, **filters)] * ROWS
+        fast, slow = both(logits_of(kind, seed), settings, seed=seed)
+        assert torch.equal(fast[0], slow[0])
+        assert torch.equal(fast[1], slow[1])
+
+
+def test_rows_of_one_batch_draw_in_their_own_ways():
+    settings = [
+        SamplingSettings(temperature=t, **filters)
+        for t, filters in zip([0.0, 0.5, 0.8, 1.0, 1.2, 0.8], FILTERS[3:], strict=False)
+    ]
+    fast, slow = both(logits_of("of a trained model", 9), settings, [False] * 5 + [True])
+    assert torch.equal(fast[0], slow[0])
+    assert torch.equal(fast[1], slow[1])
+
+
+@pytest.mark.parametrize("kind", ["flat", "of a trained model"])
+def test_few_tokens_get_noise(kind, monkeypatch):
+    seen = []
+    whole = sampling._noise
+
+    def counted(first, second, spread):
+        seen.append(spread.numel())
+        return whole(first, second, spread)
+
+    monkeypatch.setattr(sampling, "_noise", counted)
+    keys = stack_keys([lineage_key(0, (0, row)) for row in range(ROWS)], CPU)
+    how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
+    Sampler(VOCAB, CPU).sample(logits_of(kind, 0), keys, torch.arange(ROWS), how)
+    assert 0 < sum(seen) < 0.3 * ROWS * VOCAB
+
+
+def test_rows_that_nobody_reads_get_no_noise_and_change_no_other(monkeypatch):
+    logits, keys = logits_of("flat", 0), stack_keys([(1, row) for row in range(ROWS)], CPU)
+    how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
+    sampler = Sampler(VOCAB, CPU)
+    whole = sampler.sample(logits, keys, torch.arange(ROWS), how)
+    monkeypatch.setattr(
+        sampler, "_draw_candidate", partial(_counted, sampler._draw_candidate, seen := [])
+    )
+    found = sampler.sample(logits, keys, torch.arange(ROWS), how, unread={0, ROWS - 1})
+    assert len(seen) == ROWS - 2
+    for before, after in zip(whole, found, strict=True):
+        assert torch.equal(before[1:-1], after[1:-1])
+        assert after[[0, -1]].tolist() == [0, 0]
+
+
+def _counted(draw, seen, *args):
+    seen.append(1)
+    return draw(*args)
+
+
+def test_logits_that_are_not_numbers_are_left_to_whole_rows():
+    logits = logits_of("flat", 0)
+    logits[0, 5] = math.nan
+    fast, slow = both(logits, [SamplingSettings(temperature=0.8)] * ROWS)
+    assert torch.equal(fast[0], slow[0])
+
+
+def test_noise_is_within_its_bounds():
+    uniform = (torch.tensor([0, 2**NOISE_BITS - 1]).float() + 0.5) * 2.0**-NOISE_BITS
+    noise = uniform.log().neg().log().neg()
+    assert noise[0].item() == pytest.approx(LEAST_NOISE, rel=1e-6)
+    assert noise[1].item() == pytest.approx(MOST_NOISE, rel=1e-6)
+
+
+def test_both_hashes_are_one():
+    spread = spread_tokens(torch.arange(VOCAB))
+    keys, positions = stack_keys([lineage_key(3, (0, 1))], CPU), torch.tensor([17])
+    first, second = torch.stack(sampling._row_words(keys, positions), dim=1)[0].tolist()
+    words = hash_words(first, second, spread.numpy().view(np.uint32))
+    uniform = ((words >> (32 - NOISE_BITS)).astype(np.float32) + 0.5) * 2.0**-NOISE_BITS
+    noise = torch.from_numpy(uniform.astype(np.float32)).log_().neg_().log_().neg_()
+    assert torch.equal(noise, gumbel_noise(keys, positions, spread)[0])
+
+
+def test_a_small_vocabulary_is_drawn_from_in_whole(monkeypatch):
+    monkeypatch.setattr(candidates, "draw_candidate", None)
+    monkeypatch.setattr(sampling, "draw_candidate", None)
+    keys = stack_keys([lineage_key(0, (0,))], CPU)
+    how = RowSampling.of([SamplingSettings(temperature=0.8)], CPU)
+    Sampler(500, CPU).sample(torch.zeros(1, 500), keys, torch.zeros(1), how)

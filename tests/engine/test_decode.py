@@ -1,0 +1,248 @@
+"""The engine against a plain re-computation: `transformers` over each path, our random stream."""
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from beamwright.attention import make_attention
+from beamwright.engine.row_sampling import RowSampling
+from beamwright.engine.sampling import Sampler, lineage_key, stack_keys
+from beamwright.errors import CapacityError
+from beamwright.sections import SamplingSettings
+from beamwright.tree import NodeState, StopReason
+from engines import PROBLEM, assert_nothing_allocated, grow
+from fakes import Grouping
+
+
+@pytest.fixture(scope="module")
+def oracle(generator_folder):
+    """Redraws every token of a tree from full, cache-free forward passes in float64."""
+    model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
+
+    def check(tree, num_tokens, sampling=None, seed=0, nodes=None):
+        settings = sampling or SamplingSettings(temperature=1.0)
+        sampler = Sampler(num_tokens, torch.device("cpu"))
+        checked = 0
+        for node in nodes or [n for n in tree.nodes() if n.parent and n.token_ids]:
+            path = torch.tensor([node.path_token_ids()])
+            with torch.inference_mode():
+                logits = model(path).logits[0, node.start - 1 : node.end - 1]
+            keys = stack_keys([lineage_key(seed, node.lineage)], torch.device("cpu"))
+            positions = torch.arange(node.start, node.end)
+            how = RowSampling.of([settings] * len(positions), torch.device("cpu"))
+            drawn, logprobs = sampler.sample(logits, keys.expand(len(positions), 2), positions, how)
+            assert tuple(drawn.tolist()) == node.token_ids, node
+            assert torch.allclose(logprobs, torch.tensor(node.logprobs), atol=1e-4)
+            checked += 1
+        assert checked
+
+    return check
+
+
+def num_tokens(solver):
+    return solver._loaded.codec.vocab_size
+
+
+@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
+def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, oracle, attention):
+    solver = make_solver(dtype="float64", attention=attention, seed=5)
+    _, tree = grow(solver)
+    oracle(tree, num_tokens(solver), seed=5)
+
+
+@pytest.mark.parametrize("attention", ["dense", "tree"])
+def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention):
+    """Full tails move into the segments; rows that go on read them back."""
+    length = make_attention(attention).tail_tokens + 9
+    options = {"step_tokens": length, "max_tokens": 2 * length, "ignore_eos": True}
+    solver = make_solver(dtype="float64", attention=attention, n=6, width=3, **options)
+    solution, tree = grow(solver)
+    oracle(tree, num_tokens(solver))
+    assert {c.tokens for c in solution.candidates} == {2 * length}
+
+
+def test_a_tail_that_is_flushed_twice_in_one_step(make_solver, oracle):
+    length = 2 * make_attention("dense").tail_tokens + 9
+    options = {"step_tokens": length, "max_tokens": length, "ignore_eos": True}
+    solver = make_solver(dtype="float64", attention="dense", n=3, width=3, **options)
+    _, tree = grow(solver)
+    oracle(tree, num_tokens(solver))
+
+
+@pytest.mark.parametrize("attention", ["dense", "tree"])
+def test_rows_that_stop_before_and_after_the_tail_is_full(make_solver, oracle, attention):
+    tail = make_attention(attention).tail_tokens
+    options = {"delimiter": "Z", "ignore_eos": True, "temperature": 1.3}
+    limits = {"max_step_tokens": tail + 40, "max_tokens": tail + 90}
+    solver = make_solver(dtype="float64", attention=attention, **options, **limits)
+    _, tree = grow(solver)
+    lengths = sorted(len(node.token_ids) for node in tree.nodes() if node.parent)
+    assert lengths[0] < tail < lengths[-1]
+    oracle(tree, num_tokens(solver), SamplingSettings(temperature=1.3))
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 4}, {"top_p": 0.6}, {"min_p": 0.2, "temperature": 0.7}]
+)
+def test_filters_reach_the_sampler(make_solver, oracle, sampling):
+    settings = {"temperature": 1.0, **sampling}
+    solver = make_solver(dtype="float64", n=4, width=2, **settings)
+    _, tree = grow(solver)
+    oracle(tree, num_tokens(solver), SamplingSettings(**settings))
+
+
+def test_greedy_children_of_one_parent_are_equal(make_solver):
+    _, tree = grow(make_solver(temperature=0, n=4, width=4))
+    assert len({node.token_ids for node in tree.root.children}) == 1
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grown(make_solver):
+    """A solver and trees from several seeds, so that all stop reasons occur."""
+    solver = make_solver(search="best-of-n", max_rounds=30)
+    return solver, [grow(solver, problem_id=i)[1] for i in range(4)]
+
+
+def test_every_stop_is_where_its_reason_says(grown):
+    solver, trees = grown
+    codec, step = solver._loaded.codec, solver.settings.step
+    pieces = codec.token_bytes()
+    reasons = Counter()
+    for node in (node for tree in trees for node in tree.nodes() if node.parent):
+        text = b"".join(pieces[token] for token in node.token_ids)
+        before = b"".join(pieces[token] for token in node.token_ids[:-1])
+        length, path = len(node.token_ids), node.num_path_tokens
+        assert b"e" not in before
+        assert not set(node.token_ids[:-1]) & codec.eos_ids
+        assert length <= step.max_step_tokens
+        assert path <= step.max_tokens
+        expected = StopReason.STEP_LIMIT
+        if node.token_ids[-1] in codec.eos_ids:
+            expected = StopReason.EOS
+        elif path == step.max_tokens:
+            expected = StopReason.PATH_LIMIT
+        elif b"e" in text:
+            expected = StopReason.DELIMITER
+        else:
+            assert length == step.max_step_tokens
+        assert node.stop is expected
+        reasons[node.stop] += 1
+    assert set(reasons) == {
+        StopReason.EOS,
+        StopReason.PATH_LIMIT,
+        StopReason.DELIMITER,
+        StopReason.STEP_LIMIT,
+    }
+
+
+def test_a_path_ends_at_the_models_context(make_solver):
+    context = 80
+    solution, tree = grow(make_solver(context=context, max_tokens=None, ignore_eos=True))
+    ended = [node for node in tree.finished() if node.stop is StopReason.CONTEXT_LIMIT]
+    assert ended
+    assert {node.end for node in ended} == {context}
+    assert "context_limit" in {candidate.stop for candidate in solution.candidates}
+
+
+def test_text_is_the_decoded_path_with_its_delimiters(grown):
+    solver, trees = grown
+    for node in (node for tree in trees for node in tree.nodes() if node.parent):
+        prompt = len(node.root.token_ids)
+        assert node.text == solver._loaded.codec.decode(node.path_token_ids()[prompt:])
+        if node.stop is StopReason.DELIMITER:
+            assert "e" in node.step_text
+
+
+def test_nothing_is_encoded_after_the_prompt(make_solver, monkeypatch):
+    solver = make_solver()
+    codec = solver._loaded.codec
+    prompt = codec.render(PROBLEM)
+    calls = []
+    real = codec.tokenizer.__class__.__call__
+
+    def counted(self, *args, **options):
+        calls.append(args)
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(codec.tokenizer.__class__, "__call__", counted)
+    _, tree = grow(solver)
+    assert len(calls) == 2  # the problem, for its length, and the prompt: nothing after that
+    assert list(tree.root.token_ids) == prompt
+    # Some step would not survive a round trip through text: its tokens are kept all the same.
+    assert any(
+        codec.encode(node.step_text) != list(node.token_ids) for node in tree.nodes() if node.parent
+    )
+
+
+# --- accounting ------------------------------------------------------------------------------
+
+
+def test_every_token_is_counted(make_solver):
+    solution, tree = grow(make_solver())
+    nodes = [node for node in tree.nodes() if node.parent]
+    tokens = solution.tokens
+    assert tokens.generated == sum(len(node.token_ids) for node in nodes)
+    kept = [node for node in nodes if node.state is not NodeState.PRUNED]
+    assert tokens.kept == sum(len(node.token_ids) for node in kept)
+    assert tokens.generator_prefilled == len(tree.root.token_ids), "the prompt, once"
+    parents = [node for node in tree.nodes() if node.children]
+    # A step's last token is forwarded with the step: only the prompt is computed for its children.
+    assert tokens.generator_reused == sum(node.end for node in parents if node.parent)
+
+
+def test_beams_that_wait_for_others_are_counted_as_overrun(make_solver):
+    fixed = grow(make_solver(step_tokens=6, ignore_eos=True))[0]
+    assert fixed.tokens.overrun == 0
+    alone = make_solver(batching="grouped")
+    alone.schedule = Grouping(1)
+    assert grow(alone)[0].tokens.overrun == 0
+    assert grow(make_solver())[0].tokens.overrun > 0
+
+
+# --- capacity --------------------------------------------------------------------------------
+
+
+LONG_STEPS = {"max_step_tokens": 80, "max_tokens": 120, "delimiter": "Zq"}
+
+
+@pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
+def test_a_budget_too_small_is_an_error_and_never_another_tree(make_solver, attention):
+    """The budget runs out in the prompt or in a step: all of it is freed."""
+    options = {"attention": attention, "schedule": "in-gpu", **LONG_STEPS}
+    solver = make_solver(**options)
+    expected, _ = grow(solver)
+    peak = expected.kv.device_peak_bytes
+    block = solver.generator.store.pool.layout.bytes_per_block
+    errors = []
+    # In what part of the search it ends is the same with each attention: one tries all of them.
+    shares = (0.005, 0.1, 0.3, 0.5, 0.98)
+    if attention == "tree":
+        shares = (*shares, 0.02, 0.7, 0.8, 0.9)
+    for budget in (*(int(peak * share) for share in shares), peak + block):
+        tight = make_solver(kv_memory=budget, **options)
+        try:
+            solution = tight.solve(PROBLEM)
+        except CapacityError as error:
+            errors.append((error, budget))
+        else:
+            assert solution.tree_hash == expected.tree_hash
+            assert solution.kv.device_peak_bytes <= budget
+        assert_nothing_allocated(tight)
+    assert 4 <= len(errors) <= len(shares)
+    for error, budget in errors:
+        assert error.needed_bytes > error.free_bytes
+        assert (error.budget_bytes, error.exit_code) == (budget, 1)
+
+
+def test_a_solver_goes_on_after_it_ran_out(make_solver):
+    solver = make_solver(n=8, kv_memory="100KB", schedule="in-gpu")
+    with pytest.raises(CapacityError):
+        solver.solve(PROBLEM * 15)
+    solution = solver.solve("1+2")
+    assert solution.tree_hash == make_solver(n=8).solve("1+2").tree_hash
+    assert_nothing_allocated(solver)

@@ -1,0 +1,143 @@
+"""--deterministic: everything but attention runs in tiles of one size, whatever the batch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from beamwright.attention import check_deterministic, make_attention
+from beamwright.config import Settings
+from beamwright.engine.selftest import batches_are_exact
+from beamwright.errors import InputError
+from beamwright.models import decoder as decoder_module
+from beamwright.models.decoder import TILE_ROWS, Decoder, in_tiles
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.weights import random_weights
+from beamwright.saved.checkpoint import tree_settings
+from engines import exact_dtype, grow
+from fakes import Grouping
+
+SMALL = {"n": 9, "width": 3, "max_rounds": 3}
+TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256"
+
+
+def tiny_decoder(tile_rows):
+    shape = shape_from_text(TINY)
+    return Decoder(shape, random_weights(shape, torch.float32, "cpu", 0), tile_rows)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Rows of every matrix product of the decoder."""
+    found, real = [], F.linear
+
+    def spy(x, weight, bias=None):
+        found.append(x.shape[0])
+        return real(x, weight, bias)
+
+    monkeypatch.setattr(decoder_module.F, "linear", spy)
+    return found
+
+
+class NoAttention:
+    """A view in which every token sees itself only."""
+
+    def attend(self, layer, query, key_value):
+        return key_value[:, 1].repeat_interleave(query.shape[1] // key_value.shape[2], dim=1)
+
+
+def hidden_of(decoder, rows):
+    return decoder.hidden(torch.arange(rows) % 200, torch.arange(rows), NoAttention())
+
+
+@pytest.mark.parametrize("rows", [8, 64, 72, 200])
+def test_every_product_has_the_same_number_of_rows(products, rows):
+    decoder = tiny_decoder(TILE_ROWS)
+    hidden = hidden_of(decoder, rows)
+    decoder.logits(hidden[:3])
+    assert set(products) == {TILE_ROWS}
+    products.clear()
+    hidden_of(tiny_decoder(None), rows)
+    assert set(products) == {rows}
+
+
+@pytest.mark.parametrize("rows", [8, 64, 72, 200])
+def test_tiles_are_the_same_function(rows):
+    plain, tiled = tiny_decoder(None), tiny_decoder(TILE_ROWS)
+    one, two = hidden_of(plain, rows), hidden_of(tiled, rows)
+    torch.testing.assert_close(one, two)
+    torch.testing.assert_close(plain.logits(one), tiled.logits(two))
+
+
+def test_a_library_that_follows_the_batch_is_found_out_and_tiles_defeat_it(monkeypatch):
+    """A product whose bits depend on the number of rows, as on a GPU, and on nothing else."""
+
+    def leaky(x, weight, bias=None):
+        return (x.unsqueeze(1) * weight).sum(-1) * (1 + 1e-6 * x.shape[0])
+
+    monkeypatch.setattr(decoder_module.F, "linear", leaky)
+    attention = make_attention("reference")
+    assert not batches_are_exact(tiny_decoder(None), attention)
+    assert batches_are_exact(tiny_decoder(TILE_ROWS), attention)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "sampling"), [("logprob", {}), ("entropy", {"top_p": 0.9, "min_p": 0.1})]
+)
+def test_the_tree_is_the_plain_one_whatever_the_groups(make_solver, verifier, sampling):
+    options = {**SMALL, "verifier": verifier, "dtype": exact_dtype(), **sampling}
+    plain, fixed = make_solver(**options), make_solver(deterministic=True, **options)
+    expected = grow(plain)[0].tree_hash
+    for size in (None, 1, 5):
+        fixed.schedule = Grouping(size)
+        assert grow(fixed)[0].tree_hash == expected
+
+
+def test_a_verifier_s_head_runs_in_tiles_too(make_solver, verifier_folder):
+    options = {**SMALL, "verifier": str(verifier_folder), "dtype": exact_dtype()}
+    expected = grow(make_solver(**options))[0]
+    solver = make_solver(deterministic=True, **options)
+    assert {m.decoder.tile_rows for m in solver._tree_models} == {TILE_ROWS}
+    assert grow(solver)[0].tree_hash == expected.tree_hash
+
+
+def test_it_is_one_of_the_settings_that_decide_the_tree():
+    plain, fixed = (
+        tree_settings(Settings.build(deterministic=d), "float32") for d in (False, True)
+    )
+    assert {k for k in plain if plain[k] != fixed[k]} == {"deterministic"}
+
+
+def test_tiles_are_filled_up_with_zeros_and_cut_off_again():
+    seen = []
+
+    def work(x, y):
+        seen.append((x.clone(), y.shape))
+        return x + 1, y * 2
+
+    x, y = torch.arange(5.0), torch.arange(10.0).view(5, 2)
+    one, two = in_tiles(4, work, x, y)
+    assert one.tolist() == [1, 2, 3, 4, 5]
+    assert torch.equal(two, 2 * y)
+    assert [tile.tolist() for tile, _ in seen] == [[0, 1, 2, 3], [4, 0, 0, 0]]
+    assert {size for _, size in seen} == {(4, 2)}
+
+
+def test_on_a_gpu_attention_needs_fixed_shapes():
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    for name in ("tree", "dense"):
+        backend = make_attention(name)
+        check_deterministic(backend, cpu, torch.float64)
+        with pytest.raises(InputError, match=r"--deterministic on cuda: .*--attention reference"):
+            check_deterministic(backend, cuda, torch.float64)
+    check_deterministic(make_attention("reference"), cuda, torch.float64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no card")
+def test_tiles_and_kernels_are_exact_on_a_card():
+    shape, device = shape_from_text(TINY), torch.device("cuda")
+    decoder = Decoder(shape, random_weights(shape, torch.bfloat16, "cuda", 0), TILE_ROWS)
+    for name in ("tree", "dense"):
+        backend = make_attention(name, device, torch.bfloat16)
+        check_deterministic(backend, device, torch.bfloat16)
+        assert batches_are_exact(decoder, backend)

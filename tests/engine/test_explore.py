@@ -1,0 +1,216 @@
+"""How several problems share the device: who waits for whom, and that no tree depends on it."""
+
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.admission import USUAL_ROWS, Admission
+from beamwright.engine.engine import Engine
+from beamwright.engine.payoff import Payoff
+from beamwright.engine.scoring import Scoring
+from beamwright.engine.scoring_queue import ScoringQueue
+from beamwright.errors import CapacityError, InputError
+from beamwright.kv import CacheCounts
+from beamwright.protocols import StepFailed, StepScored
+from beamwright.sections import ScheduleSettings
+from engines import assert_nothing_allocated, exact_dtype
+from fakes import new_tree
+
+PROBLEMS = [f"Ann has {k} apples. She eats {k % 3}." for k in range(6)]
+FAST = {"search": "beam", "n": 4, "width": 2, "max_rounds": 4, "max_step_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def alone(generator_folder):
+    from engines import tiny_solver
+
+    with tiny_solver(generator_folder, **FAST, dtype=exact_dtype()) as solver:
+        found = [solver.solve(text, problem_id=k) for k, text in enumerate(PROBLEMS)]
+    return {solution.problem_id: solution.tree_hash for solution in found}
+
+
+@pytest.mark.parametrize("explore", ["lockstep", "continuous", "decoupled"])
+@pytest.mark.parametrize("executor", ["plain", "overlapped"])
+@pytest.mark.parametrize("in_flight", [3, "auto"])
+def test_the_trees_are_those_of_each_alone(make_solver, alone, explore, executor, in_flight):
+    options = {**FAST, "dtype": exact_dtype(), "explore": explore, "executor": executor}
+    with make_solver(**options, speculation="auto") as solver:
+        found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
+        assert {key: each.tree_hash for key, each in found.items()} == alone
+        assert_nothing_allocated(solver)
+
+
+def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypatch):
+    decide, seen = Engine._decide, []
+
+    def noted(engine, run):
+        if run.tree.rounds:
+            seen.append((len(seen), len(engine._live), run.tree.rounds))
+            assert all(not other.open or other.tree.rounds > 0 for other in engine._live.values())
+        decide(engine, run)
+
+    monkeypatch.setattr(Engine, "_decide", noted)
+    with make_solver(**FAST, explore="lockstep") as solver:
+        solver.solve_many(PROBLEMS[:3])
+    rounds = [number for _, _, number in seen]
+    assert rounds == sorted(rounds), "all of a round before any of the next"
+
+
+def in_flight_over_time(make_solver, monkeypatch, **options):
+    """How many problems were in flight at every step."""
+    step, counts = Engine.step, []
+
+    def noted(engine):
+        counts.append(engine.num_live)
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", noted)
+    with make_solver(**FAST, **options) as solver:
+        assert len(list(solver.solve_many(PROBLEMS, in_flight=3))) == len(PROBLEMS)
+    return counts
+
+
+def test_a_batch_of_problems_in_lockstep_ends_before_the_next_begins(make_solver, monkeypatch):
+    counts = in_flight_over_time(make_solver, monkeypatch, explore="lockstep")
+    rises = [(a, b) for a, b in pairwise(counts) if b > a]
+    assert rises == [] or all(a <= 1 for a, _ in rises)
+
+
+def test_others_begin_when_fewer_than_the_minimum_are_left(make_solver, monkeypatch):
+    counts = in_flight_over_time(make_solver, monkeypatch, min_problems=2)
+    assert max(counts) == 3
+
+
+def admission(explore="continuous", in_flight=None, room=2**20, **settings):
+    budget = SimpleNamespace(bytes_per_token=10, budget=SimpleNamespace(total_bytes=room))
+    payoff = Payoff()
+    for rows in (8, 64) * 40:
+        payoff.note_passes(16, 16 * rows, 16 * (1e-3 + rows * 1e-4))
+    schedule = ScheduleSettings(explore=explore, **settings)
+    counts = SimpleNamespace(cache=CacheCounts())
+    return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)], payoff)
+
+
+class Run:
+    """A tree whose last round needs KV of so many tokens."""
+
+    def __init__(self, tokens=0):
+        self.round_tokens = [tokens]
+
+
+def live(sizes, tokens=0):
+    return {Run(tokens): size for size in sizes}
+
+
+def test_there_is_always_a_place_where_nobody_is():
+    assert admission(in_flight=1).has_place({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "place"), [([16] * 3, True), ([16] * 4, False), ([USUAL_ROWS], False)]
+)
+def test_as_usual_so_many_candidates_are_in_flight(sizes, place):
+    assert admission().has_place(live(sizes), 0) is place
+
+
+def test_decoupled_takes_problems_in_until_a_pass_is_full():
+    """A pass is 1 ms and 0.1 ms a row: with 90 rows nine tenths are the rows'."""
+    each = admission("decoupled")
+    assert each.most_rows == pytest.approx(90, abs=2)
+    assert not each.has_place(live([16] * 6), 80), "how large a tree becomes is not known"
+    assert each.has_place(live([16] * 6), 80), "one has ended"
+    assert not each.has_place(live([16] * 6), 96)
+
+
+def test_decoupled_takes_in_what_fits():
+    for room, place in ((1000, True), (999, False)):
+        each = admission("decoupled", room=room)
+        each.has_place(live([16], tokens=20), 8)
+        assert each.has_place(live([16] * 4, tokens=10), 8) is place
+
+
+def test_a_number_of_problems_is_taken_at_its_word():
+    """Whether they fit is asked only where nobody has said how many."""
+    for in_flight, place in ((None, False), (5, True), (4, False)):
+        each = admission("decoupled", in_flight=in_flight, room=1)
+        assert each.has_place(live([16] * 4, tokens=10), 8) is place
+
+
+def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
+    each = admission("decoupled")
+    each.has_place(live([16]), 8)
+    each.stores[0].counts.cache.evicted_blocks = 3
+    assert not each.has_place(live([16] * 4), 8)
+    assert not each.payoff.pays_beside(1)
+    assert each.has_place(live([16] * 4), 8), "another has ended, and nothing has left since"
+
+
+def test_a_minimum_of_problems():
+    each = admission(in_flight=3, min_problems=2)
+    places = [each.has_place(live([4] * count), 0) for count in (0, 1, 2, 3, 2, 1, 2, 3)]
+    assert places == [True, True, True, False, False, True, True, False]
+
+
+def test_a_turn_of_the_verifier_takes_what_fits():
+    trees = [new_tree(k) for k in range(4)]
+    batches = [tuple(tree.expand(tree.root, 2)) for tree in trees]
+    queue = ScoringQueue(4)
+    for batch in batches:
+        queue.put(batch)
+    assert queue.take() == (*batches[0], *batches[1])
+    queue.release(batches[2])
+    assert queue.take() == batches[3]
+    assert not queue
+    assert queue.take() == ()
+
+
+class Scorer:
+    """Scores 1, but for trees that it cannot score, and so many at a time."""
+
+    default_aggregate, probabilities, beside_decoding = "last", False, False
+
+    def __init__(self, bad=(), most=8, error=None):
+        self.bad, self.most, self.calls = bad, most, []
+        self.error = error or InputError("no")
+
+    def score(self, nodes):
+        self.calls.append(len(nodes))
+        if len(nodes) > self.most or any(node.root in self.bad for node in nodes):
+            raise self.error
+        return [1.0] * len(nodes)
+
+    def release(self, nodes):
+        pass
+
+
+@pytest.mark.parametrize("error", [InputError("no"), CapacityError("a thing", 8, 4, 4)])
+def test_what_fails_beside_others_fails_alone(error):
+    trees = [new_tree(k) for k in range(3)]
+    nodes = [node for tree in trees for node in tree.expand(tree.root, 2)]
+    scorer = Scorer(bad=[trees[1].root], error=error)
+    events = Scoring(scorer, Accounting()).score(nodes)
+    failed = {event.node.root for event in events if isinstance(event, StepFailed)}
+    scored = [event.node for event in events if isinstance(event, StepScored)]
+    assert failed == {trees[1].root}
+    assert scored == [*nodes[:2], *nodes[4:]]
+    assert scorer.calls == [6, 2, 2, 2]
+
+
+def test_what_does_not_fit_together_is_scored_one_tree_at_a_time():
+    trees = [new_tree(k) for k in range(2)]
+    nodes = [node for tree in trees for node in tree.expand(tree.root, 2)]
+    scorer = Scorer(most=2, error=CapacityError("a thing", 8, 4, 4))
+    events = Scoring(scorer, Accounting()).score(nodes)
+    assert [event.node for event in events if isinstance(event, StepScored)] == nodes
+
+
+def test_beside_others_a_token_ahead_pays_while_passes_are_nearly_empty():
+    payoff = admission().payoff
+    payoff.note_beside([10, 200, 30, 40])
+    payoff.speculated, payoff.kept = 10_000, 7_000
+    assert payoff.pays_beside(2)
+    assert not payoff.pays_beside(64)
+    payoff.kept = 500
+    assert not payoff.pays_beside(8)

@@ -1,0 +1,199 @@
+"""The order of what `CudaGraphReplay` asks of CUDA, by a scripted one; a card runs the real one."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from beamwright import Solver
+from beamwright.engine import generator
+from beamwright.engine.graphs import CudaGraphReplay, EagerReplay
+
+SHAPE, OTHER = ("8 rows",), ("16 rows",)
+
+
+class ScriptedCuda:
+    """Remembers calls. Under capture a step's launches are kept and not run."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.ran, self.capturing, self.refusal = [], [], None, None
+        self.current = "current"
+        script = self
+
+        class Stream:
+            def __init__(self, name="side"):
+                self.name = name
+
+            def wait_stream(self, other):
+                script.calls.append(f"{self.name} waits for {other.name}")
+
+        class Graph:
+            def replay(self):
+                script.ran += self.launches
+                script.calls.append("replay")
+
+        @contextmanager
+        def graph(target, pool, stream, capture_error_mode):
+            assert (stream.name, capture_error_mode) == ("side", "thread_local")
+            script.calls.append(f"capture into pool {pool}")
+            script.capturing = target.launches = []
+            script.current = stream.name
+            try:
+                yield
+                if script.refusal is not None:
+                    raise script.refusal
+            finally:
+                script.capturing = None
+            script.current = "current"
+
+        @contextmanager
+        def on(stream):
+            script.calls.append(f"on {stream.name}")
+            yield
+
+        current, pools = Stream("current"), iter(range(9))
+        for name, fake in {
+            "Stream": lambda device: Stream(),
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "graph_pool_handle": lambda: next(pools),
+            "current_stream": lambda device: current,
+            "stream": on,
+            "synchronize": lambda device: self.calls.append("synchronize"),
+            "set_stream": lambda stream: setattr(script, "current", stream.name),
+            "memory_snapshot": lambda pool: [{"total_size": 100 + pool}, {"total_size": 7}],
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def launch(self, name):
+        """A step: what it launches."""
+        return lambda: (self.ran if self.capturing is None else self.capturing).append(name)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return ScriptedCuda(monkeypatch)
+
+
+@pytest.fixture
+def failures():
+    return []
+
+
+@pytest.fixture
+def replay(cuda, failures):
+    return CudaGraphReplay(torch.device("cuda"), failures.append)
+
+
+WARM = ["side waits for current", "on side", "current waits for side"]
+
+
+def test_every_run_runs_the_step_once(cuda, replay):
+    for _ in range(4):
+        replay.run(SHAPE, 0, cuda.launch("a"))
+    assert cuda.ran == ["a"] * 4
+    assert cuda.calls == [*WARM, "capture into pool 0", "replay", "replay", "replay"]
+
+
+def test_each_shape_has_a_graph_and_they_share_the_pool(cuda, replay):
+    for key in (SHAPE, OTHER, SHAPE, OTHER, OTHER, SHAPE):
+        replay.run(key, 0, cuda.launch(key))
+    assert cuda.ran == [SHAPE, OTHER, SHAPE, OTHER, OTHER, SHAPE]
+    assert cuda.calls.count("capture into pool 0") == 2
+
+
+def test_what_was_captured_before_a_move_is_never_replayed(cuda, replay):
+    for key in (SHAPE, SHAPE, OTHER, OTHER):
+        replay.run(key, 0, cuda.launch("old"))
+    cuda.calls.clear()
+    for key in (SHAPE, SHAPE, OTHER, OTHER):
+        replay.run(key, 1, cuda.launch("new"))
+    assert cuda.ran == ["old"] * 4 + ["new"] * 4
+    once = [*WARM, "capture into pool 1", "replay"]
+    assert cuda.calls == ["synchronize", *once, *once]
+
+
+def test_a_release_waits_for_the_device_and_forgets(cuda, replay):
+    for _ in range(2):
+        replay.run(SHAPE, 0, cuda.launch("a"))
+    replay.release()
+    cuda.calls.clear()
+    replay.run(SHAPE, 0, cuda.launch("a"))
+    assert cuda.calls == WARM
+
+
+def test_after_a_failed_capture_steps_are_plain_and_graphs_that_there_are_go_on(
+    cuda, replay, failures
+):
+    for _ in range(2):
+        replay.run(SHAPE, 0, cuda.launch("a"))
+    cuda.refusal = RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
+    for _ in range(3):
+        replay.run(OTHER, 0, cuda.launch("b"))
+        assert cuda.current == "current", "the next step is queued where it was"
+    cuda.refusal = None
+    replay.run(OTHER, 0, cuda.launch("b"))
+    replay.run(SHAPE, 0, cuda.launch("a"))
+    assert cuda.ran == ["a", "a", "b", "b", "b", "b", "a"]
+    assert failures == ["CUDA error: operation not permitted when stream is capturing"]
+    assert cuda.calls.count("capture into pool 0") == 2, "and nothing else is captured"
+
+
+def test_memory_that_is_short_in_a_capture_is_raised(cuda, replay, failures):
+    replay.run(SHAPE, 0, cuda.launch("a"))
+    cuda.refusal = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        replay.run(SHAPE, 0, cuda.launch("a"))
+    assert (cuda.current, failures) == ("current", [])
+    cuda.refusal = None
+    replay.run(SHAPE, 0, cuda.launch("a"))
+    assert cuda.ran == ["a", "a"]
+
+
+def test_the_pool_s_memory_is_nobody_s_between_steps(cuda, replay):
+    replay.run(SHAPE, 0, cuda.launch("a"))
+    assert replay.idle_bytes == 0
+    replay.run(SHAPE, 0, cuda.launch("a"))
+    assert replay.idle_bytes == 107
+
+
+def test_eager_replay_calls_the_step_and_reads_at_once():
+    eager, values = EagerReplay(), torch.zeros(3, dtype=torch.uint8)
+    eager.run(SHAPE, 0, lambda: values.fill_(4))
+    assert eager.fetch(values)() == [4, 4, 4]
+
+
+def test_a_solution_says_that_its_steps_could_not_be_captured(cuda, monkeypatch):
+    """Its tree is that of plain calls."""
+    shape = "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=64"
+
+    def solved():
+        with Solver(
+            model=f"random:{shape}",
+            verifier="none",
+            n=4,
+            width=2,
+            max_rounds=3,
+            step_tokens=4,
+            ignore_eos=True,
+            kv_memory="64KiB",
+            graphs="on",
+        ) as solver:
+            return solver.synthetic(9)
+
+    class Refused(CudaGraphReplay):
+        fetch = EagerReplay.fetch
+
+    plain = solved()
+    assert not any("graphs" in line for line in plain.warnings)
+    cuda.refusal = RuntimeError("operation not permitted when stream is capturing")
+    device = torch.device("cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            generator, "make_replay", lambda graphs, model, failed: Refused(device, failed)
+        )
+        found = solved()
+    assert found.tree_hash == plain.tree_hash
+    assert (
+        "graphs: failed: operation not permitted when stream is capturing; steps run as plain calls"
+    ) in found.to_json()["warnings"]

@@ -1,0 +1,263 @@
+"""Whole searches with the verifier on a lane of its own: the trees of the plain executor."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from beamwright.engine import choice
+from beamwright.engine.choice import RunConditions, overlaps
+from beamwright.engine.threads import Threads
+from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
+from beamwright.kv import StreamLink
+from beamwright.solver import tiers
+from beamwright.verify import PrmVerifier
+from engines import assert_nothing_allocated, exact_dtype, tiny_solver
+from streams import LateStreams
+
+PROBLEMS = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(8)]
+SMALL = {"n": 8, "width": 4, "max_rounds": 6}
+
+
+@pytest.fixture(scope="module")
+def make_pair(generator_folder, verifier_folder):
+    """Makes a solver whose steps are scored by a model."""
+    return lambda **options: tiny_solver(
+        generator_folder, verifier=str(verifier_folder), dtype=exact_dtype(), **SMALL | options
+    )
+
+
+def trees(solver, in_flight=5):
+    """Hash and scores of every problem's tree."""
+    found = dict(solver.solve_many(PROBLEMS, in_flight=in_flight))
+    assert_nothing_allocated(solver)
+    assert not [each for each in threading.enumerate() if each.name == "verifier"]
+    return {
+        name: (each.tree_hash, [node.score for node in each.tree.nodes()])
+        for name, each in found.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def in_gpu(make_pair):
+    """What the plain executor finds where all KV fits, and the KV of five searches at a time."""
+    solver = make_pair(executor="plain")
+    found = trees(solver)
+    return found, sum(model.store.device_peak_bytes for model in solver._tree_models)
+
+
+@pytest.fixture
+def expected(in_gpu):
+    return in_gpu[0]
+
+
+@pytest.fixture
+def quarter(in_gpu):
+    return {"kv_memory": in_gpu[1] // 4, "schedule": "locality", "host_memory": "16MiB"}
+
+
+def test_trees_are_those_of_the_plain_executor(make_pair, expected):
+    assert len({tree_hash for tree_hash, _ in expected.values()}) == len(PROBLEMS)
+    solver = make_pair(executor="overlapped")
+    for in_flight in (5, len(PROBLEMS), 1):
+        assert trees(solver, in_flight) == expected
+
+
+def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
+    with make_pair(**quarter, executor="plain") as solver:
+        assert trees(solver) == expected
+    with make_pair(**quarter, executor="overlapped") as solver:
+        assert trees(solver) == expected
+        moved = solver._tier.link.bytes_moved
+        assert min(moved.values()) > 0
+        assert solver._tier.verifier_link.bytes_moved is moved
+
+
+@pytest.mark.parametrize(("schedule", "share"), [("locality", 0.25), ("layerwise", 1.0)])
+def test_over_streams_that_copy_as_late_as_they_may(
+    make_pair, in_gpu, quarter, monkeypatch, schedule, share
+):
+    """Each lane waits for its own transfers: a copy that nobody waits for is never made."""
+    expected, peak = in_gpu
+    where = quarter | {"schedule": schedule, "kv_memory": int(share * peak)}
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
+    assert trees(make_pair(**where, executor="overlapped")) == expected
+
+
+def test_careless_streams_are_found_out(make_pair, expected, quarter, monkeypatch):
+    monkeypatch.setattr(StreamLink, "wait", lambda self, transfers: 0.0)
+    monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams(careless=True)))
+    assert trees(make_pair(**quarter, executor="overlapped")) != expected
+
+
+def test_every_instant_is_counted_once(make_pair):
+    solver = make_pair(executor="overlapped")
+    for _, solution in solver.solve_many(PROBLEMS, in_flight=6):
+        time = solution.time
+        parts = time.decode_s + time.verify_s + time.both_s + time.schedule_s + time.stall_s
+        assert parts + time.other_s == pytest.approx(time.total_s)
+        assert min(vars(time).values()) >= 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, LinkError, InputError])
+def test_what_goes_wrong_on_the_lane(make_pair, expected, monkeypatch, error):
+    """An error of the verifier's ends one tree, all others all; nothing is left either way."""
+    real, calls = PrmVerifier.score, []
+
+    def score(self, nodes):
+        calls.append(nodes)
+        if len(calls) == 7:
+            raise error("no score")
+        return real(self, nodes)
+
+    solver = make_pair(executor="overlapped")
+    with monkeypatch.context() as patch:
+        patch.setattr(PrmVerifier, "score", score)
+        if error is InputError:
+            found = dict(solver.solve_many(PROBLEMS, in_flight=5))
+            (broken,) = [name for name, each in found.items() if isinstance(each, InputError)]
+            for name in expected.keys() - {broken}:
+                assert found[name].tree_hash == expected[name][0]
+        else:
+            with pytest.raises(Interrupted if error is KeyboardInterrupt else LinkError):
+                dict(solver.solve_many(PROBLEMS, in_flight=5))
+    assert_nothing_allocated(solver)
+    assert trees(solver) == expected
+
+
+def test_a_caller_that_goes_away_leaves_no_thread(make_pair):
+    solver = make_pair(executor="overlapped")
+    found = solver.solve_many(PROBLEMS, in_flight=5)
+    next(found)
+    found.close()
+    assert_nothing_allocated(solver)
+    assert not [each for each in threading.enumerate() if each.name == "verifier"]
+
+
+def test_a_deadline_ends_searches_whose_steps_are_being_scored(make_pair):
+    solver = make_pair(executor="overlapped", deadline=0.001)
+    found = dict(solver.solve_many(PROBLEMS, in_flight=5))
+    assert len(found) == len(PROBLEMS)
+    assert_nothing_allocated(solver)
+
+
+# --- who has a lane --------------------------------------------------------------------------
+
+
+class Own:
+    """A user's verifier; remembers the threads that it ran on."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def score(self, nodes):
+        self.threads.add(threading.current_thread().name)
+        return [0.5 for _ in nodes]
+
+
+class OwnBeside(Own):
+    beside_decoding = True
+
+
+@pytest.mark.parametrize(("kind", "thread"), [(Own, "MainThread"), (OwnBeside, "verifier")])
+def test_a_users_verifier_has_a_lane_only_if_it_says_so(make_solver, kind, thread):
+    verifier = kind()
+    solver = make_solver(verifier=verifier, executor="overlapped", **SMALL)
+    list(solver.solve_many(PROBLEMS[:4], in_flight=4))
+    assert verifier.threads == {thread}
+
+
+class Hangs(OwnBeside):
+    """Does not come back from a problem's first step before it is late."""
+
+    def __init__(self, problem_id):
+        super().__init__()
+        self.problem_id, self.stuck, self.late = problem_id, threading.Event(), threading.Event()
+
+    def score(self, nodes):
+        if nodes[0].problem_id == self.problem_id:
+            self.stuck.set()
+            assert self.late.wait(600)
+        return [0.1 * node.lineage[-1] for node in nodes]
+
+
+@pytest.fixture
+def stuck(make_solver, monkeypatch):
+    """A solver whose verifier never comes back from problem 3."""
+    monkeypatch.setattr(choice, "PATIENCE_S", 0.0)
+    solver = make_solver(verifier=Hangs(3), executor="overlapped", dtype="float64", **SMALL)
+    hangs = solver.verifier.function
+    yield solver, hangs
+    hangs.late.set()
+    for thread in threading.enumerate():
+        if thread.name == "verifier":
+            thread.join()
+    assert_nothing_allocated(solver)
+
+
+def without_it(make_solver):
+    solver = make_solver(verifier=Hangs(None), dtype="float64", **SMALL)
+    return {name: each.tree_hash for name, each in solver.solve_many(PROBLEMS, in_flight=5)}
+
+
+def test_a_verifier_that_hangs_costs_its_own_problem_its_scores(make_solver, stuck):
+    solver, _ = stuck
+    handles = {
+        name: solver.submit(text, problem_id=name, deadline=0.5 if name == 3 else None)
+        for name, text in PROBLEMS
+    }
+    found = {name: handle.result(600) for name, handle in handles.items()}
+    cut = found.pop(3)
+    assert "--deadline" in cut.reason_fewer
+    assert {each.score for each in cut.candidates} == {None}
+    expected = without_it(make_solver)
+    assert {name: each.tree_hash for name, each in found.items()} | {3: expected[3]} == expected
+
+
+def test_one_that_hangs_can_be_cancelled(make_solver, stuck):
+    solver, hangs = stuck
+    handles = {name: solver.submit(text, problem_id=name) for name, text in PROBLEMS}
+    assert hangs.stuck.wait(600)
+    handles.pop(3).cancel()
+    found = {name: handle.result(600).tree_hash for name, handle in handles.items()}
+    expected = without_it(make_solver)
+    assert found | {3: expected[3]} == expected
+
+
+def test_a_solver_closes_while_its_verifier_hangs(stuck):
+    solver, hangs = stuck
+    handle = solver.submit(PROBLEMS[3][1], problem_id=3)
+    assert hangs.stuck.wait(600)
+    solver.close()
+    with pytest.raises(Cancelled):
+        handle.result(0.0)
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(choice, "num_cores", lambda: 2)
+
+
+def chosen(solver, **changes):
+    """Does this solver overlap, were it run so?"""
+    run = replace(RunConditions(4, exact=True, threads=Threads(1, "")), **changes)
+    parts = solver._machinery.parts
+    models = (parts.generator, parts.scorer)
+    return overlaps(solver.settings.schedule, run, solver.verifier, models)
+
+
+def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, two_cores):
+    solver = make_pair(executor="auto")
+    assert chosen(solver)
+    assert not chosen(solver, in_flight=1)
+    assert not chosen(solver, exact=False)
+    assert not chosen(solver, threads=Threads(2, ""))
+    assert not chosen(make_solver(verifier="logprob", executor="auto"))
+    assert not chosen(make_solver(verifier=OwnBeside(), executor="auto"))
+    solver.generator.store.outgrown = True
+    assert not chosen(solver)
+
+
+def test_what_the_settings_name_is_what_runs(make_pair, two_cores):
+    assert not chosen(make_pair(executor="plain"))
+    assert chosen(make_pair(executor="overlapped"), in_flight=1, threads=Threads(2, ""))

@@ -1,0 +1,76 @@
+"""Whether decoding ahead pays, from made-up rounds."""
+
+from itertools import pairwise
+
+import pytest
+
+from beamwright.engine.accounting import Spent
+from beamwright.engine.payoff import CallCosts, Payoff
+
+UNEVEN, EVEN = [10, 20, 30, 140], [30, 31, 32, 30]
+
+
+def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
+    payoff = Payoff()
+    for calls in rounds:
+        verify_s = calls * of_a_call + len(lengths) * of_a_step
+        spent = Spent(decode_s, verify_s, calls, sum(lengths))
+        payoff.note_round(lengths, spent, calls)
+    return payoff
+
+
+def test_nothing_is_known_before_the_second_round():
+    assert not after([1], of_a_call=0.0).pays
+    assert after([1, 1], of_a_call=0.0).pays
+
+
+def test_uneven_steps_and_cheap_calls_pay():
+    assert after([1, 5], of_a_call=0.005).pays
+    assert not after([1, 5], of_a_call=0.5).pays, "dear calls"
+    assert not after([1, 5], of_a_call=0.02, lengths=EVEN).pays, "nobody waits for long"
+
+
+def test_short_steps_do_not_pay_for_rows_that_join():
+    assert not after([1, 5], of_a_call=0.0, lengths=[12, 17, 20, 24]).pays
+
+
+def test_a_call_costs_what_more_of_them_take():
+    costs = CallCosts()
+    for calls, steps in ((1, 16), (1, 8), (5, 16), (3, 12)):
+        costs.note(calls, steps, 0.25 * calls + 0.01 * steps)
+    assert costs.of_a_call == pytest.approx(0.25)
+
+
+def test_rounds_of_one_call_leave_hope():
+    costs = CallCosts()
+    assert costs.of_a_call == 0.0
+    costs.note(1, 16, 1.0)
+    costs.note(1, 8, 0.5)
+    assert 0 < costs.of_a_call < 0.2
+
+
+def test_what_is_dropped_makes_it_pay_less():
+    payoff = after([1, 5], of_a_call=0.002)
+    assert payoff.kept_share == 0.5
+    assert payoff.pays
+    payoff.speculated = 100_000
+    assert payoff.kept_share < 0.01
+    assert not payoff.pays
+
+
+def test_tries_in_vain_become_rare():
+    """Steps were scored early, and nothing had room: twice as many rounds pass without a try."""
+    payoff, tries = after([1], of_a_call=0.0), []
+    for number in range(60):
+        if payoff.pays:
+            tries.append(number)
+        asked = 5 if payoff.pays else 1
+        payoff.note_round(UNEVEN, Spent(1.0, 0.004, asked, sum(UNEVEN)), asked)
+    gaps = [later - earlier for earlier, later in pairwise(tries) if later > earlier + 1]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 8
+    for _ in range(80):
+        payoff.speculated, payoff.kept = payoff.speculated + 1000, payoff.kept + 900
+        asked = 5 if payoff.pays else 1
+        payoff.note_round(UNEVEN, Spent(1.0, 0.004, asked, sum(UNEVEN)), asked)
+    assert payoff.pays

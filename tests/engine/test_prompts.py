@@ -1,0 +1,157 @@
+"""Problems that cannot be used are an error of their own, found before they cost anything."""
+
+import json
+
+import pytest
+
+from beamwright.engine import chains
+from beamwright.engine.engine import Engine
+from beamwright.engine.sampling import lineage_key
+from beamwright.errors import Cancelled, InputError, ProblemTooLongError
+from beamwright.evaluate import AnswerChecker, RunOptions, load_problems, run
+from beamwright.models.tokenizer import TextCodec
+from beamwright.protocols import StepAwaited
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype
+
+
+@pytest.mark.parametrize("text", ["\ud800 eggs", "eggs \udfff", "\ud83d"])
+def test_half_a_character_is_no_text(make_solver, text):
+    with make_solver(n=4) as solver, pytest.raises(InputError, match="is half of one"):
+        solver.solve(text)
+
+
+def test_a_system_prompt_of_half_a_character(make_solver, generator_folder):
+    with pytest.raises(InputError, match=r"system[-_]prompt"):
+        make_solver(n=4, system_prompt="a\ud800").solve(PROBLEM)
+
+
+def test_any_problem_id_has_a_random_stream():
+    keys = {lineage_key(0, (name, 1)) for name in ("\ud800", "\udfff", "a", 0, "0")}
+    assert len(keys) == 5
+
+
+def test_a_long_text_is_not_tokenised_to_its_end(make_solver, monkeypatch):
+    seen = []
+    real = TextCodec.encode
+
+    def encode(codec, text):
+        seen.append(len(text))
+        return real(codec, text)
+
+    with make_solver(n=4) as solver:
+        monkeypatch.setattr(TextCodec, "encode", encode)
+        with pytest.raises(ProblemTooLongError, match="30,000,000 characters"):
+            solver.solve("the 12 " * 4_000_000 + "x" * 2_000_000)
+    assert sum(seen) < 200_000
+
+
+def test_the_exact_length_is_what_decides(make_solver):
+    """A text that is tokenised piece by piece is refused only if it is too long as a whole."""
+    with make_solver(n=4) as solver:
+        codec, context = solver._prompts._codec, solver._prompts._context
+        assert not codec.is_longer("a" * context, context)
+        assert codec.is_longer("a" * (context + 2), context)
+
+
+@pytest.mark.parametrize("template", ["{{ '' }}", "{% if false %}x{% endif %}"])
+def test_a_template_that_renders_nothing(make_solver, template):
+    solver = make_solver(n=4, chat_template=template)
+    with solver, pytest.raises(InputError, match="the prompt has no tokens"):
+        solver.solve(PROBLEM)
+
+
+def test_a_tokenizer_of_another_model(make_solver, monkeypatch):
+    with make_solver(n=4) as solver:
+        vocab = solver._prompts._vocab
+        monkeypatch.setattr(TextCodec, "render", lambda *words: [1, vocab])
+        with pytest.raises(InputError, match="do not belong together"):
+            solver.solve(PROBLEM)
+
+
+def test_an_eval_goes_on_past_problems_that_cannot_be_used(make_solver, tmp_path):
+    problems = ["\ud800 eggs", PROBLEM, "x" * 2_000_000, PROBLEM]
+    file = tmp_path / "set.jsonl"
+    rows = [json.dumps({"problem": text, "answer": "1", "id": "\ud800"}) for text in problems]
+    file.write_text("\ufeff" + "\n".join(rows), encoding="utf-8")
+    records = []
+    with make_solver(n=4, max_rounds=2) as solver, AnswerChecker() as checker:
+        options = RunOptions(on_record=lambda record, done, total: records.append(record))
+        report = run(load_problems(str(file)), solver.solve_many, solver.settings, options, checker)
+    assert report["errors"] == 2
+    errors = sorted(each.error for each in records if each.error)
+    assert len(records) == 4
+    assert "half of one" in "".join(errors)
+    assert "2,000,000 characters" in "".join(errors)
+
+
+@pytest.mark.parametrize("context", [1, 2, 12, 19])
+def test_a_context_too_short_for_anything(make_solver, context):
+    with pytest.raises(InputError, match="--context must be at least 20"):
+        make_solver(n=4, context=context)
+
+
+def test_the_shortest_context_works(make_solver):
+    with make_solver(n=4, context=20) as solver:
+        assert solver.solve("12").candidates
+
+
+# --- long prompts, read in pieces ------------------------------------------------------------
+
+LONG = "a cab " * 30
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Prompts are read eight tokens at a time; open steps that wait for more, piece by piece."""
+    found, commit = [], Engine._commit
+
+    def noted(engine, run, event):
+        found.extend([event] * isinstance(event, StepAwaited))
+        commit(engine, run, event)
+
+    monkeypatch.setattr(chains, "_PIECE_TOKENS", 8)
+    monkeypatch.setattr(Engine, "_commit", noted)
+    return found
+
+
+@pytest.mark.parametrize("place", [{}, {"kv_memory": 48 * 4096, "host_memory": "1MiB"}])
+def test_a_prompt_that_is_read_in_pieces_leads_to_the_same_tree(make_solver, monkeypatch, place):
+    options = {"n": 4, "dtype": exact_dtype(), **place}
+    problems = [("long", LONG), ("short", "a cab"), ("other", LONG[::-1])]
+
+    def found():
+        with make_solver(**options) as solver:
+            solutions = dict(solver.solve_many(problems, in_flight=3))
+            assert_nothing_allocated(solver)
+        return {name: each.tree_hash for name, each in solutions.items()}
+
+    expected = found()
+    monkeypatch.setattr(chains, "_PIECE_TOKENS", 8)
+    assert found() == expected
+
+
+def test_between_two_pieces_deadlines_are_heard(make_solver, pieces):
+    with make_solver(n=4, deadline=1e-6) as solver:
+        with pytest.raises(InputError, match="had passed while the prompt was read"):
+            solver.solve(LONG)
+        assert len(pieces) == 1
+        assert_nothing_allocated(solver)
+        assert solver.solve("a cab").candidates  # its first steps are waited for
+
+
+def test_between_two_pieces_who_gives_up_is_heard(make_solver, pieces, monkeypatch):
+    with make_solver(n=4) as solver:
+        handles = []
+        commit = Engine._commit
+
+        def cancel(engine, run, event):
+            commit(engine, run, event)
+            handles[0].cancel()
+
+        monkeypatch.setattr(Engine, "_commit", cancel)
+        with solver._calls.turn():
+            handles.append(solver.submit(LONG))
+        with pytest.raises(Cancelled):
+            handles[0].result(60)
+        assert len(pieces) == 4  # one piece, that four open steps wait for
+        assert_nothing_allocated(solver)

@@ -1,0 +1,142 @@
+"""Trees that are decoded each in its own way, in one batch: each is what it would be alone."""
+
+from functools import cache
+
+import pytest
+
+from beamwright.engine.request import Decoding
+from beamwright.errors import InputError
+from beamwright.protocols import StepDecoded
+from beamwright.sections import SamplingSettings, StepSettings
+from beamwright.solver.flights import Listed
+from engines import PROBLEM, assert_nothing_allocated, tiny_solver
+from tape import FixedAttention, put_on_tape
+
+COMMON = {"n": 6, "width": 2, "max_rounds": 3, "dtype": "float64"}
+LIMITS = {"delimiter": "e", "max_step_tokens": 12, "max_tokens": 40}
+CONTINUOUS = {"batching": "continuous"}
+REQUESTS = {
+    "plain": {},
+    "greedy": {"temperature": 0.0, "max_step_tokens": 30},
+    "top-p": {"temperature": 0.7, "top_p": 0.9, "seed": 1, "delimiter": "a"},
+    "min-p": {"temperature": 1.3, "min_p": 0.1, "seed": 2, "delimiter": " t", "max_tokens": 60},
+    "top-k": {"top_k": 7, "seed": 3, "max_tokens": 25},
+    "fixed": {"step_tokens": 9, "seed": 4, "ignore_eos": True},
+    "stops": {"stop_strings": ["a", "th", "e"], "seed": 5, "delimiter": "x"},
+    "all": {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_p": 0.02, "step_limits": "3,30"},
+}
+
+
+def decoding(options):
+    own = {"temperature": 1.0, **LIMITS, **options}
+    parts = [
+        kind.model_validate({name: own[name] for name in kind.model_fields if name in own})
+        for kind in (SamplingSettings, StepSettings)
+    ]
+    return Decoding(*parts, own.get("seed", 0))
+
+
+def facts(tree):
+    return [(n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score) for n in tree.nodes()]
+
+
+def together(solver, requests):
+    """The trees of these requests, all in flight at a time."""
+    flights = {
+        solver._flight(PROBLEM, name, solver._requested({**LIMITS, **options})): name
+        for name, options in requests.items()
+    }
+    ended = solver._serve(Listed(flights), len(flights))
+    trees = {flights[flight]: solution.tree for flight, solution in ended}
+    assert_nothing_allocated(solver)
+    assert not solver._batch._lengths.decodings._own, "what was released is forgotten"
+    return {name: facts(trees[name]) for name in requests}
+
+
+@pytest.fixture(scope="module")
+def alone(generator_folder):
+    """What each request's tree is where the whole solver has its settings."""
+
+    @cache
+    def solve(name, **common):
+        seen = []
+        options = {**COMMON, **common, **LIMITS, **REQUESTS[name]}
+        with tiny_solver(generator_folder, **options) as solver:
+            solver.solve(PROBLEM, problem_id=name, on_round=lambda report: seen.append(report.tree))
+        return facts(seen[-1])
+
+    return solve
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_batch": 5},
+        {"attention": "dense"},
+        {"graphs": "on", "max_batch": 11},
+        {"schedule": "locality", "kv_memory": 15 * 8192, "host_memory": "4MiB", **CONTINUOUS},
+        {"deterministic": True},
+    ],
+    ids=str,
+)
+def test_mixed_requests_grow_the_trees_that_they_grow_alone(make_solver, alone, options):
+    common = {name: options[name] for name in ("attention", "deterministic") if name in options}
+    with make_solver(**COMMON, **options) as solver:
+        found = together(solver, REQUESTS)
+        preempted = solver._batch.counts.preempted
+    assert {name: alone(name, **common) for name in REQUESTS} == found
+    assert len({str(tree) for tree in found.values()}) == len(REQUESTS)
+    assert "schedule" not in options or preempted
+
+
+def test_a_captured_step_serves_rows_of_any_settings(make_solver, alone, monkeypatch):
+    """Parameters stand in place; only what is used at all is another capture."""
+    solver = make_solver(**COMMON, graphs="on", max_batch=7)
+    replay = put_on_tape(monkeypatch, solver, FixedAttention(solver.generator.backend))
+    found = together(solver, REQUESTS)
+    for name in REQUESTS:
+        pairs = zip(found[name], alone(name), strict=True)
+        assert all(mine[:2] == other[:2] and mine[3:5] == other[3:5] for mine, other in pairs)
+    assert together(solver, REQUESTS) == found  # admits others: it knows how long steps are
+    before = replay.num_recorded
+    assert together(solver, REQUESTS) == found
+    assert replay.num_recorded == before
+    # Other numbers, used in the same ways: nothing is captured anew, and the trees are others.
+    other = {name: {**own, "seed": 77} for name, own in REQUESTS.items() if name == "plain"}
+    plain = together(solver, {"plain": {}})
+    before = replay.num_recorded
+    changed = together(solver, other)
+    assert replay.num_recorded == before
+    assert changed != plain
+
+
+def test_settings_are_forgotten_with_the_root(make_solver):
+    solver = make_solver(**COMMON)
+    expected = together(solver, {"plain": {}})
+    assert together(solver, {"plain": {"temperature": 0.0}}) != expected
+    assert together(solver, {"plain": {}}) == expected
+
+
+def test_a_delimiter_has_to_be_short(make_solver):
+    solver = make_solver(**COMMON)
+    tree = solver._prompts.tree("x", PROBLEM)
+    with pytest.raises(InputError, match="at most 256 bytes"):
+        solver._batch.decode_as(tree.root, decoding({"delimiter": "ab" * 200}))
+
+
+def test_what_is_decoded_respects_its_own_limits(make_solver, monkeypatch):
+    solver = make_solver(**COMMON)
+    seen, iterate = {}, solver._batch.iterate
+
+    def watch():
+        events = iterate()
+        for event in events:
+            if isinstance(event, StepDecoded):
+                seen.setdefault(event.node.problem_id, []).append(len(event.token_ids))
+        return events
+
+    monkeypatch.setattr(solver._batch, "iterate", watch)
+    together(solver, {"fixed": REQUESTS["fixed"], "short": {"max_step_tokens": 2}})
+    assert set(seen["fixed"][:-1]) <= {9, 4}
+    assert max(seen["short"]) == 2

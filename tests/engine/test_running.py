@@ -1,0 +1,89 @@
+"""The running batch under any schedule: the same tokens, and nothing leaks."""
+
+import random
+
+import pytest
+
+from beamwright.engine.running import RunningBatch
+from beamwright.engine.tensor_rows import TensorRows
+from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
+
+SMALL = {"n": 6, "width": 2, "max_rounds": 3, "max_step_tokens": 20, "max_tokens": 44}
+NUM_TESTS = 8
+
+
+def facts(tree):
+    return [(n.lineage, n.token_ids, n.logprobs, n.stop, n.text, n.score) for n in tree.nodes()]
+
+
+class Chaos:
+    """Ends iterations, admits fewer rows and preempts others whenever a coin says so."""
+
+    def __init__(self, monkeypatch, evicts):
+        self.rng, self.evicts, self.num_preempted = random.Random(0), evicts, 0
+        run, joining, iterate = TensorRows.run, RunningBatch._next_rows, RunningBatch.iterate
+        chaos = self
+
+        def run_less(rows, running, max_tokens, enough):
+            return run(
+                rows, running, chaos.rng.randint(1, max_tokens), chaos.rng.randint(1, enough)
+            )
+
+        def some_join(batch):
+            found = joining(batch)
+            fewest = 0 if batch.running else min(1, len(found))
+            return found[: chaos.rng.randint(fewest, len(found))] if found else found
+
+        def preempt(batch):
+            events = iterate(batch)
+            while chaos.evicts and len(batch.running) > 1 and chaos.rng.random() < 0.2:
+                batch._preempt(batch.running.pop(chaos.rng.randrange(len(batch.running))))
+                batch._full = False
+                chaos.num_preempted += 1
+            return events
+
+        monkeypatch.setattr(TensorRows, "run", run_less)
+        monkeypatch.setattr(RunningBatch, "_next_rows", some_join)
+        monkeypatch.setattr(RunningBatch, "iterate", preempt)
+
+
+@pytest.mark.parametrize("seed", range(NUM_TESTS))
+def test_random_schedules_write_the_same_tokens(make_solver, monkeypatch, seed, pytestconfig):
+    """Rows join, leave and come back after any token, in any company.
+
+    `pytest tests/engine/test_running.py --schedules 1000` compares more of them.
+    """
+    num_schedules = pytestconfig.getoption("--schedules") // NUM_TESTS
+    attention = ("tree", "dense", "tree", "reference")[seed % 4]
+    tight = seed % 2 == 0
+    options = {**SMALL, "dtype": exact_dtype(attention), "attention": attention}
+    options["batching"] = ("continuous", "grouped")[seed >= 6]
+    expected = facts(grow(make_solver(**options))[1])
+    where = {"schedule": "locality", "host_memory": "1MiB"} if tight else {"schedule": "in-gpu"}
+    if tight:
+        where["kv_memory"] = 20 * 4096 * (2 if options["dtype"] == "float64" else 1)
+    with make_solver(**options, **where) as solver:
+        chaos = Chaos(monkeypatch, evicts=tight)
+        for number in range(num_schedules):
+            chaos.rng.seed(f"{seed} {number}")
+            seen = []
+            solver.solve(PROBLEM, on_round=lambda report, seen=seen: seen.append(report.tree))
+            assert facts(seen[-1]) == expected
+            assert_nothing_allocated(solver)
+    assert not tight or chaos.num_preempted > num_schedules
+
+
+def test_pools_are_conserved_after_every_iteration(make_solver, monkeypatch):
+    real, checked = RunningBatch.iterate, []
+
+    def iterate(batch):
+        events = real(batch)
+        batch._residency.check()
+        checked.append(len(batch.running))
+        return events
+
+    monkeypatch.setattr(RunningBatch, "iterate", iterate)
+    options = {**SMALL, "schedule": "locality", "kv_memory": 12 * 4096, "host_memory": "1MiB"}
+    with make_solver(**options) as solver:
+        solver.solve(PROBLEM, on_round=lambda report: check_conservation(solver, [report.tree]))
+    assert len(checked) > 4

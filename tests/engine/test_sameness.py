@@ -1,0 +1,124 @@
+"""Equal trees whatever the grouping, and whatever the backend in float64 (docs/architecture.md)."""
+
+import pytest
+
+from beamwright.engine import selftest
+from beamwright.engine.selftest import batches_are_exact, run_selftest
+from engines import PROBLEM, exact_dtype, grow
+from fakes import Grouping
+
+BACKENDS = ["reference", "dense", "tree"]
+GROUPINGS = [
+    *(Grouping(size) for size in (1, 3, 5)),
+    *(Grouping(size, reverse=True) for size in (None, 3)),
+]
+
+
+def scores(tree):
+    return [node.score for node in tree.nodes() if node.parent]
+
+
+@pytest.mark.parametrize("attention", BACKENDS)
+def test_trees_do_not_depend_on_grouping(make_solver, attention):
+    solver = make_solver(attention=attention, dtype=exact_dtype(attention))
+    solution, tree = grow(solver)
+    assert solution.exact == solver.exact
+    for schedule in GROUPINGS:
+        solver.schedule = schedule
+        other, other_tree = grow(solver)
+        assert other.tree_hash == solution.tree_hash
+        if solver.exact:
+            assert scores(other_tree) == scores(tree), "bit for bit"
+        assert other.kv.groups >= solution.kv.groups
+
+
+def test_long_steps_do_not_depend_on_grouping_either(make_solver):
+    options = {"max_step_tokens": 300, "max_tokens": 320, "delimiter": "Zq", "ignore_eos": True}
+    solver = make_solver(n=10, width=5, dtype=exact_dtype(), **options)
+    expected = grow(solver)[0].tree_hash
+    for schedule in GROUPINGS[1:]:
+        solver.schedule = schedule
+        assert grow(solver)[0].tree_hash == expected
+
+
+def test_float64_trees_do_not_depend_on_the_backend(make_solver):
+    found = []
+    for attention in BACKENDS:
+        solver = make_solver(attention=attention, dtype="float64")
+        hashes = [grow(solver, problem_id=i)[0].tree_hash for i in range(3)]
+        found.append(hashes)
+    assert found[0] == found[1] == found[2]
+    assert len(set(found[0])) == 3
+
+
+def test_max_batch_changes_the_time_only(make_solver):
+    expected = grow(make_solver(dtype=exact_dtype()))[0]
+    split = grow(make_solver(max_batch=3, dtype=exact_dtype()))[0]
+    assert split.tree_hash == expected.tree_hash
+    assert split.kv.groups > expected.kv.groups
+
+
+def test_seeds_and_problem_ids_grow_different_trees(make_solver):
+    solver = make_solver(seed=0)
+    hashes = [grow(solver, problem_id=i)[0].tree_hash for i in (0, 1, "0")]
+    hashes.append(grow(make_solver(seed=1))[0].tree_hash)
+    assert len(set(hashes)) == 4
+    assert grow(solver)[0].tree_hash == hashes[0]
+
+
+def test_the_search_does_not_see_how_the_problem_before_it_went(make_solver):
+    solver = make_solver()
+    first = grow(solver)[0].tree_hash
+    grow(solver, "Something else, longer than the problem before. " * 3, problem_id=9)
+    assert grow(solver, PROBLEM)[0].tree_hash == first
+
+
+def test_a_child_draws_the_same_whoever_its_siblings_are(make_solver):
+    """n = 1 is the first path of n = 16."""
+    many = grow(make_solver(search="best-of-n"))[1]
+    one = grow(make_solver(search="best-of-n", n=1))[1]
+    chain = [node for node in many.nodes() if node.lineage[1:2] == (0,)]
+    assert [n.token_ids for n in one.nodes()][1:] == [n.token_ids for n in chain]
+
+
+def test_the_self_test_covers_every_backend():
+    """What it finds is this machine's; that trees keep what it promises is tested above."""
+    assert [*run_selftest()][: len(BACKENDS)] == BACKENDS
+
+
+def test_the_self_test_asks_what_the_search_runs(make_solver, monkeypatch):
+    """A loaded model's products are prepacked where they can be, and so are the self-test's."""
+    asked = []
+    monkeypatch.setattr(selftest, "batches_are_exact", lambda decoder, _: asked.append(decoder))
+    run_selftest()
+    searching = make_solver(dtype="float32").generator.decoder.weights
+    kind = type(searching.layers[0].qkv)
+    for decoder in asked[: len(BACKENDS)]:
+        assert {type(decoder.weights.layers[0].down), type(decoder.weights.lm_head)} == {kind}
+
+
+@pytest.mark.parametrize("rows", [8, 24, 100])
+def test_the_self_test_finds_a_kernel_for_many_rows(make_solver, monkeypatch, rows):
+    """A library may change kernels, and a row's last bits, at any number of rows."""
+    from beamwright.models.decoder import Decoder
+
+    solver = make_solver(attention="reference", dtype="float64")
+    real = Decoder._mlp
+    monkeypatch.setattr(
+        Decoder, "_mlp", lambda self, layer, x: real(self, layer, x) * (1 + 1e-9 * (len(x) > rows))
+    )
+    assert not batches_are_exact(solver.generator.decoder, solver.generator.backend)
+
+
+def test_the_self_test_fails_where_batches_matter(make_solver, monkeypatch):
+    """A decoder whose rows depend on the batch must be found out."""
+    from beamwright.models.decoder import Decoder
+
+    solver = make_solver()
+    real = Decoder.logits
+
+    def leaky(self, hidden):
+        return real(self, hidden) + hidden.shape[0] * 1e-5
+
+    monkeypatch.setattr(Decoder, "logits", leaky)
+    assert not batches_are_exact(solver.generator.decoder, solver.generator.backend)

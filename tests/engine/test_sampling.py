@@ -1,0 +1,371 @@
+import math
+
+import pytest
+import torch
+
+from beamwright.engine.row_sampling import RowSampling
+from beamwright.engine.sampling import (
+    Sampler,
+    allow,
+    gumbel_noise,
+    lineage_key,
+    spread_tokens,
+    stack_keys,
+    stats_read_by,
+)
+from beamwright.sections import SamplingSettings
+
+CPU = torch.device("cpu")
+
+
+def draw_keys(num_rows, seed=0):
+    return stack_keys([lineage_key(seed, (0, row)) for row in range(num_rows)], CPU)
+
+
+def noise_of(keys, positions, token_ids):
+    return gumbel_noise(keys, positions, spread_tokens(token_ids))
+
+
+def sample(logits, keys, positions, num_tokens=None, greedy=None, **settings):
+    """Tokens and log-probabilities of rows that all have these settings."""
+    rows = [SamplingSettings(**settings)] * len(logits)
+    how = RowSampling(len(rows), CPU)
+    how.load(rows, greedy or [False] * len(rows))
+    return Sampler(num_tokens or logits.shape[-1], CPU).sample(logits, keys, positions, how)
+
+
+def draw(logits, num_rows=1, num_positions=1, seed=0, **settings):
+    """Tokens [positions, rows] drawn from one row of logits."""
+    keys, rows = draw_keys(num_rows, seed), logits.expand(num_rows, -1)
+    positions = (torch.full((num_rows,), p) for p in range(num_positions))
+    return torch.stack([sample(rows, keys, each, **settings)[0] for each in positions])
+
+
+# --- noise -----------------------------------------------------------------------------------
+
+
+def test_noise_is_a_function_of_its_own_row_and_token_alone():
+    keys, positions, ids = draw_keys(6), torch.arange(6) + 40, torch.arange(50)
+    whole = noise_of(keys, positions, ids)
+    rows, tokens = torch.tensor([4, 1]), torch.tensor([49, 3, 17])
+    part = noise_of(keys[rows], positions[rows], tokens)
+    assert torch.equal(part, whole[rows][:, tokens])
+
+
+def test_noise_is_standard_gumbel():
+    noise = noise_of(draw_keys(100), torch.arange(100), torch.arange(2000)).double()
+    assert noise.isfinite().all()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(1.6449, abs=0.03)
+    below_zero = (noise < 0).double().mean().item()
+    assert below_zero == pytest.approx(0.3679, abs=0.005)
+
+
+def test_streams_of_neighbouring_tokens_positions_and_lineages_are_unrelated():
+    def correlation(a, b):
+        return abs(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item())
+
+    keys, positions, ids = draw_keys(64), torch.arange(64), torch.arange(512)
+    noise = noise_of(keys, positions, ids)
+    assert correlation(noise[:, 1:], noise[:, :-1]) < 0.02
+    assert correlation(noise[1:], noise[:-1]) < 0.02
+    same = draw_keys(1).expand(64, 2)
+    by_position = noise_of(same, positions, ids)
+    assert correlation(by_position[1:], by_position[:-1]) < 0.02
+    assert correlation(noise_of(draw_keys(64, seed=1), positions, ids), noise) < 0.02
+
+
+def test_a_stream_has_its_own_key():
+    keys = [
+        lineage_key(0, (0, 1)),
+        lineage_key(1, (0, 1)),
+        lineage_key(0, (0, 2)),
+        lineage_key(0, (0, 1, 0)),
+        lineage_key(0, ("0", 1)),
+        lineage_key(0, (0, 1), "rollout"),
+        lineage_key(0, (0, 11)),
+        lineage_key(0, (0, 1, 1)),
+        lineage_key(10, (0, 1)),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert lineage_key(0, (0, 1)) == keys[0]
+    assert all(-(2**31) <= half < 2**31 for key in keys for half in key)
+
+
+def test_the_random_stream_is_pinned():
+    """A change of these numbers changes every tree that anybody has published."""
+    assert lineage_key(0, (0, 1)) == (-872878631, -683522499)
+    found = noise_of(draw_keys(2), torch.tensor([5, 6]), torch.tensor([0, 7, 400]))
+    expected = torch.tensor([[2.26977, 1.626417, 0.25025], [-0.776888, 1.69254, 2.596475]])
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+# --- drawing ---------------------------------------------------------------------------------
+
+
+def chi_square(tokens, probs):
+    counts = torch.bincount(tokens.flatten(), minlength=len(probs)).double()
+    expected = probs * tokens.numel()
+    live = probs > 0
+    assert counts[~live].sum() == 0
+    return (((counts - expected) ** 2)[live] / expected[live]).sum().item()
+
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0, 1.5]])
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_tempered_softmax(temperature):
+    tokens = draw(LOGITS, num_rows=50, num_positions=400, temperature=temperature)
+    probs = (LOGITS[0].double() / temperature).softmax(0)
+    assert chi_square(tokens, probs) < 24.3  # 7 degrees of freedom, p = 0.001
+
+
+def test_filtered_draws_follow_the_renormalised_softmax():
+    tokens = draw(LOGITS, num_rows=50, num_positions=400, temperature=1.0, top_k=3)
+    probs = LOGITS[0].double().softmax(0)
+    probs[LOGITS[0] < 1.0] = 0
+    assert chi_square(tokens, probs / probs.sum()) < 13.8  # 2 degrees of freedom
+
+
+def test_seeds_rows_and_positions_draw_differently():
+    flat = torch.zeros(1, 1000)
+    tokens = draw(flat, num_rows=20, num_positions=20)
+    assert tokens.unique().numel() > 300
+    assert (draw(flat, num_rows=20, num_positions=20, seed=1) == tokens).double().mean() < 0.05
+    assert torch.equal(draw(flat, num_rows=20, num_positions=20), tokens)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3}])
+def test_filtering_never_shifts_the_other_draws(filters):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 30, generator=generator) * 2
+    keys, positions = draw_keys(200), torch.arange(200)
+
+    free, filtered = (
+        sample(logits, keys, positions, temperature=1.0, **each)[0] for each in ({}, filters)
+    )
+    moved = (free != filtered).nonzero().flatten()
+    assert 0 < len(moved) < 150
+    # A draw moves only away from a forbidden token, and then to the runner-up among the allowed.
+    how = RowSampling.of([SamplingSettings(temperature=1.0, **filters)] * 200, CPU)
+    allowed = allow(logits, how.ways, how.top_k, how.top_p, how.min_p) > float("-inf")
+    assert torch.equal((~allowed[torch.arange(200), free]).nonzero().flatten(), moved)
+    raced = logits + noise_of(keys, positions, torch.arange(30))
+    assert torch.equal(raced.argmax(1), free)
+    assert torch.equal(raced.masked_fill(~allowed, float("-inf")).argmax(1), filtered)
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({"top_k": 1}, {0}),
+        ({"top_k": 3}, {0, 1, 2}),
+        ({"top_k": 99}, {0, 1, 2, 3}),
+        ({"top_p": 0.49}, {0}),
+        ({"top_p": 0.51}, {0, 1}),
+        ({"top_p": 0.85}, {0, 1, 2}),
+        ({"top_p": 1.0}, {0, 1, 2, 3}),
+        ({"min_p": 0.5}, {0, 1}),
+        ({"min_p": 0.25}, {0, 1, 2}),
+        ({"min_p": 1.0}, {0}),
+        ({"top_k": 2, "min_p": 0.1}, {0, 1}),
+        ({"top_p": 0.85, "top_k": 2}, {0, 1}),
+    ],
+)
+def test_what_each_filter_allows(settings, allowed):
+    logits = torch.tensor([[0.5, 0.27, 0.13, 0.1]]).log()
+    tokens = draw(logits, num_rows=40, num_positions=40, temperature=1.0, **settings)
+    assert set(tokens.flatten().tolist()) == allowed
+
+
+def test_filters_see_the_tempered_distribution():
+    logits = torch.tensor([[0.6, 0.4]]).log()
+    cold = draw(logits, num_rows=30, num_positions=30, temperature=0.2, top_p=0.8)
+    hot = draw(logits, num_rows=30, num_positions=30, temperature=1.0, top_p=0.8)
+    assert set(cold.flatten().tolist()) == {0}
+    assert set(hot.flatten().tolist()) == {0, 1}
+
+
+def test_zero_temperature_is_greedy():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 30, generator=generator)
+    for seed in (0, 1):
+        tokens, _ = sample(logits, draw_keys(40, seed), torch.arange(40), temperature=0)
+        assert torch.equal(tokens, logits.argmax(1))
+
+
+def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    keys = stack_keys([lineage_key(0, (0, row)) for row in range(6)], CPU)
+    positions = torch.arange(6)
+    drawn, _ = sample(logits, keys, positions, temperature=1.0)
+    greedy = torch.tensor([True, False] * 3)
+    mixed, logprobs = sample(logits, keys, positions, temperature=1.0, greedy=greedy.tolist())
+    assert (drawn != logits.argmax(-1)).any()
+    assert torch.equal(mixed[greedy], logits.argmax(-1)[greedy])
+    assert torch.equal(mixed[~greedy], drawn[~greedy])
+    assert torch.equal(logprobs, logits.log_softmax(-1)[torch.arange(6), mixed])
+
+
+def test_log_probabilities_are_those_of_the_untempered_model():
+    rows, how = (LOGITS.expand(9, -1), draw_keys(9), torch.arange(9)), {"top_k": 2}
+    tokens, logprobs = sample(*rows, temperature=0.3, **how)
+    assert torch.allclose(logprobs, LOGITS[0].log_softmax(0)[tokens])
+
+
+def test_rows_of_the_head_without_a_token_are_never_drawn():
+    logits = torch.zeros(64, 20)
+    logits[:, 12:] = 50.0
+    positions = torch.zeros(64, dtype=torch.long)
+    tokens, logprobs = sample(logits, draw_keys(64), positions, num_tokens=12)
+    assert int(tokens.max()) < 12
+    assert torch.allclose(logprobs, torch.tensor(1 / 12).log())
+
+
+# --- rows of one batch -----------------------------------------------------------------------
+
+MIXED = (
+    {"temperature": 0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "min_p": 0.05},
+    {"top_k": 5},
+    {"temperature": 0.3},
+    {"top_k": 500, "top_p": 0.5, "min_p": 0.1},
+    {"top_k": 60, "temperature": 2.0},
+    {},
+)
+
+
+def plain_draw(logits, keys, positions, temperature=0.8, top_k=None, top_p=1.0, min_p=None):
+    """The oracle: all rows by the same numbers, and nothing in tensors."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    scaled = logits / temperature
+    if top_k is not None and top_k < scaled.shape[1]:
+        least = scaled.topk(top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+    if top_p < 1.0:
+        ordered, index = scaled.sort(dim=-1, descending=True, stable=True)
+        probs = ordered.softmax(-1)
+        outside = probs.cumsum(-1) - probs >= top_p
+        hidden = torch.zeros_like(outside).scatter(1, index, outside)
+        scaled = scaled.masked_fill(hidden, float("-inf"))
+    if min_p is not None:
+        floor = scaled.softmax(-1).amax(-1, keepdim=True) * min_p
+        scaled = scaled.masked_fill(scaled.softmax(-1) < floor, float("-inf"))
+    noise = noise_of(keys, positions, torch.arange(logits.shape[1]))
+    return noise.add_(scaled).argmax(-1)
+
+
+@pytest.mark.parametrize("settings", MIXED, ids=str)
+def test_equal_rows_draw_as_by_plain_numbers(settings):
+    logits = torch.randn(256, 300, generator=torch.Generator().manual_seed(2)) * 3
+    keys, positions = draw_keys(256), torch.arange(256) * 7
+    found, logprobs = sample(logits, keys, positions, **settings)
+    assert torch.equal(found, plain_draw(logits, keys, positions, **settings))
+    assert torch.equal(logprobs, logits.log_softmax(-1).gather(1, found.unsqueeze(1)).squeeze(1))
+
+
+@pytest.mark.parametrize("tile_rows", [None, 64])
+def test_what_a_row_may_draw_is_the_same_whatever_others_do(tile_rows):
+    """To the last bit: the logits that are left, and the token."""
+    logits = torch.randn(256, 300, generator=torch.Generator().manual_seed(3)) * 3
+    keys, positions = draw_keys(256), torch.arange(256) * 5
+    settings = [SamplingSettings(**MIXED[row % len(MIXED)]) for row in range(256)]
+    mixed = RowSampling.of(settings, CPU)
+    sampler = Sampler(300, CPU, tile_rows=tile_rows)
+    found, logprobs = sampler.sample(logits, keys, positions, mixed)
+    filters = (mixed.top_k, mixed.top_p, mixed.min_p)
+    allowed = allow(logits / mixed.temperature, mixed.ways, *filters)
+    for number, own in enumerate(MIXED):
+        rows = slice(number, None, len(MIXED))
+        alone = RowSampling.of(settings[rows], CPU)
+        drawn = sampler.sample(logits[rows], keys[rows], positions[rows], alone)
+        assert torch.equal(drawn[0], found[rows])
+        assert torch.equal(drawn[1], logprobs[rows])
+        if own.get("temperature") != 0:
+            left = logits[rows] / alone.temperature
+            expected = allow(left, alone.ways, alone.top_k, alone.top_p, alone.min_p)
+            assert torch.equal(expected, allowed[rows])
+
+
+def test_what_nobody_does_is_not_computed():
+    def ways(*rows, greedy=False):
+        how = RowSampling(len(rows), CPU)
+        how.load([SamplingSettings(**row) for row in rows], [greedy] * len(rows))
+        return how.ways
+
+    assert ways({}, {"min_p": None}) == (True, False, 0, False, False)
+    assert ways({"temperature": 0, "top_p": 0.5}) == (False, True, 0, False, False)
+    assert ways({"top_k": 9}, greedy=True) == (False, True, 0, False, False)
+    assert ways({"top_k": 9}, {"top_p": 0.5}) == (True, False, 16, True, False)
+    assert ways({"temperature": 0, "top_k": 99}, {"min_p": 0.1}) == (True, True, 0, False, True)
+
+
+# --- statistics of the distribution ----------------------------------------------------------
+
+
+def stats_of(logits, num_tokens=None, names=("entropy", "confidence")):
+    found = Sampler(num_tokens or logits.shape[-1], CPU, names).stats(logits)
+    assert all(values.shape == logits.shape[:1] for values in found.values())
+    return {name: values.tolist() for name, values in found.items()}
+
+
+def plain_stats(row, num_likeliest=20):
+    """Entropy and DeepConf's token confidence of one row of logits, term by term."""
+    probs = row.double().softmax(0).tolist()
+    likeliest = sorted(probs, reverse=True)[:num_likeliest]
+    entropy = -sum(p * math.log(p) for p in probs if p > 0)
+    return entropy, -sum(map(math.log, likeliest)) / len(likeliest)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 8, 20, 21, 300])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 12.0])
+def test_statistics_are_those_of_the_whole_untempered_distribution(num_tokens, scale):
+    generator = torch.Generator().manual_seed(num_tokens)
+    logits = torch.randn(7, num_tokens, generator=generator) * scale
+    found = stats_of(logits)
+    pairs = [*zip(found["entropy"], found["confidence"], strict=True)]
+    assert len(pairs) == 7
+    for row, pair in zip(logits, pairs, strict=True):
+        assert pair == pytest.approx(plain_stats(row), rel=1e-5, abs=1e-5)
+    assert min(found["confidence"]) >= math.log(min(20, num_tokens)) - 1e-5
+    alone = Sampler(num_tokens, CPU, ["entropy"]).stats(logits)
+    assert {name: values.tolist() for name, values in alone.items()} == {
+        "entropy": found["entropy"]
+    }
+
+
+def test_statistics_see_drawable_tokens_only():
+    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(2))
+    assert stats_of(logits, num_tokens=25) == stats_of(logits[:, :25])
+    impossible = torch.cat([logits, torch.full((5, 3), float("-inf"))], dim=1)
+    assert stats_of(impossible)["entropy"] == pytest.approx(stats_of(logits)["entropy"])
+
+
+def test_a_rows_statistics_do_not_depend_on_the_batch():
+    logits = torch.randn(32, 513, generator=torch.Generator().manual_seed(3)) * 4
+    whole = stats_of(logits)
+    for size in (1, 8, 24):
+        parts = [stats_of(part) for part in logits.split(size)]
+        assert {n: [v for part in parts for v in part[n]] for n in whole} == whole
+
+
+def test_only_what_is_asked_for_is_computed():
+    assert stats_of(torch.zeros(2, 9), names=()) == {}
+    assert [*stats_of(torch.zeros(2, 9), names=["entropy"])] == ["entropy"]
+    with pytest.raises(KeyError):
+        stats_of(torch.zeros(2, 9), names=["surprise"])
+
+
+def test_verifiers_and_strategies_say_what_they_read():
+    class Reads:
+        token_stats = frozenset({"entropy"})
+
+    class ReadsMore:
+        token_stats = frozenset({"confidence", "entropy"})
+
+    assert stats_read_by(object()) == frozenset()
+    assert stats_read_by(object(), Reads()) == {"entropy"}
+    assert stats_read_by(Reads(), ReadsMore()) == {"confidence", "entropy"}

@@ -1,0 +1,429 @@
+"""Exact speculation: the tree is the same, whatever was decoded ahead and whatever became of it."""
+
+import itertools
+import random
+
+import pytest
+
+from beamwright import Solver
+from beamwright.engine.engine import Engine
+from beamwright.engine.obeyed import foreseen
+from beamwright.engine.running import RunningBatch
+from beamwright.engine.scoring import Scoring
+from beamwright.engine.speculation import SpeculativeChildren
+from beamwright.engine.tree_run import TreeRun
+from beamwright.errors import CapacityError, PolicyError
+from beamwright.evaluate import load_problems
+from beamwright.models import PrefillRequest
+from beamwright.protocols import Prospect, StepDecoded, StepDropped
+from beamwright.search import STRATEGIES
+from beamwright.tree import NodeState, StopReason
+from declared import real_options
+from engines import PROBLEM, assert_nothing_allocated, exact_dtype
+from fakes import add_step, new_tree
+
+FAST = {"n": 8, "width": 2, "max_rounds": 12, "max_step_tokens": 24, "max_tokens": 48}
+PLACES = {
+    "room": {"schedule": "in-gpu"},
+    "slots": {"schedule": "in-gpu", "max_batch": 3},
+    "little": {"schedule": "locality", "kv_memory": 24 * 4096, "host_memory": "1MiB"},
+    "barriers": {"schedule": "locality", "kv_memory": 24 * 4096, "batching": "grouped"},
+}
+
+
+def facts(solver, problem=PROBLEM):
+    """Everything that a search finds; nothing is held when it is over."""
+    seen = []
+    solution = solver.solve(problem, on_round=lambda report: seen.append(report.tree))
+    assert_nothing_allocated(solver)
+    nodes = seen[-1].nodes()
+    found = [(n.lineage, n.token_ids, n.logprobs, n.stop, n.state, n.score) for n in nodes]
+    return (solution.tree_hash, found), solution
+
+
+class Chaos:
+    """Drops, parks and forbids speculative rows whenever a coin says so."""
+
+    def __init__(self, monkeypatch):
+        self.rng, self.num_dropped, self.num_parked = random.Random(0), 0, 0
+        iterate, fill = RunningBatch.iterate, RunningBatch._fill
+        chaos = self
+
+        def and_drop(batch):
+            events = iterate(batch)
+            while batch._ahead.last() is not None and chaos.rng.random() < 0.5:
+                batch._drop_last()
+                chaos.num_dropped += 1
+            ahead = [row for row in batch.running if row.speculative]
+            if ahead and chaos.rng.random() < 0.5:
+                row = chaos.rng.choice(ahead)
+                batch.running.remove(row)
+                batch._preempt(row)
+                chaos.num_parked += 1
+            return events
+
+        def sometimes(batch):
+            if chaos.rng.random() < 0.8:
+                fill(batch)
+
+        monkeypatch.setattr(RunningBatch, "iterate", and_drop)
+        monkeypatch.setattr(RunningBatch, "_fill", sometimes)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_tree_is_the_same_with_every_strategy(make_solver, monkeypatch, name):
+    options = {**real_options(name, **FAST), "dtype": exact_dtype()}
+    expected, plain = facts(make_solver(**options))
+    assert plain.tokens.speculated == 0
+    with make_solver(**options, speculation="exact") as solver:
+        found, solution = facts(solver)
+        assert found == expected
+        assert 0 < solution.tokens.speculated_kept <= solution.tokens.speculated
+        chaos = Chaos(monkeypatch)
+        for seed in range(4):
+            chaos.rng.seed(seed)
+            assert facts(solver)[0] == expected
+    assert chaos.num_dropped + chaos.num_parked
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("executor", ["plain", "overlapped"])
+def test_the_tree_is_the_same_wherever_it_is_kept(make_solver, monkeypatch, place, executor):
+    options = {**FAST, "search": "beam", "dtype": exact_dtype()}
+    expected, _ = facts(make_solver(**options))
+    changed = {**options, **PLACES[place], "speculation": "exact", "executor": executor}
+    with make_solver(**changed) as solver:
+        assert facts(solver)[0] == expected
+        chaos = Chaos(monkeypatch)
+        for seed in range(3):
+            chaos.rng.seed(seed)
+            assert facts(solver)[0] == expected
+
+
+@pytest.mark.parametrize("executor", ["plain", "overlapped"])
+def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, executor):
+    to_score, level = TreeRun.to_score, Scoring._level
+    early, refused, ahead = set(), [], [False]
+
+    def noted(run):
+        new = to_score(run)
+        (early.update if run.open else early.difference_update)(new)
+        return new
+
+    def sometimes(scoring, nodes):
+        is_ahead = any(node.speculative for node in nodes)
+        if is_ahead if ahead[0] else len(refused) % 2 == 0 and early.intersection(nodes):
+            refused.append(is_ahead)
+            raise CapacityError("a segment", 8, 4, 4)
+        if early.intersection(nodes):
+            refused.append(None)
+        return level(scoring, nodes)
+
+    problem = load_problems("bundled:test", 2).problems[1].problem
+    options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
+    options |= {"dtype": exact_dtype(), "executor": executor, "verify_ahead": "slack"}
+    with Solver(**options, speculation="off") as solver:
+        expected, _ = facts(solver, problem)
+    monkeypatch.setattr(TreeRun, "to_score", noted)
+    monkeypatch.setattr(Scoring, "_level", sometimes)
+    with Solver(**options, speculation="exact") as solver:
+        for ahead[0] in (False, True):
+            assert facts(solver, problem)[0] == expected
+    # On a lane it is a matter of time who is scored early.
+    assert executor == "overlapped" or {True, False} < set(refused)
+
+
+def test_many_problems_in_flight_find_what_each_finds_alone(make_solver):
+    problems = [f"Ann has {k} apples. She eats 3." for k in range(6)]
+    options = {**FAST, "search": "beam", "dtype": exact_dtype()}
+    with make_solver(**options) as solver:
+        alone = [solver.solve(problem, problem_id=k) for k, problem in enumerate(problems)]
+    expected = {solution.problem_id: solution.tree_hash for solution in alone}
+    with make_solver(**options, speculation="exact") as solver:
+        found = list(solver.solve_many(problems, in_flight=3))
+        assert {key: solution.tree_hash for key, solution in found} == expected
+        assert_nothing_allocated(solver)
+
+
+@pytest.mark.parametrize("name", ["beam", "dynamic", "best-of-n"])
+def test_what_a_tree_foresees_is_what_it_would_if_it_were_asked_anew(
+    make_solver, monkeypatch, name
+):
+    """The engine asks a tree again only when something has become of it."""
+    asked, kept, speculate = [], [], Engine._speculate
+
+    def twice(engine, executor):
+        kept.append(len(engine._foreseen))
+        speculate(engine, executor)
+        first = asked[-1]
+        engine._foreseen.clear()
+        speculate(engine, executor)
+        assert asked[-1] == first
+
+    batch_speculate = RunningBatch.speculate
+
+    def noted(batch, nodes):
+        asked.append(list(nodes))
+        batch_speculate(batch, nodes)
+
+    monkeypatch.setattr(Engine, "_speculate", twice)
+    monkeypatch.setattr(RunningBatch, "speculate", noted)
+    problems = [f"Ann has {k} apples. She eats 3." for k in range(4)]
+    with make_solver(**real_options(name, **FAST), speculation="exact") as solver:
+        assert len(list(solver.solve_many(problems, in_flight=3))) == 4
+    assert any(asked)
+    assert max(kept) >= 1
+
+
+def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
+    """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
+    level, ahead = Scoring._level, []
+
+    def noted(scoring, nodes):
+        ahead.extend(node for node in nodes if node.speculative)
+        return level(scoring, nodes)
+
+    problem = load_problems("bundled:test", 2).problems[1].problem
+    options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
+    options |= {"dtype": exact_dtype(), "speculation": "exact"}
+    found = {}
+    monkeypatch.setattr(Scoring, "_level", noted)
+    for verify_ahead in ("never", "slack"):
+        with Solver(**options, verify_ahead=verify_ahead) as solver:
+            found[verify_ahead], solution = facts(solver, problem)
+            assert solution.tokens.speculated > 0
+        assert bool(ahead) == (verify_ahead == "slack")
+    assert found["never"] == found["slack"]
+
+
+def test_what_is_certain_is_never_dropped(make_solver):
+    """Best-of-n runs ahead without end: no path waits for another."""
+    options = {**FAST, "search": "best-of-n", "dtype": exact_dtype()}
+    _, solution = facts(make_solver(**options, speculation="exact"))
+    assert solution.tokens.speculated_kept == solution.tokens.speculated > 0
+
+
+def test_open_steps_join_before_anything_that_was_decoded_ahead_goes_on(make_solver, monkeypatch):
+    """A newcomer, or the next round, waits for the iteration under way at most."""
+    admit, crowded, late = RunningBatch._admit, [], []
+
+    def watched(batch):
+        ahead = [row for row in batch.running if row.speculative]
+        admit(batch)
+        num_open = sum(not row.speculative for row in batch.running)
+        if batch.waiting and num_open < batch.batching.slots:
+            late.append(batch.waiting)
+        if ahead and num_open and any(row not in batch.running for row in ahead):
+            crowded.append(ahead)
+
+    monkeypatch.setattr(RunningBatch, "_admit", watched)
+    options = {**FAST, "search": "beam", "max_batch": 6, "schedule": "in-gpu"}
+    with make_solver(**options, speculation="exact") as solver:
+        list(solver.solve_many([f"Ann has {k} apples." for k in range(8)], in_flight=2))
+    assert crowded, "somebody had to make way"
+    assert not late
+
+
+def test_truncated_duplicates_are_written_as_any_step_is(make_solver):
+    """The paper's way changes the tree, and says so; tokens, KV and ends still fit together."""
+    options = {**FAST, "search": "beam", "dtype": "float64", "max_step_tokens": 40}
+    options |= {"max_tokens": 90, "n": 12, "width": 4}
+    (exact_hash, _), plain = facts(make_solver(**options))
+    seen = []
+    with make_solver(**options, speculation="truncate") as solver:
+        solution = solver.solve(PROBLEM, on_round=lambda report: seen.append(report.tree))
+        assert_nothing_allocated(solver)
+        tree = seen[-1]
+        families = [node.children for node in tree.nodes() if len(node.children) > 1]
+        shared = [common(*family[:2]) for family in families if family[0].parent is not tree.root]
+        assert max(shared) > 3, "siblings begin alike"
+        for node in tree.finished():
+            assert logprobs_of(solver, node) == pytest.approx(written(node), abs=1e-5)
+    assert len(solution.candidates) == len(plain.candidates)
+    assert solution.tree_hash != exact_hash
+    assert (plain.exact, solution.exact) == (True, False)
+    assert any("--speculation truncate" in line for line in solution.warnings)
+
+
+def common(first, second):
+    """Tokens that two steps begin with."""
+    pairs = zip(first.token_ids, second.token_ids, strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def written(leaf):
+    """Log-probabilities of a path's tokens as they were written."""
+    return [logprob for node in leaf.path()[1:] for logprob in node.logprobs]
+
+
+def logprobs_of(solver, leaf):
+    """The same from one forward pass over the whole path."""
+    model = solver.generator
+    tokens = leaf.path_token_ids()
+    segment = model.store.create()
+    (hidden,) = model.prefill([PrefillRequest((), segment, tuple(tokens), 0)])
+    model.store.free(segment)
+    logits = model.decoder.logits(hidden).log_softmax(-1)
+    start = leaf.root.end
+    return [float(logits[place - 1, tokens[place]]) for place in range(start, len(tokens))]
+
+
+# --- the children of one tree ----------------------------------------------------------------
+
+
+def begun_tree():
+    """A tree with two complete steps, and the speculative children of both."""
+    tree = new_tree()
+    first, second = tree.expand(tree.root, 2)
+    for node in (first, second):
+        add_step(tree, node, "x.")
+    children = SpeculativeChildren()
+    made = children.of([Prospect(first, 2), Prospect(second, 1)])
+    return tree, first, second, children, made
+
+
+def test_children_have_the_lineage_that_they_would_have():
+    tree, first, second, children, made = begun_tree()
+    assert [node.lineage for node in made] == [
+        (*first.lineage, 0), (*first.lineage, 1), (*second.lineage, 0),
+    ]  # fmt: skip
+    assert all(node.speculative and node in children for node in made)
+    assert children.of([Prospect(first, 2)]) == made[:2], "each is made once"
+    assert not first.children
+    assert list(tree.nodes()) == [tree.root, first, second]
+
+
+def test_what_is_opened_is_taken_as_it_is():
+    tree, first, second, children, made = begun_tree()
+    children.decoded(tree, StepDecoded(made[0], (5, 6), (0.0, 0.0), StopReason.DELIMITER, "y."))
+    made[0].usage["speculated"] = made[2].usage["speculated"] = 2
+    tree.keep(first)
+    tree.prune(second)
+    opened = tree.expand(first, 3, begun=children.taken(first, 3, greedy=False))
+    assert opened[:2] == made[:2]
+    assert [node.state for node in opened] == [NodeState.CANDIDATE, NodeState.OPEN, NodeState.OPEN]
+    assert not any(node.speculative for node in opened)
+    assert {node.round for node in opened} == {1}
+    assert children.rest(tree) == [made[2]]
+    assert made[0].usage["speculated_kept"] == 2
+    assert second.usage["speculated"] == 2, "a parent bears what was lost"
+    assert not list(children)
+
+
+def test_a_rollout_is_no_drawn_step():
+    _, first, _, children, made = begun_tree()
+    assert children.taken(first, 2, greedy=True) == {}
+    (rollout,) = children.of([Prospect(first, 1, greedy=True)])
+    assert rollout.greedy
+    assert rollout is not made[0]
+
+
+def test_parents_that_nothing_was_decided_about_keep_theirs():
+    tree, first, second, children, made = begun_tree()
+    children.decoded(tree, StepDecoded(made[0], (5,), (0.0,), StopReason.DELIMITER, "y."))
+    (deeper,) = children.of([Prospect(made[0], 1)])
+    tree.keep(first)
+    tree.expand(first, 1, begun=children.taken(first, 1, greedy=False))
+    assert children.rest(tree) == [made[1]], "nothing was decided about what was opened"
+    assert set(children) == {made[2], deeper}
+    tree.prune(made[0])
+    tree.prune(second)
+    assert children.rest(tree) == [deeper, made[2]]
+
+
+def test_a_search_that_is_over_keeps_none():
+    tree, _, _, children, made = begun_tree()
+    assert children.rest(tree) == [], "nothing is decided"
+    tree.done = True
+    assert children.rest(tree) == made[::-1]
+
+
+def test_searches_that_end_at_a_limit_free_what_was_ahead(make_solver):
+    options = {**FAST, "search": "beam", "max_rounds": 2, "max_tokens": 400, "ignore_eos": True}
+    with make_solver(**options, speculation="exact") as solver:
+        for _ in range(2):
+            assert facts(solver)[1].tokens.speculated
+
+
+def test_late_news_of_a_dropped_child_is_nothing(make_solver):
+    _, _, _, children, made = begun_tree()
+    children.forget(made[0])
+    assert made[0] not in children
+    assert StepDropped(made[0]).node not in children
+
+
+# --- prospects that cannot be ----------------------------------------------------------------
+
+
+class Foreseeing:
+    foresees_by_score = True
+
+    def __init__(self, *found):
+        self.found = found
+
+    def prospects(self, tree, beams, ahead):
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda first, ended: "x", "is no Prospect"),
+        (lambda first, ended: Prospect(ended, 1), "extends a path that has ended"),
+        (lambda first, ended: Prospect(first, 0), "gives 0 children"),
+        (lambda first, ended: Prospect(new_tree().root, 1), "no node of this tree"),
+    ],
+)
+def test_prospects_are_checked(wrong, words):
+    tree = new_tree()
+    first, ended = tree.expand(tree.root, 2)
+    add_step(tree, first, "x.")
+    add_step(tree, ended, "x.", stop=StopReason.EOS)
+    assert foreseen(Foreseeing(Prospect(first, 2)), tree, [first], []) == [Prospect(first, 2)]
+    assert foreseen(object(), tree, [first], []) == []
+    with pytest.raises(PolicyError, match=words):
+        foreseen(Foreseeing(wrong(first, ended)), tree, [first, ended], [])
+
+
+class Ranks:
+    """A listwise judge: a step's score is its place among those of the call."""
+
+    def __init__(self, **says):
+        self.calls = []
+        vars(self).update(says)
+
+    def score(self, nodes):
+        self.calls.append(len(nodes))
+        order = sorted(nodes, key=lambda node: (len(node.step_text), node.step_text))
+        return [order.index(node) / len(nodes) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    "says", [{}, {"listwise": True}, {"listwise": True, "beside_decoding": True}]
+)
+@pytest.mark.parametrize("explore", ["continuous", "decoupled"])
+def test_scores_that_depend_on_the_call_make_the_same_tree(make_solver, says, explore):
+    """A verifier object that does not say that a path's score is its own gets whole rounds."""
+    trees, calls = [], []
+    for speculation in ("off", "exact"):
+        ranks = Ranks(**says)
+        options = {**FAST, "search": "beam", "dtype": exact_dtype(), "verifier": ranks}
+        with make_solver(**options, speculation=speculation, explore=explore) as solver:
+            found, solution = facts(solver)
+            problems = [("a", PROBLEM), ("b", "Ann has two.")]
+            others = solver.solve_many(problems, in_flight=2)
+            trees.append((found, {name: each.tree_hash for name, each in others}))
+            calls.append(sorted(ranks.calls))
+    assert solution.tokens.speculated_kept
+    assert trees[0] == trees[1]
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("says", [{"listwise": False}, {"beside_decoding": True}])
+def test_who_says_that_scores_are_each_their_own_is_asked_early(make_solver, says):
+    ranks = Ranks(**says)
+    with make_solver(
+        **FAST, search="beam", dtype=exact_dtype(), verifier=ranks, speculation="exact"
+    ) as solver:
+        solution = solver.solve(PROBLEM)
+    assert len(ranks.calls) > solution.rounds

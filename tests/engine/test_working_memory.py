@@ -1,0 +1,155 @@
+"""The device runs out of working memory: the group shrinks, the tree stays the same."""
+
+import pytest
+import torch
+
+from beamwright.engine.working_memory import WorkingMemory
+from beamwright.errors import DeviceMemoryError
+from beamwright.models import device_memory
+from beamwright.protocols import ScheduleView
+from beamwright.schedule import make_schedule
+from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
+from fakes import new_tree
+
+SMALL = {"n": 16, "width": 4, "max_rounds": 6, "host_memory": "1MiB"}
+HOW = [
+    {"schedule": "in-gpu"},
+    {"schedule": "locality"},
+    {"schedule": "locality", "kv_memory": 22 * 4096},
+    {"attention": "dense"},
+]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
+    expected, _ = grow(make_solver(**SMALL, **how))
+    solver = make_solver(**SMALL, **how)
+    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "logits" and rows > 8)
+    solution, tree = grow(solver)
+    assert device.num_failures
+    assert solution.tree_hash == expected.tree_hash
+    assert solution.tokens.generated == expected.tokens.generated
+    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+    assert solution.kv.groups >= expected.kv.groups
+    assert solver._batch.view(tuple(tree.candidates())).max_beams <= 8
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_any_call_may_fail_once(make_solver, verifier_folder, monkeypatch, how):
+    how = {**SMALL, **how, "verifier": str(verifier_folder)}
+    solver = make_solver(**how)
+    with monkeypatch.context() as patched:
+        counting = FailingDevice(patched, lambda *_: False)
+        expected, _ = grow(solver)
+    single = 0
+    for call in range(1, counting.num_calls + 1, max(1, counting.num_calls // 9)):
+        solver = make_solver(**how)
+        with monkeypatch.context() as patched:
+            FailingDevice(patched, lambda name, rows, number, call=call: number == call)
+            try:
+                solution, _ = grow(solver)
+            except DeviceMemoryError:
+                assert_nothing_allocated(solver)
+                single += 1  # a lone prompt or beam cannot be made smaller
+                continue
+        assert solution.tree_hash == expected.tree_hash
+    assert single < 4
+
+
+def test_what_was_decoded_twice_is_counted(make_solver, monkeypatch):
+    how = {**SMALL, "step_tokens": 8, "ignore_eos": True, "schedule": "in-gpu"}
+    how["verifier"] = "deepconf:4"  # whose scores read statistics of every token
+    expected, _ = grow(make_solver(**how))
+    seen = []
+
+    def fails(name, rows, number):
+        seen.append(name)
+        return name == "logits" and seen.count("logits") == 4
+
+    solver = make_solver(**how)
+    FailingDevice(monkeypatch, fails)
+    solution, tree = grow(solver)
+    assert solution.tree_hash == expected.tree_hash
+    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+    for node in tree.nodes():
+        assert all(len(values) == len(node.token_ids) for values in node.stats.values())
+    assert solution.tokens.overrun == expected.tokens.overrun + 3 * 16
+
+
+def test_one_beam_that_does_not_fit_ends_the_search_in_one_line(make_solver, monkeypatch):
+    solver = make_solver(**SMALL)
+    FailingDevice(monkeypatch, lambda name, rows, _: name == "logits")
+    with pytest.raises(DeviceMemoryError, match="out of memory: one beam's step"):
+        solver.solve(PROBLEM)
+    assert_nothing_allocated(solver)
+
+
+def test_a_prefill_that_does_not_fit_is_halved(make_solver, verifier_folder, monkeypatch):
+    how = {**SMALL, "verifier": str(verifier_folder), "step_tokens": 10, "ignore_eos": True}
+    expected, _ = grow(make_solver(**how))
+    solver = make_solver(**how)
+    device = FailingDevice(monkeypatch, lambda name, rows, _: name == "hidden" and rows > 64)
+    solution, _ = grow(solver)
+    assert device.num_failures
+    assert solution.tree_hash == expected.tree_hash
+    assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
+
+
+def test_a_problem_that_runs_out_of_memory_costs_the_others_nothing(make_solver, monkeypatch):
+    problems = [(name, PROBLEM) for name in "abc"]
+    solver = make_solver(**SMALL)
+    real = solver.verifier.score
+
+    def score(nodes):
+        if any(node.problem_id == "b" for node in nodes):
+            raise torch.OutOfMemoryError("an injected failure")
+        return real(nodes)
+
+    expected = [solver.solve(text, problem_id=name).tree_hash for name, text in problems]
+    monkeypatch.setattr(solver.verifier, "score", score)
+    first, second, third = solver.solve_many(problems)
+    assert isinstance(second, DeviceMemoryError)
+    assert [first.tree_hash, third.tree_hash] == [expected[0], expected[2]]
+    assert_nothing_allocated(solver)
+
+
+def test_running_out_anywhere_else_is_one_line_too(make_solver, verifier_folder, monkeypatch):
+    solver = make_solver(**SMALL, verifier=str(verifier_folder))
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("an injected failure")
+
+    monkeypatch.setattr(solver.verifier, "_read", fail)
+    with pytest.raises(DeviceMemoryError, match=r"out of memory: a round .* \(verify\)"):
+        solver.solve(PROBLEM)
+    assert_nothing_allocated(solver)
+
+
+def test_groups_are_as_large_as_the_free_memory_allows():
+    free = [1000]
+    room = WorkingMemory(lambda: free[0], lambda step_tokens: 10 * step_tokens)
+    assert room.max_rows(10) == 10
+    free[0] = 399  # somebody else has taken the rest
+    assert room.max_rows(10) == 3
+    assert room.max_rows(10, held_bytes=101) == 5
+    assert room.max_rows(1000) == 1
+    room.failed(4)
+    assert room.max_rows(10) == 2
+    assert WorkingMemory(None, lambda _: 1).max_rows(10) is None
+
+
+@pytest.mark.parametrize("name", ["in-gpu", "locality"])
+def test_a_plan_keeps_to_the_room_there_is(make_solver, name):
+    tree = new_tree()
+    beams = tuple(tree.expand(tree.root, 7))
+    settings = make_solver(schedule=name).settings.schedule
+    sizes = [len(g) for g in make_schedule(settings).plan(ScheduleView(beams, None, 3)).groups]
+    assert max(sizes) == 3
+    capped = settings.model_copy(update={"max_batch": 2})
+    sizes = [len(g) for g in make_schedule(capped).plan(ScheduleView(beams, None, 3)).groups]
+    assert max(sizes) == 2
+
+
+def test_a_cpu_has_no_cap_and_says_nothing_of_its_memory():
+    device_memory.cap_memory("cpu", 1)
+    assert device_memory.free_bytes(torch.device("cpu")) is None

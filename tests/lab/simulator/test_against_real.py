@@ -1,0 +1,176 @@
+"""The simulator moves exactly the bytes that the real engine moves for the same tree."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from transformers import LlamaConfig
+
+import engines
+import fakes
+from beamwright import Solver
+from beamwright.engine.running import RunningBatch
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.roofline import Layout
+from beamwright.saved.recorded import read_recorded, write_recorded
+from beamwright_lab.simulator import RooflineCosts, Simulation, simulate
+
+MODEL = "random:llama,layers=2,hidden=64,heads=4,kv_heads=4,intermediate=128,vocab=128,context=1024"
+BLOCK = 16 * 2 * 2 * 64 * 4  # bytes of 16 tokens, float32
+LAYOUT = {"dense": Layout.DENSE, "tree": Layout.TREE}
+# No delay on the link: nothing is under way when a node is pruned, so nothing is cancelled.
+MACHINE = replace(
+    find_profile("epyc-2core"), h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30
+)
+SAME = (
+    "h2d_bytes",
+    "d2h_bytes",
+    "groups",
+    "device_peak_bytes",
+    "host_peak_bytes",
+    "dm_lower_bound_bytes",
+    "recomputed_tokens",
+)
+
+
+def both(solver, solve, file):
+    """What the real engine moved, and what the simulator moves for the tree that it grew."""
+    trees = {}
+    # Pruning cancels what happens to be under way; waiting for it makes the bytes repeatable.
+    link = solver._tier.link
+    link.cancel = link.wait
+    with solver:
+        solution = solve(lambda report: trees.update(last=report.tree))
+    write_recorded(trees["last"], file)
+    shape = solver.generator.decoder.shape
+    model = ModelCosts.of(shape, 4)
+    case = Simulation(
+        tree=read_recorded(file),
+        model=model,
+        costs=RooflineCosts.of(model, MACHINE, LAYOUT[solution.attention]),
+        kv_budget_bytes=solution.kv.device_budget_bytes,
+        schedule=solver.settings.schedule,
+        step=solver.settings.step,
+        context=shape.context,
+    )
+    simulated = simulate(case)
+    assert simulated.generator_cache == solution.cache.generator
+    return solution.kv, simulated
+
+
+def synthetic(tmp_path, **options):
+    settings = {
+        "model": MODEL,
+        "verifier": "logprob",
+        "ignore_eos": True,
+        "n": 8,
+        "width": 2,
+        "max_rounds": 10,
+        "step_tokens": 24,
+        "max_tokens": 96,
+        "schedule": "locality",
+        "seed": 3,
+        **options,
+    }
+    solver = Solver(**settings)
+    return both(solver, lambda seen: solver.synthetic(40, on_round=seen), tmp_path / "tree.json")
+
+
+def facts(outcome):
+    return {name: getattr(outcome, name) for name in SAME}
+
+
+@pytest.mark.parametrize(
+    ("attention", "blocks"),
+    [("tree", 400), ("tree", 20), ("tree", 12), ("dense", 400), ("dense", 48), ("dense", 20)],
+)
+def test_equal_bytes_under_every_budget(tmp_path, attention, blocks):
+    real, simulated = synthetic(tmp_path, attention=attention, kv_memory=str(blocks * BLOCK))
+    assert (real.h2d_bytes > 0) == (blocks < 400)
+    assert facts(simulated) == facts(real)
+
+
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 18), ("dense", 36)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"planner": "greedy"},
+        {"prefetch": False},
+        {"balance": False},
+        {"inter_beam": False},
+        {"reuse": False},
+        {"evict": "recompute"},
+        {"victims": "lru"},
+        {"victims": "cost"},
+        {"evict": "recompute", "victims": "cost"},
+        {"max_batch": 3},
+        {"write_back": "lazy"},
+        {"write_back": "eager"},
+        {"search": "best-of-n"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_equal_bytes_whatever_is_switched_off(tmp_path, attention, blocks, options):
+    memory = str(blocks * BLOCK)
+    real, simulated = synthetic(tmp_path, attention=attention, kv_memory=memory, **options)
+    assert real.h2d_bytes + real.recomputed_tokens > 0
+    assert facts(simulated) == facts(real)
+
+
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 14), ("dense", 25)])
+def test_equal_bytes_layer_by_layer(tmp_path, attention, blocks):
+    """Layers come and go: fewer of them fit as paths grow, more once the round is pruned."""
+    model = MODEL.replace("layers=2", "layers=8").replace("hidden=64", "hidden=32")
+    options = {"model": model, "schedule": "layerwise", "attention": attention}
+    real, simulated = synthetic(tmp_path, kv_memory=str(2 * blocks * BLOCK), **options)
+    assert real.h2d_bytes > 0
+    assert facts(simulated) == {**facts(real), "host_peak_bytes": 0}  # the host has no limit
+
+
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 18), ("tree", 14), ("dense", 26)])
+def test_equal_bytes_when_beams_are_parked(tmp_path, monkeypatch, attention, blocks):
+    """Steps turn out longer than the first guess of 32 tokens."""
+    parked = []
+    park = RunningBatch._preempt
+    monkeypatch.setattr(
+        RunningBatch, "_preempt", lambda self, *args: parked.append(args) or park(self, *args)
+    )
+    options = {"step_tokens": None, "max_step_tokens": 60, "max_tokens": 130}
+    options["batching"] = "continuous"
+    memory = str(blocks * BLOCK)
+    real, simulated = synthetic(tmp_path, attention=attention, kv_memory=memory, **options)
+    assert parked
+    assert facts(simulated) == facts(real)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model whose steps end at EOS and at limits; always the same one."""
+    folder = tmp_path_factory.mktemp("model")
+    fakes.write_tokenizer(folder)
+    config = LlamaConfig(**{**fakes.SMALL, "eos_token_id": [2, 30, 40]}, num_key_value_heads=2)
+    fakes.write_checkpoint(folder, config, seed=3, noise=0.15)
+    return folder
+
+
+@pytest.mark.parametrize(("attention", "blocks"), [("tree", 6), ("dense", 7)])
+def test_equal_bytes_with_steps_that_end_anywhere(folder, tmp_path, attention, blocks):
+    solver = engines.tiny_solver(
+        folder,
+        schedule="locality",
+        attention=attention,
+        kv_memory=str(blocks * 16 * 2 * 2 * 2 * 8 * 4),
+        delimiter="no such text",
+        max_step_tokens=20,
+        max_tokens=70,
+        n=8,
+        width=2,
+    )
+    file = tmp_path / "tree.json"
+    real, simulated = both(solver, lambda seen: solver.solve("6*7?", on_round=seen), file)
+    nodes = json.loads(file.read_text())["nodes"]
+    assert len({node["tokens"] for node in nodes}) > 5
+    assert len({node["stop"] for node in nodes}) > 1
+    assert real.h2d_bytes > 0
+    assert facts(simulated) == facts(real)

@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import pytest
+
+from beamwright.engine.timeline import Timeline
+from beamwright.errors import CapacityError
+from beamwright.plan.analytic import LbsCase, layerwise_bytes
+from beamwright.plan.roofline import Layout, Roofline
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright_lab.simulator import (
+    RooflineCosts,
+    Simulation,
+    VirtualClock,
+    grow,
+    simulate,
+    simulate_if_fits,
+)
+from simulated import CARD, GIB, MODEL, SEARCH, TREE
+
+KV = 512 * 1024
+
+
+def case(schedule="locality", layout=Layout.TREE, budget=2 * GIB, machine=CARD, **options):
+    return Simulation(
+        tree=options.pop("tree", TREE),
+        model=MODEL,
+        costs=RooflineCosts.of(MODEL, machine, layout),
+        kv_budget_bytes=budget,
+        schedule=ScheduleSettings(schedule=schedule, **options),
+        step=StepSettings(step_tokens=32, max_tokens=256),
+    )
+
+
+def test_when_everything_fits_locality_is_in_gpu():
+    everything = simulate(case(budget=8 * GIB))
+    assert everything.h2d_bytes == everything.d2h_bytes == everything.stall_s == 0
+    assert everything.groups == 8
+    assert everything.time_s == simulate(case("in-gpu", budget=8 * GIB)).time_s
+
+
+def test_decoding_takes_what_the_roofline_says():
+    """Best-of-n: nothing is shared but the prompt, so the tokens read can be written down."""
+    tree = grow(replace(SEARCH, search="best-of-n", generate_tokens=64))
+    simulated = simulate(case("in-gpu", budget=64 * GIB, tree=tree))
+    roofline = Roofline(MODEL, CARD)
+    expected = roofline.prefill(128)
+    for token in range(1, 64):
+        read, seen = 128 + 16 * token, 16 * (128 + token)
+        expected += roofline.decode_step(16, read, seen)
+    assert simulated.time_s == pytest.approx(expected)
+
+
+def test_what_does_not_fit():
+    with pytest.raises(CapacityError):
+        simulate(case("in-gpu", budget=GIB // 2))
+    assert simulate_if_fits(case("in-gpu", budget=GIB // 2)) is None
+    assert simulate_if_fits(case(budget=GIB // 2)) is not None
+    assert simulate_if_fits(case(budget=GIB // 8)) is None
+    assert simulate_if_fits(case("layerwise", Layout.DENSE, budget=GIB // 8)) is None
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_budget_is_kept_and_the_lower_bound_is_one(layout):
+    simulated = simulate(case(layout=layout, budget=GIB // 2))
+    assert simulated.device_peak_bytes <= GIB // 2
+    assert simulated.h2d_bytes >= simulated.dm_lower_bound_bytes
+    assert simulated.groups > 8
+    assert simulated.time_s == pytest.approx(simulated.decode_s + simulated.stall_s)
+    assert simulated.io_share == pytest.approx(simulated.stall_s / simulated.time_s)
+
+
+def test_a_slower_link_only_costs_stalls():
+    slow = replace(CARD, h2d_bandwidth=CARD.h2d_bandwidth / 8)
+    quick = simulate(case(budget=GIB // 2))
+    stalled = simulate(case(budget=GIB // 2, machine=slow))
+    assert stalled.h2d_bytes == quick.h2d_bytes
+    assert stalled.decode_s == pytest.approx(quick.decode_s)
+    assert stalled.stall_s > quick.stall_s
+
+
+def test_prefetch_hides_transfers():
+    options = {"layout": Layout.DENSE, "budget": GIB}
+    ahead, behind = simulate(case(**options)), simulate(case(**options, prefetch=False))
+    assert ahead.stall_s < behind.stall_s
+
+
+def test_layer_wise_moves_what_the_equations_say():
+    """Eq. 1-3 count all layers that do not fit; two stream buffers displace two layers more."""
+    simulated = simulate(case("layerwise", Layout.DENSE, budget=GIB))
+    equations = LbsCase(32, KV, 16, 128, 256, 32, GIB)
+    buffers = 2 * 256 * 16 * (128 + 128) * KV // 32
+    assert simulated.h2d_bytes == pytest.approx(layerwise_bytes(equations) + buffers, rel=0.05)
+    assert simulated.io_share > 0.5
+
+
+def test_layer_wise_hides_the_smaller_of_link_and_compute():
+    endless = replace(CARD, h2d_bandwidth=1e30, d2h_bandwidth=1e30, copy_launch_s=1e-30)
+    unhindered = simulate(case("layerwise", budget=GIB // 2, machine=endless))
+    real = simulate(case("layerwise", budget=GIB // 2))
+    link_s = real.h2d_bytes / (CARD.h2d_bandwidth * CARD.link_share)
+    assert unhindered.stall_s == pytest.approx(0, abs=1e-6)
+    assert real.decode_s == pytest.approx(unhindered.decode_s)
+    assert max(link_s, real.decode_s) < real.time_s < link_s + real.decode_s
+
+
+def test_written_back_lazily_little_goes_that_is_pruned():
+    eager, lazy = (simulate(case(budget=3 * GIB // 4, write_back=how)) for how in ("eager", "lazy"))
+    assert lazy.d2h_bytes < 0.6 * eager.d2h_bytes
+    assert lazy.d2h_bytes >= lazy.blind_store_bound_bytes
+    assert lazy.decode_s == eager.decode_s
+    assert simulate(case(budget=3 * GIB // 4)) == lazy
+
+
+def test_recomputing_moves_nothing():
+    simulated = simulate(case(budget=GIB // 2, evict="recompute"))
+    assert simulated.h2d_bytes == simulated.d2h_bytes == 0
+    assert simulated.recomputed_tokens > 0
+
+
+def test_a_host_that_is_too_small():
+    with pytest.raises(CapacityError, match="host"):
+        simulate(replace(case(budget=GIB // 2), host_bytes=GIB // 8))
+
+
+def test_simulating_twice_gives_the_same():
+    assert simulate(case(budget=GIB // 2)) == simulate(case(budget=GIB // 2))
+
+
+def test_a_timeline_of_virtual_time():
+    clock = VirtualClock()
+    timeline = Timeline(clock)
+    simulated = simulate(case(budget=GIB // 2), clock, timeline)
+    iterations = [span for span in timeline.spans if span.name == "decode"]
+    assert len(iterations) > simulated.groups
+    assert max(span.end_s for span in iterations) == pytest.approx(simulated.time_s)
+    moved = sum(span.args["bytes"] for span in timeline.spans if span.track == "h2d")
+    assert moved == simulated.h2d_bytes

@@ -1,0 +1,79 @@
+"""A recorded search with KV at home on the host, against the same by hand."""
+
+import math
+
+import pytest
+
+from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.roofline import Roofline
+from beamwright.plan.sparse import SparseLoad
+from beamwright.plan.sparse_host import Scored, host_ranks
+from beamwright.plan.sparse_search import SparseCase
+from beamwright.sparse import SparseRule
+from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
+from beamwright_lab.simulator import simulate_sparse
+from beamwright_lab.simulator.packs import in_packs, simulate_packs
+
+SHAPE = NAMED_SHAPES["llama-3.1-8b"]
+ROOFLINE = Roofline(ModelCosts.of(SHAPE, 2), find_profile("rtx-4090-x16"))
+KV = ROOFLINE.model.kv_bytes_per_token
+CASE = SparseCase(SparseRule("ahead-pages", 64, 64), SHAPE, Scored.HOST_BOUNDS, True, True)
+
+
+def recorded(*steps, prompt=1000):
+    nodes = tuple(
+        RecordedNode(lineage, tokens, StopReason.DELIMITER, NodeState.KEPT, 0.5)
+        for lineage, tokens in steps
+    )
+    return RecordedTree(0, prompt, max(len(each) for each, _ in steps), nodes)
+
+
+TREE = recorded(((0,), 30), ((1,), 50), ((0, 0), 20), ((0, 1), 20))
+
+
+def by_hand(rows, visible, distinct):
+    load = SparseLoad(rows, visible, 64, shared=min(1.0, distinct / (rows * visible)))
+    packs = in_packs(host_ranks(ROOFLINE, SHAPE, load, CASE.scored, CASE.host), SHAPE.layers, 1)
+    return simulate_packs(packs, 8, distance=2)
+
+
+def test_the_rounds_of_a_tree_one_after_the_other():
+    found = simulate_sparse(TREE, ROOFLINE, CASE, 10**9)
+    both = by_hand(2, round(1015.5), 1000 + 2 * 15.5)
+    longer = by_hand(1, round(1040.5), 1040.5)
+    children = by_hand(2, round(1040.5), 1030 + 2 * 10.5)
+    expected = 30 * both.token_s + 20 * longer.token_s + 20 * children.token_s
+    assert found.decode_s == pytest.approx(expected, rel=1e-9)
+    assert found.selecting_tokens == 2 * 30 + 20 + 2 * 20
+    assert found.rows == 2
+    selected = 64 * KV * CASE.host.missed
+    assert found.h2d_bytes == pytest.approx(selected * found.selecting_tokens)
+
+
+def test_one_row_at_a_time_where_there_is_no_room_for_two():
+    found = simulate_sparse(TREE, ROOFLINE, CASE, int(1.5 * 64 * KV))
+    assert found.rows == 1
+    assert found.decode_s > simulate_sparse(TREE, ROOFLINE, CASE, 10**9).decode_s
+    assert simulate_sparse(TREE, ROOFLINE, CASE, 63 * KV) is None
+
+
+def test_rows_that_read_all_bring_their_paths_once_a_step():
+    full = SparseCase(SparseRule("ahead", 64, 2000), SHAPE, Scored.HOST_KEYS, True, True)
+    found = simulate_sparse(TREE, ROOFLINE, full, 10**9)
+    assert found.h2d_bytes == (1000 + 1030) * KV
+    assert found.waited_s == pytest.approx(found.h2d_bytes / (31.5e9 * 0.82), rel=0.01)
+    assert (found.selecting_tokens, found.hidden_share) == (0, None)
+    assert simulate_sparse(TREE, ROOFLINE, full, 500 * KV) is None
+
+
+def test_a_fast_host_hides_everything_and_a_true_query_nothing():
+    from dataclasses import replace
+
+    fast = replace(CASE, host=replace(CASE.host, bandwidth=1e15, flops=1e18, missed=1e-6))
+    found = simulate_sparse(TREE, ROOFLINE, fast, 10**9)
+    assert (found.hidden_share, found.waited_s) == (1.0, pytest.approx(0.0, abs=1e-9))
+    late = simulate_sparse(TREE, ROOFLINE, replace(fast, foreseen=False), 10**9)
+    assert late.hidden_share == 0.0
+    assert math.isclose(late.decode_s - late.waited_s, found.decode_s, rel_tol=1e-3)

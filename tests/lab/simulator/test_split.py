@@ -1,0 +1,167 @@
+"""Memory that moves in simulated searches: never lost, and worth its while."""
+
+import random
+
+import pytest
+
+from beamwright.engine.moving import MOVING
+from beamwright.errors import CapacityError
+from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.roofline import Layout
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright_lab.simulator import (
+    RooflineCosts,
+    Simulation,
+    SyntheticSearch,
+    VerifierCase,
+    grow,
+    simulate,
+    simulate_if_fits,
+)
+
+CARD = find_profile("rtx-4090")
+MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
+GENERATE = 256
+NAMES = ("qwen2.5-math-1.5b", "math-shepherd-7b")
+NEED = 36 * 2**20  # of each model, about
+
+
+pytestmark = pytest.mark.usefixtures("conserved")
+
+
+@pytest.fixture(scope="module")
+def tree():
+    return grow(SyntheticSearch(16, 4, 64, GENERATE, 32, step_sigma=0.5, survival="score"))
+
+
+@pytest.fixture
+def run(tree):
+    usual = tree
+
+    def simulated(total_bytes, split=None, share=0.5, speculation="off", tree=usual):
+        costs, own = RooflineCosts.of(MODEL, CARD, Layout.TREE), int(share * total_bytes)
+        case = Simulation(
+            tree,
+            MODEL,
+            costs,
+            kv_budget_bytes=own,
+            schedule=ScheduleSettings(schedule="locality"),
+            step=StepSettings(max_step_tokens=max(node.tokens for node in tree.nodes)),
+            verifier=VerifierCase(MODEL, costs, total_bytes - own),
+            split=split,
+            hardware=CARD,
+            speculation=speculation,
+        )
+        return simulate(case)
+
+    return simulated
+
+
+def test_where_everything_fits_nothing_moves(run):
+    for split in ("auto", "roofline"):
+        found = run(4 * NEED, split)
+        assert found.split_moves == found.split_moved_bytes == found.h2d_bytes == 0
+    assert run(4 * NEED, "offload").split_moves > 0
+
+
+@pytest.mark.parametrize("split", MOVING)
+@pytest.mark.parametrize("of_need", [0.5, 0.7, 1.0])
+def test_moving_memory_takes_no_longer_than_halves(run, conserved, split, of_need):
+    total = int(of_need * 2 * NEED)
+    found, halves = run(total, split), run(total)
+    assert found.verifier_peak_bytes <= total
+    assert found.device_peak_bytes <= total
+    assert (found.split_moves > 0) == (len(set(conserved)) > 1)
+    assert (found.split_moved_bytes > 0) == (found.split_moves > 0)
+    if split == "auto":
+        assert found.time_s <= 1.01 * halves.time_s
+
+
+@pytest.mark.parametrize("split", ["auto", "roofline"])
+def test_what_fits_where_one_model_has_everything_fits(run, split):
+    """A step may be longer than the mean, from which needs are estimated."""
+    few = grow(SyntheticSearch(2, 2, 64, GENERATE, 32, step_sigma=0.9, survival="score"))
+    fits = []
+    for total in range(8 * 2**20, 16 * 2**20, 2**20):
+        try:
+            run(total, "offload", tree=few)
+        except CapacityError:
+            continue
+        fits.append(total)
+        assert run(total, split, tree=few).device_peak_bytes <= total
+    assert 3 < len(fits) < 8
+
+
+def test_in_turn_is_faster_than_any_share_where_memory_is_short(run):
+    total = NEED
+    fixed = [run(total, share=share).time_s for share in (0.4, 0.5, 0.6)]
+    found = run(total, "auto")
+    assert found.time_s < min(fixed)
+    assert found.split_moves > 4
+
+
+def test_a_share_that_is_bad_from_the_beginning_is_mended(run, conserved):
+    """Budgets that a caller gave, as far from the need as can be."""
+    bad = run(int(2.2 * NEED), share=0.2)
+    found = run(int(2.2 * NEED), "auto", share=0.2)
+    assert max(conserved) > 0.3 * 2.2 * NEED
+    assert found.time_s < bad.time_s
+    assert found.h2d_bytes <= bad.h2d_bytes
+
+
+def test_equal_runs_move_equally(run):
+    assert run(NEED, "roofline") == run(NEED, "roofline")
+    assert run(NEED, "auto") == run(NEED, "auto")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_fits_in_equal_parts_fits_however_memory_moves(seed):
+    """Random searches of unlike models in little memory; `auto` is never the slower."""
+    rng = random.Random(seed)
+    models = [ModelCosts.of(NAMED_SHAPES[rng.choice(NAMES)], 2) for _ in range(2)]
+    search = SyntheticSearch(
+        num_beams=rng.choice((4, 8, 16)),
+        width=rng.choice((2, 4)),
+        prompt_tokens=rng.choice((16, 64, 200)),
+        generate_tokens=128,
+        step_tokens=rng.choice((16, 32)),
+        step_sigma=rng.choice((0.0, 0.5, 1.0)),
+        seed=seed,
+    )
+    grown, per_token = grow(search), sum(each.kv_bytes_per_token for each in models)
+    total = per_token * rng.randrange(200, 800)
+    own = total * models[0].kv_bytes_per_token // per_token
+    costs = [RooflineCosts.of(each, CARD, Layout.TREE) for each in models]
+
+    def run(split):
+        return simulate_if_fits(
+            Simulation(
+                grown,
+                models[0],
+                costs[0],
+                kv_budget_bytes=own,
+                schedule=ScheduleSettings(schedule="locality"),
+                step=StepSettings(max_step_tokens=max(node.tokens for node in grown.nodes)),
+                verifier=VerifierCase(models[1], costs[1], total - own),
+                split=split,
+                hardware=CARD,
+            )
+        )
+
+    base, found = run(None), {split: run(split) for split in MOVING}
+    if base is not None:
+        assert all(each is not None for each in found.values())
+        assert found["auto"].time_s <= 1.01 * base.time_s
+
+
+@pytest.mark.parametrize("split", MOVING)
+@pytest.mark.parametrize("of_need", [0.35, 0.5, 0.7])
+def test_what_fits_in_halves_fits_however_memory_moves_with_steps_scored_early(run, split, of_need):
+    """Speculation scores steps while others hold the generator's part, and cannot wait for it."""
+    total = int(of_need * 2 * NEED)
+    run(total, speculation="exact")
+    found = run(total, split, speculation="exact")
+    assert found.split_moves > 0 or split == "roofline"
+    assert found.speculated_tokens >= found.kept_tokens

@@ -1,0 +1,125 @@
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.plan.roofline import Layout
+from beamwright.tree import NodeState, StopReason
+from beamwright_lab.simulator import (
+    RooflineCosts,
+    Simulation,
+    SyntheticSearch,
+    foresight,
+    grow,
+    simulate,
+)
+from simulated import CARD, GIB, MODEL
+
+PAPER = SyntheticSearch(64, 2, 128, 1920, 32)
+
+
+def rounds(tree):
+    found = {}
+    for node in tree.nodes:
+        found.setdefault(len(node.lineage), []).append(node)
+    return [found[number] for number in sorted(found)]
+
+
+def shared(tree):
+    """Union over sum of the paths, at the end of every round."""
+    end, tokens = {(): tree.prompt_tokens}, {(): tree.prompt_tokens}
+    for node in tree.nodes:
+        tokens[node.lineage] = node.tokens
+        end[node.lineage] = end[node.lineage[:-1]] + node.tokens
+    unions = sums = 0
+    for beams in rounds(tree):
+        paths = {node.lineage[:i] for node in beams for i in range(len(node.lineage) + 1)}
+        unions += sum(map(tokens.__getitem__, paths))
+        sums += sum(end[node.lineage] for node in beams)
+    return unions / sums
+
+
+@pytest.mark.parametrize(("width", "low", "high"), [(2, 0.115, 0.16), (4, 0.065, 0.085)])
+@pytest.mark.parametrize("survival", ["random", "score"])
+def test_as_much_is_shared_as_in_simulated_searches(width, low, high, survival):
+    search = replace(PAPER, width=width, survival=survival)
+    assert low < mean(shared(grow(replace(search, seed=seed))) for seed in range(2)) < high
+
+
+def test_scores_that_are_inherited_share_more():
+    by_score = [shared(grow(replace(PAPER, survival="score", seed=seed))) for seed in range(3)]
+    by_chance = [shared(grow(replace(PAPER, seed=seed))) for seed in range(3)]
+    assert mean(by_score) < mean(by_chance)
+
+
+def test_beam_search_keeps_n_candidates_in_every_round():
+    tree = grow(PAPER)
+    assert [len(beams) for beams in rounds(tree)] == [64] * 60
+    kept = [node.state for node in rounds(tree)[10]].count(NodeState.KEPT)
+    assert kept == 32
+    assert {node.stop for node in rounds(tree)[-1]} == {StopReason.PATH_LIMIT}
+
+
+def test_best_of_n_shares_only_the_prompt():
+    tree = grow(replace(PAPER, search="best-of-n", generate_tokens=100))
+    assert NodeState.PRUNED not in {node.state for node in tree.nodes}
+    assert {node.lineage[1:] for node in tree.nodes} == {(), (0,), (0, 0), (0, 0, 0)}
+    assert [beams[0].tokens for beams in rounds(tree)] == [32, 32, 32, 4]
+
+
+def test_dvts_keeps_every_family_alive():
+    tree = grow(replace(PAPER, search="dvts"))
+    for beams in rounds(tree):
+        assert len(beams) == 64
+        assert {node.lineage[0] // 2 for node in beams} == set(range(32))
+
+
+@pytest.mark.parametrize("search", ["dvts", "dynamic"])
+def test_the_strategy_that_grew_a_tree_foresees_better_than_its_scores_alone(search):
+    made = replace(PAPER, search=search, survival="score", step_sigma=0.9, generate_tokens=512)
+    costs = RooflineCosts.of(MODEL, CARD, Layout.TREE)
+    usual = Simulation(grow(made), MODEL, costs, 64 * GIB, speculation="exact")
+    known = simulate(replace(usual, foresees=foresight(made)))
+    plain = simulate(usual)
+    shares = [each.kept_tokens / each.speculated_tokens for each in (known, plain)]
+    assert shares[0] > shares[1]
+
+
+def test_steps_are_cut_at_the_limit_of_their_place():
+    limits = (20, 20, 40)
+    tree = grow(replace(PAPER, step_sigma=0.9, num_beams=16, step_limits=limits))
+    longest = [max(beam.tokens for beam in beams) for beams in rounds(tree)[:6]]
+    assert longest == [20, 20, 40, 40, 40, 40]
+    assert {beam.stop for beam in rounds(tree)[0]} == {StopReason.STEP_LENGTH}
+
+
+def test_lognormal_steps_have_the_mean_that_was_asked_for():
+    tree = grow(replace(PAPER, step_sigma=0.6, generate_tokens=4000, num_beams=16))
+    lengths = [node.tokens for node in tree.nodes if node.stop is StopReason.STEP_LENGTH]
+    assert mean(lengths) == pytest.approx(32, rel=0.05)
+    assert len(set(lengths)) > 20
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+@pytest.mark.parametrize("search", ["beam", "best-of-n", "dvts"])
+def test_every_final_path_has_all_its_tokens(search, sigma):
+    tree = grow(SyntheticSearch(8, 2, 16, 200, 24, sigma, search=search))
+    end = {(): 0}
+    for node in tree.nodes:
+        end[node.lineage] = end[node.lineage[:-1]] + node.tokens
+    final = [end[node.lineage] for node in tree.nodes if node.state is NodeState.FINISHED]
+    assert final == [200] * 8
+
+
+def test_the_seed_decides():
+    assert grow(PAPER) == grow(PAPER)
+    assert grow(PAPER) != grow(replace(PAPER, seed=1))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"width": 3}, {"num_beams": 0}, {"step_sigma": -1.0}, {"step_sigma": float("nan")}]
+)
+def test_impossible_searches(changes):
+    with pytest.raises(InputError):
+        grow(replace(PAPER, **changes))

@@ -1,0 +1,125 @@
+"""The rules of FlashTTS's baseline, on searches small enough to count by hand."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from beamwright.errors import CapacityError
+from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+from beamwright.plan.scoring import MARK_TOKENS
+from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
+from beamwright_lab.flashtts.baseline import (
+    SOURCES,
+    Baseline,
+    Rules,
+    Workload,
+    baseline_of,
+    scoring,
+    simulate_baseline,
+)
+from beamwright_lab.flashtts.split import PAIRS
+from beamwright_lab.rivals import StepRequest, VllmEngine
+from engine_searches import admitted, one_round
+
+MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
+BLOCK = 16 * MODEL.kv_bytes_per_token
+PROMPT = 32
+
+
+def recorded(steps=((32, 32), (32, 32))):
+    """Both first steps are opened once; the paths end with the second round."""
+    nodes = []
+    for i, (first, second) in enumerate(steps):
+        nodes += [
+            RecordedNode((i,), first, StopReason.STEP_LENGTH, NodeState.KEPT, 0.5),
+            RecordedNode((i, 0), second, StopReason.PATH_LIMIT, NodeState.FINISHED, 0.5),
+        ]
+    return RecordedTree(0, PROMPT, 2, tuple(nodes))
+
+
+def case(blocks=2000, tree=None, **rules):
+    card = find_profile("rtx-4090")
+    return Baseline(tree or recorded(), MODEL, MODEL, card, blocks * BLOCK, Rules(**rules))
+
+
+def test_every_rule_has_a_source():
+    assert {field.name for field in fields(Rules)} == set(SOURCES)
+
+
+def test_the_verifier_computes_steps_and_what_fills_no_block():
+    by_row, once = simulate_baseline(case())
+    # Round 1: 65 tokens a path, of which the second finds the prompt's two blocks. Round 2: 98
+    # tokens, of which four blocks are found.
+    first, second = (65 + 33), 2 * (98 - 64)
+    assert by_row.verified_tokens == once.verified_tokens == first + second
+    assert by_row.step_tokens == PROMPT + 4 * (32 + MARK_TOKENS)
+    assert (by_row.preemptions, by_row.decode_s >= once.decode_s) == (0, True)
+
+
+def test_without_its_prefix_cache_the_verifier_computes_whole_paths():
+    found, _ = simulate_baseline(case(verifier_prefix_cache=False))
+    assert found.verified_tokens == 2 * 65 + 2 * 98
+
+
+def test_the_generator_loses_only_what_fills_no_block():
+    # Of 64 tokens 63 have KV: three full blocks are found, 16 tokens computed, one of them new.
+    found, _ = simulate_baseline(case())
+    assert found.recomputed_tokens == 16 + 2 * 15  # the second prompt of round 1 has a hit, too
+
+
+def test_what_was_evicted_is_computed_again():
+    # Room for one path at a time and little else in each half.
+    ample, _ = simulate_baseline(case())
+    tight, _ = simulate_baseline(case(blocks=16))
+    assert tight.verified_tokens > ample.verified_tokens
+    assert tight.time_s > ample.time_s
+
+
+def test_a_path_that_fits_no_part_is_an_error():
+    with pytest.raises(CapacityError):
+        simulate_baseline(case(blocks=8))
+
+
+def test_nobody_is_scored_before_all_are_decoded():
+    """A path is done when its round is, the longest step included."""
+    short = recorded(((32, 32), (32, 32)))
+    ragged = recorded(((32, 32), (320, 32)))
+    even, _ = simulate_baseline(case(tree=short))
+    late, _ = simulate_baseline(case(tree=ragged))
+    mean_tokens = (64 + 352) / 2
+    assert late.goodput_tok_s == pytest.approx(mean_tokens / late.time_s)
+    assert even.goodput_tok_s == pytest.approx(64 / even.time_s)
+
+
+def test_the_order_is_random_and_reproducible():
+    tree = Workload(generate_tokens=256, step_tokens=64).tree(16)
+    tight = case(tree=tree, blocks=160)
+    assert simulate_baseline(tight) == simulate_baseline(tight)
+    orders = {simulate_baseline(replace(tight, seed=seed))[0].time_s for seed in range(3)}
+    assert len(orders) > 1
+    siblings = replace(tight, rules=Rules(random_order=False))
+    assert simulate_baseline(siblings) == simulate_baseline(replace(siblings, seed=1))
+
+
+def test_a_scored_path_is_its_prompt_with_a_mark_behind_each_step():
+    step = StepRequest(((), (0,)), (100, 20), (0, 1), 30)
+    scored = scoring(step)
+    assert (scored.lengths, scored.step_tokens) == ((100, 21, 31), 1)
+    assert scored.path == ((), (0,), (0, 1))
+
+
+def test_no_more_requests_run_than_are_allowed():
+    engine = VllmEngine(1000, max_running=2)
+    engine.submit(one_round(3))
+    assert admitted(engine.schedule()) == [(0,), (1,)]
+    engine = VllmEngine(1000, max_batched_tokens=40)
+    engine.submit(one_round(3))
+    assert [tokens for _, tokens in engine.schedule().rows] == [32, 8]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_paper_s_pairs_have_room_for_the_search(pair):
+    for each in simulate_baseline(baseline_of(pair, Workload().tree(8), 8)):
+        assert each.goodput_tok_s > 0

@@ -1,0 +1,101 @@
+"""The figures' comparison on a small search: what may not depend on how it is run."""
+
+import pytest
+
+from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
+from beamwright_lab.flashtts.baseline import Workload, baseline_of, simulate_baseline
+from beamwright_lab.flashtts.figures import (
+    FULL,
+    METHODS,
+    VARIANTS,
+    compare,
+    goodput_rows,
+    is_wanted,
+    latency_rows,
+    mean_run,
+    method_rows,
+    most_kv,
+    ours,
+    split_rows,
+    summary,
+    throughput_rows,
+)
+
+WORK = Workload(generate_tokens=256, step_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    case = baseline_of("1.5B+1.5B", WORK.tree(16), 16)
+    return compare(case, WORK, VARIANTS)
+
+
+def test_every_variant_runs_the_search(runs):
+    assert set(VARIANTS) < set(runs)
+    for run in runs.values():
+        assert run.time_s == pytest.approx(run.decode_s + run.verify_s)
+
+
+def test_where_all_fits_order_and_split_change_nothing_and_speculation_gains(runs):
+    assert runs["strong"] == runs["P"] == runs["P+M"]
+    assert runs[FULL] == runs["M+S"] == runs["P+S"]
+    assert runs[FULL].goodput > runs["strong"].goodput
+
+
+def test_a_baseline_that_reads_less_or_keeps_more_is_no_slower(runs):
+    assert runs["baseline, KV once"].time_s <= runs["baseline"].time_s
+    assert runs["baseline, uncached"].verify_s > runs["baseline"].verify_s
+    assert runs["baseline, uncached"].decode_s == runs["baseline"].decode_s
+
+
+def test_both_sides_count_goodput_alike():
+    """Without a straggler's slack and with one round, tokens and seconds are nearly the same."""
+    work = Workload(generate_tokens=64, step_tokens=64, step_sigma=0.0)
+    case = baseline_of("1.5B+1.5B", work.tree(8), 8)
+    found, base = ours(case, VARIANTS["strong"], work), simulate_baseline(case)[0]
+    assert found is not None
+    assert found.goodput_tok_s == pytest.approx(base.goodput_tok_s, rel=0.05)
+
+
+def test_tables_say_ratios_of_what_ran(runs):
+    rows = [{"pair": "1.5B+1.5B", "n": 16, "runs": {n: mean_run([r]) for n, r in runs.items()}}]
+    (goodput,), (latency,) = goodput_rows(rows), latency_rows(rows)
+    ratio = runs[FULL].goodput / runs["baseline"].goodput
+    assert float(goodput[f"{FULL} / baseline"]) == pytest.approx(ratio, rel=0.01)
+    assert latency["latency"].startswith("-")
+    first = summary(rows, "one")[0]
+    assert first["mean"] == first["least"] == first["most"]
+
+
+def test_kv_of_a_round_is_counted_apart_and_once():
+    """A prompt of 10; steps of 3 and 4; below the first 5 and 6. Round 2 needs most."""
+    lengths = {(0,): 3, (1,): 4, (0, 0): 5, (0, 1): 6}
+    nodes = [
+        RecordedNode(lineage, tokens, StopReason.DELIMITER, NodeState.KEPT, 0.5)
+        for lineage, tokens in lengths.items()
+    ]
+    assert most_kv(RecordedTree(0, 10, 2, tuple(nodes))) == (
+        10 + 3 + 5 + 10 + 3 + 6,
+        10 + 3 + 5 + 6,
+    )
+
+
+def test_every_method_has_a_row_with_what_it_gains():
+    rows = method_rows(WORK, [4])
+    assert [row["search"] for row in rows] == list(METHODS)
+    for row in rows:
+        assert float(row[f"{FULL} / baseline"]) > 1
+        assert float(row["full / uncached"]) >= float(row[f"{FULL} / baseline"])
+
+
+def test_figures_are_chosen_by_number():
+    assert is_wanted("3 left and 11: methods", [])
+    assert is_wanted("3 left and 11: methods", [5, 11])
+    assert not is_wanted("3 left and 11: methods", [1])
+
+
+def test_the_cost_model_alone_has_the_paper_s_asymmetry():
+    for row in throughput_rows():
+        assert float(row["prefill, GiB at 80 %"]) < 1 < float(row["decode, GiB at 80 %"])
+    gains = [float(row["throughput over half and half"]) for row in split_rows()]
+    assert gains == sorted(gains, reverse=True)

@@ -1,0 +1,270 @@
+"""The runner of `gpu/check.py`: budgets, resuming, crashes and hangs, with real tiny processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from beamwright_lab.gpu.runner import (
+    CRASHED,
+    FAILED,
+    KILLED,
+    NO_TIME,
+    OK,
+    SKIPPED,
+    TIMED_OUT,
+    Journal,
+    Plan,
+    Stage,
+    run_stages,
+)
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, os, signal, subprocess, sys, time
+mode, name, runs, journal, _, seconds = sys.argv[1:]
+with open(runs, "a") as stream:
+    stream.write(mode + "\\n")
+def save(**data):
+    with open(journal, "a") as stream:
+        for part, value in data.items():
+            line = {"stage": name, "part": part, "value": value}
+            stream.write(json.dumps(line) + "\\n")
+if mode == "hang":
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"])
+    save(rows=[1], child=child.pid, own=os.getpid())
+    time.sleep(600)
+save(rows=[1, 2], seconds=float(seconds), not_run=[])
+if mode == "partial":
+    save(found="something", not_run=["two"])
+if mode == "crash":
+    os.kill(os.getpid(), signal.SIGSEGV)
+if mode == "fail":
+    print("first line")
+    print("the last line says why")
+    sys.exit(3)
+"""
+KEY = {"machine": "tiny-card", "smoke": True}
+
+
+class Bench:
+    """Fake stages in a folder, and how often each of them has run."""
+
+    def __init__(self, folder):
+        self.journal, self.runs = Journal(folder / "results.jsonl"), folder / "runs"
+        self.script, self.log = folder / "stage.py", folder / "log.txt"
+        self.script.write_text(SCRIPT)
+        self.lines = []
+
+    def stage(self, name, mode="ok", budget_s=10.0, **options):
+        files = (str(self.runs), str(self.journal.file))
+        command = (sys.executable, "-I", "-S", str(self.script), mode, name, *files)
+        return Stage(name, command, budget_s, **{"least_s": 0.1, **options})
+
+    def run(self, *stages, **plan):
+        chosen = {"journal": self.journal, "log": self.log, "key": KEY, "budget_s": 600.0}
+        return run_stages(stages, Plan(**{**chosen, "grace_s": 0.5, **plan}), self.lines.append)
+
+    @property
+    def num_runs(self):
+        return len(self.runs.read_text().splitlines()) if self.runs.exists() else 0
+
+
+@pytest.fixture
+def bench(tmp_path):
+    return Bench(tmp_path)
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_until(true):
+    end = time.monotonic() + 60
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert true()
+
+
+def test_a_finished_stage_is_not_run_again(bench):
+    first = bench.run(bench.stage("one"), bench.stage("two"))
+    assert [result["status"] for result in first.values()] == [OK, OK]
+    assert first["one"]["data"]["rows"] == [1, 2]
+    assert bench.run(bench.stage("one"), bench.stage("two")) == first
+    assert bench.num_runs == 2
+
+
+def test_other_settings_or_again_run_it_again_and_other_sources_do_not(bench):
+    bench.run(bench.stage("one"), facts={"sources": "a"})
+    bench.run(bench.stage("one"), facts={"sources": "b"})
+    assert bench.num_runs == 1
+    bench.run(bench.stage("one"), key={**KEY, "smoke": False})
+    assert bench.num_runs == 2
+    found = bench.run(bench.stage("one"), again=frozenset({"one"}), facts={"sources": "b"})
+    assert (bench.num_runs, found["one"]["sources"]) == (3, "b")
+
+
+def test_only_the_named_stages_are_run(bench):
+    found = bench.run(bench.stage("one"), bench.stage("two"), only=frozenset({"two"}))
+    assert list(found) == list(bench.journal.results()) == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "says"),
+    [("crash", CRASHED, "signal 11"), ("fail", FAILED, "exit code 3: the last line says why")],
+)
+def test_a_crash_or_failure_keeps_what_was_found_and_the_rest_goes_on(bench, mode, status, says):
+    found = bench.run(bench.stage("bad", mode), bench.stage("good"))
+    assert found["bad"]["status"] == status
+    assert found["bad"]["error"] == says
+    assert found["bad"]["data"]["rows"] == [1, 2]
+    assert found["good"]["status"] == OK
+    bench.run(bench.stage("bad", mode), bench.stage("good"))
+    assert bench.num_runs == 3, "a failed stage is tried again, a good one kept"
+
+
+def test_a_hanging_stage_is_stopped_with_its_children_and_the_rest_goes_on(bench):
+    hang = bench.stage("hang", "hang", budget_s=3.0)
+    found = bench.run(hang, bench.stage("good", budget_s=597.0))
+    assert found["hang"]["status"] == TIMED_OUT
+    assert found["hang"]["data"]["rows"] == [1]
+    assert found["good"]["status"] == OK
+    wait_until(lambda: not is_alive(found["hang"]["data"]["child"]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no signal when a parent dies")
+def test_a_killed_check_leaves_its_rows_and_no_stage_on_the_card(bench, tmp_path):
+    """What a caller does at its limit."""
+    bench.stage("hang", "hang")
+    check = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from beamwright_lab.gpu.runner import Journal, Plan, Stage, run_stages
+stage = Stage("hang", {bench.stage("hang", "hang").command!r}, 10.0)
+journal = Journal(Path({str(bench.journal.file)!r}))
+run_stages([stage], Plan(journal, Path({str(bench.log)!r}), {KEY!r}), print)
+"""
+    process = subprocess.Popen([sys.executable, "-S", "-c", check], stdout=subprocess.DEVNULL)
+    wait_until(lambda: "own" in bench.journal.results().get("hang", {}).get("data", {}))
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    killed = bench.journal.results()["hang"]
+    assert (killed["status"], killed["data"]["rows"]) == (KILLED, [1])
+    wait_until(lambda: not is_alive(killed["data"]["own"]))
+    os.kill(killed["data"]["child"], signal.SIGKILL)
+    assert bench.run(bench.stage("hang"))["hang"]["status"] == OK, "and it is run again"
+
+
+def test_what_does_not_fit_is_not_started(bench):
+    found = bench.run(bench.stage("one", least_s=50.0), bench.stage("two"), budget_s=40.0)
+    assert [result["status"] for result in found.values()] == [NO_TIME, OK]
+    assert "one" not in bench.journal.results()
+    assert "one: no time left (40 s)" in bench.lines
+
+
+def test_what_lacks_something_is_not_started_and_takes_no_time(bench):
+    lacks = bench.stage("one", budget_s=590.0, missing="missing wheels: pydantic")
+    found = bench.run(bench.stage("two"), lacks)
+    assert (found["one"]["status"], found["one"]["error"]) == (SKIPPED, "missing wheels: pydantic")
+    assert found["two"]["data"]["seconds"] > 590
+    assert bench.lines[-1] == "one: skipped, missing wheels: pydantic"
+
+
+def test_a_command_that_does_not_exist_is_a_failed_stage(bench):
+    missing = Stage("missing", ("/no/such/program",), 10.0)
+    found = bench.run(missing, bench.stage("good"))
+    assert found["missing"]["status"] == FAILED
+    assert "/no/such/program" in found["missing"]["error"]
+    assert found["good"]["status"] == OK
+
+
+def test_time_is_shared_by_budget_and_a_stage_is_told_its_share(bench):
+    stages = [bench.stage("one", budget_s=30.0), bench.stage("two", budget_s=10.0)]
+    found = bench.run(*stages, budget_s=400.0)
+    assert 290 < found["one"]["data"]["seconds"] <= 300
+    # What the first has left over is the second's.
+    assert found["two"]["data"]["seconds"] > 300
+
+
+def test_kept_stages_take_no_share(bench):
+    stages = [bench.stage("one", budget_s=30.0), bench.stage("two", budget_s=10.0)]
+    bench.run(*stages, only=frozenset({"two"}))
+    found = bench.run(*stages, budget_s=400.0)
+    assert found["one"]["data"]["seconds"] > 390
+
+
+def test_a_stage_that_would_get_too_little_is_given_its_least(bench):
+    found = bench.run(
+        bench.stage("one", least_s=50.0), bench.stage("two", budget_s=90.0), budget_s=60.0
+    )
+    assert found["one"]["data"]["seconds"] == 50.0
+
+
+def test_a_stage_runs_again_when_what_it_reads_has(bench):
+    stages = [bench.stage("one"), bench.stage("reader", reads=("one",))]
+    bench.run(*stages)
+    bench.run(*stages)
+    assert bench.num_runs == 2
+    bench.run(*stages, again=frozenset({"one"}))
+    assert bench.num_runs == 4
+
+
+def test_a_stage_that_has_left_something_out_goes_on_from_there(bench):
+    bench.run(bench.stage("one", "partial"))
+    assert bench.run(bench.stage("one"))["one"]["data"]["found"] == "something"
+    assert bench.num_runs == 2
+    bench.run(bench.stage("one"))
+    assert bench.num_runs == 2, "now it is whole"
+    other = bench.run(bench.stage("one"), key={**KEY, "smoke": False})
+    assert "found" not in other["one"]["data"], "what other settings have found does not count"
+
+
+def test_after_each_stage_there_is_a_table_of_what_there_is(bench):
+    seen = []
+    bench.run(
+        bench.stage("one"),
+        bench.stage("two"),
+        after=lambda: seen.append([*bench.journal.results()]),
+    )
+    assert seen == [["one"], ["one", "two"]]
+
+
+# --- the file --------------------------------------------------------------------------------
+
+
+def test_rows_are_lines_as_they_come_and_only_what_is_new_is_written(tmp_path):
+    journal = Journal(tmp_path / "results.jsonl")
+    journal.begin("one", {"key": KEY}, goes_on=False)
+    steps = [
+        {"rows": [{"n": 1}], "peak": 3},
+        {"rows": [{"n": 1}, {"n": 2}], "peak": 3},
+        {"rows": [{"n": 1, "share": 0.5}, {"n": 2}], "peak": 4},
+        {"rows": [], "peak": 4},
+    ]
+    old = {}
+    for data, num_lines in zip(steps, (2, 1, 2, 1), strict=True):
+        before = len(journal.file.read_text().splitlines())
+        journal.save("one", data, old)
+        old = data
+        assert len(journal.file.read_text().splitlines()) - before == num_lines
+        assert journal.results()["one"]["data"] == data
+
+
+def test_a_line_that_was_cut_off_is_no_line_and_harms_no_other(tmp_path):
+    journal = Journal(tmp_path / "results.jsonl")
+    journal.begin("one", {"key": KEY}, goes_on=False)
+    with journal.file.open("a") as stream:
+        stream.write('{"stage": "one", "part": "rows", "row": 0, "va')
+    journal.part("one", "rows", 7, 0)
+    journal.end("one", {"status": OK})
+    assert journal.results()["one"]["data"] == {"rows": [7]}
+    assert journal.results()["one"]["status"] == OK

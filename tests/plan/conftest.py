@@ -1,0 +1,43 @@
+"""OPT-6.7B in 16 bits, the LBS paper's machine, and its workload."""
+
+from dataclasses import replace
+
+import pytest
+
+from beamwright.plan.analytic import LbsCase
+from beamwright.plan.growth import Workload
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.named import find_profile
+
+GIB = 2**30
+
+
+@pytest.fixture
+def opt():
+    parameters = 6_658_473_984
+    return ModelCosts(32, parameters, 2 * parameters, 512 * 1024, 32, 128, 2)
+
+
+@pytest.fixture
+def gpu():
+    return find_profile("rtx-4090")
+
+
+@pytest.fixture
+def paper():
+    """The paper's workload: 128 + 1920 tokens, width 2."""
+
+    def make(num_beams=64, step_tokens=32, **changes):
+        return replace(Workload(num_beams, 2, 128, 1920, step_tokens), **changes)
+
+    return make
+
+
+@pytest.fixture
+def case():
+    """The paper's analytic case: 7 GiB for KV."""
+
+    def make(**changes):
+        return replace(LbsCase(32, 512 * 1024, 64, 128, 1920, 32, 7 * GIB), **changes)
+
+    return make

@@ -1,0 +1,87 @@
+import random
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.plan.growth import Workload, expected_ancestors, peak_union_tokens, tree_steps
+
+
+def simulated_unions(work, rng):
+    """Distinct tokens at the start of each step of one search that selects at random."""
+    paths = [(node,) for node in range(work.num_beams)]
+    next_node = work.num_beams
+    unions = [work.prompt_tokens]
+    for _ in range(work.generate_tokens // work.step_tokens - 1):
+        survivors = rng.sample(paths, work.num_beams // work.width)
+        nodes = {node for path in survivors for node in path}
+        unions.append(work.prompt_tokens + work.step_tokens * len(nodes))
+        paths = []
+        for path in survivors:
+            for _ in range(work.width):
+                paths.append((*path, next_node))
+                next_node += 1
+    return unions
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "width", "most_above"), [(64, 2, 0.03), (64, 4, 0.04), (16, 4, 0.07)]
+)
+def test_expected_unions_match_random_searches(num_beams, width, most_above):
+    """A few per cent above, as the spread of the number of ancestors is ignored."""
+    work = Workload(num_beams, width, 128, 640, 32)
+    rng = random.Random(0)
+    runs = [simulated_unions(work, rng) for _ in range(150)]
+    for step, simulated in zip(tree_steps(work), zip(*runs, strict=True), strict=True):
+        assert -0.02 <= step.union_tokens / mean(simulated) - 1 <= most_above
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "width", "least", "most"),
+    [(64, 2, 0.12, 0.15), (64, 4, 0.065, 0.08), (256, 4, 0.06, 0.07), (512, 4, 0.06, 0.07)],
+)
+def test_share_of_the_sum_of_paths(num_beams, width, least, most):
+    work = Workload(num_beams, width, 128, 1920, 32)
+    union = mean(step.union_tokens + num_beams * 16 for step in tree_steps(work))
+    paths = mean(num_beams * (step.path_tokens + 16) for step in tree_steps(work))
+    assert least <= union / paths <= most
+
+
+def test_ancestors_by_hand():
+    # Of 2 parents with 2 children each, 2 random children share a parent in 1 of 3 cases.
+    assert expected_ancestors(4, 2, 2) == pytest.approx([2, 5 / 3])
+    # Width 1 keeps every family; one survivor has one ancestor per level.
+    assert expected_ancestors(8, 1, 3) == [8, 8, 8]
+    assert expected_ancestors(4, 4, 3) == [1, 1, 1]
+
+
+def test_steps_add_up_and_the_last_may_be_short():
+    steps = list(tree_steps(Workload(4, 2, 10, 70, 32)))
+    assert [step.num_tokens for step in steps] == [32, 32, 6]
+    assert [step.path_tokens for step in steps] == [10, 42, 74]
+    assert steps[0].union_tokens == 10
+    assert steps[1].union_tokens == 10 + 2 * 32
+    assert steps[0].union_end_tokens == 10 + 4 * 32
+    assert steps[2].copies_end_tokens == 4 * 80
+
+
+def test_groups_hold_what_is_shared_once_each():
+    for step in tree_steps(Workload(64, 2, 128, 640, 32)):
+        held = [step.grouped_union_tokens(groups) for groups in range(1, 33)]
+        assert held[0] == pytest.approx(step.union_tokens)
+        assert held == sorted(held)
+        assert held[-1] <= 64 * step.path_tokens + 1e-6
+
+
+def test_the_peak_counts_the_tokens_of_its_own_step():
+    work = Workload(64, 2, 128, 640, 32)
+    assert peak_union_tokens(work) == max(step.union_end_tokens for step in tree_steps(work))
+    assert peak_union_tokens(replace(work, num_beams=128)) > peak_union_tokens(work)
+
+
+def test_impossible_workloads_are_refused():
+    with pytest.raises(InputError, match="--n 6 is not a multiple of --width 4"):
+        Workload(6, 4, 1, 1, 1)
+    with pytest.raises(InputError, match="step tokens must be positive"):
+        Workload(4, 4, 1, 1, 0)

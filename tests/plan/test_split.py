@@ -1,0 +1,236 @@
+"""FlashTTS section 4.3: T_tot by hand, the search against brute force, both strategies."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from beamwright.errors import InputError
+from beamwright.plan.model import ModelCosts
+from beamwright.plan.roofline import Roofline
+from beamwright.plan.split import (
+    SplitCase,
+    Stage,
+    TreeState,
+    best_split,
+    decide,
+    decode_capacity,
+    fixed_split,
+    in_turn,
+    total_time,
+    tree_case,
+)
+
+GIB = 2**30
+BILLION = 1_000_000_000
+
+
+def model(parameters=1.5 * BILLION, kv=28 * 1024, layers=28):
+    return ModelCosts(layers, int(parameters), int(2 * parameters), kv, 12, 128, 2)
+
+
+@pytest.fixture
+def printed(gpu):
+    """The card without shares and launches: T_roof is the slower of FLOPs and bytes."""
+    return replace(gpu, launch_s=1e-30, bandwidth_share=1, flops_share=1, link_share=1)
+
+
+def make_case(gpu, num_requests=64, verifier=None, generator=None, verifier_tokens=1024):
+    return SplitCase(
+        num_requests,
+        Stage.alone(Roofline(verifier or model(), gpu), verifier_tokens),
+        Stage.alone(Roofline(generator or model(), gpu), 512),
+    )
+
+
+def random_case(rng, gpu, most=64):
+    def stage():
+        costs = model(rng.choice((0.5, 1.5, 7)) * BILLION, rng.choice((28, 56, 128)) * 1024)
+        context = rng.choice((0, rng.randrange(2048)))
+        new = rng.randrange(1, 1024)
+        held = new + context * rng.choice((1.0, rng.uniform(0.05, 1)))
+        return Stage(Roofline(costs, gpu), new, context, held)
+
+    case = SplitCase(rng.randrange(1, most), stage(), stage(), rng.random() < 0.5)
+    whole = case.num_requests * (case.verifier.kv_bytes + case.generator.kv_bytes)
+    return case, int(whole * rng.uniform(0.01, 1.3))
+
+
+def boundary(case, memory_bytes):
+    """Every size of the verifier's batch, with what Eq. 1 leaves beside it."""
+    for prefill in range(1, case.num_requests + 1):
+        decode = decode_capacity(case, memory_bytes, prefill)
+        if prefill * case.verifier.kv_bytes <= memory_bytes and decode >= 1:
+            yield prefill, decode
+
+
+def test_total_time_is_what_the_paper_prints(printed):
+    case = make_case(printed, num_requests=10)
+    generator, peak, bandwidth = model(), printed.flops, printed.device_bandwidth
+
+    def roof(tokens, read, seen):
+        flops = 2 * generator.num_parameters * tokens + 4 * 28 * 12 * 128 * seen
+        return max(flops / peak, (generator.weight_bytes + read * 28 * 1024) / bandwidth)
+
+    prefill = 4 * roof(3 * 1024, 3 * 1024, 3 * 1024 * 1025 / 2)  # 10 in batches of 3
+    decode = 3 * 512 * roof(4, 4 * 256, 4 * 256)  # 10 in batches of 4, half of 512 cached
+    assert total_time(case, 3, 4) == pytest.approx(prefill + decode)
+
+
+def test_equation_one_by_hand(gpu):
+    case = make_case(gpu)  # 28 MiB a request of the verifier, 14 MiB of the generator
+    assert decode_capacity(case, 100 * 2**20, 2) == 3
+    assert decode_capacity(case, 28 * 2**20, 1) == 0
+    assert decode_capacity(case, 100 * GIB, 1) == 64
+
+
+def brute_force(case, memory_bytes):
+    """(T_tot, -B_dec by Eq. 1) of the best of all pairs of batch sizes that fit; None if none does.
+
+    T_tot is a sum: what each model takes is looked up.
+    """
+    count = range(1, case.num_requests + 1)
+    verifier = [-(-count[-1] // b) * case.verifier.prefill_s(b) for b in count]
+    generator = [total_time(case, 1, b) - verifier[0] for b in count]
+    pairs = [
+        (verifier[prefill - 1] + min(generator[:decode]), -decode)
+        for prefill, decode in boundary(case, memory_bytes)
+    ]
+    return min(pairs, default=None)
+
+
+def test_the_search_finds_what_brute_force_finds(gpu):
+    rng, infeasible, uneven = random.Random(1), 0, 0
+    for _ in range(1000):
+        case, memory_bytes = random_case(rng, gpu)
+        found, best = best_split(case, memory_bytes), brute_force(case, memory_bytes)
+        if best is None:
+            infeasible += 1
+            assert found is None
+            continue
+        computing_s = found.total_s - found.overhead_s
+        assert computing_s == pytest.approx(best[0], rel=1e-12)
+        pair = found.prefill_batch, found.decode_batch
+        assert computing_s == pytest.approx(total_time(case, *pair), rel=1e-12)
+        assert decode_capacity(case, memory_bytes, found.prefill_batch) >= found.decode_batch
+        assert found.verifier_bytes + found.generator_bytes == memory_bytes
+        assert found.prefill_batch * case.verifier.kv_bytes <= found.verifier_bytes + 1
+        assert found.decode_batch * case.generator.kv_bytes <= found.generator_bytes + 1
+        # The boundary as printed takes batches as large as fit, however uneven.
+        printed = min(total_time(case, *pair) for pair in boundary(case, memory_bytes))
+        assert printed >= computing_s * (1 - 1e-12)
+        uneven += printed > computing_s * (1 + 1e-9)
+    assert 0 < infeasible < 300
+    assert uneven > 100  # latency does not fall with every byte, whatever the paper says
+
+
+def test_more_memory_is_never_slower(gpu):
+    rng = random.Random(4)
+    for _ in range(200):
+        case, memory_bytes = random_case(rng, gpu)
+        sizes = memory_bytes, int(memory_bytes * 1.1)
+        less, more = (best_split(case, size) for size in sizes)
+        if less is not None:
+            computing_s = less.total_s - less.overhead_s
+            assert more.total_s - more.overhead_s <= computing_s * (1 + 1e-9)
+
+
+class OneSecondEach(Stage):
+    """As fast in any batch: what a verifier takes does not depend on how it is batched."""
+
+    def prefill_s(self, batch):
+        return float(batch)
+
+
+def test_ties_go_to_the_larger_batch_of_the_generator(gpu):
+    verifier = OneSecondEach(Roofline(model(), gpu), 512, 0, 512)
+    case = SplitCase(64, verifier, Stage.alone(Roofline(model(), gpu), 512))
+    assert total_time(case, 1, 8) == total_time(case, 4, 8) == total_time(case, 64, 8)
+    found = best_split(case, 36 * 14 * 2**20)  # the verifier could have 4 beside 32 to decode
+    assert (found.prefill_batch, found.decode_batch) == (1, 32)
+    assert found.generator_bytes == 35 * 14 * 2**20
+
+
+def test_a_larger_share_goes_to_whoever_needs_it(gpu):
+    """The paper's Figure 6: prefill saturates with little memory, decoding does not."""
+    found = best_split(make_case(gpu, num_requests=256), 4 * GIB)
+    assert found.generator_bytes > 3 * found.verifier_bytes
+
+
+def test_where_everything_fits_both_hold_everything(gpu):
+    case = make_case(gpu)
+    found = best_split(case, 8 * GIB)
+    assert (found.prefill_batch, found.decode_batch) == (64, 64)
+    assert found.verifier_bytes == pytest.approx(2 * found.generator_bytes, rel=0.01)
+
+
+def test_where_decoding_has_enough_the_rest_is_the_verifiers(gpu):
+    """Of 64 paths of 28 MiB the verifier gets what 64 of 14 MiB leave, more than its batch."""
+    case = make_case(gpu, generator=model(7 * BILLION))
+    found = best_split(case, 64 * 14 * 2**20 + 50 * 28 * 2**20)
+    assert found.decode_batch == 64
+    assert found.verifier_bytes == 50 * 28 * 2**20 > found.prefill_batch * 28 * 2**20
+
+
+def test_kv_in_turn_wins_where_memory_is_scarce_and_loses_where_it_is_not(gpu):
+    case = make_case(gpu, num_requests=256)
+    scarce, ample = decide(case, 60 * 2**20), decide(case, 40 * GIB)
+    assert scarce.chosen == "offload"
+    assert scarce.offload.total_s < scarce.split.total_s
+    assert ample.chosen == "split"
+    assert ample.offload.total_s == ample.split.total_s
+
+
+def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
+    case, roofline = make_case(gpu, num_requests=4), Roofline(model(), gpu)
+    assert in_turn(case, GIB).overhead_s == 0
+    tokens = 4 * 1024  # of the verifier; 4 * 512 of the generator, all of them new
+    both = 2 * sum(
+        roofline.transfer(4 * 512 * 28 * 1024, 4 * 512 / 8, direction)
+        for direction in ("h2d", "d2h")
+    )
+    assert in_turn(case, tokens * 28 * 1024).overhead_s == pytest.approx(both)
+
+
+def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
+    state = TreeState(64, 1000, 8000, 9000, 32)
+    case = tree_case(state, model(), model(), gpu)
+    needed = (8000 + 9000 + 2 * 64 * 32) * 28 * 1024
+    ample, short = best_split(case, needed), best_split(case, needed - 800 * 28 * 1024)
+    assert ample.overhead_s == 0
+    expected = Roofline(model(), gpu).transfer(800 * 28 * 1024, 100, "h2d")
+    assert short.overhead_s == pytest.approx(expected, rel=1e-3)
+
+
+def test_where_only_one_model_at_a_time_fits_it_is_in_turn(gpu):
+    found = decide(make_case(gpu), 30 * 2**20)
+    assert found.split is None
+    assert found.chosen == "offload"
+    assert found.offload.prefill_batch == 1
+
+
+def test_a_path_that_does_not_fit_is_said(gpu):
+    with pytest.raises(InputError, match=r"one path of the verifier takes 28\.0 MiB of KV"):
+        decide(make_case(gpu), 20 * 2**20)
+
+
+def test_a_fixed_split_is_never_faster(gpu):
+    rng = random.Random(3)
+    for _ in range(200):
+        case, memory_bytes = random_case(rng, gpu)
+        best = best_split(case, memory_bytes)
+        for share in (0.1, 0.5, 0.9):
+            generator = int(share * memory_bytes)
+            fixed = fixed_split(case, generator, memory_bytes - generator)
+            if fixed is not None:
+                computing_s = fixed.total_s - fixed.overhead_s
+                assert computing_s >= (best.total_s - best.overhead_s) * (1 - 1e-12)
+
+
+def test_beams_that_share_prefixes_hold_less(gpu):
+    state = TreeState(64, 1000, 8000, 9000, 32)
+    case = tree_case(state, model(), model(), gpu)
+    token_bytes = 28 * 1024
+    assert case.num_requests * case.generator.kv_bytes == (8000 + 64 * 32) * token_bytes
+    assert case.num_requests * case.verifier.kv_bytes == (9000 + 64 * 32) * token_bytes
+    assert case.generator.context_tokens == 1000
