@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
 

@@ -3,10 +3,8 @@ import sys
 import pytest
 
 from beamwright.errors import UnsupportedModelError
-from beamwright.plan.cache import default_cache_file
-from beamwright.plan.named import find_profile
+from beamwright.plan.machines import HardwareProfile, default_cache_file, find_profile
 from beamwright.plan.probe import ProbeSizes, measure_profile
-from beamwright.plan.profile import HardwareProfile
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@ import json
 import pytest
 
 from beamwright.cli.output import short_time
-from beamwright.plan.cache import write_profile
-from beamwright.plan.named import NAMED_PROFILES
+from beamwright.plan.machines import NAMED_PROFILES, write_profile
 
 PAPER = ["plan", "--model", "opt-6.7b", "--n", "64", "--prompt", "128", "--generate", "1920"]
 INLINE = "random:llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=100,context=256"

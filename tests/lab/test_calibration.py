@@ -6,9 +6,8 @@ import pytest
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv import Direction
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.checks.calibration import (
     KINDS,

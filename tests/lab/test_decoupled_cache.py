@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from beamwright.plan.named import find_profile
+from beamwright.plan.machines import find_profile
 from beamwright_lab.decoupled.cache import (
     MOST_DEPTH,
     SPLITS,

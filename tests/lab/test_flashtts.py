@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from beamwright.plan.growth import BLOCK_TOKENS
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.schedule.forest import Forest
 from beamwright.schedule.prefix_order import node_forest
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason

@@ -6,8 +6,8 @@ import pytest
 
 from beamwright.errors import CapacityError
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
+from beamwright.plan.costs import ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
 from beamwright_lab.flashtts.baseline import (

@@ -1,6 +1,6 @@
 """The benchmark of FlashTTS's split plans all three pairs; weights that do not fit are said."""
 
-from beamwright.plan.named import find_profile
+from beamwright.plan.machines import find_profile
 from beamwright_lab.flashtts.split import PAIRS, PLAN_COLUMNS, plan_rows
 
 

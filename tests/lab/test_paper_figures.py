@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright_lab.paper import figures
 from beamwright_lab.paper.cases import LBS, LOCALITY, OURS, VARIANTS, SimulatedCase, simulate
 from beamwright_lab.peers import fair_baselines

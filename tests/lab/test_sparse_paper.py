@@ -2,9 +2,8 @@
 
 import pytest
 
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Roofline
+from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
 from beamwright_lab.sparse import paper
 
 

@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 
 import fakes
 from beamwright.models.find import read_shape
-from beamwright.plan.model import Storage, weight_bytes
+from beamwright.plan.costs import Storage, weight_bytes
 
 LAYERS = 16
 STATUS = Path("/proc/self/status")

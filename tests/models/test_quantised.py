@@ -22,7 +22,7 @@ from beamwright.models.quantised import (
     quantise_linear,
     storage_for,
 )
-from beamwright.plan.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, matrix_bytes, weight_bytes
+from beamwright.plan.costs import INT4_BLOCK_ROWS, INT4_GROUP, Storage, matrix_bytes, weight_bytes
 from beamwright.sections import ModelSettings
 
 QUANTISED = ["int8", "int4"]

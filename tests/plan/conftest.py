@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.plan.analytic import LbsCase
-from beamwright.plan.growth import Workload
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
+from beamwright.plan.costs import ModelCosts
+from beamwright.plan.machines import find_profile
+from beamwright.plan.traffic import LbsCase
+from beamwright.plan.workload import Workload
 
 GIB = 2**30
 

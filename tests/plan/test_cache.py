@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.cache import default_cache_file, read_profile, write_profile
-from beamwright.plan.named import NAMED_PROFILES
+from beamwright.plan.machines import NAMED_PROFILES, default_cache_file, read_profile, write_profile
 
 PROFILE = NAMED_PROFILES["h100"]
 

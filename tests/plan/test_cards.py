@@ -1,7 +1,7 @@
 import pytest
 
 from beamwright.plan.cards import CARDS, card_of_device
-from beamwright.plan.named import NAMED_PROFILES
+from beamwright.plan.machines import NAMED_PROFILES
 
 GIB = 2**30
 

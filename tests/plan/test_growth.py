@@ -5,7 +5,7 @@ from statistics import mean
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.growth import Workload, expected_ancestors, peak_union_tokens, tree_steps
+from beamwright.plan.workload import Workload, expected_ancestors, peak_union_tokens, tree_steps
 
 
 def simulated_unions(work, rng):

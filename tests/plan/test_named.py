@@ -1,8 +1,13 @@
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.cache import write_profile
-from beamwright.plan.named import DEFAULT_PROFILE, NAMED_PROFILES, find_profile, in_precision
+from beamwright.plan.machines import (
+    DEFAULT_PROFILE,
+    NAMED_PROFILES,
+    find_profile,
+    in_precision,
+    write_profile,
+)
 
 GIB = 2**30
 

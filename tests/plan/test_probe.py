@@ -1,6 +1,5 @@
-from beamwright.plan.cache import read_profile, write_profile
+from beamwright.plan.machines import HardwareProfile, read_profile, write_profile
 from beamwright.plan.probe import ProbeSizes, measure_gemm_flops, measure_profile
-from beamwright.plan.profile import HardwareProfile
 
 SMALL = ProbeSizes(gemm_size=128, read_bytes=2**20, copy_bytes=2**21, num_small_ops=20, repeats=2)
 

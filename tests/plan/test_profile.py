@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.plan.named import NAMED_PROFILES
+from beamwright.plan.machines import NAMED_PROFILES
 
 RTX_4090 = NAMED_PROFILES["rtx-4090"]
 

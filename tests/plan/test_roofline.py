@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.protocols import Direction
 
 

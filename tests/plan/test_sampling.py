@@ -1,7 +1,6 @@
 import pytest
 
-from beamwright.plan.growth import Workload, tree_steps
-from beamwright.plan.sampling import Spread, expected_search, sampled_searches
+from beamwright.plan.workload import Spread, Workload, expected_search, sampled_searches, tree_steps
 from beamwright_lab.simulator import SyntheticSearch, grow
 
 

@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.plan.growth import tree_steps
-from beamwright.plan.roofline import Layout, Roofline
-from beamwright.plan.sampling import sampled_searches
+from beamwright.plan.costs import Layout, Roofline
 from beamwright.plan.scoring import Scorer, ScoringCost, in_verifier_tokens
+from beamwright.plan.workload import sampled_searches, tree_steps
 
 GIB = 2**30
 

@@ -1,8 +1,9 @@
 import pytest
 
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import (
+from beamwright.plan.costs import (
     ModelCosts,
+    Roofline,
     Storage,
     conversion_bytes,
     matrix_bytes,
@@ -10,7 +11,6 @@ from beamwright.plan.model import (
     storage_of,
     weight_bytes,
 )
-from beamwright.plan.roofline import Roofline
 
 
 @pytest.fixture

@@ -5,17 +5,10 @@ from dataclasses import replace
 import pytest
 
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Roofline
-from beamwright.plan.sparse import SparseLoad
-from beamwright.plan.sparse_host import (
-    Host,
-    Scored,
-    device_bytes,
-    full_seconds,
-    host_ranks,
-)
+from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
+from beamwright.plan.sparse import Host, Scored, SparseLoad, host_ranks
+from beamwright_lab.studies.sparse import device_bytes, full_seconds
 
 CARD = replace(find_profile("rtx-4090-x16"), launch_s=1e-12)
 SHAPE = NAMED_SHAPES["llama-3.1-8b"]

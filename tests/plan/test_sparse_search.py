@@ -6,14 +6,11 @@ from dataclasses import replace
 import pytest
 
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.compare import estimate
-from beamwright.plan.growth import Workload
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Roofline
-from beamwright.plan.sparse import SparseLoad
-from beamwright.plan.sparse_host import Host, Scored, host_ranks
-from beamwright.plan.sparse_search import LEAST_GAIN, SparseCase, beside_full_attention
+from beamwright.plan.compare import LEAST_GAIN, SparseCase, beside_full_attention, estimate
+from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
+from beamwright.plan.sparse import Host, Scored, SparseLoad, host_ranks
+from beamwright.plan.workload import Workload
 from beamwright.sparse import SparseRule
 
 CARD = find_profile("rtx-4090-x16")

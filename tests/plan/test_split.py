@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.roofline import Roofline
+from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.split import (
     SplitCase,
     Stage,
@@ -17,12 +16,19 @@ from beamwright.plan.split import (
     decode_capacity,
     fixed_split,
     in_turn,
-    total_time,
     tree_case,
 )
 
 GIB = 2**30
 BILLION = 1_000_000_000
+
+
+def total_time(case, prefill_batch, decode_batch):
+    """T_tot as the paper prints it: every batch takes the time of a full one."""
+    count, decode = case.num_requests, case.generator
+    prefill_s = -(-count // prefill_batch) * case.verifier.prefill_s(prefill_batch)
+    token_s = -(-count // decode_batch) * decode.decode_token_s(decode_batch)
+    return prefill_s + decode.new_tokens * token_s
 
 
 def model(parameters=1.5 * BILLION, kv=28 * 1024, layers=28):

@@ -8,8 +8,8 @@ from beamwright import Solver
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
-from beamwright.plan.model import Storage
-from beamwright.plan.named import DEFAULT_PROFILE, find_profile
+from beamwright.plan.costs import Storage
+from beamwright.plan.machines import DEFAULT_PROFILE, find_profile
 from beamwright.sections import MemorySettings
 from beamwright.solver import assembly, tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, memory_needed, plan_memory

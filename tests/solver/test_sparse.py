@@ -5,7 +5,7 @@ import pytest
 from beamwright import Settings
 from beamwright.errors import InputError
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.named import find_profile
+from beamwright.plan.machines import find_profile
 from beamwright.solver import sparse
 from beamwright.solver.memory import ModelBytes
 

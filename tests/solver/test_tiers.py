@@ -14,8 +14,8 @@ from beamwright.errors import CapacityError
 from beamwright.kv import StreamLink
 from beamwright.layerwise import LayeredStore
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.model import Storage
-from beamwright.plan.named import find_profile
+from beamwright.plan.costs import Storage
+from beamwright.plan.machines import find_profile
 from beamwright.schedule import SCHEDULES
 from beamwright.solver import tiers
 from beamwright.solver.memory import ModelBytes

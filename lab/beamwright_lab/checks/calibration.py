@@ -16,7 +16,7 @@ import numpy as np
 
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright.protocols import Direction
 from beamwright_lab.simulator.bench import Simulation
 from beamwright_lab.simulator.clock import VirtualClock

@@ -18,9 +18,8 @@ import torch
 
 from beamwright import Solver
 from beamwright.engine.timeline import Timeline
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright.units import parse_size
 from beamwright_lab.checks.calibration import (

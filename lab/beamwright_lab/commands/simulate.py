@@ -26,7 +26,7 @@ from beamwright.cli.plan_sparse import planned_rule
 from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, Roofline
 from beamwright.progress import Progress
 from beamwright.registry import did_you_mean
 from beamwright.schedule import SCHEDULES, make_schedule, schedule_row

@@ -25,10 +25,8 @@ from typing import Any
 from beamwright.errors import CapacityError
 from beamwright.kv import CacheStats
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.profile import HardwareProfile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.protocols import Direction
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes

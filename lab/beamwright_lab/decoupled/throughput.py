@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.protocols import Foresees
 from beamwright.sections import ScheduleSettings, StepSettings

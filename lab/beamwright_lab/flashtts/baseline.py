@@ -16,9 +16,8 @@ from random import Random
 from types import MappingProxyType
 
 from beamwright.errors import CapacityError
-from beamwright.plan.model import Hardware, ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.tree import NodeState, RecordedTree
 from beamwright_lab.common import finish, say, table
@@ -113,7 +112,7 @@ class Baseline:
     tree: RecordedTree
     generator: ModelCosts
     verifier: ModelCosts
-    hardware: Hardware
+    hardware: HardwareProfile
     kv_bytes: int
     rules: Rules = Rules()
     seed: int = 0
@@ -190,7 +189,12 @@ class _Instance:
     """A vLLM with KV of its own, on two clocks: KV read row by row, and shared parts once."""
 
     def __init__(
-        self, model: ModelCosts, hardware: Hardware, num_bytes: int, rules: Rules, longest: int
+        self,
+        model: ModelCosts,
+        hardware: HardwareProfile,
+        num_bytes: int,
+        rules: Rules,
+        longest: int,
     ) -> None:
         needed = (longest + rules.block_tokens) * model.kv_bytes_per_token
         if needed > num_bytes:

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Any
 
 from beamwright.errors import CapacityError
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.machines import find_profile
 from beamwright.plan.split import best_split, fixed_split
 from beamwright.protocols import Foresees
 from beamwright.search.beam import VARYING_LIMITS

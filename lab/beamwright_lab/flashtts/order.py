@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.growth import BLOCK_TOKENS
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.registry import restored
 from beamwright.saved.recorded import read_recorded

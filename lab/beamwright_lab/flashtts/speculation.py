@@ -26,9 +26,8 @@ from typing import Any
 from beamwright import Solution, Solver
 from beamwright.evaluate import load_problems
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.protocols import Prospect
 from beamwright.search.prospects import by_bins, can_go_on
 from beamwright.sections import ScheduleSettings, StepSettings

@@ -16,11 +16,8 @@ from typing import Any
 
 from beamwright import Solver
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.growth import Workload, tree_steps
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.profile import HardwareProfile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.scoring import in_verifier_tokens
 from beamwright.plan.split import (
     Split,
@@ -32,6 +29,7 @@ from beamwright.plan.split import (
     in_turn,
     tree_case,
 )
+from beamwright.plan.workload import Workload, tree_steps
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright_lab.common import finish, say, table

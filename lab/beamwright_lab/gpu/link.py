@@ -26,7 +26,7 @@ from beamwright_lab.gpu.context import Context, one_line, release
 from beamwright_lab.gpu.machine import device_name
 
 if TYPE_CHECKING:
-    from beamwright.plan.profile import HardwareProfile
+    from beamwright.plan.machines import HardwareProfile
 
 # Operators of one layer in one decode step without a graph (docs/experiments.md).
 _DECODE_OPS_PER_LAYER = 35
@@ -79,7 +79,7 @@ def run(context: Context) -> dict[str, Any]:
 
 def profile_of(data: dict[str, Any], context: Context) -> HardwareProfile:
     """The card as the cost model sees it: peaks, and the shares that our kind of work reaches."""
-    from beamwright.plan.profile import HardwareProfile
+    from beamwright.plan.machines import HardwareProfile
 
     rates, peaks = data["rates"], data["link_peaks"]
     bandwidth = max(rates["copy_bandwidth"], rates["weights_bandwidth"], rates["copies_bandwidth"])

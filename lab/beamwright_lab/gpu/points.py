@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from beamwright.plan.growth import Workload, peak_union_tokens
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
+from beamwright.plan.workload import Workload, peak_union_tokens
 from beamwright_lab.paper.cases import (
     BASELINE,
     GENERATE_TOKENS,

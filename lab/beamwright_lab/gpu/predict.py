@@ -10,8 +10,8 @@ from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
+from beamwright.plan.machines import find_profile
 from beamwright.solver.memory import ModelBytes
 from beamwright_lab.common import say
 from beamwright_lab.gpu.points import (

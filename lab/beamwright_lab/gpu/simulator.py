@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.profile import HardwareProfile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import HardwareProfile
 from beamwright.saved.recorded import read_recorded, record_tree
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree, SearchTree

@@ -14,11 +14,9 @@ from typing import Any, Literal
 from beamwright.engine.timeline import Timeline
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.analytic import LbsCase
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.profile import HardwareProfile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import HardwareProfile, find_profile
+from beamwright.plan.traffic import LbsCase
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.tree import RecordedTree

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from beamwright.plan.analytic import layerwise_bytes, locality_bytes, locality_printed_bytes
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.traffic import layerwise_bytes, locality_bytes, locality_printed_bytes
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.paper.cases import (
     BASELINE,

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.analytic import LbsCase
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
+from beamwright.plan.traffic import LbsCase
 from beamwright.protocols import RoundReport
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver

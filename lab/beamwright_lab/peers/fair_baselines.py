@@ -19,10 +19,9 @@ from typing import Any
 
 from beamwright.errors import CapacityError
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.growth import Workload, tree_steps
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
+from beamwright.plan.workload import Workload, tree_steps
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree
 from beamwright_lab.common import RESULTS, finish, say, table, write_json

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 from beamwright import Solution, Solver
 from beamwright.evaluate import Problem
 from beamwright.models.find import read_shape, resolve_folder
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
+from beamwright.plan.costs import ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright.tree import RecordedTree
 from beamwright.units import parse_size

@@ -19,9 +19,8 @@ from typing import Any
 
 from beamwright import Solver
 from beamwright.models.find import read_shape
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.common import RESULTS, finish, say, table
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker

@@ -28,10 +28,10 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv import BlockLedger, ByteBudget, HostTier
 from beamwright.models.prefill import PrefillRequest, remember
-from beamwright.plan.growth import BLOCK_TOKENS
-from beamwright.plan.model import Hardware, ModelCosts
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.scoring import MARK_TOKENS
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
 from beamwright.protocols import Foresees, Verifier
 from beamwright.schedule import make_schedule, schedule_row
@@ -75,7 +75,7 @@ class Simulation:
     host_bytes: int | None = None
     verifier: VerifierCase | None = None
     split: str | None = None
-    hardware: Hardware | None = None
+    hardware: HardwareProfile | None = None
     speculation: Speculation = "off"
     foresees: Foresees | None = None
     overlap: bool = False

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from beamwright.plan.model import Hardware, ModelCosts
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import HardwareProfile
 from beamwright.protocols import Direction
 
 
@@ -77,7 +77,7 @@ class RooflineCosts:
     layout: Layout
 
     @classmethod
-    def of(cls, model: ModelCosts, hardware: Hardware, layout: Layout) -> RooflineCosts:
+    def of(cls, model: ModelCosts, hardware: HardwareProfile, layout: Layout) -> RooflineCosts:
         """The costs of one layout."""
         return cls(Roofline(model, hardware), layout)
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
-from beamwright.plan.model import Hardware, ModelCosts
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import HardwareProfile
 from beamwright.progress import Progress
 from beamwright.tree import RecordedTree
 from beamwright_lab.rivals import (
@@ -124,7 +124,7 @@ class EngineCase:
 
     tree: RecordedTree
     model: ModelCosts
-    hardware: Hardware
+    hardware: HardwareProfile
     kv_budget_bytes: int
 
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from beamwright.errors import CapacityError
 from beamwright.kv import Direction, Transfer
 from beamwright.kv.budget import ByteBudget
-from beamwright.plan.growth import BLOCK_TOKENS
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.tree import Node

@@ -12,10 +12,10 @@ from functools import cached_property
 from random import Random
 
 from beamwright.errors import InputError
-from beamwright.plan.clairvoyant import Life
 from beamwright.protocols import Action, Complete, Extend, Finish, Foresees, Prospect, Prune
 from beamwright.search.prospects import by_scores, certain
 from beamwright.tree import Node, NodeState, RecordedNode, RecordedTree, SearchTree
+from beamwright_lab.studies.clairvoyant import Life
 
 Foresee = Callable[[Sequence[Node], Sequence[Node], int], list[Prospect]]
 

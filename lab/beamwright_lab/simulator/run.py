@@ -9,13 +9,14 @@ from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv import CacheStats, Direction
-from beamwright.plan.clairvoyant import dm_lower_bound_bytes, traffic_bound
-from beamwright.plan.growth import BLOCK_TOKENS
+from beamwright.plan.traffic import dm_lower_bound_bytes
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
 from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.residency import cache_of
 from beamwright_lab.simulator.scripted_rows import Moments
+from beamwright_lab.studies.clairvoyant import traffic_bound
 
 
 @dataclass(frozen=True)

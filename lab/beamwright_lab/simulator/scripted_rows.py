@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from beamwright.engine.row import Row, awaited
 from beamwright.kv import Segment
 from beamwright.models.decoder import padded_rows
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
 from beamwright_lab.simulator.replay import Scripts

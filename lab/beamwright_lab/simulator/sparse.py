@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from beamwright.plan.roofline import Roofline
-from beamwright.plan.sparse import RankSeconds
-from beamwright.plan.sparse_host import host_ranks
-from beamwright.plan.sparse_search import SparseCase
+from beamwright.plan.compare import SparseCase
+from beamwright.plan.costs import Roofline
+from beamwright.plan.sparse import RankSeconds, host_ranks
 from beamwright.protocols import Direction
 from beamwright.tree import RecordedNode, RecordedTree
 from beamwright_lab.simulator.packs import in_packs, simulate_packs

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from beamwright.kv import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest, remember
-from beamwright.plan.model import ModelCosts
+from beamwright.plan.costs import ModelCosts
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.tree import Node
 from beamwright_lab.simulator.costs import DeviceCosts

@@ -18,25 +18,30 @@ from typing import Any
 from beamwright.errors import CapacityError
 from beamwright.models import ModelShape
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
 from beamwright.plan.sparse import (
+    Host,
     RankSeconds,
+    Scored,
     SparseLoad,
-    SparseMethod,
     cache_rank_flops,
+    host_ranks,
+)
+from beamwright.sections import ScheduleSettings, StepSettings
+from beamwright_lab.common import finish, say, table
+from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
+from beamwright_lab.simulator.packs import in_packs, simulate_packs
+from beamwright_lab.studies.sparse import (
+    SparseMethod,
     decode_seconds,
+    device_bytes,
+    full_seconds,
     pack_bandwidth,
     parameter_flops,
     token_flops,
     two_devices,
 )
-from beamwright.plan.sparse_host import Host, Scored, device_bytes, full_seconds, host_ranks
-from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
-from beamwright_lab.simulator.packs import in_packs, simulate_packs
 
 MODELS = {
     "8B": NAMED_SHAPES["qwen3-8b"],

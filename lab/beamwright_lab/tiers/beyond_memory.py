@@ -12,9 +12,8 @@ from itertools import product
 from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.tree import RecordedTree

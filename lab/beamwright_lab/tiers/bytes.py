@@ -15,7 +15,7 @@ import argparse
 from typing import Any
 
 from beamwright import Solver
-from beamwright.plan.growth import BLOCK_TOKENS
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.solver.solution import Solution
 from beamwright_lab.common import finish, say
 

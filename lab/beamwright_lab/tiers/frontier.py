@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 from beamwright.errors import CapacityError
 from beamwright.evaluate.eval_charts import COLOURS
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree

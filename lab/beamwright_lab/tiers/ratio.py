@@ -15,10 +15,9 @@ from typing import Any
 
 from beamwright.errors import CapacityError
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.growth import BLOCK_TOKENS
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree
 from beamwright_lab.common import finish, say, table

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.paper.cases import LINK_BANDWIDTH, LOCALITY, OURS, PROMPT_TOKENS
 from beamwright_lab.paper.real import RealCase, RealRun, Side, measure, measured_rows, run_real

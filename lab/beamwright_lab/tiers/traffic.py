@@ -18,11 +18,9 @@ from itertools import product
 from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.plan.clairvoyant import known_future_loads
-from beamwright.plan.growth import BLOCK_TOKENS
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree
 from beamwright_lab.common import finish, say, table
@@ -35,6 +33,7 @@ from beamwright_lab.simulator import (
     grow,
     simulate,
 )
+from beamwright_lab.studies.clairvoyant import known_future_loads
 
 SHAPE = "llama,layers=32,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
 CARD = find_profile("rtx-4090")

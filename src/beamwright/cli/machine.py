@@ -11,15 +11,15 @@ from rich.console import Console, Group
 from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, format_bytes, print_json
 from beamwright.plan.cards import CARDS, card_of_device
-from beamwright.plan.named import (
+from beamwright.plan.machines import (
     CUSTOM,
     DEFAULT_PROFILE,
     MEASURED,
     NAMED_PROFILES,
+    HardwareProfile,
     card_profile,
     find_profile,
 )
-from beamwright.plan.profile import HardwareProfile
 
 LIST = "list"
 _SHEET = "data sheet, not measured"

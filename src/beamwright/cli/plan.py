@@ -37,16 +37,16 @@ from beamwright.cli.sizes import (
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.models.find import find_shape
-from beamwright.plan.analytic import (
+from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
+from beamwright.plan.schedules import Estimate
+from beamwright.plan.scoring import Scorer
+from beamwright.plan.traffic import (
     LbsCase,
     layerwise_bytes,
     locality_bytes,
     locality_printed_bytes,
 )
-from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
-from beamwright.plan.estimate import Estimate
-from beamwright.plan.growth import Workload
-from beamwright.plan.scoring import Scorer
+from beamwright.plan.workload import Workload
 from beamwright.units import GIB
 
 _DEFAULT_STEP_TOKENS = 32

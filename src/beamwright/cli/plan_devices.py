@@ -13,8 +13,8 @@ from beamwright.cli.sizes import Models
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.plan.compare import estimate
-from beamwright.plan.growth import Workload
 from beamwright.plan.scoring import Scorer
+from beamwright.plan.workload import Workload
 from beamwright.sections import MemorySettings
 
 _HOUR_S = 3600.0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from beamwright.cli.output import short_number
 from beamwright.cli.sizes import Models
-from beamwright.plan.growth import Workload
+from beamwright.plan.compare import LEAST_GAIN, beside_full_attention
 from beamwright.plan.scoring import Scorer
-from beamwright.plan.sparse_search import LEAST_GAIN, beside_full_attention
+from beamwright.plan.workload import Workload
 from beamwright.sections import SparseSettings
 from beamwright.units import GIB
 

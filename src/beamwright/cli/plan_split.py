@@ -9,8 +9,7 @@ from typing import Any
 from beamwright.cli.output import format_bytes
 from beamwright.cli.sizes import Memory, Models
 from beamwright.errors import InputError
-from beamwright.plan.growth import Workload, tree_steps
-from beamwright.plan.roofline import Roofline
+from beamwright.plan.costs import Roofline
 from beamwright.plan.scoring import in_verifier_tokens
 from beamwright.plan.split import (
     Decision,
@@ -21,6 +20,7 @@ from beamwright.plan.split import (
     fixed_split,
     tree_case,
 )
+from beamwright.plan.workload import Workload, tree_steps
 
 _WORDS = {
     "paper": "as FlashTTS counts: whole paths, nothing shared or kept",

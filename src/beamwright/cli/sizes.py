@@ -10,9 +10,8 @@ from beamwright.cli.output import format_bytes
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.plan.cards import CARDS
-from beamwright.plan.model import ModelCosts, Storage, storage_of
-from beamwright.plan.named import CUSTOM, in_precision
-from beamwright.plan.profile import HardwareProfile
+from beamwright.plan.costs import ModelCosts, Storage, storage_of
+from beamwright.plan.machines import CUSTOM, HardwareProfile, in_precision
 from beamwright.sections import MemorySettings, ModelSettings
 from beamwright.units import GIB
 

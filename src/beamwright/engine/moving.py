@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, InputError
 from beamwright.kv import Residency
-from beamwright.plan.model import Hardware, ModelCosts
+from beamwright.plan.costs import ModelCosts
+from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.split import (
     TreeState,
     best_split,
@@ -61,7 +62,7 @@ class MovingSplit:
         generator: Residency,
         verifier: Residency,
         costs: tuple[ModelCosts, ModelCosts],
-        hardware: Hardware,
+        hardware: HardwareProfile,
         split: str = "auto",
         most_step_tokens: int = 256,
         *,

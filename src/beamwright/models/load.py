@@ -17,7 +17,7 @@ from beamwright.models.quantised import packer, storage_for
 from beamwright.models.shape import ModelShape
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import load_weights, random_weights
-from beamwright.plan.model import Storage, weight_bytes
+from beamwright.plan.costs import Storage, weight_bytes
 from beamwright.sections import ModelSettings
 
 _RANDOM_SEED = 0

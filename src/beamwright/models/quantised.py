@@ -27,7 +27,7 @@ from beamwright.models.onednn import (
     prepack,
 )
 from beamwright.models.quiet import quiet_import
-from beamwright.plan.model import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
+from beamwright.plan.costs import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 
 _LEVELS = 15  # of 4 bits, above the lowest
 _MIDDLE = 8

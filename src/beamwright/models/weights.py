@@ -22,7 +22,7 @@ from beamwright.models.address_space import give_back
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.quantised import quantise_linear
 from beamwright.models.shape import ModelShape
-from beamwright.plan.model import Storage
+from beamwright.plan.costs import Storage
 
 TensorSource = Callable[[str], torch.Tensor | None]
 Convert = Callable[[Linear], Linear]

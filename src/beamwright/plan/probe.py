@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from beamwright.plan.profile import HardwareProfile
+from beamwright.plan.machines import HardwareProfile
 
 _COPY_PIECE_BYTES = 2**19  # a KV block of a large model
 _DECODE_ROWS = 32

@@ -11,10 +11,16 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from beamwright.plan.growth import BLOCK_TOKENS, TreeStep, Workload, tree_steps
-from beamwright.plan.model import Hardware, ModelCosts
-from beamwright.plan.roofline import Bound, Layout, Roofline
-from beamwright.plan.sampling import SampledSearches, Spread
+from beamwright.plan.costs import Bound, Layout, ModelCosts, Roofline
+from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.workload import (
+    BLOCK_TOKENS,
+    SampledSearches,
+    Spread,
+    TreeStep,
+    Workload,
+    tree_steps,
+)
 from beamwright.protocols import Direction
 
 MARK_TOKENS = 1
@@ -68,7 +74,7 @@ class ScoringCost:
 
     scorer: Scorer
     generated: Workload
-    hardware: Hardware
+    hardware: HardwareProfile
     layout: Layout
     searches: SampledSearches
 

@@ -1,47 +1,16 @@
-"""What a decode step takes under sparse decoding: FLOPs, bytes and seconds, on one device or two.
+"""What a decode step takes under sparse decoding with KV on the host, ideally overlapped.
 
-AsyncSpade, appendix B, equations 6 to 11, Table 2 and the conditions of section 4.3. Formulas only:
-MLA counts as MQA in them; top-k, gathers of small pieces and kernels' launches are left out, but
-for those that a hardware profile states.
+AsyncSpade, appendix B and the conditions of section 4.3, with the host as the cache rank. Top-k,
+gathers of small pieces and kernels' launches are left out, but for those that a hardware profile
+states.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
-from beamwright.plan.model import Shape
-from beamwright.plan.roofline import Roofline
-
-MIB = 2**20
-
-
-class SparseMethod(StrEnum):
-    """What chooses the tokens.
-
-    EXACT is the paper's "TOVA", whose Eq. 8 scores all keys with the true query; TOVA itself evicts
-    for good, by the attention that it computes anyway. AHEAD scores page bounds, as QUEST does,
-    with a query that is computed from the residual of a layer before: a second query projection.
-    """
-
-    FULL = "full"
-    EXACT = "exact"
-    QUEST = "quest"
-    ASYNCSPADE = "asyncspade"
-    TOVA = "tova"
-    AHEAD = "ahead"
-
-
-class AttentionShape(Shape, Protocol):
-    """l, H, q, kv, h and i of the equations: a model's shape."""
-
-    @property
-    def hidden(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def intermediate(self) -> int: ...
+from beamwright.plan.costs import Roofline, Shape
 
 
 @dataclass(frozen=True)
@@ -79,72 +48,12 @@ class SparseLoad:
 # --- FLOPs -----------------------------------------------------------------------------------
 
 
-def parameter_flops(shape: AttentionShape) -> int:
-    """Eq. 6: projections and feed-forward of one token; embeddings and LM head are left out."""
-    attention = 4 * shape.hidden * shape.heads * shape.head_dim
-    keys_values = 4 * shape.kv_heads * shape.head_dim * shape.hidden
-    return shape.layers * (attention + keys_values + 6 * shape.hidden * shape.intermediate)
-
-
-def attention_flops(
-    shape: AttentionShape, method: SparseMethod, context: int, selected: int, page: int = 16
-) -> int:
-    """Eq. 7 to 10: attention of one token on the inference rank, selection included where it is
-    done there."""
-    query = shape.layers * shape.heads * shape.head_dim
-    return round(4 * query * _attended(shape, method, SparseLoad(1, context, selected, page)))
-
-
-def cache_rank_flops(shape: AttentionShape, context: int) -> int:
+def cache_rank_flops(shape: Shape, context: int) -> int:
     """What Eq. 10 leaves out: the cache rank scores every key; with it the sum is Eq. 8's."""
     return 2 * shape.layers * shape.heads * shape.head_dim * context
 
 
-def token_flops(
-    shape: AttentionShape, method: SparseMethod, context: int, selected: int, page: int = 16
-) -> int:
-    """Eq. 11."""
-    return parameter_flops(shape) + attention_flops(shape, method, context, selected, page)
-
-
 # --- seconds ---------------------------------------------------------------------------------
-
-
-def decode_seconds(
-    roofline: Roofline, shape: AttentionShape, method: SparseMethod, load: SparseLoad
-) -> float:
-    """Seconds of one token for all rows, on one device that holds what the method reads.
-
-    ASYNCSPADE: of the inference rank alone. Data-parallel: half of the rows on each device.
-    """
-    read, attended = _read(shape, method, load), _attended(shape, method, load)
-    return roofline.decode_step(load.rows, read, attended)
-
-
-def _attended(shape: AttentionShape, method: SparseMethod, load: SparseLoad) -> float:
-    """Tokens that all rows attend to; a key that is only scored is half of one."""
-    if method is SparseMethod.FULL:
-        return load.seen
-    attended = load.rows * min(load.selected, load.context)
-    if method is SparseMethod.EXACT:
-        return attended + load.seen / 2
-    if method in (SparseMethod.QUEST, SparseMethod.AHEAD):
-        query = load.rows * shape.hidden / 2 if method is SparseMethod.AHEAD else 0.0
-        return attended + query + load.seen / load.page / 2
-    return attended
-
-
-def _read(shape: AttentionShape, method: SparseMethod, load: SparseLoad) -> float:
-    """Tokens whose K and V are read; a page's two bounds are as many bytes as a token."""
-    if method is SparseMethod.FULL:
-        return load.union
-    if method is SparseMethod.EXACT:
-        return load.chosen + load.union / 2
-    if method in (SparseMethod.QUEST, SparseMethod.AHEAD):
-        ahead = method is SparseMethod.AHEAD
-        weights = shape.hidden * shape.heads / (2 * shape.kv_heads) if ahead else 0.0
-        return load.chosen + weights + load.union / load.page
-    return load.chosen
 
 
 @dataclass(frozen=True)
@@ -176,34 +85,57 @@ class RankSeconds:
         return max(self.inference_s, self.cache_s, self.up_s, self.down_s)
 
 
-def two_devices(
-    roofline: Roofline, shape: AttentionShape, load: SparseLoad, link_bandwidth: float
-) -> RankSeconds:
-    """AsyncSpade on two devices of one kind. link_bandwidth: bytes/s between them, each way.
+class Scored(StrEnum):
+    """What the tokens are chosen by, and where it is."""
 
-    The cache rank reads every key, then reads and writes what is selected.
+    HOST_KEYS = "host keys"
+    HOST_BOUNDS = "host bounds"
+    DEVICE_BOUNDS = "device bounds"
+    ALL_ON_DEVICE = "all on the device"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as the cache rank; figures of a desktop, assumed.
+
+    bandwidth: bytes/s at which it scores; flops: FLOP/s. missed: share of what is selected that
+    the device has not kept from the token before (ShadowKV saves 60 % of the transfers).
+    """
+
+    bandwidth: float = 40e9
+    flops: float = 1e12
+    missed: float = 0.4
+
+
+def host_ranks(
+    roofline: Roofline,
+    shape: Shape,
+    load: SparseLoad,
+    scored: Scored | None,
+    host: Host,
+) -> RankSeconds:
+    """Seconds of one token of all rows: the device decodes, the host keeps KV, and may choose.
+
+    scored: None where nothing is scored that is not attended to anyway.
     """
     model, hardware = roofline.model, roofline.hardware
-    cache_bytes = model.kv_bytes_per_token * (load.union / 2 + 2 * load.chosen)
-    flops = load.rows * cache_rank_flops(shape, load.context)
+    on_host = scored in (Scored.HOST_KEYS, Scored.HOST_BOUNDS)
+    score_s = 0.0
+    if on_host:
+        keys = scored is Scored.HOST_KEYS
+        scored_bytes = model.kv_bytes_per_token * load.union / (2 if keys else load.page)
+        flops = load.rows * cache_rank_flops(shape, load.context) / (1 if keys else load.page)
+        score_s = max(scored_bytes / host.bandwidth, flops / host.flops)
     query_bytes = model.num_layers * model.num_heads * model.head_dim * model.element_bytes
+    read, attended = load.chosen, float(load.rows * min(load.selected, load.context))
+    if scored in (Scored.DEVICE_BOUNDS, Scored.ALL_ON_DEVICE):  # two bounds are a token's bytes
+        read += load.union / load.page
+        attended += load.seen / load.page / 2
+    missed = 0.0 if scored is Scored.ALL_ON_DEVICE else host.missed
+    missed_bytes = model.kv_bytes_per_token * load.chosen * missed
     return RankSeconds(
-        inference_s=decode_seconds(roofline, shape, SparseMethod.ASYNCSPADE, load),
-        cache_s=max(
-            cache_bytes / (hardware.device_bandwidth * hardware.bandwidth_share),
-            flops / (hardware.flops * hardware.flops_share),
-        ),
-        up_s=load.rows * (query_bytes + model.kv_bytes_per_token) / link_bandwidth,
-        down_s=load.chosen * model.kv_bytes_per_token / link_bandwidth,
+        inference_s=roofline.decode_step(load.rows, read, attended),
+        cache_s=score_s,
+        up_s=on_host * load.rows * query_bytes / (hardware.d2h_bandwidth * hardware.link_share),
+        down_s=missed_bytes / (hardware.h2d_bandwidth * hardware.link_share),
     )
-
-
-def pack_bandwidth(
-    shape: AttentionShape, *, batch: int, selected: int, layers: int, seconds: float, heads: int
-) -> float:
-    """Least bytes per second by which a pack of layers' selection is there before it is needed.
-
-    heads: `shape.heads` gives Table 2's column (times 2**20 / 1e6: it divides MiB by milliseconds);
-    2 * `shape.kv_heads`, K and V, is what has to move.
-    """
-    return batch * selected * heads * shape.head_dim * 2 * layers / seconds

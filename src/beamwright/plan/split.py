@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from beamwright.errors import InputError, format_bytes
-from beamwright.plan.growth import BLOCK_TOKENS
-from beamwright.plan.model import Hardware, ModelCosts
-from beamwright.plan.roofline import Roofline
+from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.machines import HardwareProfile
+from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
 
 Strategy = Literal["split", "offload"]
@@ -85,7 +85,7 @@ class TreeState:
 
 
 def tree_case(
-    state: TreeState, generator: ModelCosts, verifier: ModelCosts, hardware: Hardware
+    state: TreeState, generator: ModelCosts, verifier: ModelCosts, hardware: HardwareProfile
 ) -> SplitCase:
     """The next round of a search whose beams share prefixes; both models keep their KV."""
     beams, step = max(1, state.num_beams), max(1, state.step_tokens)
@@ -130,14 +130,6 @@ class Decision:
         if self.split is None or self.offload.total_s < self.split.total_s:
             return "offload"
         return "split"
-
-
-def total_time(case: SplitCase, prefill_batch: int, decode_batch: int) -> float:
-    """T_tot as the paper prints it: every batch takes the time of a full one."""
-    count, decode = case.num_requests, case.generator
-    prefill_s = -(-count // prefill_batch) * case.verifier.prefill_s(prefill_batch)
-    token_s = -(-count // decode_batch) * decode.decode_token_s(decode_batch)
-    return prefill_s + decode.new_tokens * token_s
 
 
 def decode_capacity(case: SplitCase, memory_bytes: int, prefill_batch: int) -> int:

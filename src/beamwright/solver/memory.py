@@ -10,7 +10,7 @@ from beamwright.config import Settings
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
 from beamwright.models.address_space import address_space_left
 from beamwright.models.shape import ModelShape
-from beamwright.plan.model import Storage, product_scratch_bytes, weight_bytes
+from beamwright.plan.costs import Storage, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
 
 if TYPE_CHECKING:

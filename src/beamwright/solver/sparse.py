@@ -6,10 +6,9 @@ from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
 from beamwright.models import LoadedModel
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.sparse import AttentionShape
-from beamwright.plan.sparse_host import Scored
-from beamwright.plan.sparse_search import LEAST_GAIN, SparseCase, beside_full_attention
+from beamwright.plan.compare import LEAST_GAIN, SparseCase, beside_full_attention
+from beamwright.plan.costs import ModelCosts, Shape
+from beamwright.plan.sparse import Scored
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SparseSettings
 from beamwright.solver.memory import ModelBytes
@@ -105,7 +104,7 @@ def _could_be_sparse(settings: Settings) -> bool:
     )
 
 
-def sparse_case(rule: SparseRule, shape: AttentionShape) -> SparseCase:
+def sparse_case(rule: SparseRule, shape: Shape) -> SparseCase:
     """A rule as the cost model knows it: keys, or bounds of pages, are scored on the host."""
     how = rule.how
     scored = Scored.HOST_KEYS if how.scores == "keys" else Scored.HOST_BOUNDS

@@ -9,7 +9,7 @@ from beamwright.engine.moving import MovingSplit
 from beamwright.kv import ScratchMeter
 from beamwright.models import SharedBytes, TreeModel
 from beamwright.models.address_space import address_space_left
-from beamwright.plan.model import ModelCosts
+from beamwright.plan.costs import ModelCosts
 from beamwright.solver.memory import MemoryPlan
 from beamwright.solver.solution import MemoryStats
 from beamwright.solver.tiers import machine_profile

@@ -18,11 +18,9 @@ from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
 from beamwright.plan.cards import card_of_device
 from beamwright.plan.compare import choose_schedule
-from beamwright.plan.growth import Workload
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import DEFAULT_PROFILE, card_profile, find_profile
-from beamwright.plan.profile import HardwareProfile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import DEFAULT_PROFILE, HardwareProfile, card_profile, find_profile
+from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, Victims
 from beamwright.solver.memory import MemoryPlan, ModelBytes
 from beamwright.solver.own import IGNORED, IN_ROUNDS

@@ -10,9 +10,8 @@ import engines
 import fakes
 from beamwright import Solver
 from beamwright.engine.running import RunningBatch
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright_lab.simulator import RooflineCosts, Simulation, simulate
 

@@ -7,8 +7,7 @@ from itertools import product
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.plan.clairvoyant import Life, known_future_loads, traffic_bound
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import (
     RooflineCosts,
@@ -18,6 +17,7 @@ from beamwright_lab.simulator import (
     grow,
     simulate,
 )
+from beamwright_lab.studies.clairvoyant import Life, known_future_loads, traffic_bound
 from simulated import CARD, MODEL
 
 BLOCK = 8

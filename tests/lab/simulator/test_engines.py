@@ -1,7 +1,7 @@
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import (
     ENGINES,

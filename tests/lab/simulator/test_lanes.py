@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright_lab.simulator import (
     RooflineCosts,
     simulate,

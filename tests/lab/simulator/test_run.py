@@ -4,8 +4,8 @@ import pytest
 
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
-from beamwright.plan.analytic import LbsCase, layerwise_bytes
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.traffic import LbsCase, layerwise_bytes
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import (
     RooflineCosts,

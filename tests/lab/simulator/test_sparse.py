@@ -5,12 +5,10 @@ import math
 import pytest
 
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Roofline
-from beamwright.plan.sparse import SparseLoad
-from beamwright.plan.sparse_host import Scored, host_ranks
-from beamwright.plan.sparse_search import SparseCase
+from beamwright.plan.compare import SparseCase
+from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
+from beamwright.plan.sparse import Scored, SparseLoad, host_ranks
 from beamwright.sparse import SparseRule
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
 from beamwright_lab.simulator import simulate_sparse

@@ -7,9 +7,8 @@ import pytest
 from beamwright.engine.moving import MOVING
 from beamwright.errors import CapacityError
 from beamwright.models.named_shapes import NAMED_SHAPES
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout, ModelCosts
+from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import (
     RooflineCosts,

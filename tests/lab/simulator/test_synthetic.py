@@ -4,7 +4,7 @@ from statistics import mean
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.roofline import Layout
+from beamwright.plan.costs import Layout
 from beamwright.tree import NodeState, StopReason
 from beamwright_lab.simulator import (
     RooflineCosts,

@@ -8,11 +8,10 @@ from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.plan.compare import estimate
-from beamwright.plan.growth import Workload
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Layout, Roofline
+from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
 from beamwright.plan.scoring import Scorer
+from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import (
     RooflineCosts,

@@ -1,4 +1,8 @@
-"""Profiles by name: cards from their data sheets, and a small CPU machine. No torch.
+"""What a machine can do, in the few numbers that the cost model needs. No torch.
+
+Peaks are a vendor's or a measurement's; the shares say how much of a peak real work reaches, so
+that both stay visible. By name: cards from their data sheets, a small CPU machine, and this machine
+as `probe` measured it, kept as JSON in the user's cache folder.
 
 What a data sheet does not say is assumed here, alike for all cards: large pinned copies reach 82 %
 of the link (measured by others on PCIe 5.0 x16: 52 of 63 GB/s), and the launch costs are usual
@@ -7,16 +11,66 @@ values for an eager framework.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.plan.cache import read_profile
+from beamwright.files import write_whole
 from beamwright.plan.cards import CARDS, Card
-from beamwright.plan.profile import HardwareProfile
 from beamwright.units import GIB, parse_size
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """One device, its host and the link between them. Rates are per second.
+
+    device_memory_bytes: all of the device's memory.
+    device_bandwidth: peak bytes/s of device memory.
+    flops: peak dense FLOP/s in the precision that models run in there (see `element_bytes`).
+    h2d_bandwidth, d2h_bandwidth: nominal bytes/s of the link, each direction.
+    launch_s: cost of launching one operator or kernel that nothing hides.
+    copy_launch_s: fixed cost of one queued copy.
+    decode_ops_per_layer: operators of one layer in one decode step.
+    bandwidth_share: of `device_bandwidth`, reached by reading weights and shared KV.
+    copies_share: the same for attention over a copy of the KV per beam.
+    flops_share: of `flops`, reached by the matrix products of a decode step or a prefill.
+    link_share: of the link's rates, reached by large pieces in pinned memory.
+    element_bytes: of the usual dtype: 2 (16 bits) on GPUs, 4 on CPUs.
+
+    Raises:
+        ValueError: if a number is not finite and positive, or a share is above 1.
+    """
+
+    name: str
+    device_memory_bytes: int
+    device_bandwidth: float
+    flops: float
+    h2d_bandwidth: float
+    d2h_bandwidth: float
+    launch_s: float
+    copy_launch_s: float
+    decode_ops_per_layer: int
+    bandwidth_share: float
+    copies_share: float
+    flops_share: float
+    link_share: float
+    element_bytes: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "name":
+                continue
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{field.name} must be positive, not {value!r}")
+            if field.name.endswith("_share") and value > 1:
+                raise ValueError(f"{field.name} is a share of a peak, not {value!r}")
+
 
 DEFAULT_PROFILE = "rtx-4090"
 MEASURED = "measured"
@@ -136,3 +190,55 @@ def _custom_profile(text: str) -> HardwareProfile:
         )
     except (ValueError, InputError) as error:
         raise InputError(f"--gpu {text}: write {_CUSTOM_FORM}") from error
+
+
+_ADVICE = "run `beamwright doctor --probe`"
+
+
+def default_cache_file() -> Path:
+    """`~/.cache/beamwright/profile.json`."""
+    return Path.home() / ".cache" / "beamwright" / "profile.json"
+
+
+def write_profile(profile: HardwareProfile, file: Path | None = None) -> Path:
+    """Store the profile and return where. A reader sees the old file or the whole of the other.
+
+    Raises:
+        InputError: if the folder or the file cannot be written.
+    """
+    file = file or default_cache_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{file}: the measured profile cannot be written ({error})") from error
+    write_whole(file, json.dumps(asdict(profile), indent=2), option="measured profile ")
+    return file
+
+
+def read_profile(file: Path | None = None) -> HardwareProfile:
+    """The stored profile.
+
+    Raises:
+        InputError: if there is none, or it is not a valid profile.
+    """
+    file = file or default_cache_file()
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return HardwareProfile(**_checked(content))
+    except FileNotFoundError as error:
+        raise InputError(f"no measured profile ({file}): {_ADVICE}") from error
+    except (OSError, ValueError) as error:  # both JSON and text decoding errors are ValueErrors
+        raise InputError(f"{file}: not a hardware profile ({error}); {_ADVICE}") from error
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """The JSON content with exactly the profile's keys and kinds of values."""
+    expected = {field.name: str(field.type) for field in fields(HardwareProfile)}
+    if not isinstance(content, dict) or set(content) != set(expected):
+        raise ValueError("keys differ")
+    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    for key, kind in expected.items():
+        value = content[key]
+        if isinstance(value, bool) or not isinstance(value, kinds[kind]):
+            raise ValueError(f"{key} is {value!r}")
+    return content

@@ -5,16 +5,13 @@ from dataclasses import replace
 import pytest
 
 from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
-from beamwright.plan.model import ModelCosts
-from beamwright.plan.named import find_profile
-from beamwright.plan.roofline import Roofline
-from beamwright.plan.sparse import (
-    MIB,
-    RankSeconds,
-    SparseLoad,
+from beamwright.plan.costs import ModelCosts, Roofline
+from beamwright.plan.machines import find_profile
+from beamwright.plan.sparse import RankSeconds, SparseLoad, cache_rank_flops
+from beamwright.units import MIB
+from beamwright_lab.studies.sparse import (
     SparseMethod,
     attention_flops,
-    cache_rank_flops,
     decode_seconds,
     pack_bandwidth,
     token_flops,

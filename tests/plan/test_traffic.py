@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.plan.analytic import (
+from beamwright.plan.traffic import (
     layerwise_bytes,
     locality_bytes,
     locality_printed_bytes,

@@ -1,0 +1,1 @@
+"""What the papers' formulas and clairvoyant bounds say, from sizes alone."""

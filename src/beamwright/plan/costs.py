@@ -1,0 +1,244 @@
+"""What a model costs on a machine: bytes in any precision, seconds of each operation. No torch.
+
+`Shape` is a seam: the room of models is above, and its shapes fit by their attributes. Only the
+projections inside the layers are quantised; embeddings, LM head, norms and biases keep the model's
+precision; `models` makes the tensors whose sizes are counted here. Seconds are the slower of memory
+and compute, plus launches: a floor that real kernels approach to the profile's shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import Literal, Protocol
+
+from beamwright.plan.machines import HardwareProfile
+from beamwright.protocols import Direction
+
+INT4_GROUP = 64
+"""Columns that share one scale and one zero point."""
+INT4_BLOCK_ROWS = 1024
+"""Rows that are turned back into floating point at a time, where no kernel reads int4 itself."""
+
+_TILE_ROWS, _TILE_COLUMNS = 8, 1024  # torchao's tiled layout is padded to these
+
+
+class Shape(Protocol):
+    """The attributes of a model shape that costs are made of."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def intermediate(self) -> int: ...
+    @property
+    def projections(self) -> tuple[tuple[int, int], ...]: ...
+    def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
+
+
+class Storage(StrEnum):
+    """How a projection is kept.
+
+    INT8: torchao, a float32 scale per row; turned back into floating point for each product.
+    INT4: two weights per byte, turned back a block of rows at a time for each product.
+    INT4_TILED: torchao's tiles, which its CUDA kernel reads as they are.
+    """
+
+    PLAIN = "plain"
+    INT8 = "int8"
+    INT4 = "int4"
+    INT4_TILED = "int4-tiled"
+
+
+def storage_of(weights: str, *, has_int4_kernel: bool) -> Storage:
+    """What `--weights` means. has_int4_kernel: a CUDA device of compute capability 8, bfloat16."""
+    if weights == "int4":
+        return Storage.INT4_TILED if has_int4_kernel else Storage.INT4
+    return Storage.INT8 if weights == "int8" else Storage.PLAIN
+
+
+def matrix_bytes(rows: int, columns: int, element_bytes: int, storage: Storage) -> int:
+    """Bytes of one projection [rows, columns], its scales and zero points included."""
+    if storage is Storage.PLAIN:
+        return rows * columns * element_bytes
+    if storage is Storage.INT8:
+        return rows * (columns + 4 + 1)
+    if storage is Storage.INT4_TILED:
+        rows, columns = _up(rows, _TILE_ROWS), _up(columns, _TILE_COLUMNS)
+    num_groups = rows * -(-columns // INT4_GROUP)
+    return num_groups * (INT4_GROUP // 2 + 2 * element_bytes)
+
+
+def weight_bytes(shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> int:
+    """Bytes of all weights of a model. element_bytes: of what is not quantised."""
+    if storage is Storage.PLAIN:
+        return shape.num_parameters * element_bytes
+    projections = shape.projections
+    others = shape.num_parameters - shape.layers * sum(map(prod, projections))
+    quantised = sum(matrix_bytes(*each, element_bytes, storage) for each in projections)
+    return others * element_bytes + shape.layers * quantised
+
+
+def conversion_bytes(shape: Shape, element_bytes: int, storage: Storage) -> int:
+    """Memory traffic of one forward pass for turning weights back into floating point.
+
+    They are written and read again, beside being read as they are stored.
+    """
+    if storage in (Storage.PLAIN, Storage.INT4_TILED):
+        return 0
+    return 2 * shape.layers * sum(map(prod, shape.projections)) * element_bytes
+
+
+def product_scratch_bytes(
+    shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN
+) -> int:
+    """Working memory of the largest product, beside its input and output."""
+    if storage is Storage.INT8:
+        return max(map(prod, shape.projections)) * element_bytes
+    if storage is Storage.INT4:
+        widest = max(columns for _, columns in shape.projections)
+        # A block's nibbles as bytes, as floating point, and with scale and zero point.
+        return INT4_BLOCK_ROWS * _up(widest, INT4_GROUP) * (1 + 2 * element_bytes)
+    return 0
+
+
+@dataclass(frozen=True)
+class ModelCosts:
+    """Sizes of one model in one precision. num_heads: query heads.
+
+    conversion_bytes: memory traffic of a forward pass beyond reading the weights as they are
+    stored, where they are turned back into floating point first.
+    """
+
+    num_layers: int
+    num_parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    num_heads: int
+    head_dim: int
+    element_bytes: int
+    conversion_bytes: int = 0
+
+    @classmethod
+    def of(cls, shape: Shape, element_bytes: int, storage: Storage = Storage.PLAIN) -> ModelCosts:
+        """The costs of a shape whose KV, and weights but for `storage`, take `element_bytes`."""
+        return cls(
+            num_layers=shape.layers,
+            num_parameters=shape.num_parameters,
+            weight_bytes=weight_bytes(shape, element_bytes, storage),
+            kv_bytes_per_token=shape.kv_bytes_per_token(element_bytes),
+            num_heads=shape.heads,
+            head_dim=shape.head_dim,
+            element_bytes=element_bytes,
+            conversion_bytes=conversion_bytes(shape, element_bytes, storage),
+        )
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+class Layout(StrEnum):
+    """How attention reads KV: a copy per beam (the LBS paper's layout), or shared parts once."""
+
+    DENSE = "dense"
+    TREE = "tree"
+
+
+Bound = Literal["bandwidth", "compute", "launches"]
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Costs of one model on one machine."""
+
+    model: ModelCosts
+    hardware: HardwareProfile
+
+    def prefill(self, num_tokens: int, context: int = 0) -> float:
+        """Seconds to encode `num_tokens` behind `context` tokens that are there already."""
+        visible = num_tokens * (context + (num_tokens + 1) / 2)
+        read_tokens = context + num_tokens
+        return self._forward(num_tokens, read_tokens, visible, Layout.TREE)
+
+    def verify(self, num_tokens: int, context: int = 0) -> float:
+        """Seconds for a verifier of this size to score `num_tokens` behind `context` tokens."""
+        return self.prefill(num_tokens, context)
+
+    def decode_step(
+        self,
+        num_rows: int,
+        kv_tokens_read: float,
+        kv_tokens_seen: float,
+        layout: Layout = Layout.TREE,
+    ) -> float:
+        """Seconds of one token for each of `num_rows` beams of one group; weights are read once.
+
+        kv_tokens_read: the union of the paths where shared parts are read once, else their sum.
+        kv_tokens_seen: the sum of the paths, which is what the rows attend to either way.
+        """
+        return self._forward(num_rows, kv_tokens_read, kv_tokens_seen, layout)
+
+    def decode_layer(
+        self,
+        num_rows: int,
+        kv_tokens_read: float,
+        kv_tokens_seen: float,
+        layout: Layout = Layout.TREE,
+    ) -> float:
+        """The same for one layer: what a layer-wise schedule can hide a transfer behind."""
+        step_s = self.decode_step(num_rows, kv_tokens_read, kv_tokens_seen, layout)
+        return step_s / self.model.num_layers
+
+    def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
+        """Seconds to move bytes across the link in that many queued copies."""
+        hardware = self.hardware
+        to_device = direction is Direction.H2D
+        bandwidth = hardware.h2d_bandwidth if to_device else hardware.d2h_bandwidth
+        return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
+
+    def bound(
+        self, num_rows: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+    ) -> Bound:
+        """What a decode step, or a prefill of so many tokens, mostly waits for."""
+        memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
+        if launch_s > max(memory_s, compute_s):
+            return "launches"
+        return "bandwidth" if memory_s >= compute_s else "compute"
+
+    def _forward(
+        self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+    ) -> float:
+        memory_s, compute_s, launch_s = self.parts(
+            num_tokens, kv_tokens_read, kv_tokens_seen, layout
+        )
+        return max(memory_s, compute_s) + launch_s
+
+    def parts(
+        self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+    ) -> tuple[float, float, float]:
+        """Seconds of a forward pass by memory, by compute, and of launches; see `decode_step`.
+
+        The pass takes the longer of the first two, and the third.
+        """
+        model, hardware = self.model, self.hardware
+        kv_share = hardware.copies_share if layout is Layout.DENSE else hardware.bandwidth_share
+        memory_s = (
+            (model.weight_bytes + model.conversion_bytes) / hardware.bandwidth_share
+            + kv_tokens_read * model.kv_bytes_per_token / kv_share
+        ) / hardware.device_bandwidth
+        attention = 4 * model.num_layers * model.num_heads * model.head_dim * kv_tokens_seen
+        flops = 2 * model.num_parameters * num_tokens + attention
+        compute_s = flops / (hardware.flops * hardware.flops_share)
+        num_launches = model.num_layers * hardware.decode_ops_per_layer
+        return memory_s, compute_s, num_launches * hardware.launch_s
