@@ -179,7 +179,7 @@ def test_plan_prints_what_readme_says(said, words, capsys):
 def test_every_benchmark_that_is_named_exists():
     """In running text, too, where nothing is parsed as a command."""
     others = ("CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "lab/beamwright_lab/README.md")
-    named = re.compile(r"(?<!:)\blab/[\w/]+\.(?:py|sh)|(?<=-m )beamwright_lab[\w.]+\w")
+    named = re.compile(r"(?<![:/])\blab/[\w/]+\.(?:py|sh)|(?<=-m )beamwright_lab[\w.]+\w")
     for file in [*DOCUMENTS, *(ROOT / name for name in others)]:
         for name in named.findall(file.read_text(encoding="utf-8")):
             path = name if "/" in name else f"lab/{name.replace('.', '/')}.py"

@@ -254,9 +254,6 @@ class SearchSettings(OpenSection):
     choose: Literal["best", "majority", "weighted"] | None = option(
         None, help="How the final answer is chosen (default: the strategy's own)."
     )
-    compat: Literal["search-and-learn"] | None = option(
-        None, help="beam: another project's rules of selection, replication and padding."
-    )
     seed: int = option(0, common=True, ge=0, help="Seed of every random draw.")
 
 

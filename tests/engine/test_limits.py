@@ -16,9 +16,11 @@ from beamwright.engine.limits import (
     weights_are_settled,
 )
 from beamwright.errors import InputError
+from beamwright.registry import restored
 from beamwright.search import make_strategy
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.choose import choose
+from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.solver.describe import final_nodes
 from beamwright.tree import NodeState, StopReason, tree_hash
@@ -234,42 +236,17 @@ def test_a_weighted_vote_is_settled_by_scores(score, rounds):
     assert run(script, search={"choose": "majority"}, **votes)[1][0].rounds == 1
 
 
-@pytest.mark.parametrize(
-    ("stops", "reason"),
-    [
-        ({"token_budget": 50}, "when --token-budget 50 was spent"),
-        ({"deadline": 5}, "when --deadline 5s had passed"),
-        ({"stop_votes": True, "text": "The answer is 7."}, "when the vote was settled"),
-    ],
-)
-@pytest.mark.parametrize("ending", [3, 5])
-def test_more_finished_paths_than_asked_for_are_not_fewer(stops, reason, ending):
-    """`--compat search-and-learn` goes on until every path has ended."""
-
-    def script(node):
-        return (EOS if node.lineage[-1] < ending else GOES_ON), 0.5
-
-    search = {"compat": "search-and-learn"}
-    if "stop_votes" not in stops:
-        _, (tree,) = run(script, search=search, width=1, **stops)
-        assert len(tree.finished()) > 8
-        assert tree.reason_fewer is None
-        stops = {"token_budget": 1} if "token_budget" in stops else {"deadline": 1}
-    _, (tree,) = run(script, search=search, width=1, **stops)
-    if len(tree.finished()) < 8:
-        assert tree.reason_fewer.startswith(f"{8 - len(tree.finished())} of 8 paths were unfin")
-    else:
-        assert tree.reason_fewer is None
-
-
 def test_later_votes_do_not_count_where_the_first_n_to_finish_are_taken():
-    """search-and-learn overshoots: of more than n finished paths the first n count."""
+    """A strategy may finish more than n paths, of which its row names those that count."""
     tree = new_tree()
     first = tree.expand(tree.root, 4)
     for node, answer in zip(first, "7785", strict=True):
         add_step(tree, node, f"The answer is {answer}.", stop=EOS)
         tree.finish(node)
-    rule = StopRule(StopSettings(stop_votes=True), SearchSettings(n=4, compat="search-and-learn"))
+    with restored():
+        declare = strategy("first", meaning="m", finals=lambda finished, n: [*finished[:n]])
+        declare(SearchPolicy)
+        rule = StopRule(StopSettings(stop_votes=True), SearchSettings(n=4, search="first"))
     (parent,) = tree.expand(tree.root, 1)
     tree.keep(add_step(tree, parent, "so "))
     assert rule.why(tree, 0.0) is not None, "2 against 1 and 1, and nobody else votes"

@@ -32,7 +32,6 @@ def drawn(rng):
     some = {
         "step_tokens": (0.2, [1, 3, 7]),
         "filter_duplicates": (0.3, [True]),
-        "compat": (0.3 * (method == "beam"), ["search-and-learn"]),
         "token_budget": (0.3, [1, 10, 50, 200]),
         "deadline": (0.3, [0.001, 0.01, 0.05]),
         "stop_votes": (0.4 * (options["choose"] in ("majority", "weighted")), [True]),

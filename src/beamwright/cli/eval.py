@@ -37,7 +37,7 @@ from beamwright.cli.guard import complain
 from beamwright.cli.imports import first_import
 from beamwright.cli.in_flight import ProblemsInFlight
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import one_line, print_json, quiet_stdout
+from beamwright.cli.output import print_json, quiet_stdout
 from beamwright.cli.views import TreePages
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
@@ -74,7 +74,7 @@ _RecipeOption = Annotated[
     Path | None,
     option(
         "--recipe",
-        "YAML file of settings, of several (base, settings, grid), or search-and-learn's.",
+        "YAML file of settings, or of several (base, settings, grid).",
         "FILE",
     ),
 ]
@@ -158,14 +158,12 @@ def evaluate(
         raise InputError("--trees needs --out DIR to write to")
     cluster = find_cluster(ray, replicas, replica_cores, invocation.plugins)
     recipe = read_recipe(recipe_file, invocation.given)
-    for note in recipe.notes:
-        typer.echo(one_line(f"{recipe_file}: {note}"), err=True)
     dataset = dataset or recipe.dataset
     if dataset is None:
         raise InputError("give DATASET, such as bundled:test: neither a recipe nor you name one")
     problem_set = load_problems(
         dataset,
-        recipe.limit if limit is None else limit,
+        limit,
         problem_field=problem_field or recipe.problem_field,
         answer_field=answer_field or recipe.answer_field,
     )
@@ -175,7 +173,7 @@ def evaluate(
                 check_models(model)
                 complain(said)
     with AnswerChecker(num_workers=checker_processes(cluster)) as checker:
-        together = recipe.in_flight if in_flight is None else _in_flight(in_flight)
+        together = None if in_flight is None else _in_flight(in_flight)
         work = _Work(problem_set, out, together, trees or 0, checker, cluster)
         if recipe.runs[0].name is None:
             report = _evaluate(recipe.runs[0], work)

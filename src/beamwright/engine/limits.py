@@ -15,7 +15,6 @@ from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer, normalise_answer
-from beamwright.search.compat import final_candidates
 from beamwright.search.lookahead import rolled_from, rollout
 from beamwright.search.ranking import TIE, duplicates, ranked
 from beamwright.sections import SearchSettings, StopSettings
@@ -119,7 +118,7 @@ class StopRule:
         out = {node for node in given_up if node.state is NodeState.FINISHED}
         places = self._n - len(tree.finished()) - self._num_given_up(tree) - len(given_up - out)
         ended = [node for node in kept if node.ended]
-        if self._search.compat is None:
+        if self._row.finals is None:
             ended = ranked(ended)[:places]
         left = max(0, places - len(ended))
         shown = max(0, left - len(cut_short(tree)))
@@ -148,8 +147,8 @@ class StopRule:
         return sum(node.state is NodeState.PRUNED for node in tree.nodes())
 
     def _vote_is_settled(self, ended: Sequence[Node]) -> bool:
-        if self._search.compat is not None:  # the first n to finish vote
-            ended = final_candidates(ended, self._n)[: len(ended)]
+        if self._row.finals is not None:  # the first n to finish vote, say
+            ended = self._row.finals(ended, self._n)[: len(ended)]
         remaining = max(0, self._n - len(ended))
         if self._search.choose == "weighted":
             return weights_are_settled(ended, remaining)

@@ -18,7 +18,6 @@ from typing import Any
 
 from beamwright.config import Settings, load_recipe, option_owners
 from beamwright.errors import InputError
-from beamwright.evaluate.foreign import is_foreign, translate
 from beamwright.search import make_strategy
 from beamwright.search.defaults import resolved, vote_note
 
@@ -44,17 +43,10 @@ class NamedSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe asks for.
-
-    dataset, limit, in_flight, problem_field, answer_field: as the options of `eval`, where the
-    recipe names them. notes: how keys of another program were read, a line each.
-    """
+    """What a recipe asks for. The others: as the options of `eval`, where the recipe names them."""
 
     runs: tuple[NamedSettings, ...]
     dataset: str | None = None
-    limit: int | None = None
-    in_flight: int | None = None
-    notes: tuple[str, ...] = ()
     problem_field: str | None = None
     answer_field: str | None = None
 
@@ -71,10 +63,6 @@ def read_recipe(path: Path | None, given: Mapping[str, Any]) -> Recipe:
     if path is None:
         return Recipe((_checked(None, Settings.build(**given)),))
     content = load_recipe(path)
-    if is_foreign(content):
-        found = translate(content, f"recipe {path}", given)
-        run = _built(None, found.options, given, f"recipe {path}")
-        return Recipe((run,), found.dataset, found.limit, found.in_flight, found.notes)
     if not set(_PARTS) & set(content):
         settings = Settings.build(path, **given)
         return Recipe((_checked(None, settings, f"recipe {path}: "),))

@@ -8,7 +8,6 @@ from typing import Any
 
 from beamwright.errors import InputError
 from beamwright.protocols import Action
-from beamwright.search.compat import SearchAndLearnBeam
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.ranking import ranked
 from beamwright.search.rounds import give_children, open_round
@@ -33,7 +32,6 @@ VARYING_LIMITS = (64, 64, 64, 2048)  # FlashTTS, Fig. 11
     commits=True,
     reads_width=True,
     needs_scores=True,
-    compat={"search-and-learn": SearchAndLearnBeam},
 )
 class BeamSearch(SearchPolicy):
     """n candidates a round, `width` children per survivor.

@@ -12,13 +12,12 @@ class EpsilonBeam(SearchPolicy):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
 from beamwright.declare import declaration, declared_values, made
-from beamwright.errors import InputError
 from beamwright.protocols import Action, Prospect
 from beamwright.registry import Table, TableRow
 from beamwright.search.choose import Choice
@@ -65,7 +64,7 @@ class StrategyRow(TableRow):
     commits: a step that has children gets no more, and no path that was left comes back: what all
         leaves share is final while the search goes on.
     votes_change: why the vote of a path that has ended may still be lost, if it may.
-    compat: other projects' rules for it, by name.
+    finals: which n of its finished paths are its candidates, where it finishes more or fewer.
     """
 
     make: type[SearchPolicy]
@@ -79,7 +78,7 @@ class StrategyRow(TableRow):
     fills: bool = True
     commits: bool = False
     votes_change: str | None = None
-    compat: Mapping[str, type[SearchPolicy]] = field(default_factory=dict)
+    finals: Callable[[Sequence[Node], int], list[Node]] | None = None
 
     def policy(self, settings: SearchSettings) -> SearchPolicy:
         """The strategy with the options that the settings give it.
@@ -88,13 +87,7 @@ class StrategyRow(TableRow):
             InputError: for an option of another strategy, or a value that this one cannot use.
         """
         (given,) = declared_values(STRATEGIES, [self], settings)
-        make = self.make
-        if settings.compat is not None:
-            if settings.compat not in self.compat:
-                owners = [row.name for row in STRATEGIES.values() if settings.compat in row.compat]
-                raise InputError(f"--compat {settings.compat} goes with --search {owners[0]}")
-            make = self.compat[settings.compat]
-        policy: SearchPolicy = made(STRATEGIES, make, given, search=settings)
+        policy: SearchPolicy = made(STRATEGIES, self.make, given, search=settings)
         return policy
 
     def resolved_options(self, settings: SearchSettings) -> dict[str, Any]:

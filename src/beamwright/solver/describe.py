@@ -9,9 +9,9 @@ from beamwright.engine.limits import cut_short
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, Cancelled, Interrupted
 from beamwright.plan.traffic import dm_lower_bound_bytes
+from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
-from beamwright.search.compat import final_candidates
 from beamwright.search.doubts import (
     doubts_about_answers,
     doubts_about_problem,
@@ -104,8 +104,9 @@ def describe(run: TreeRun, facts: RunFacts) -> Solution:
     """The solution of one finished tree."""
     search = facts.settings.search
     nodes = final_nodes(run.tree, search.n)
-    if search.compat is not None:
-        nodes = final_candidates(run.tree.finished(), search.n) or nodes
+    finals = strategy_row(search).finals
+    if finals is not None:
+        nodes = finals(run.tree.finished(), search.n) or nodes
     return _describe(run, facts, nodes)
 
 

@@ -55,8 +55,6 @@ class RequestOptions(TypedDict, total=False):
     """From step scores to a path's score (default: the verifier's)."""
     choose: Literal["best", "majority", "weighted"] | None
     """How the final answer is chosen (default: the strategy's own)."""
-    compat: Literal["search-and-learn"] | None
-    """beam: another project's rules of selection, replication and padding."""
     seed: int
     """Seed of every random draw."""
     deadline: float | str | None

@@ -1,4 +1,7 @@
-"""search-and-learn's YAML keys, read as this project's options. Knows names, runs nothing.
+"""search-and-learn's YAML file as a recipe of this project. Knows names, runs nothing.
+
+    python -m beamwright_lab.search_and_learn_recipe beam_search.yaml > recipe.yaml
+    beamwright eval --recipe recipe.yaml --plugin lab/beamwright_lab/search_and_learn.py
 
 Where a key is left out, search-and-learn's own default stands, not ours. What changes no result
 here, or has no counterpart, is listed with the reason; what would change what is measured and
@@ -7,14 +10,18 @@ cannot be kept is an error.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from beamwright.config import load_recipe
 from beamwright.errors import InputError
 
-_APPROACHES = {"best_of_n": "best-of-n", "beam_search": "beam", "dvts": "dvts"}
+_APPROACHES = {"best_of_n": "best-of-n", "beam_search": "search-and-learn", "dvts": "dvts"}
 
 _DEFAULTS: dict[str, Any] = {
     "approach": "best_of_n",
@@ -58,30 +65,25 @@ _IGNORED = {
 }
 _FOREIGN_ONLY = ("model_path", "prm_path", "custom_chat_template", "num_samples", "dataset_end")
 _OTHERS = ("system_prompt", "dataset_start", "search_batch_size", "load_in_4bit", "load_in_8bit")
-# None of these is a section of a recipe of ours.
 _KNOWN = frozenset([*_DEFAULTS, *_IGNORED, *_FOREIGN_ONLY, *_OTHERS])
 
 
 @dataclass(frozen=True)
 class Translation:
-    """options: flat options of `Settings`. The others: as in `eval`. notes: a line each."""
+    """options: flat options of `Settings`, dataset: of `eval`. notes: a line about each key."""
 
     options: dict[str, Any]
     dataset: str
-    limit: int | None
-    in_flight: int | None
     notes: tuple[str, ...]
 
+    def recipe(self) -> str:
+        """YAML for `--recipe`, the notes in front."""
+        notes = "".join(f"# {note}\n" for note in self.notes)
+        return notes + yaml.safe_dump({"dataset": self.dataset, "base": self.options})
 
-def is_foreign(content: Mapping[str, Any]) -> bool:
-    """Whether a recipe speaks search-and-learn's language: any of its keys at the top."""
-    return bool(_KNOWN & set(content))
 
-
-def translate(content: Mapping[str, Any], where: str, given: Collection[str] = ()) -> Translation:
-    """Options that do what search-and-learn does with these keys.
-
-    where: how errors begin. given: options of the command line, which go before the keys.
+def translate(content: Mapping[str, Any], where: str) -> Translation:
+    """Options that do what search-and-learn does with these keys. where: how errors begin.
 
     Raises:
         InputError: for an unknown key, or a value that nothing here corresponds to.
@@ -89,21 +91,18 @@ def translate(content: Mapping[str, Any], where: str, given: Collection[str] = (
     for key in content:
         if key not in _KNOWN:
             raise InputError(f"{where}: unknown key {key!r} (read as search-and-learn's)")
-    return _Translator(content, where, given).translation()
+    return _Translator(content, where).translation()
 
 
 class _Translator:
     """Collects options and notes while the keys are read, one kind at a time."""
 
-    def __init__(self, content: Mapping[str, Any], where: str, given: Collection[str]) -> None:
+    def __init__(self, content: Mapping[str, Any], where: str) -> None:
         self._content = content
         self._values = {**_DEFAULTS, **content}
         self._where = where
-        self._given = given
         self._options: dict[str, Any] = {}
         self._notes: list[str] = []
-        self._limit: int | None = None
-        self._in_flight: int | None = None
 
     def translation(self) -> Translation:
         self._search()
@@ -115,7 +114,7 @@ class _Translator:
             if key in self._content:
                 self._ignore(key, reason)
         dataset = self._dataset()
-        return Translation(self._options, dataset, self._limit, self._in_flight, tuple(self._notes))
+        return Translation(self._options, dataset, tuple(self._notes))
 
     def _search(self) -> None:
         approach = self._values["approach"]
@@ -133,7 +132,6 @@ class _Translator:
         for key, option in _TREE_ONLY.items():
             self._set(key, option, self._values[key])
         if approach == "beam_search":
-            self._set("approach", "compat", "search-and-learn")
             self._set("filter_duplicates", "filter_duplicates", self._values["filter_duplicates"])
         elif "filter_duplicates" in self._content:
             self._ignore("filter_duplicates", "dvts does not use it")
@@ -198,14 +196,12 @@ class _Translator:
             self._ignore("dataset_start", "from the first problem, as here")
         for key in ("num_samples", "dataset_end"):
             if self._content.get(key) is not None:
-                number = self._number(key)
-                self._limit = number if self._limit is None else min(self._limit, number)
-                self._note(key, f"--limit {number}")
+                self._note(key, f"give --limit {self._number(key)}, the least of these")
             elif key in self._content:
                 self._ignore(key, "all problems, as here")
         if "search_batch_size" in self._content:
-            self._in_flight = self._number("search_batch_size")
-            self._note("search_batch_size", f"--in-flight {self._in_flight}")
+            number = self._number("search_batch_size")
+            self._note("search_batch_size", f"give --in-flight {number}")
 
     def _number(self, key: str) -> int:
         value = self._values[key]
@@ -216,9 +212,7 @@ class _Translator:
     def _set(self, key: str, option: str, value: Any) -> None:
         self._options[option] = value
         flag = option.replace("_", "-")
-        if option in self._given:
-            self._note(key, f"the command line's --{flag} instead")
-        elif isinstance(value, bool):
+        if isinstance(value, bool):
             self._note(key, f"--{flag}" if value else f"--no-{flag}")
         else:
             shown = repr(value) if isinstance(value, str) and "\n" in value else str(value)
@@ -230,3 +224,15 @@ class _Translator:
 
     def _ignore(self, key: str, reason: str) -> None:
         self._notes.append(f"{key}: ignored ({reason})")
+
+
+def main() -> None:
+    (file,) = sys.argv[1:]
+    try:
+        print(translate(load_recipe(Path(file)), file).recipe(), end="")
+    except InputError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,15 @@
 """search-and-learn's keys: what they become, what is said about each, what is refused."""
 
 import pytest
+import yaml
 
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.evaluate.foreign import is_foreign, translate
 from beamwright.evaluate.recipes import read_recipe
+from beamwright.plugins import load_plugin
+from beamwright.registry import restored
+from beamwright_lab import search_and_learn
+from beamwright_lab.search_and_learn_recipe import translate
 
 BEAM = """
 filter_duplicates: true
@@ -37,45 +41,36 @@ def options_of(**keys):
     return translate(keys, "recipe r").options
 
 
-def test_a_beam_search_file_becomes_settings(tmp_path):
+def test_a_beam_search_file_becomes_a_recipe(tmp_path):
+    found = translate(yaml.safe_load(BEAM), "r")
     path = tmp_path / "beam_search.yaml"
-    path.write_text(BEAM)
-    recipe = read_recipe(path, {})
-    (run,) = recipe.runs
-    assert run.name is None
-    assert run.settings == Settings.build(
-        search="beam",
-        compat="search-and-learn",
-        n=16,
-        width=8,
-        max_rounds=10,
-        filter_duplicates=True,
-        temperature=0.7,
-        top_p=0.9,
-        max_step_tokens=512,
-        model="hf:org/small",
-        verifier="./prm",
-        aggregate="min",
-        system_prompt="Think.",
-        seed=7,
-    )
-    assert (recipe.limit, recipe.in_flight) == (10, 2)
+    path.write_text(found.recipe())
+    with restored():
+        load_plugin(search_and_learn.__file__)
+        recipe = read_recipe(path, {})
+        (run,) = recipe.runs
+        assert run.settings == Settings.build(
+            search="search-and-learn",
+            n=16,
+            width=8,
+            max_rounds=10,
+            filter_duplicates=True,
+            temperature=0.7,
+            top_p=0.9,
+            max_step_tokens=512,
+            model="hf:org/small",
+            verifier="./prm",
+            aggregate="min",
+            system_prompt="Think.",
+            seed=7,
+        )
     assert recipe.dataset == "hf:org/problems@test"
-    notes = "\n".join(recipe.notes)
+    notes = "\n".join(found.notes)
     for key in BEAM.split("\n"):
         assert key.partition(":")[0] in notes
-    assert "beam_width: --width 8" in recipe.notes
+    assert "beam_width: --width 8" in found.notes
+    assert "search_batch_size: give --in-flight 2" in found.notes
     assert "lookahead: ignored (its scores do not use the rollouts" in notes
-
-
-def test_the_command_line_goes_before_a_translated_file(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("approach: dvts\nn: 16\n")
-    (run,) = read_recipe(path, {"n": 4, "model": "bundled"}).runs
-    assert (run.settings.search.n, run.settings.model.model) == (4, "bundled")
-    notes = read_recipe(path, {"n": 4, "model": "bundled"}).notes
-    assert "n: the command line's --n instead" in notes
-    assert "model_path (default): the command line's --model instead" in notes
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -162,16 +157,3 @@ def test_refusals_are_one_line(keys, message):
         translate(keys, "recipe r")
     assert str(caught.value).startswith("recipe r: ")
     assert message in str(caught.value)
-
-
-def test_values_are_checked_as_ours(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("approach: dvts\nagg_strategy: median\n")
-    with pytest.raises(InputError, match=r"r\.yaml: search\.aggregate .* got 'median'"):
-        read_recipe(path, {})
-
-
-def test_our_own_recipes_are_not_taken_for_foreign_ones():
-    assert not is_foreign({section: {} for section in Settings.model_fields})
-    assert not is_foreign({"base": {}, "grid": {}, "settings": []})
-    assert is_foreign({"prm_path": "x"})
