@@ -8,7 +8,6 @@ from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.sparse import RankSeconds, SparseLoad, cache_rank_flops
-from beamwright.units import MIB
 from beamwright_lab.studies.sparse import (
     SparseMethod,
     attention_flops,
@@ -26,6 +25,8 @@ QWEN3_32B = shape_from_text(
 CONTEXT, SELECTED = 32768, 2048
 LOAD = SparseLoad(8, CONTEXT, SELECTED)
 PAPER = (SparseMethod.FULL, SparseMethod.EXACT, SparseMethod.QUEST, SparseMethod.ASYNCSPADE)
+
+MIB = 2**20
 
 
 def at_peak(shape, card="a100"):
