@@ -17,9 +17,7 @@ from typing import TypeVar
 
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.search.ranking import duplicates
-from beamwright.search.rounds import give_children
-from beamwright.search.share import even_shares
+from beamwright.search.rounds import duplicates, even_shares, give_children
 from beamwright.tree import Node, SearchTree
 
 T = TypeVar("T")

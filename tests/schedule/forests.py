@@ -4,8 +4,7 @@ import random
 from itertools import combinations, pairwise, permutations
 
 from beamwright.protocols import KVDemand
-from beamwright.schedule.forest import Forest
-from beamwright.schedule.traffic import loaded_bytes
+from beamwright.schedule.forest import Forest, loaded_bytes
 
 # num_beams, capacity, balance, wanted: of the paper and the slides
 GROUP_SIZES = [

@@ -13,17 +13,15 @@ def common(demand, paths, left, right):
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_need_of_ranges_and_of_any_beams(copies):
+def test_need_of_ranges(copies):
     for seed in range(40):
         demand = random_demand(seed, num_beams=9, copies=copies)
         forest = Forest(demand)
         for start in range(9):
             for end in range(start + 1, 10):
                 beams = list(range(start, end))
-                assert forest.need(start, end) == slow_need(demand, beams) == forest.need_of(beams)
-        some = random.Random(seed).sample(range(9), 4)
-        assert forest.need_of(some) == slow_need(demand, some)
-        assert forest.need(4, 4) == forest.need_of([]) == 0
+                assert forest.need(start, end) == slow_need(demand, beams)
+        assert forest.need(4, 4) == 0
 
 
 def test_what_beams_share_and_what_of_it_is_resident():

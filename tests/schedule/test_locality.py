@@ -4,7 +4,7 @@ import pytest
 
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
-from beamwright.schedule.in_gpu import batches
+from beamwright.schedule.declare import batches
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
 from fakes import new_tree

@@ -6,23 +6,21 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
-from beamwright.schedule.forest import Forest
+from beamwright.schedule.forest import loaded_bytes
 from beamwright.schedule.prefix_order import (
     PREFIX_ORDERS,
     cut,
-    eviction_cost,
     nearest,
     node_forest,
     ordered,
-    shared_prefixes,
     siblings_together,
     trie,
 )
-from beamwright.schedule.traffic import loaded_bytes
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
+from beamwright_lab.studies.prefix_order import eviction_cost, shared_prefixes
 from fakes import new_tree
-from schedule.forests import demand_of, random_demand
+from schedule.forests import demand_of, random_demand, slow_need
 
 PATHS = ["pa", "pa", "pb1", "pb1", "pb2", "pc"]
 APART = [0, 2, 4, 5, 1, 3]  # survivors replicated in turn
@@ -101,15 +99,15 @@ def test_the_score_is_what_single_beams_do_not_evict(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_groups_are_the_largest_runs_that_fit(seed, copies):
     demand = random_demand(seed, num_beams=12, copies=copies)
-    need_of, order = Forest(demand).need_of, shuffled(seed, demand)
+    order = shuffled(seed, demand)
     for most in (None, 3):
         groups = cut(demand, order, most)
         assert [beam for group in groups for beam in group] == order
         for group, after in zip(groups, [*groups[1:], None], strict=True):
-            assert len(group) == 1 or need_of(group) <= demand.capacity_bytes
+            assert len(group) == 1 or slow_need(demand, group) <= demand.capacity_bytes
             assert len(group) <= (most or 12)
             if after is not None and len(group) != most:
-                assert need_of([*group, after[0]]) > demand.capacity_bytes
+                assert slow_need(demand, [*group, after[0]]) > demand.capacity_bytes
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -2,11 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.schedule.forest import Forest
+from beamwright.schedule.forest import Forest, loaded_bytes
 from beamwright.schedule.ranges import plan_ranges
 from beamwright.schedule.rotation import estimated_loads, inner_orders, shared_classes
 from beamwright.schedule.sweep import Sweep
-from beamwright.schedule.traffic import loaded_bytes
 from schedule.forests import (
     GROUP_SIZES,
     allowed,

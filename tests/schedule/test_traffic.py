@@ -1,6 +1,6 @@
 import random
 
-from beamwright.schedule.traffic import loaded_bytes, replay
+from beamwright.schedule.forest import loaded_bytes, replay
 from schedule.forests import demand_of, paths_of, random_demand, slow_need
 
 PATHS = ["pa", "pa", "pb", "pb"]  # one prompt, two survivors, width 2

@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.search.ranking import duplicates, ranked
+from beamwright.search.rounds import duplicates, ranked
 from fakes import grow, new_tree
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from beamwright.search.share import effective_size, largest_remainder, systematic, weights_of
+from beamwright.search.rounds import effective_size, largest_remainder, systematic, weights_of
 
 
 def test_shares_add_up_and_follow_the_weights():

@@ -28,25 +28,24 @@ from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.registry import restored
 from beamwright.saved.recorded import read_recorded
 from beamwright.schedule import schedule
-from beamwright.schedule.forest import Forest
+from beamwright.schedule.forest import Forest, loaded_bytes
 from beamwright.schedule.prefix_order import (
     PREFIX_ORDERS,
     PrefixOrder,
     PrefixSchedule,
     cut,
-    eviction_cost,
     nearest,
     node_forest,
     ordered,
     siblings_together,
     trie,
 )
-from beamwright.schedule.traffic import loaded_bytes
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedNode, RecordedTree
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, simulate
 from beamwright_lab.simulator import grow as grow_tree
+from beamwright_lab.studies.prefix_order import eviction_cost
 
 GENERATOR, VERIFIER = "qwen2.5-math-1.5b", "math-shepherd-7b"
 SIDES = {"generator": (GENERATOR, 0), "verifier": (VERIFIER, 1)}  # tokens added to every step

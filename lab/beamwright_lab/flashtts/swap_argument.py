@@ -26,8 +26,9 @@ from typing import Any
 
 from beamwright.protocols import KVDemand
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.prefix_order import cut, eviction_cost, node_forest, trie
+from beamwright.schedule.prefix_order import cut, node_forest, trie
 from beamwright_lab.common import finish, say, table
+from beamwright_lab.studies.prefix_order import eviction_cost
 
 Shape = tuple[Any, ...]  # a node as its children; () is a leaf
 Order = tuple[int, ...]

@@ -18,8 +18,7 @@ from typing import Any
 
 from beamwright.protocols import KVDemand, ScheduleView
 from beamwright.schedule import make_schedule
-from beamwright.schedule.forest import Forest
-from beamwright.schedule.traffic import replay
+from beamwright.schedule.forest import Forest, replay
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table

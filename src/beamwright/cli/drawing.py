@@ -16,8 +16,8 @@ from rich.tree import Tree
 
 from beamwright.cli.output import one_line
 from beamwright.search.answers import extract_answer, normalise_answer
-from beamwright.search.ranking import ranked
 from beamwright.search.revise import best_answer
+from beamwright.search.rounds import ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
 _BAR_CELLS = 8

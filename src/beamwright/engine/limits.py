@@ -16,7 +16,7 @@ from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.search.lookahead import rolled_from, rollout
-from beamwright.search.ranking import TIE, duplicates, ranked
+from beamwright.search.rounds import TIE, duplicates, ranked
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import Node, NodeState, SearchTree
 

@@ -16,7 +16,7 @@ from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Link, Piece, Transfer
 from beamwright.kv.segments import Return, Segment
 from beamwright.protocols import Direction
-from beamwright.schedule.eviction import cheapest_order, eviction_order, least_recent_order
+from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
 from beamwright.sections import Victims
 
 

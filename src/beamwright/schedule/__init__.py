@@ -7,9 +7,15 @@ cuts its groups from an order: FlashTTS's, and others to compare with.
 
 from __future__ import annotations
 
-from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
-from beamwright.schedule.eviction import cheapest_order, eviction_order, least_recent_order
-from beamwright.schedule.in_gpu import InGpuSchedule, LayerwiseSchedule
+from beamwright.schedule.declare import (
+    SCHEDULES,
+    InGpuSchedule,
+    LayerwiseSchedule,
+    Schedule,
+    ScheduleRow,
+    schedule,
+)
+from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
 from beamwright.schedule.locality import LocalitySchedule
 from beamwright.schedule.prefix_order import PrefixSchedule
 from beamwright.sections import ScheduleSettings

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from beamwright.protocols import KVDemand, Plan, ScheduleView
 from beamwright.schedule.algorithm_one import beam_sets
-from beamwright.schedule.declare import Schedule, schedule
+from beamwright.schedule.declare import Schedule, batches, schedule
 from beamwright.schedule.forest import Forest
-from beamwright.schedule.in_gpu import batches
 from beamwright.schedule.ranges import plan_ranges
 
 _EAGER_ABOVE = 2.0  # times what the device holds

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal, get_args
 
 from beamwright.protocols import KVDemand, ScheduleView
@@ -140,24 +140,6 @@ def trie(demand: KVDemand, group: Iterable[int]) -> set[int]:
     for beam in group:
         nodes.update(_path_above(demand, beam, nodes))
     return nodes
-
-
-def eviction_cost(
-    demand: KVDemand, groups: Iterable[Sequence[int]], *, in_bytes: bool = False
-) -> int:
-    """Cost = sum over i of Nodes(T_i) - P(T_i, T_{i+1}): what each next group evicts.
-
-    The last group evicts nothing. in_bytes: sizes of the nodes instead of their number.
-    """
-    tries = [trie(demand, group) for group in groups]
-    gone = [before - after for before, after in pairwise(tries)]
-    return sum(_bytes_of(demand, nodes) if in_bytes else len(nodes) for nodes in gone)
-
-
-def shared_prefixes(forest: Forest, order: Iterable[int]) -> int:
-    """Score(S) of Appendix A.2: the sum of P(c_k, c_{k+1}), every beam a batch of its own."""
-    pairs = pairwise(order)
-    return sum(forest.common_bytes(min(pair), max(pair)) for pair in pairs)
 
 
 def _path_above(demand: KVDemand, beam: int, known: set[int]) -> list[int]:

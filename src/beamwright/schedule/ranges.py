@@ -17,10 +17,9 @@ from itertools import combinations, pairwise
 from math import comb
 
 from beamwright.protocols import KVDemand
-from beamwright.schedule.forest import Forest
+from beamwright.schedule.forest import Forest, loaded_bytes
 from beamwright.schedule.rotation import estimated_loads, inner_orders, shared_classes
 from beamwright.schedule.sweep import Sweep
-from beamwright.schedule.traffic import loaded_bytes
 
 _MOST_ROTATED_GROUPS = 6  # rating an order costs its groups cubed
 _MOST_CUTS = 36  # up to so many, all cuts are tried

@@ -9,9 +9,7 @@ from typing import Any
 from beamwright.errors import InputError
 from beamwright.protocols import Action
 from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.search.ranking import ranked
-from beamwright.search.rounds import give_children, open_round
-from beamwright.search.share import even_shares
+from beamwright.search.rounds import even_shares, give_children, open_round, ranked
 from beamwright.sections import SearchSettings
 from beamwright.tree import Node, SearchTree
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from beamwright.search.answers import normalise_answer
-from beamwright.search.ranking import TIE
+from beamwright.search.rounds import TIE
 
 Choice = Literal["best", "majority", "weighted"]
 CHOICES: tuple[Choice, ...] = ("best", "majority", "weighted")

@@ -17,7 +17,7 @@ from beamwright.protocols import Action, Complete, Extend, Finish, Prospect, Pru
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import certain
-from beamwright.search.ranking import TIE
+from beamwright.search.rounds import TIE
 from beamwright.tree import Node, NodeState, SearchTree
 
 _MOST_FIRST = 16

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from beamwright.config import Settings
 from beamwright.search import strategy_row
-from beamwright.search.ranking import TIE
+from beamwright.search.rounds import TIE
 from beamwright.sections import GRAMMAR
 from beamwright.tree import COMPLETE_STOPS, Node, SearchTree
 

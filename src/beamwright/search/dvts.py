@@ -15,8 +15,7 @@ from beamwright.protocols import Action, Complete, Extend, Prospect, Prune
 from beamwright.search.beam import check_width
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import by_families
-from beamwright.search.ranking import ranked
-from beamwright.search.rounds import open_round
+from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
 
 

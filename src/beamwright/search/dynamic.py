@@ -14,9 +14,14 @@ from beamwright.protocols import Action, Prospect
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import by_shares
-from beamwright.search.ranking import ranked
-from beamwright.search.rounds import give_children, open_round
-from beamwright.search.share import Branching, largest_remainder, weights_of
+from beamwright.search.rounds import (
+    Branching,
+    give_children,
+    largest_remainder,
+    open_round,
+    ranked,
+    weights_of,
+)
 from beamwright.tree import Node, SearchTree
 
 

@@ -17,8 +17,7 @@ from beamwright.registry import option
 from beamwright.search.beam import check_width, extend_best
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import by_scores, certain
-from beamwright.search.ranking import ranked
-from beamwright.search.rounds import open_round
+from beamwright.search.rounds import open_round, ranked
 from beamwright.tree import Node, SearchTree
 
 

@@ -20,7 +20,7 @@ from beamwright.errors import InputError
 from beamwright.protocols import Action, Complete, Extend, Finish, Prune
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.search.ranking import duplicates, ranked
+from beamwright.search.rounds import duplicates, ranked
 from beamwright.tree import Node, NodeState, SearchTree
 
 _NODES_PER_CANDIDATE = 16

@@ -12,8 +12,13 @@ from random import Random
 from beamwright.protocols import Action
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
-from beamwright.search.rounds import give_children, open_round
-from beamwright.search.share import effective_size, systematic, weights_of
+from beamwright.search.rounds import (
+    effective_size,
+    give_children,
+    open_round,
+    systematic,
+    weights_of,
+)
 from beamwright.tree import SearchTree
 
 

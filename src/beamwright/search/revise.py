@@ -14,7 +14,7 @@ from beamwright.protocols import Action, Ask, Complete, Extend, Finish, Prospect
 from beamwright.registry import option
 from beamwright.search.declare import SearchPolicy, strategy
 from beamwright.search.prospects import certain
-from beamwright.search.ranking import rank_key
+from beamwright.search.rounds import rank_key
 from beamwright.tree import Node, SearchTree, Turn
 
 CRITIQUE = "Check your solution step by step. Say which steps are wrong, and why."

@@ -18,8 +18,8 @@ from beamwright.search.doubts import (
     doubts_about_scores,
     doubts_about_trust,
 )
-from beamwright.search.ranking import ranked
 from beamwright.search.revise import asked_again, best_answer
+from beamwright.search.rounds import ranked
 from beamwright.solver.facts import RunFacts
 from beamwright.solver.solution import (
     Candidate,
