@@ -10,9 +10,9 @@ from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
 from beamwright.evaluate import load_problems, run
 from beamwright.models import TextCodec
-from beamwright.remote import FarModel
 from beamwright.remote import openai as client
 from beamwright.remote.openai import OpenAISource
+from beamwright.remote.source import RemoteModel
 from beamwright.solver import flights
 from scripted_server import Scripted, answered, choice, piece, question, said, speaking
 
@@ -36,7 +36,7 @@ def reply_to(codec):
     def ask(then, streams=False, **options):
         kind = {"extras": False, "names": False} if streams else {}
         with speaking(codec, then=then, **kind) as server:
-            source = OpenAISource(FarModel("openai", server.url), codec, tries=2, **options)
+            source = OpenAISource(RemoteModel("openai", server.url), codec, tries=2, **options)
             try:
                 return answered(source, question(codec)), server
             finally:
@@ -182,7 +182,7 @@ def test_the_start_ends_in_one_line(codec, models):
         Scripted(lambda body: said(choice("x")), models) as server,
         pytest.raises(InputError, match="--model openai:") as error,
     ):
-        OpenAISource(FarModel("openai", server.url), codec)
+        OpenAISource(RemoteModel("openai", server.url), codec)
     assert "does not speak OpenAI's protocol" in str(error.value)
 
 
@@ -198,13 +198,13 @@ def test_a_start_that_drips_ends(codec, monkeypatch):
         Scripted(lambda body: None, drip) as server,
         pytest.raises(InputError, match="what answers there does not end"),
     ):
-        OpenAISource(FarModel("openai", server.url), codec)
+        OpenAISource(RemoteModel("openai", server.url), codec)
 
 
 @pytest.mark.parametrize("said_", [True, "512", 0, -3, 1.5, None])
 def test_a_context_that_is_no_count_is_not_said(codec, said_):
     with speaking(codec, models=[{"id": "m", "max_model_len": said_}]) as server:
-        assert OpenAISource(FarModel("openai", server.url), codec).facts.context is None
+        assert OpenAISource(RemoteModel("openai", server.url), codec).facts.context is None
 
 
 # --- the key ---------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_nor_in_those_of_the_start(codec):
         ([{"id": "m"}], lambda body: said(choice(KEY, token_ids=[5]))),
     ):
         with Scripted(answer, models) as server, pytest.raises(InputError) as error:
-            OpenAISource(FarModel("openai", server.url), codec, key=KEY)
+            OpenAISource(RemoteModel("openai", server.url), codec, key=KEY)
         assert KEY not in str(error.value)
         assert "(the key)" in str(error.value)
 

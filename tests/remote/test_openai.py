@@ -6,10 +6,10 @@ import pytest
 
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
-from beamwright.remote import FarModel
 from beamwright.remote import openai as client
 from beamwright.remote.dialect import Stops
 from beamwright.remote.openai import OpenAISource
+from beamwright.remote.source import RemoteModel
 from beamwright.sections import SamplingSettings
 from scripted_server import (
     Scripted,
@@ -39,7 +39,7 @@ def source_of(codec):
     made = []
 
     def make(server, name=None, **options):
-        source = OpenAISource(FarModel("openai", server.url, name), codec, **options)
+        source = OpenAISource(RemoteModel("openai", server.url, name), codec, **options)
         made.append(source)
         return source
 
@@ -313,7 +313,7 @@ def test_another_tokenizer_is_noticed_at_the_start(codec, source_of, ids):
 
 def test_nobody_answers(codec):
     with pytest.raises(InputError, match=r"--model openai:http://127\.0\.0\.1:9/v1"):
-        OpenAISource(FarModel("openai", "http://127.0.0.1:9/v1"), codec)
+        OpenAISource(RemoteModel("openai", "http://127.0.0.1:9/v1"), codec)
 
 
 def test_a_server_that_refuses_everything_says_why(codec, source_of):

@@ -11,7 +11,7 @@ import pytest
 
 from beamwright import Solver
 from beamwright.errors import InputError, UnavailableError
-from beamwright.remote import PromptRequest
+from beamwright.remote.source import PromptRequest
 from beamwright.remote.vllm import VllmSource
 from beamwright.sections import ModelSettings, SamplingSettings
 

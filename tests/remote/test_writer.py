@@ -6,8 +6,8 @@ from beamwright.engine.request import Decoding
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.protocols import Plan, StepDecoded, StepFailed
-from beamwright.remote import Continuation, RemoteSteps, Reply
-from beamwright.remote.source import GeneratorFacts
+from beamwright.remote.source import Continuation, GeneratorFacts, Reply
+from beamwright.remote.writer import RemoteSteps
 from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import NodeState, SearchTree, StopReason
 

@@ -1,4 +1,4 @@
-"""Dialect: which of the ways to say it a server understands, found out by asking it.
+"""Dialect: which of the ways to say it a server understands, and what its replies say.
 
 The protocol of `/v1/completions` does not say whether a prompt may be token ids, whether those that
 were drawn come back, and above all which of two ways a text has ended: at a stop string or at the
@@ -8,12 +8,12 @@ end of the reply. vLLM, SGLang and Beamwright say so, each in a field of its own
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from beamwright.remote.source import Continuation, PromptRequest
+from beamwright.remote.source import Continuation, PromptRequest, Reply
 
 _MOST_STOPS = 4  # OpenAI's and vLLM's bound; others are found when the text is there
 _MOST_COUNTED = 2**53  # what is no float any more is no count of tokens either
@@ -27,6 +27,14 @@ class Stops(Enum):
     INCLUDED = "it ends with the string"
     NAMED = "a field names the string"
     UNKNOWN = "not at all: it is read as it is written, and left where the string is"
+
+    @classmethod
+    def shown(cls, choice: Mapping[str, Any], stop: str) -> Stops:
+        """By a text which this string, that it must have met, has ended."""
+        if str(choice.get("text", "")).endswith(stop):
+            return cls.INCLUDED
+        named = any(choice.get(name) == stop for name in _STOP_FIELDS)
+        return cls.NAMED if named else cls.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -44,53 +52,57 @@ class Dialect:
         """Texts are read as they are written."""
         return self.stops is Stops.UNKNOWN
 
-    def body(self, model: str, asked: PromptRequest) -> dict[str, Any]:
+    def body(self, model: str, prompt: PromptRequest) -> dict[str, Any]:
         """The request, without what its sampling does not ask for: some refuse what they do not
         know."""
-        sampling = asked.sampling
-        body: dict[str, Any] = {
+        sampling = prompt.sampling
+        stops = None if self.streams else list(prompt.stops[:_MOST_STOPS])
+        optional = {
+            "n": prompt.count if prompt.count > 1 else None,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "ignore_eos": prompt.ignore_eos or None,
+            "stop": stops or None,
+            "stream": self.streams or None,
+            "return_token_ids": self.extras or None,
+            "include_stop_str_in_output": self.extras or None,
+            "add_special_tokens": False if self.extras and not self.ids else None,
+        }
+        return {
             "model": model,
-            "prompt": list(asked.token_ids) if self.ids else asked.text(),
-            "max_tokens": asked.max_tokens,
+            "prompt": list(prompt.token_ids) if self.ids else prompt.text(),
+            "max_tokens": prompt.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": asked.seed,
+            "seed": prompt.seed,
             "logprobs": 1,
+            **{name: value for name, value in optional.items() if value is not None},
         }
-        if asked.count > 1:
-            body["n"] = asked.count
-        for name in ("top_k", "min_p"):
-            value = getattr(sampling, name)
-            if value is not None:
-                body[name] = value
-        if asked.ignore_eos:
-            body["ignore_eos"] = True
-        if asked.stops and not self.streams:
-            body["stop"] = list(asked.stops[:_MOST_STOPS])
-        if self.streams:
-            body["stream"] = True
-        if self.extras:
-            body["return_token_ids"] = True
-            body["include_stop_str_in_output"] = True
-            if not self.ids:
-                body["add_special_tokens"] = False
-        return body
 
-    def written(self, choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
-        """One text of a reply; raises KeyError, TypeError or ValueError for what is none."""
-        text, ended = text_of(choice["text"]), _ended(choice, stops)
-        named = next((choice[each] for each in _STOP_FIELDS if choice.get(each) is not None), None)
-        if ended == "stop" and isinstance(named, str) and not text.endswith(named):
-            text += text_of(named)
-        ids = choice.get("token_ids")
-        if ids is not None and not all(type(each) is int for each in ids):
-            raise TypeError("token ids that are no integers")
-        return Continuation(
-            text=text,
-            token_ids=None if ids is None else tuple(ids),
-            logprobs=logprobs_of(choice),
-            ended=ended,
-        )
+
+def reply_of(answer: Mapping[str, Any], stops: Sequence[str], key: Hashable = None) -> Reply:
+    """The texts of a whole reply; raises KeyError, TypeError or ValueError for what is none."""
+    choices = sorted(answer["choices"], key=lambda choice: int(choice.get("index", 0)))
+    if not choices:
+        raise ValueError("it has no choices")
+    usage = _object(answer.get("usage"))
+    cached = _object(usage.get("prompt_tokens_details")).get("cached_tokens")
+    written = [_written(choice, stops) for choice in choices]
+    return Reply(key, written, count_of(usage.get("prompt_tokens")), count_of(cached))
+
+
+def _written(choice: Mapping[str, Any], stops: Sequence[str]) -> Continuation:
+    text, ended = text_of(choice["text"]), end_of(choice.get("finish_reason"))
+    fields = [choice[name] for name in _STOP_FIELDS if choice.get(name) is not None]
+    named = any(isinstance(value, str) for value in fields)
+    if ended != "length" and (named or text.endswith(tuple(stops))):
+        ended = "stop"
+        if fields and isinstance(fields[0], str) and not text.endswith(fields[0]):
+            text += text_of(fields[0])
+    ids = choice.get("token_ids")
+    if ids is not None and not all(type(token) is int for token in ids):
+        raise TypeError("token ids that are no integers")
+    return Continuation(text, None if ids is None else tuple(ids), logprobs_of(choice), ended)
 
 
 class BrokenOff(Exception):
@@ -99,11 +111,11 @@ class BrokenOff(Exception):
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[float, ...]:
     """Of the tokens of a choice, or of a piece of one; raises ValueError for what is no number."""
-    found = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-    said = [each for each in found if each is not None]
-    if not all(type(each) in (int, float) and math.isfinite(each) for each in said):
+    values = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+    values = [value for value in values if value is not None]
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         raise ValueError("log-probabilities that are no numbers")
-    return tuple(map(float, said))
+    return tuple(map(float, values))
 
 
 def text_of(value: object) -> str:
@@ -119,33 +131,14 @@ def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_COUNTED else None
 
 
-def object_of(value: object) -> Mapping[str, Any]:
-    """What a server says of something; nothing, where it is no object."""
+def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def end_of(reason: object) -> Literal["eos", "length"]:
+def end_of(reason: object) -> Literal["stop", "eos", "length"]:
     """What a `finish_reason` means where no stop string is to be seen; raises BrokenOff."""
     if reason == "length":
         return "length"
     if reason in _ENDS:
         return "eos"
     raise BrokenOff(f"a text ended for the reason {reason!r}")
-
-
-def _ended(choice: Mapping[str, Any], stops: Sequence[str]) -> Literal["stop", "eos", "length"]:
-    if end_of(choice.get("finish_reason")) == "length":
-        return "length"
-    named = [choice[each] for each in _STOP_FIELDS if isinstance(choice.get(each), str)]
-    if named or any(str(choice["text"]).endswith(each) for each in stops):
-        return "stop"
-    return "eos"
-
-
-def stops_shown(choice: Mapping[str, Any], stop: str) -> Stops:
-    """How a server shows that this string, which it must have met, has ended a text."""
-    if str(choice.get("text", "")).endswith(stop):
-        return Stops.INCLUDED
-    if any(choice.get(each) == stop for each in _STOP_FIELDS):
-        return Stops.NAMED
-    return Stops.UNKNOWN

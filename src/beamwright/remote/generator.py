@@ -1,4 +1,4 @@
-"""FarGenerator: a generator elsewhere, with a tokenizer here that says the same as its own."""
+"""RemoteGenerator: the generator that `--model` names, and a tokenizer here that says the same."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from beamwright.files import read_regular
 from beamwright.models import TextCodec
 from beamwright.models.find import tokenizer_folder
 from beamwright.models.json_file import read_object
-from beamwright.remote.named import PLAIN, FarModel, far_model
-from beamwright.remote.source import TextSource
+from beamwright.remote.source import PLAIN, RemoteModel, TextSource
 from beamwright.sections import ModelSettings
 
 
 @dataclass(frozen=True)
-class FarGenerator:
+class RemoteGenerator:
     """codec: of the same tokenizer. context: most tokens of a path."""
 
     source: TextSource
@@ -33,55 +32,58 @@ class FarGenerator:
         """It says which tokens it drew; otherwise its texts are tokenised here."""
         return self.source.facts.token_ids
 
+    @classmethod
+    def find(cls, settings: ModelSettings) -> RemoteGenerator:
+        """What `--model` names, asked whether it is there, and a tokenizer for it.
 
-def find_generator(settings: ModelSettings) -> FarGenerator:
-    """What `--model` names, asked whether it is there, and a tokenizer for it.
+        Raises:
+            InputError: if there is no such model, or nothing says how its prompts are tokenised.
+        """
+        remote = RemoteModel.of(settings.model)
+        folder = _tokenizer_folder(settings, remote)
+        codec = TextCodec.load(folder, settings.chat_template)
+        source = _source(remote, folder, codec, settings)
+        known = source.facts.context or _folder_context(folder)
+        limits = [limit for limit in (known, settings.context) if limit is not None]
+        if not limits:
+            source.close()
+            raise InputError(
+                f"--model {settings.model}: it does not say its context; give --context N"
+            )
+        return cls(source, codec, min(limits))
 
-    Raises:
-        InputError: if there is no such model, or nothing says how its prompts are tokenised.
-    """
-    far = far_model(settings.model)
-    folder = _tokenizer_folder(settings, far)
-    codec = TextCodec.load(folder, settings.chat_template)
-    source = _source(far, folder, codec, settings)
-    limits = [source.facts.context or _folder_context(folder), settings.context]
-    known = [limit for limit in limits if limit is not None]
-    if not known:
-        source.close()
-        raise InputError(f"--model {settings.model}: it does not say its context; give --context N")
-    return FarGenerator(source, codec, min(known))
 
-
-def _source(far: FarModel, folder: Path, codec: TextCodec, settings: ModelSettings) -> TextSource:
-    if far.kind == "vllm":
+def _source(
+    remote: RemoteModel, folder: Path, codec: TextCodec, settings: ModelSettings
+) -> TextSource:
+    if remote.kind == "vllm":
         from beamwright.remote.vllm import VllmSource  # noqa: PLC0415 (an extra)
 
-        return VllmSource(folder, far.options, settings)
+        return VllmSource(folder, remote.options, settings)
     from beamwright.remote.openai import OpenAISource  # noqa: PLC0415 (needs an HTTP client)
 
-    return OpenAISource(far, codec, _read_key(settings.model_key))
+    return OpenAISource(remote, codec, _read_key(settings.model_key))
 
 
 def _read_key(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        found = read_regular(Path(file)).decode().split()
+        words = read_regular(Path(file)).decode().split()
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"--model-key {file}: {getattr(error, 'strerror', 'is no text')}"
-        ) from None
-    if len(found) != 1 or not found[0].isascii():
+        why = getattr(error, "strerror", "is no text")
+        raise InputError(f"--model-key {file}: {why}") from None
+    if len(words) != 1 or not words[0].isascii():
         raise InputError(f"--model-key {file}: one key is expected in it")
-    return found[0]
+    return words[0]
 
 
-def _tokenizer_folder(settings: ModelSettings, far: FarModel) -> Path:
-    if far.kind == "vllm":
-        return tokenizer_folder(far.place, settings.model, weights=True)
-    named = settings.tokenizer or (far.name or "").removesuffix(PLAIN)
+def _tokenizer_folder(settings: ModelSettings, remote: RemoteModel) -> Path:
+    if remote.kind == "vllm":
+        return tokenizer_folder(remote.place, settings.model, weights=True)
+    name = settings.tokenizer or (remote.name or "").removesuffix(PLAIN)
     try:
-        return tokenizer_folder(named, f"tokenizer {named}")
+        return tokenizer_folder(name, f"tokenizer {name}")
     except InputError as error:
         if settings.tokenizer is not None:
             raise
@@ -92,5 +94,5 @@ def _tokenizer_folder(settings: ModelSettings, far: FarModel) -> Path:
 
 
 def _folder_context(folder: Path) -> int | None:
-    found = read_object(folder / "config.json").get("max_position_embeddings")
-    return found if isinstance(found, int) and found > 0 else None
+    context = read_object(folder / "config.json").get("max_position_embeddings")
+    return context if isinstance(context, int) and context > 0 else None

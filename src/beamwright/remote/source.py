@@ -1,13 +1,70 @@
-"""What a generator elsewhere is asked, and what it says: texts that go on from a prompt."""
+"""Which remote generator is meant, what it is asked, and what it says: texts that go on.
+
+`openai:URL#NAME` is a model behind a server, `vllm:PATH?OPTION=VALUE` one in vLLM's engine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
-from beamwright.errors import BeamwrightError
+import yaml
+
+from beamwright.errors import BeamwrightError, InputError
 from beamwright.sections import SamplingSettings
+
+PLAIN = ":plain"  # one sample, of a model that a Beamwright server searches with
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """What `--model` says of a generator that runs elsewhere.
+
+    place: a server's base URL, or what vLLM loads. name: of the model, as its server knows it; None
+    for the only one there. options: of vLLM's engine.
+    """
+
+    kind: Literal["openai", "vllm"]
+    place: str
+    name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, spec: str) -> RemoteModel:
+        """Raises InputError for what is no such name."""
+        kind, _, rest = spec.partition(":")
+        if kind == "vllm":
+            place, _, options = rest.partition("?")
+            if not place:
+                raise InputError(f"--model {spec}: write vllm:PATH or vllm:hf:ORG/NAME")
+            return cls("vllm", place, None, _options(spec, options))
+        url, _, name = rest.partition("#")
+        if not _is_url(url):
+            raise InputError(f"--model {spec}: write openai:http://HOST:PORT/v1#NAME")
+        return cls("openai", url.rstrip("/"), name or None)
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # of a port
+        return False
+
+
+def _options(spec: str, text: str) -> dict[str, Any]:
+    options = {}
+    for assignment in text.split("&") if text else ():
+        name, equals, value = assignment.partition("=")
+        if not (name.isidentifier() and equals and value):
+            raise InputError(f"--model {spec}: {assignment!r} is no OPTION=VALUE")
+        try:
+            options[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"--model {spec}: {name}: {value!r} is no value") from None
+    return options
 
 
 @dataclass(frozen=True)
@@ -83,7 +140,7 @@ class TextSource(Protocol):
     @property
     def most(self) -> int | None: ...
 
-    def ask(self, key: Hashable, asked: PromptRequest) -> None:
+    def ask(self, key: Hashable, prompt: PromptRequest) -> None:
         """Have it written; its reply is one of `wait`'s."""
         ...
 

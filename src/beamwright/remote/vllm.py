@@ -12,13 +12,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from beamwright.errors import BeamwrightError, InputError, UnavailableError
+from beamwright.errors import InputError, UnavailableError
 from beamwright.remote.source import Continuation, GeneratorFacts, PromptRequest, Reply
 from beamwright.sections import ModelSettings
 
 
 class VllmSource:
-    """A `Source` over `vllm.LLM`'s engine.
+    """A `TextSource` over `vllm.LLM`'s engine.
 
     options: of `vllm.LLM`. settings: their precision and context are its own where they are given.
 
@@ -29,7 +29,12 @@ class VllmSource:
     most: int | None = None
 
     def __init__(self, folder: Path, options: Mapping[str, Any], settings: ModelSettings) -> None:
-        self._vllm = _import_vllm()
+        try:
+            import vllm  # noqa: PLC0415 (an extra)
+            import vllm.sampling_params  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise UnavailableError("--model vllm:... needs vLLM: pip install vllm") from error
+        self._vllm: Any = vllm
         given = {
             "enable_prefix_caching": True,
             "generation_config": "vllm",  # or a checkpoint's own sampling would come in
@@ -47,90 +52,82 @@ class VllmSource:
         self._keys: dict[str, Hashable] = {}
         self._refused: list[Reply] = []
 
-    def ask(self, key: Hashable, asked: PromptRequest) -> None:
-        """See `Source`."""
-        name = str(next(self._numbers))
-        sampling = asked.sampling
+    def ask(self, key: Hashable, prompt: PromptRequest) -> None:
+        """See `TextSource`."""
+        name, sampling = str(next(self._numbers)), prompt.sampling
         params = self._vllm.SamplingParams(
-            n=asked.count,
-            seed=asked.seed,
-            max_tokens=asked.max_tokens,
+            n=prompt.count,
+            seed=prompt.seed,
+            max_tokens=prompt.max_tokens,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or 0,
             min_p=sampling.min_p or 0.0,
-            stop=list(asked.stops),
+            stop=list(prompt.stops),
             include_stop_str_in_output=True,
-            ignore_eos=asked.ignore_eos,
+            ignore_eos=prompt.ignore_eos,
             logprobs=0,
             output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
         )
         try:
-            prompt = self._vllm.TokensPrompt(prompt_token_ids=list(asked.token_ids))
-            self._engine.add_request(name, prompt, params)
+            tokens = self._vllm.TokensPrompt(prompt_token_ids=list(prompt.token_ids))
+            self._engine.add_request(name, tokens, params)
         except Exception as error:  # of several kinds: too long a prompt, an unknown token
-            self._refused.append(Reply(key, error=_failed(error)))
+            self._refused.append(_failed(key, _line(error)))
             return
         self._keys[name] = key
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See `Source`. It computes as long as that."""
-        found, self._refused = self._refused, []
+        """See `TextSource`. It computes as long as that."""
+        replies, self._refused = self._refused, []
         until = time.monotonic() + timeout_s
         try:
-            while not found and self._keys and time.monotonic() < until:
-                found = [self._reply(each) for each in self._engine.step() if each.finished]
-                found = [reply for reply in found if reply.key is not None]
+            while not replies and self._keys and time.monotonic() < until:
+                done = [output for output in self._engine.step() if output.finished]
+                replies = [
+                    self._reply(output) for output in done if output.request_id in self._keys
+                ]
         except Exception as error:  # the engine is dead: nothing is answered any more
             keys, self._keys = list(self._keys.values()), {}
-            found = [Reply(key, error=_failed(error)) for key in keys]
-        return found
+            replies = [_failed(key, _line(error)) for key in keys]
+        return replies
 
     def cancel(self, key: Hashable) -> None:
-        """See `Source`."""
-        names = [name for name, known in self._keys.items() if known is key]
-        for name in names:
-            del self._keys[name]
-        self._engine.abort_request(names)
+        """See `TextSource`."""
+        self._abort([name for name, known in self._keys.items() if known is key])
 
     def close(self) -> None:
         """Its memory is given back when the process ends."""
-        names = list(self._keys)
-        self._keys.clear()
+        self._abort(list(self._keys))
+
+    def _abort(self, names: list[str]) -> None:
+        for name in names:
+            del self._keys[name]
         if names:
             self._engine.abort_request(names)
 
     def _reply(self, output: Any) -> Reply:
-        key = self._keys.pop(output.request_id, None)
-        reasons = {each.finish_reason for each in output.outputs}
+        key = self._keys.pop(output.request_id)
+        reasons = {text.finish_reason for text in output.outputs}
         if not reasons <= {"stop", "length"}:
-            return Reply(key, error=UnavailableError(f"vLLM: a text ended by {reasons}"))
-        written = [_written(each) for each in sorted(output.outputs, key=lambda each: each.index)]
+            return _failed(key, f"a text ended by {reasons}")
+        written = [_written(text) for text in sorted(output.outputs, key=lambda text: text.index)]
         return Reply(key, written, len(output.prompt_token_ids), output.num_cached_tokens)
 
 
 def _written(output: Any) -> Continuation:
     ids = tuple(output.token_ids)
     logprobs = zip(ids, output.logprobs or (), strict=False)
-    values = tuple(float(each[token].logprob) for token, each in logprobs)
+    values = tuple(float(likeliest[token].logprob) for token, likeliest in logprobs)
     if output.finish_reason == "length":
         return Continuation(output.text, ids, values, "length")
     by_string = isinstance(output.stop_reason, str)
     return Continuation(output.text, ids, values, "stop" if by_string else "eos")
 
 
-def _failed(error: Exception) -> BeamwrightError:
-    return UnavailableError(f"vLLM: {_line(error)}")
+def _failed(key: Hashable, why: str) -> Reply:
+    return Reply(key, error=UnavailableError(f"vLLM: {why}"))
 
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def _import_vllm() -> Any:
-    try:
-        import vllm  # noqa: PLC0415 (an extra)
-        import vllm.sampling_params  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UnavailableError("--model vllm:... needs vLLM: pip install vllm") from error
-    return vllm

@@ -17,12 +17,13 @@ from beamwright.engine.request import Decoding, Decodings
 from beamwright.engine.sampling import lineage_key
 from beamwright.engine.stop_strings import text_before
 from beamwright.engine.stops import RowLimit, row_limit
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource
 from beamwright.schedule import InGpuSchedule
+from beamwright.sections import StepSettings
 from beamwright.tree import Node, StopReason
 
 _WAIT_S = 0.05
@@ -99,7 +100,7 @@ class RemoteSteps:
     def __post_init__(self) -> None:
         self._decodings = Decodings(self.default)
         self._waiting: list[Node] = []
-        self._asked: dict[Node, _Question] = {}
+        self._running: dict[Node, _Question] = {}
         self._alone = False  # this server does not give several texts for one prompt
 
     # --- what is to be written ---------------------------------------------------------------
@@ -107,12 +108,12 @@ class RemoteSteps:
     @property
     def running_nodes(self) -> frozenset[Node]:
         """Nodes whose steps are under way."""
-        return frozenset(self._asked)
+        return frozenset(self._running)
 
     @property
     def busy(self) -> bool:
         """True if a step runs or waits."""
-        return bool(self._asked or self._waiting)
+        return bool(self._running or self._waiting)
 
     @property
     def num_groups(self) -> int:
@@ -136,7 +137,7 @@ class RemoteSteps:
     def submit(self, plan: Plan) -> None:
         """Replace what waits; what was asked is being written."""
         nodes = (node for group in plan.groups for node in group)
-        self._waiting = [node for node in nodes if node not in self._asked]
+        self._waiting = [node for node in nodes if node not in self._running]
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Give these nodes' steps up."""
@@ -148,7 +149,7 @@ class RemoteSteps:
         """What nobody wants any more is not written to its end."""
         for node in nodes:
             self._decodings.forget(node)
-            question = self._asked.pop(node, None)
+            question = self._running.pop(node, None)
             if question is None:
                 continue
             question.nodes[question.nodes.index(node)] = None
@@ -157,34 +158,36 @@ class RemoteSteps:
 
     def abort(self) -> None:
         """Give up everything that runs or waits."""
-        self.cancel([*self._asked, *self._waiting])
+        self.cancel([*self._running, *self._waiting])
 
     # --- what is written ---------------------------------------------------------------------
 
     def iterate(self) -> list[Event]:
         """Ask for what waits, and wait for a reply, but not for long."""
         self._ask()
-        if not self._asked:
+        if not self._running:
             return []
-        number = next(iter(self._asked)).round
-        self.progress.doing(f"round {number}: {len(self._asked)} steps are written elsewhere")
+        number = next(iter(self._running)).round
+        self.progress.doing(f"round {number}: {len(self._running)} steps are written elsewhere")
         events: list[Event] = []
         for reply in self.source.wait(_WAIT_S):
             self.remote.note(reply)
             self.counts.iterations += 1
             assert isinstance(reply.key, _Question)
-            events += self._taken(reply.key, reply)
+            events += self._settled(reply.key, reply)
         return events
 
     def _ask(self) -> None:
         while self._waiting:
             nodes = self._siblings()
-            if self.max_batch and self._asked and len(self._asked) + len(nodes) > self.max_batch:
+            running = len(self._running)
+            if self.max_batch and running and running + len(nodes) > self.max_batch:
                 return
-            question = _Question([*nodes], self._limit(nodes[0]))
+            limit = row_limit(nodes[0], self._decodings.of(nodes[0]).step, self.context)
+            question = _Question([*nodes], RowLimit(max(1, limit.tokens), limit.reason))
             taken = set(nodes)
             self._waiting = [node for node in self._waiting if node not in taken]
-            self._asked.update(dict.fromkeys(nodes, question))
+            self._running.update(dict.fromkeys(nodes, question))
             self.counts.groups += 1
             self.counts.admitted += len(nodes)
             self.source.ask(question, self._prompt(nodes, question.limit))
@@ -196,19 +199,11 @@ class RemoteSteps:
         greedy = first.greedy or not self._decodings.of(first).sampling.temperature
         if self._alone or greedy:  # the likeliest text is asked for once: servers refuse more
             return [first]
-        together = [
-            node
-            for node in self._waiting
-            if node.parent is first.parent
-            and (node.round, node.greedy) == (first.round, first.greedy)
-        ]
-        together.sort(key=lambda node: node.lineage[-1])
+        kind = (first.parent, first.round, first.greedy)
+        siblings = [n for n in self._waiting if (n.parent, n.round, n.greedy) == kind]
+        siblings.sort(key=lambda node: node.lineage[-1])
         limits = [size for size in (self.source.most, self.max_batch) if size is not None]
-        return together[: min(limits, default=len(together))]
-
-    def _limit(self, node: Node) -> RowLimit:
-        limit = row_limit(node, self._decodings.of(node).step, self.context)
-        return RowLimit(max(1, limit.tokens), limit.reason)
+        return siblings[: min(limits, default=len(siblings))]
 
     def _prompt(self, nodes: Sequence[Node], limit: RowLimit) -> PromptRequest:
         node, decoding = nodes[0], self._decodings.of(nodes[0])
@@ -224,13 +219,9 @@ class RemoteSteps:
             seed=(high ^ low) & 0x7FFFFFFF,
             max_tokens=limit.tokens,
             sampling=sampling,
-            stops=tuple(filter(None, (self._delimiter(node), *step.stop_strings))),
+            stops=tuple(filter(None, (_delimiter(step), *step.stop_strings))),
             ignore_eos=step.ignore_eos,
         )
-
-    def _delimiter(self, node: Node) -> str | None:
-        step = self._decodings.of(node).step
-        return step.delimiter if step.step_tokens is None else None
 
     def _path_text(self, node: Node) -> str:
         """The path above a node as text, special tokens included up to where its reply begins."""
@@ -238,21 +229,20 @@ class RemoteSteps:
         before = node.parent.path_token_ids()[: node.replies_to.end]
         return self.codec.decode_raw(before) + node.parent.text
 
-    def _taken(self, question: _Question, reply: Reply) -> list[Event]:
+    def _settled(self, question: _Question, reply: Reply) -> list[Event]:
         """Steps that were written, or have failed. What is missing of several is asked for again,
         one by one."""
         for node in question.wanted:
-            del self._asked[node]
+            del self._running[node]
         error = reply.error or (None if reply.written else UnavailableError("nothing was written"))
         if error is not None:
             return [StepFailed(node, error) for node in question.wanted]
-        found = list(zip(question.nodes, reply.written, strict=False))
-        missing = [node for node in question.nodes[len(found) :] if node is not None]
+        missing = [node for node in question.nodes[len(reply.written) :] if node is not None]
         if missing:
             self._alone = True
             self._waiting = [*missing, *self._waiting]
         events: list[Event] = []
-        for owner, written in found:
+        for owner, written in zip(question.nodes, reply.written, strict=False):
             if owner is None:
                 self.counts.row_tokens += len(written.token_ids or ())
                 continue
@@ -265,38 +255,43 @@ class RemoteSteps:
 
     def _step(self, node: Node, written: Continuation, limit: RowLimit) -> StepDecoded | StepFailed:
         assert node.parent is not None
+        refusal = self._refusal(written, limit)
+        if refusal is not None:
+            return StepFailed(node, refusal)
         token_ids = written.token_ids
-        if self._is_too_long(written, limit):
-            return StepFailed(
-                node, InputError(f"the generator writes more than the {limit.tokens} tokens asked")
-            )
-        if token_ids is not None and not all(
-            0 <= each < self.codec.vocab_size for each in token_ids
-        ):
-            return StepFailed(
-                node, UnavailableError("the generator draws tokens that are unknown here")
-            )
         if token_ids is None:
             token_ids = tuple(self.codec.encode(written.text))
-            text = node.parent.text + written.text
         if written.ended == "eos" and self.codec.eos_ids.isdisjoint(token_ids[-1:]):
             token_ids = (*token_ids, *sorted(self.codec.eos_ids)[:1])
-        if written.token_ids is not None:
+        if written.token_ids is None:
+            text = node.parent.text + written.text
+        else:
             before = node.parent.path_token_ids()[node.replies_to.end :]
             text = self.codec.decode([*before, *token_ids])
-        strings = self._decodings.of(node).step.stop_strings
-        shown = text_before(text, strings)
-        stop = _stop(written, len(token_ids), limit, self._delimiter(node))
+        settings = self._decodings.of(node).step
+        shown = text_before(text, settings.stop_strings)
+        stop = _stop(written, len(token_ids), limit, _delimiter(settings))
         if shown != text:
             stop = StopReason.STOP_STRING
         return StepDecoded(node, token_ids, written.logprobs, stop, shown)
 
-    def _is_too_long(self, written: Continuation, limit: RowLimit) -> bool:
-        """More than it was asked for; a text may be other tokens here than it was drawn as."""
-        if written.token_ids is not None:
-            return max(len(written.token_ids), len(written.logprobs)) > limit.tokens
-        most = 2 * limit.tokens
-        return len(written.logprobs) > most or self.codec.is_longer(written.text, most)
+    def _refusal(self, written: Continuation, limit: RowLimit) -> BeamwrightError | None:
+        """Why a text is no step; one may be other tokens here than it was drawn as."""
+        token_ids = written.token_ids
+        if token_ids is not None:
+            too_long = max(len(token_ids), len(written.logprobs)) > limit.tokens
+        else:
+            most = 2 * limit.tokens
+            too_long = len(written.logprobs) > most or self.codec.is_longer(written.text, most)
+        if too_long:
+            return InputError(f"the generator writes more than the {limit.tokens} tokens asked")
+        if not all(0 <= token < self.codec.vocab_size for token in token_ids or ()):
+            return UnavailableError("the generator draws tokens that are unknown here")
+        return None
+
+
+def _delimiter(step: StepSettings) -> str | None:
+    return step.delimiter if step.step_tokens is None else None
 
 
 def _stop(

@@ -33,7 +33,8 @@ from beamwright.models.device_memory import cap_memory, free_bytes, is_out_of_me
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
-from beamwright.remote import FarGenerator, ServedSchedule, find_generator
+from beamwright.remote.generator import RemoteGenerator
+from beamwright.remote.writer import ServedSchedule
 from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings, ScheduleSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes, path_needs, plan_memory
@@ -57,7 +58,7 @@ class Parts:
     """
 
     settings: Settings
-    loaded: LoadedModel | FarGenerator
+    loaded: LoadedModel | RemoteGenerator
     plan: MemoryPlan
     tier: HostShares | None
     schedule: SchedulePolicy
@@ -123,7 +124,7 @@ class Machinery:
         """Stop the link's threads, and a generator elsewhere's; they start again when needed."""
         if self.parts.tier is not None:
             self.parts.tier.close()
-        if isinstance(self.parts.loaded, FarGenerator):
+        if isinstance(self.parts.loaded, RemoteGenerator):
             self.parts.loaded.source.close()
 
 
@@ -229,7 +230,7 @@ def _beside_far(
     """The verifier alone is here, and has all the memory."""
     model = settings.model
     progress.doing(f"looking for {model.model}")
-    far = find_generator(model)
+    far = RemoteGenerator.find(model)
     settings = with_system_prompt(settings, far.codec)
     source = _verifier_source(model, own, progress)
     policy = ServedSchedule(settings=settings.schedule)

@@ -16,7 +16,8 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.kv import CacheCounts, CacheStats, SparseCounts
 from beamwright.models import TreeModel
 from beamwright.protocols import SchedulePolicy
-from beamwright.remote import FarGenerator, RemoteCounts, RemoteSteps
+from beamwright.remote.generator import RemoteGenerator
+from beamwright.remote.writer import RemoteCounts, RemoteSteps
 from beamwright.solver.assembly import Machinery
 from beamwright.solver.solution import (
     BatchStats,
@@ -186,7 +187,7 @@ class Meter:
 
     def _remote(self, since: Mark) -> RemoteStats | None:
         loaded = self._machinery.parts.loaded
-        if not isinstance(loaded, FarGenerator):
+        if not isinstance(loaded, RemoteGenerator):
             return None
         found = self._remote_counts().since(since.remote)
         return RemoteStats(

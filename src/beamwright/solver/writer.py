@@ -9,7 +9,8 @@ from beamwright.engine.generator import make_running_batch
 from beamwright.engine.request import Decoding
 from beamwright.errors import InputError
 from beamwright.progress import Progress
-from beamwright.remote import FarGenerator, RemoteSteps
+from beamwright.remote.generator import RemoteGenerator
+from beamwright.remote.writer import RemoteSteps
 from beamwright.solver.assembly import Parts, Writer
 
 
@@ -20,7 +21,7 @@ def make_writer(parts: Parts, token_stats: Collection[str], progress: Progress) 
         InputError: for what a generator elsewhere does not say, or has no say in.
     """
     settings = parts.settings
-    if isinstance(parts.loaded, FarGenerator):
+    if isinstance(parts.loaded, RemoteGenerator):
         _check_far(settings, token_stats)
         far, default = (
             parts.loaded,
