@@ -61,7 +61,7 @@ def check_conservation(solver, trees):
 
 def assert_nothing_allocated(solver):
     if not isinstance(solver, Solver):
-        assert all(kv.device_bytes == 0 for kv in solver.usage().kv.values())
+        assert not any(each.used_bytes for each in solver.usage().levels.values())
         return
     for model in solver._tree_models:
         model.store.check()

@@ -22,6 +22,7 @@ LEVELS = (
         "finite",
         "yaml_file",
         "config",
+        "counters",
         "sections",
         "conversation",
         "protocols",

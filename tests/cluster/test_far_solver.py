@@ -98,7 +98,7 @@ def test_a_search_whose_replica_dies_goes_on_elsewhere_and_tells_no_round_twice(
     assert other.result(60).tree_hash == alone.solve(PROBLEM, seed=4).tree_hash
     assert [state.name for state in far.replicas()] == [{"a": "b", "b": "a"}[replica]]
     assert (far.deaths, far.restarts >= 1) == (1, True)
-    assert far.usage().row_tokens > 0
+    assert far.usage().engine.row_tokens > 0
     assert far.ledger.loads() == {}
 
 
@@ -132,7 +132,7 @@ def test_what_is_cancelled_ends_with_the_best_until_then(make):
     with pytest.raises(Cancelled) as caught:
         handle.result(30)
     assert caught.value.partial.tree.root.token_ids
-    assert all(kv.device_bytes == 0 for kv in far.usage().kv.values())
+    assert not any(each.used_bytes for each in far.usage().levels.values())
 
 
 def test_a_replica_that_does_not_hear_of_it_keeps_nobody(make, monkeypatch):

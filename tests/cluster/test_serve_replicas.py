@@ -117,7 +117,7 @@ def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
     for thread in threads:
         thread.join(PATIENCE)
     assert {job.state for job in jobs} == {"cancelled"}
-    until(lambda: all(kv.device_bytes == 0 for kv in far.usage().kv.values()))
+    until(lambda: not any(each.used_bytes for each in far.usage().levels.values()))
     assert far.ledger.loads() == {}
 
 

@@ -64,8 +64,8 @@ def test_one_piece_of_work_at_a_time_and_scores_first():
     assert [e.score for e in found[0]] == [2.0, 1.0]
     assert executor.wait() == []
     assert not executor.busy
-    assert accounting.num_groups == 1
-    assert set(accounting.seconds) == {"decode", "verify", "stall"}
+    assert accounting.counts.groups == 1
+    assert {"decode", "verify"} <= set(accounting.counts.seconds) <= {"decode", "verify", "stall"}
 
 
 def test_release_reaches_both_owners_and_what_waits_for_a_score():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from beamwright.counters import Counters
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
@@ -12,7 +13,6 @@ from beamwright.engine.payoff import Payoff
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.scoring_queue import ScoringQueue
 from beamwright.errors import CapacityError, InputError
-from beamwright.kv import CacheCounts
 from beamwright.protocols import StepFailed, StepScored
 from beamwright.sections import ScheduleSettings
 from engines import assert_nothing_allocated, exact_dtype
@@ -89,7 +89,7 @@ def admission(explore="continuous", in_flight=None, room=2**20, **settings):
     for rows in (8, 64) * 40:
         payoff.note_passes(16, 16 * rows, 16 * (1e-3 + rows * 1e-4))
     schedule = ScheduleSettings(explore=explore, **settings)
-    counts = SimpleNamespace(cache=CacheCounts())
+    counts = Counters()
     return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)], payoff)
 
 
@@ -141,7 +141,7 @@ def test_a_number_of_problems_is_taken_at_its_word():
 def test_nobody_comes_in_the_place_of_a_tree_while_kv_has_to_leave():
     each = admission("decoupled")
     each.has_place(live([16]), 8)
-    each.stores[0].counts.cache.evicted_blocks = 3
+    each.stores[0].counts.evicted_blocks = 3
     assert not each.has_place(live([16] * 4), 8)
     assert not each.payoff.pays_beside(1)
     assert each.has_place(live([16] * 4), 8), "another has ended, and nothing has left since"

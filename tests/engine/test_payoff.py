@@ -4,17 +4,27 @@ from itertools import pairwise
 
 import pytest
 
-from beamwright.engine.accounting import Spent
+from beamwright.counters import Counters
 from beamwright.engine.payoff import CallCosts, Payoff
 
 UNEVEN, EVEN = [10, 20, 30, 140], [30, 31, 32, 30]
+
+
+def round_of(calls, *, decode_s=1.0, verify_s=0.004, lengths=UNEVEN):
+    """What a round of so many calls of the verifier has taken."""
+    return Counters(
+        decode_s=decode_s,
+        verify_s=verify_s,
+        verifier_calls=calls,
+        scored_tokens=sum(lengths),
+    )
 
 
 def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
     payoff = Payoff()
     for calls in rounds:
         verify_s = calls * of_a_call + len(lengths) * of_a_step
-        spent = Spent(decode_s, verify_s, calls, sum(lengths))
+        spent = round_of(calls, decode_s=decode_s, verify_s=verify_s, lengths=lengths)
         payoff.note_round(lengths, spent, calls)
     return payoff
 
@@ -65,12 +75,12 @@ def test_tries_in_vain_become_rare():
         if payoff.pays:
             tries.append(number)
         asked = 5 if payoff.pays else 1
-        payoff.note_round(UNEVEN, Spent(1.0, 0.004, asked, sum(UNEVEN)), asked)
+        payoff.note_round(UNEVEN, round_of(asked), asked)
     gaps = [later - earlier for earlier, later in pairwise(tries) if later > earlier + 1]
     assert gaps == sorted(gaps)
     assert gaps[-1] > 8
     for _ in range(80):
         payoff.speculated, payoff.kept = payoff.speculated + 1000, payoff.kept + 900
         asked = 5 if payoff.pays else 1
-        payoff.note_round(UNEVEN, Spent(1.0, 0.004, asked, sum(UNEVEN)), asked)
+        payoff.note_round(UNEVEN, round_of(asked), asked)
     assert payoff.pays

@@ -84,8 +84,8 @@ def test_siblings_are_asked_for_together(codec, tree, steps_of):
     assert [event.text for event in events] == ["0.\n\n", "1.\n\n", "2.\n\n"]
     assert all(event.stop is StopReason.DELIMITER for event in events)
     assert not steps.busy
-    assert (steps.remote.requests, steps.remote.prompt_tokens) == (1, 9)
-    assert steps.remote.cached_tokens is None  # nobody has said so
+    assert (steps.counts.requests, steps.counts.prompt_tokens) == (1, 9)
+    assert steps.counts.untold_cached == 1  # nobody has said so
 
 
 def test_children_of_different_nodes_are_not(codec, tree, steps_of):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from beamwright.config import Settings
-from beamwright.engine.accounting import Accounting
+from beamwright.counters import Counters
 from beamwright.errors import InputError
 from beamwright.saved.checkpoint import (
     VERSION,
@@ -84,9 +84,9 @@ def test_everything_comes_back(file):
     assert found.settings == {"seed": 0, "delimiter": "\n\n", "step_limits": [1, 2]}
     assert {n.lineage: s for n, s in found.finished_s.items()} == {("p-1", 0, 0, 0): 1.1}
     run = new_run(found.tree)
-    accounting = found.progress(run)
-    assert (run.round_tokens, run.elapsed_s, accounting.num_groups) == ([3, 9], 1.5, 4)
-    assert accounting.seconds["decode"] == 1.25
+    before = found.progress(run)
+    assert (run.round_tokens, run.elapsed_s, before.groups) == ([3, 9], 1.5, 4)
+    assert before.decode_s == 1.25
 
 
 def test_whose_kv_is_needed_comes_back(file):
@@ -119,10 +119,8 @@ def test_what_a_killed_writer_leaves_is_no_hindrance(file):
 
 
 def test_a_writer_saves_what_its_run_has_reached(tmp_path):
-    accounting = Accounting()
-    accounting.num_groups = 2
     run = new_run(small_tree(), round_tokens=[8])
-    CheckpointWriter(tmp_path / "a.json", {"seed": 3}, lambda: accounting)(run, 9.0)
+    CheckpointWriter(tmp_path / "a.json", {"seed": 3}, lambda: Counters(groups=2))(run, 9.0)
     found = read_checkpoint(tmp_path / "a.json")
     assert (found.settings, found.elapsed_s, found.num_groups) == ({"seed": 3}, 9.0, 2)
     assert found.round_tokens == (8,)

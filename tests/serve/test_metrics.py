@@ -4,7 +4,6 @@ import threading
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from beamwright.solver.usage import usage_of
 from served import held
 
 
@@ -63,14 +62,16 @@ def test_both_tiers_and_the_link(serve):
     options = {"kv_memory": "24KiB", "schedule": "locality", "host_memory": "16MiB"}
     server = serve(search={**options, "max_rounds": 6})
     server.chat(seed=1)
-    used = usage_of(server.solver)
-    assert used.kv["generator"].host_budget_bytes > 0
-    assert used.link_bytes["d2h"] > 0
+    used = server.solver.usage()
+    assert used.levels["generator", "host"].budget_bytes > 0
+    assert used.engine.d2h_bytes > 0
     seen = scraped(server)
     assert (
         seen["beamwright_kv_budget_bytes", "generator", "host"]
-        == used.kv["generator"].host_budget_bytes
+        == used.levels["generator", "host"].budget_bytes
     )
     for direction in ("h2d", "d2h"):
-        assert seen["beamwright_link_bytes_total", direction] == used.link_bytes[direction]
+        assert seen["beamwright_link_bytes_total", direction] == getattr(
+            used.engine, f"{direction}_bytes"
+        )
     assert ("beamwright_stall_seconds_total", "generator") in seen

@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from beamwright.kv import SparseCounts
+from beamwright.counters import Counters
 from beamwright.sparse.rank import InlineRank, ThreadRank
 
 
 @pytest.fixture
 def counts():
-    return SparseCounts()
+    return Counters()
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def test_what_is_waited_for_is_counted(rank, counts):
     assert rank.is_late(0)
     threading.Timer(0.05, gate.set).start()
     assert rank.take(0) == "found"
-    assert (counts.takes, counts.late) == (1, 1)
-    assert counts.waited_s > 0
+    assert (counts.rank_takes, counts.rank_late) == (1, 1)
+    assert counts.rank_waited_s > 0
     assert rank.take(0) is None
 
 
@@ -39,7 +39,7 @@ def test_what_was_there_in_time_was_hidden(rank, counts):
     assert done.wait(10)
     assert not rank.is_late(0)
     assert rank.take(0) == "found"
-    assert (counts.takes, counts.late, counts.waited_s) == (1, 0, 0.0)
+    assert (counts.rank_takes, counts.rank_late, counts.rank_waited_s) == (1, 0, 0.0)
 
 
 def test_what_is_dropped_runs_to_its_end_before_anything_is_freed(rank, counts):
@@ -61,7 +61,7 @@ def test_what_is_dropped_runs_to_its_end_before_anything_is_freed(rank, counts):
     rank.settle()
     assert ended.is_set()
     assert rank.take(0) == "next"
-    assert counts.reused == 2
+    assert counts.rank_reused == 2
 
 
 def test_inline_nothing_is_late():

@@ -247,7 +247,7 @@ def check_by_hand(rule, late=()):
             for layer in range(LAYERS):
                 expected = oracle.token(token, layer, fresh)
                 torch.testing.assert_close(found[token][layer][row], expected)
-    assert batch.store.counts.sparse.tokens > 0
+    assert batch.store.counts.sparse_tokens > 0
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.method}-{rule.select}")
@@ -271,22 +271,22 @@ def test_what_sees_few_tokens_has_the_bits_of_tree():
             args = (drawn(token, layer, "query"), drawn(token, layer, "key_value"))
             assert torch.equal(everything[token][layer], tree.attend(layer, *args))
         tail.advance()
-    assert batch.store.counts.sparse.tokens == 0
+    assert batch.store.counts.sparse_tokens == 0
 
 
 def test_the_rest_is_what_the_scores_say():
     batch = Batch()
     decoded(batch, RULE)
-    counts = batch.store.counts.sparse
-    exact = counts.left_out / counts.num_heads
+    counts = batch.store.counts
+    exact = counts.left_out / counts.sparse_heads
     assert 0.0 < exact < 0.9
     more = Batch()
     decoded(more, replace(RULE, method="quest"))
-    counts = more.store.counts.sparse
-    assert exact < counts.left_out / counts.num_heads <= 1.0, "a bound, of worse tokens"
+    counts = more.store.counts
+    assert exact < counts.left_out / counts.sparse_heads <= 1.0, "a bound, of worse tokens"
     predicted = Batch()
     decoded(predicted, replace(RULE, method="last"))
-    assert predicted.store.counts.sparse.num_heads == 0, "nothing is claimed"
+    assert predicted.store.counts.sparse_heads == 0, "nothing is claimed"
 
 
 def test_bounds_are_above_every_key_of_a_page():

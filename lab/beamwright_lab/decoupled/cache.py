@@ -23,13 +23,13 @@ from random import Random
 from typing import Any
 
 from beamwright.errors import CapacityError
-from beamwright.kv import CacheStats
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.protocols import Direction
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
+from beamwright.solver.solution import CacheStats
 from beamwright.tree import RecordedTree
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
@@ -183,9 +183,9 @@ def run(
     time_s = bench.clock.now_s
     return Found(
         sum(node.tokens for tree in trees for node in tree.nodes) / time_s,
-        bench.accounting.seconds["verify"] / time_s,
-        CacheStats.between(bench.residency.counts.cache),
-        CacheStats.between(bench.scorers[0].counts.cache),
+        bench.accounting.counts.verify_s / time_s,
+        CacheStats.of(bench.residency.counts),
+        CacheStats.of(bench.scorers[0].counts),
         (costs[0].passes, costs[1].passes),
     )
 

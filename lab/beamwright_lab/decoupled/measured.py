@@ -96,22 +96,14 @@ def measure(
     solver: Solver, problems: Sequence[tuple[str, str]], in_flight: int | Literal["auto"]
 ) -> Run:
     """Solve all problems once."""
-    counts = solver._batch.counts
-    before = counts.row_tokens, counts.steps, counts.slot_tokens
-    moved = 0 if solver._tier is None else sum(solver._tier.link.bytes_moved.values())
+    before = solver.usage().engine
     start = time.perf_counter()
     found = dict(solver.solve_many(problems, in_flight=in_flight))
     wall_s = time.perf_counter() - start
     solved = [each for each in found.values() if isinstance(each, Solution)]
     assert len(solved) == len(problems), [each for each in found.values() if each not in solved]
-    tokens, steps, slots = (
-        new - old
-        for new, old in zip(
-            (counts.row_tokens, counts.steps, counts.slot_tokens), before, strict=True
-        )
-    )
+    counts = solver.usage().engine - before
     calls = [(each.batch.verifier_calls, each.batch.verifier_steps_mean or 0) for each in solved]
-    moved_now = 0 if solver._tier is None else sum(solver._tier.link.bytes_moved.values())
     return Run(
         wall_s,
         {
@@ -119,10 +111,10 @@ def measure(
             for name in ("decode_s", "verify_s", "both_s")
         },
         sum(each.tokens.generated for each in solved),
-        tokens / steps,
-        tokens / slots,
+        counts.row_tokens / counts.steps,
+        counts.row_tokens / counts.slot_tokens,
         sum(count * mean for count, mean in calls) / sum(count for count, _ in calls),
-        moved_now - moved,
+        counts.h2d_bytes + counts.d2h_bytes,
         tuple(found[name].tree_hash for name, _ in problems),  # type: ignore[union-attr]
     )
 

@@ -101,7 +101,7 @@ def show(found: Mapping[str, tuple[list[float], Any]], solvers: Mapping[str, Sol
     """Seconds and occupancy of every case."""
     print("case | seconds (min, median) | occupancy | iterations | preempted")
     for name, (seconds, _) in found.items():
-        counts = solvers[name]._batch.counts
+        counts = solvers[name].usage().engine
         share = counts.row_tokens / counts.slot_tokens
         least, middle = min(seconds), statistics.median(seconds)
         print(

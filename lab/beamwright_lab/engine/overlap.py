@@ -55,21 +55,21 @@ def cpu_s() -> float:
 
 def measure(solver: Solver, problems: Sequence[tuple[str, str]], in_flight: int) -> Run:
     """Solve all problems once."""
-    counts = solver._batch.counts
-    tokens, iterations = counts.row_tokens, counts.iterations
+    before = solver.usage().engine
     start, used, waited = time.perf_counter(), cpu_s(), waited_s()
     found = dict(solver.solve_many(problems, in_flight=in_flight))
     wall, used, waited = time.perf_counter() - start, cpu_s() - used, waited_s() - waited
     solved = [found[name] for name, _ in problems]
+    counts = solver.usage().engine - before
     assert all(isinstance(each, Solution) for each in solved)
     return Run(
         wall,
         used,
         waited,
         sum(each.time.both_s for each in solved) / sum(each.time.total_s for each in solved),
-        counts.row_tokens - tokens,
-        counts.iterations - iterations,
-        0 if solver._tier is None else sum(solver._tier.link.bytes_moved.values()),
+        counts.row_tokens,
+        counts.iterations,
+        counts.h2d_bytes + counts.d2h_bytes,
         tuple(each.tree_hash for each in solved),
     )
 

@@ -33,6 +33,7 @@ from typing import Any
 import httpx
 
 from beamwright import Solution, Solver
+from beamwright.counters import Counters
 from beamwright.evaluate import AnswerChecker, load_problems
 from beamwright.evaluate.estimates import wilson_interval
 from beamwright_lab.common import finish, say, table
@@ -124,7 +125,7 @@ def solve_block(
     checker: AnswerChecker,
 ) -> None:  # fmt: skip
     """One generator's turn."""
-    before, start = counters(model), time.perf_counter()
+    before, counted, start = counters(model), solver.usage().engine, time.perf_counter()
     problems = [(each.unique_id, each.problem) for each in block]
     solved = dict(solver.solve_many(problems, in_flight="auto", **options))
     found.seconds.append(time.perf_counter() - start)
@@ -145,19 +146,17 @@ def solve_block(
         found.steps += len(nodes)
         found.tokens += solution.tokens.generated
     if model != "bundled":
-        note_remote(solver, found)
+        note_remote(solver.usage().engine - counted, found)
 
 
-def note_remote(solver: Solver, found: Found) -> None:
-    """What the generator elsewhere has counted so far, of all searches of this solver."""
-    counts = solver._machinery.batch.remote
+def note_remote(counts: Counters, found: Found) -> None:
+    """What the generator elsewhere has counted."""
     found.requests += counts.requests
-    found.prompt_tokens += counts.prompt_tokens or 0
-    if counts.cached_tokens is None or found.cached_tokens is None:
+    found.prompt_tokens += counts.prompt_tokens
+    if counts.untold_cached or found.cached_tokens is None:
         found.cached_tokens = None
     else:
         found.cached_tokens += counts.cached_tokens
-    solver._machinery.batch.remote = type(counts)()
 
 
 def main() -> None:
@@ -183,8 +182,6 @@ def main() -> None:
             solver = Solver(model=model, verifier="bundled", **far)
             solvers[name] = stack.enter_context(solver)
             solver.solve(problems[0].problem)  # caches and connections
-            if far:
-                note_remote(solver, Found())
         for search in searches:
             for number, block in enumerate(blocks):
                 first = number % len(solvers)

@@ -14,12 +14,12 @@ from random import Random
 
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import Admission
-from beamwright.engine.batching import BatchCounts, Batching
+from beamwright.engine.batching import Batching
 from beamwright.engine.choice import STEPS_TOGETHER
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PlainExecutor, StepWriter
 from beamwright.engine.lengths import StepLengths
-from beamwright.engine.moving import MoveCounts, MovingSplit
+from beamwright.engine.moving import MovingSplit
 from beamwright.engine.payoff import Payoff
 from beamwright.engine.request import Decoding, Decodings
 from beamwright.engine.running import RunningBatch
@@ -127,8 +127,9 @@ class Bench:
         self.residency: SimulatedResidency | None = None
         self.layerwise: SimulatedLayerwise | None = None
         self.batch: RunningBatch | None = None
-        self.accounting = Accounting(self.clock)
         self._writer = self._make_writer(timeline)
+        counts = None if self.batch is None else self.batch.counts
+        self.accounting = Accounting(self.clock, counts)
         executor = self._executor(timeline)
         schedule = make_schedule(case.schedule)
         self._payoff = Payoff()
@@ -141,7 +142,7 @@ class Bench:
             explore=case.schedule.explore,
             verify_ahead=case.schedule.verify_ahead == "slack",
         )
-        self._moving = self._make_moving()
+        self.moving = self._make_moving()
 
     # --- trees -------------------------------------------------------------------------------
 
@@ -170,7 +171,6 @@ class Bench:
         admission = Admission(self.case.schedule, in_flight, stores, self._payoff)
         runs: dict[int, TreeRun] = {}
         waiting = deque(numbers)
-        counts = BatchCounts() if self.batch is None else self.batch.counts
 
         def has_place() -> bool:
             live = {run: scripts[i].num_beams for i, run in runs.items() if not run.tree.done}
@@ -184,9 +184,9 @@ class Bench:
                     tree = scripts[i].search_tree()
                     runs[i] = TreeRun(tree, strategy, _last, lambda tree: Random(0))
                     engine.admit(runs[i])
-                if self._moving is not None:
-                    self._moving.look([run for run in runs.values() if not run.tree.done])
-                with self._payoff.noting(counts, self.accounting.seconds):
+                if self.moving is not None:
+                    self.moving.look([run for run in runs.values() if not run.tree.done])
+                with self._payoff.noting(self.accounting.counts):
                     engine.step()
         finally:
             engine.abort()
@@ -339,16 +339,11 @@ class Bench:
             scores_early=case.speculation != "off",
         )
 
-    @property
-    def moved(self) -> MoveCounts | None:
-        """Memory that went from one model to the other; None where none does."""
-        return None if self._moving is None else self._moving.counts
-
     def _stalled_s(self) -> float:
         """Seconds in which compute waited for the link, the verifier's included."""
         stall_s = 0.0 if self.layerwise is None else self.layerwise.stall_s
         held = (self.residency, *self.scorers)
-        return stall_s + sum(each.counts.stall_s for each in held if each is not None)
+        return stall_s + sum(each.counts.transfer_wait_s for each in held if each is not None)
 
 
 def _last(scores: Sequence[float | None]) -> float | None:
@@ -362,8 +357,8 @@ def _clock(case: Simulation) -> VirtualClock:
 
 def seconds_of(bench: Bench) -> Seconds:
     """Where the time has gone."""
-    clock, phases = bench.clock, bench.accounting.seconds
-    stall_s, verify_s, both_s = phases["stall"], phases["verify"], 0.0
+    clock, counts = bench.clock, bench.accounting.counts
+    stall_s, verify_s, both_s = counts.stall_s, counts.verify_s, 0.0
     if isinstance(clock, SharedClock):
         stall_s = max(0.0, stall_s - clock.hidden_s)
         verify_s, both_s = clock.beside_s, clock.both_s

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from beamwright.counters import Counters
 from beamwright.engine.timeline import Timeline
-from beamwright.kv import BlockLedger, CacheCounts, CacheStats, HostTier, Residency, Segment
+from beamwright.kv import BlockLedger, HostTier, Residency, Segment
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -16,6 +17,7 @@ from beamwright.models.prefill import (
     prefill_needs,
     recompute_levels,
 )
+from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
 
@@ -54,8 +56,8 @@ class SimulatedResidency(Residency):
 
 def cache_of(stores: Sequence[SimulatedResidency]) -> CacheStats | None:
     """How often the KV of these stores was where it was needed; None where there is none."""
-    counts = [store.counts.cache for store in stores]
-    return CacheStats.between(sum(counts, start=CacheCounts())) if counts else None
+    counts = [store.counts for store in stores]
+    return CacheStats.of(sum(counts, start=Counters())) if counts else None
 
 
 class SimulatedPrefill:

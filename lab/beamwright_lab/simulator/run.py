@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
-from beamwright.kv import CacheStats, Direction
+from beamwright.kv import Direction
 from beamwright.plan.traffic import dm_lower_bound_bytes
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
+from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.bench import Bench, Simulation, seconds_of
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.residency import cache_of
@@ -97,7 +98,7 @@ def simulate_if_fits(case: Simulation, progress: Progress | None = None) -> Simu
 
 
 def _result(bench: Bench, run: TreeRun) -> SimulationResult:
-    accounting, moved, spent = bench.accounting, bench.moved, seconds_of(bench)
+    moved, spent = bench.moving, seconds_of(bench)
     most_bytes = bench.case.kv_budget_bytes if moved is None else moved.most_generator_bytes
     residency = bench.residency
     host = residency.host if residency is not None else None
@@ -118,18 +119,18 @@ def _result(bench: Bench, run: TreeRun) -> SimulationResult:
         io_share=spent.stall_s / spent.time_s if spent.time_s else 0.0,
         h2d_bytes=bench.link.bytes_moved[Direction.H2D],
         d2h_bytes=bench.link.bytes_moved[Direction.D2H],
-        groups=accounting.num_groups,
+        groups=bench.accounting.counts.groups,
         dm_lower_bound_bytes=dm_lower_bound_bytes(needed, most_bytes),
         device_peak_bytes=bench.budget.peak_bytes,
         host_peak_bytes=host.ledger.budget.peak_bytes if host is not None else 0,
         verifier_peak_bytes=sum(each.device.budget.peak_bytes for each in bench.scorers),
         recomputed_tokens=residency.counts.recomputed_tokens if residency is not None else 0,
-        cancelled=residency.counts.cancelled if residency is not None else 0,
+        cancelled=residency.counts.cancelled_transfers if residency is not None else 0,
         load_bound_bytes=bound.loads * block_bytes,
         store_bound_bytes=bound.stores * block_bytes,
         blind_store_bound_bytes=bound.blind_stores * block_bytes,
-        split_moves=0 if moved is None else moved.moves,
-        split_moved_bytes=0 if moved is None else moved.moved_bytes,
+        split_moves=0 if moved is None else moved.counts.moves,
+        split_moved_bytes=0 if moved is None else moved.counts.moved_bytes,
         speculated_tokens=usage["speculated"],
         kept_tokens=usage["speculated_kept"],
         goodput_tok_s=run.goodput_tok_s(run.tree.finished()) or 0.0,

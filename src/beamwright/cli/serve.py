@@ -146,7 +146,6 @@ def _serve(
     name, hosts = names
     from beamwright.serve import Desk, Doors, Guard, make_served, run
     from beamwright.solver.solver import Solver
-    from beamwright.solver.usage import usage_of
 
     settings = resolved(invocation.settings)
     host, port = listening.getsockname()[:2]
@@ -168,7 +167,7 @@ def _serve(
                     print_json(facts)
                 out.flush()
             else:
-                held = [kv.device_budget_bytes for kv in usage_of(solver).kv.values()]
+                held = [each.budget_bytes for each in solver.usage().levels.values()]
                 kv = f"; {format_bytes(held[0])} of KV" if held else ""
                 if not isinstance(solver, Solver):
                     kv = f"; replicas: {solver.wanted}{kv}"

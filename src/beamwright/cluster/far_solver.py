@@ -29,6 +29,7 @@ from beamwright.cluster.searcher import Begun, Decided, Ended, EngineFacts, News
 from beamwright.cluster.serving import Serving
 from beamwright.config import Settings
 from beamwright.conversation import Problem
+from beamwright.counters import Usage
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
 from beamwright.plugins import load_all
 from beamwright.progress import Progress
@@ -36,7 +37,6 @@ from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver import calls
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
-from beamwright.solver.usage import Usage
 
 MOST_DEATHS = 3
 """Of a search's replica, before it fails: it is presumably the search that kills them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beamwright.solver.usage import Usage
+from beamwright.counters import Usage
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from beamwright.cluster.ledger import Given
 from beamwright.cluster.mirror import Changes, RoundNews, TreeNews
 from beamwright.cluster.replica import FarError
 from beamwright.config import Settings
+from beamwright.counters import Usage
 from beamwright.engine.limits import num_generated
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.plugins import load_all
@@ -22,7 +23,6 @@ from beamwright.protocols import RoundReport
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
-from beamwright.solver.usage import Usage, token_stats_of, usage_of
 
 MOST_BUGS = 3
 """Searches in a row that end with no error of ours, before the engine counts as broken."""
@@ -116,7 +116,7 @@ class Searcher:
     def facts(self) -> EngineFacts:
         """What is the same for all searches."""
         solver = self._solver
-        return EngineFacts(solver.exact, solver.verifier.probabilities, token_stats_of(solver))
+        return EngineFacts(solver.exact, solver.verifier.probabilities, solver.token_stats)
 
     async def pulse(self) -> Pulse:
         """That it is there."""
@@ -124,7 +124,7 @@ class Searcher:
         self._asked_s = loop.time()
         if self._watch is None and self._abandoned is not None:
             self._watch = loop.create_task(self._look_after())
-        return Pulse(self._name(), os.getpid(), usage_of(self._solver))
+        return Pulse(self._name(), os.getpid(), self._solver.usage())
 
     async def check_health(self) -> None:
         """Raises RuntimeError once it fails at everything: its device may be lost."""
@@ -142,7 +142,7 @@ class Searcher:
 
         def on_round(report: RoundReport) -> None:
             news = changes.of_round(report)
-            say(Decided(news, num_generated(report.tree), usage_of(self._solver)))
+            say(Decided(news, num_generated(report.tree), self._solver.usage()))
 
         try:
             handle = self._solver.submit(
@@ -197,7 +197,7 @@ class Searcher:
             bug = f"{type(outcome).__name__}: {outcome}"
         if not isinstance(outcome, Cancelled):
             self._bugs = 0 if bug is None else self._bugs + 1
-        return Ended(found, tree, error, bug, usage_of(self._solver))
+        return Ended(found, tree, error, bug, self._solver.usage())
 
     async def _look_after(self) -> None:
         """A server that was killed cannot take its replicas with it."""

@@ -86,7 +86,7 @@ class Admission:
         one before it: then nobody comes in its place, and nothing is decoded ahead."""
         now = frozenset(live)
         if not self._before <= now:
-            evicted = sum(store.counts.cache.evicted_blocks for store in self.stores)
+            evicted = sum(store.counts.evicted_blocks for store in self.stores)
             self.payoff.pressed, self._evicted = evicted > self._evicted, evicted
             self._ended = True
         self._before = now

@@ -1,4 +1,4 @@
-"""How the running batch is filled, and what it counts."""
+"""How the running batch is filled, and what is counted of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from beamwright.counters import Counters
 from beamwright.engine.row import Row
 from beamwright.models.decoder import padded_rows
 from beamwright.protocols import Plan
@@ -53,47 +54,16 @@ class Batching:
         )
 
 
-@dataclass
-class BatchCounts:
-    """What the running batch did.
-
-    groups: how often it was filled from empty. iterations: of at most 16 tokens; steps: forward
-    passes in them. admitted: rows that joined, again after a preemption. row_tokens:
-    tokens of real rows, speculative ones included. slot_tokens: of all rows that were computed,
-    padding included. speculative: rows that were begun before selection had opened their nodes.
-    preempted: rows that had to leave in the middle of their step. graphs_failed: why steps are not
-    captured after all.
-    """
-
-    groups: int = 0
-    iterations: int = 0
-    steps: int = 0
-    admitted: int = 0
-    row_tokens: int = 0
-    slot_tokens: int = 0
-    preempted: int = 0
-    speculative: int = 0
-    graphs_failed: str | None = None
-
-    def no_graphs(self, why: str) -> None:
-        """A capture has failed."""
-        self.graphs_failed = why
-
-    def ran(self, num_tokens: int, num_rows: int) -> None:
-        """Count an iteration of so many tokens in a batch of so many rows, padding included."""
-        self.iterations, self.steps = self.iterations + 1, self.steps + num_tokens
-        self.slot_tokens += num_tokens * num_rows
-
-    def drew(self, before: Mapping[Row, int]) -> int:
-        """Count the tokens that these rows have got since they had so many; returns how many."""
-        total = 0
-        for row, count in before.items():
-            drawn = len(row.tokens) - count
-            total += drawn
-            if row.speculative:
-                row.node.usage["speculated"] += drawn
-        self.row_tokens += total
-        return total
+def count_drawn(counts: Counters, before: Mapping[Row, int]) -> int:
+    """The tokens that these rows have got since they had so many; returns how many."""
+    total = 0
+    for row, count in before.items():
+        drawn = len(row.tokens) - count
+        total += drawn
+        if row.speculative:
+            row.node.usage["speculated"] += drawn
+    counts.row_tokens += total
+    return total
 
 
 def worth_compacting(num_active: int, num_rows: int) -> bool:

@@ -270,7 +270,7 @@ class Engine:
         if run.unscored:
             return
         run.tree.rounds += 1
-        run.note_costs(self._payoff, self._accounting.spent(), alone=len(self._live) == 1)
+        run.note_costs(self._payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
         run.save_round(self._clock())
         self._decide(run)
 
@@ -296,7 +296,7 @@ class Engine:
         else:
             run.begin_round()
             self.turns.began(run)
-            run.began = self._accounting.spent()
+            run.began = self._accounting.counts.copy()
             self._changed = self._foresee = True
         if run.on_round is not None and tree.rounds > 0:
             run.on_round(run.report(candidates, total_s))

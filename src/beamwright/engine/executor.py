@@ -58,7 +58,7 @@ class PlainExecutor:
         self._progress = progress or Progress()
         self._scoring = Scoring(verifier, accounting, stalled_s, self._timeline)
         self._unscored = ScoringQueue(most_steps)
-        self._groups_before = writer.num_groups - accounting.num_groups
+        self._groups_before = writer.num_groups - accounting.counts.groups
 
     @property
     def running(self) -> Collection[Node]:
@@ -127,5 +127,5 @@ class PlainExecutor:
             events = list(self._writer.iterate())
             if self._ahead is not None:
                 facts["open_rows"], facts["rows_ahead"] = self._ahead.last_rows
-        self._accounting.num_groups = self._writer.num_groups - self._groups_before
+        self._accounting.counts.groups = self._writer.num_groups - self._groups_before
         return events

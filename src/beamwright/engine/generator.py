@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 
 from beamwright.config import Settings
-from beamwright.engine.batching import BatchCounts, Batching
+from beamwright.engine.batching import Batching
 from beamwright.engine.graphs import make_replay
 from beamwright.engine.lengths import StepLengths
 from beamwright.engine.request import Decoding, Decodings
@@ -31,8 +31,11 @@ def make_running_batch(
     token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
     """
     schedule = settings.schedule
-    counts = BatchCounts()
-    replay = make_replay(schedule.graphs, model, counts.no_graphs)
+
+    def not_captured(why: str) -> None:
+        batch.graphs_failed = why
+
+    replay = make_replay(schedule.graphs, model, not_captured)
     rows = TensorRows(model, codec, token_stats, replay)
     rows.learn(settings.step)
     default = Decoding(settings.sampling, settings.step, settings.search.seed)
@@ -42,7 +45,7 @@ def make_running_batch(
         # A copy: the last row must not keep a whole prompt's states alive.
         return [hidden[-1:].clone() for hidden in model.prefill(requests)]
 
-    return RunningBatch(
+    batch = RunningBatch(
         rows,
         model.store,
         prefill,
@@ -50,5 +53,5 @@ def make_running_batch(
         Batching.of(schedule),
         WorkingMemory.of(model),
         progress,
-        counts,
     )
+    return batch

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
+from beamwright.counters import Counters
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, InputError
 from beamwright.kv import Residency
@@ -29,15 +29,6 @@ from beamwright.tree import Node
 _FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
 _LEAST_GAIN = 0.02  # of the seconds of a round, by the cost model
 _LEAST_MOVE = 0.05  # of the memory
-
-
-@dataclass
-class MoveCounts:
-    """Moves so far, the bytes of them, and the most that the generator ever had."""
-
-    moves: int = 0
-    moved_bytes: int = 0
-    most_generator_bytes: int = 0
 
 
 MOVING = ("auto", "roofline", "offload")
@@ -74,6 +65,7 @@ class MovingSplit:
         self._scores_early = scores_early
         self._first_bytes = generator.device.budget.total_bytes
         self.total_bytes = self._first_bytes + verifier.device.budget.total_bytes
+        self.most_generator_bytes = 0
         self.restart()
 
     @property
@@ -90,9 +82,10 @@ class MovingSplit:
         """Divide as in the beginning, and count from 0."""
         self._seen: tuple[int, ...] = ()
         self._takes_turns = self._split != "roofline"
-        self.counts = MoveCounts()
+        self.counts = Counters()
         self._move(self._first_bytes)
-        self.counts = MoveCounts(most_generator_bytes=self.generator_bytes)
+        self.counts = Counters()
+        self.most_generator_bytes = self.generator_bytes
 
     def look(self, runs: Collection[TreeRun]) -> None:
         """Move memory if the state of the search has changed and that is worth while.
@@ -223,8 +216,7 @@ class MovingSplit:
         if moved:
             self.counts.moves += 1
             self.counts.moved_bytes += moved
-            most = max(self.counts.most_generator_bytes, self.generator_bytes)
-            self.counts.most_generator_bytes = most
+            self.most_generator_bytes = max(self.most_generator_bytes, self.generator_bytes)
 
 
 def _need_bytes(store: Residency, lengths: Sequence[int]) -> int:

@@ -8,12 +8,11 @@ that takes about as long as a token of all rows (docs/experiments.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 
-from beamwright.engine.accounting import BOTH, Spent
-from beamwright.engine.batching import BatchCounts
+from beamwright.counters import Counters
 
 _MARGIN = 1.25
 _CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
@@ -129,7 +128,7 @@ class Payoff:
     tokens: int = 0
     _rest: Rest = field(default_factory=Rest)
 
-    def note_round(self, lengths: Sequence[int], spent: Spent, asked: int) -> None:
+    def note_round(self, lengths: Sequence[int], spent: Counters, asked: int) -> None:
         """A round of steps of these lengths is over.
 
         spent: on it, and on what was decoded and scored ahead meanwhile. asked: how often the
@@ -140,23 +139,16 @@ class Payoff:
         self._rest.note(asked, self.speculated)
         self.waited += longest - sum(lengths) / len(lengths)
         self.fills += _fills(longest)
-        self.scoring.note(spent.calls, spent.scored_tokens, spent.verify_s)
+        self.scoring.note(spent.verifier_calls, spent.scored_tokens, spent.verify_s)
         self.decode_s, self.tokens = self.decode_s + spent.decode_s, self.tokens + longest
 
     @contextmanager
-    def noting(self, counts: BatchCounts, seconds: Mapping[str, float]) -> Iterator[None]:
-        """Note the passes that the generator makes meanwhile, and what they take.
-
-        counts: of the running batch. seconds: by phase, so far.
-        """
-
-        def now() -> tuple[int, int, float]:
-            decoding_s = seconds.get("decode", 0.0) + seconds.get(BOTH, 0.0)
-            return counts.steps, counts.row_tokens, decoding_s
-
-        before = now()
+    def noting(self, counts: Counters) -> Iterator[None]:
+        """Note the generator's passes meanwhile, and what they take, by these counters."""
+        before = counts.copy()
         yield
-        self.note_passes(*(new - old for new, old in zip(now(), before, strict=True)))
+        spent = counts - before
+        self.note_passes(spent.steps, spent.row_tokens, spent.decode_s + spent.both_s)
 
     def note_passes(self, passes: float, row_tokens: float, seconds: float) -> None:
         """The generator has made so many passes, which wrote so many tokens."""

@@ -16,12 +16,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from beamwright.engine.batching import (
-    BatchCounts,
-    Batching,
-    until_compacting,
-    worth_compacting,
-)
+from beamwright.counters import Counters
+from beamwright.engine.batching import Batching, count_drawn, until_compacting, worth_compacting
 from beamwright.engine.chains import Chains, GeneratorState, Prefill, Unfinished, is_broken
 from beamwright.engine.lengths import StepLengths
 from beamwright.engine.paths import OWNER
@@ -58,7 +54,6 @@ class RunningBatch:
         batching: Batching,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
-        counts: BatchCounts | None = None,
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
         self.batching, self._memory = batching, memory or WorkingMemory.unknown()
@@ -67,7 +62,8 @@ class RunningBatch:
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
         self.running: list[Row] = []
-        self.counts, self.last_rows = counts or BatchCounts(), (0, 0)
+        self.counts, self.last_rows = Counters(), (0, 0)
+        self.graphs_failed: str | None = None
         self._queue, self._ahead = Queue(), SpeculativeQueue()
         self._eager = self._full = False
         self._group: int | None = None
@@ -200,8 +196,10 @@ class RunningBatch:
             num_rows, self._tried = self._rows.num_rows, len(self.running)
             self.last_rows = self._ahead.count(self.running)
             num_tokens = self._rows.run(self.running, max_tokens, self._enough())
-            self.counts.ran(num_tokens, num_rows)
-            self._progress.wrote(self.counts.drew(before))
+            self.counts.iterations += 1
+            self.counts.steps += num_tokens
+            self.counts.slot_tokens += num_tokens * num_rows
+            self._progress.wrote(count_drawn(self.counts, before))
         self._settle()
 
     def _enough(self) -> int:
@@ -336,7 +334,7 @@ class RunningBatch:
             self._tried = len(self.running) + len(rows)
             before = {row: len(row.tokens) for row in rows}
             self._rows.admit(self.running, rows)
-            self.counts.slot_tokens += (drawn := self.counts.drew(before))
+            self.counts.slot_tokens += (drawn := count_drawn(self.counts, before))
             self._progress.wrote(drawn)
         except BaseException:
             for row in rows:
@@ -359,7 +357,7 @@ class RunningBatch:
         limits = [*self._limits, self.batching.slots or self._ahead.most_rows]
         free = max(0, min(limits) - len(self.running)) if self._fills else 0
         rows = self._ahead.begin(self._room, self.running, free)
-        self.counts.speculative += len(rows)
+        self.counts.speculative_rows += len(rows)
         try:
             if rows:
                 self._join(rows)

@@ -98,9 +98,10 @@ class Scoring:
         ):
             scores = self._verifier.score(nodes)
         self._without_room.difference_update(nodes)
-        self._accounting.calls += 1
-        self._accounting.scored += len(nodes)
-        self._accounting.scored_tokens += sum(len(node.token_ids) for node in nodes)
+        counts = self._accounting.counts
+        counts.verifier_calls += 1
+        counts.scored_steps += len(nodes)
+        counts.scored_tokens += sum(len(node.token_ids) for node in nodes)
         return [*scored(self._verifier, nodes, scores)]
 
     def leave(self, thread: int | None) -> None:

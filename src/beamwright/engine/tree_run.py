@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from beamwright.engine.accounting import Spent
+from beamwright.counters import Counters
 from beamwright.engine.limits import StopRule, cut_short
 from beamwright.engine.obeyed import decided, foreseen
 from beamwright.engine.payoff import Payoff
@@ -78,7 +78,7 @@ class TreeRun:
     priority: int = 0
     waited_s: float = 0.0
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
-    began: Spent = field(default_factory=Spent)
+    began: Counters = field(default_factory=Counters)
     num_asked: int = 0
     error: BeamwrightError | None = None
     _early: set[Node] = field(default_factory=set)
@@ -136,7 +136,7 @@ class TreeRun:
         slack = len(self.beams) - num_steps if self.open else 0
         return self.speculative.to_score(self.submitted, slack)
 
-    def note_costs(self, payoff: Payoff, spent: Spent, *, alone: bool) -> None:
+    def note_costs(self, payoff: Payoff, spent: Counters, *, alone: bool) -> None:
         """Tell what the round that is over was like, and alone what it has cost.
 
         spent: so far, what was decoded and scored ahead included.
@@ -150,7 +150,7 @@ class TreeRun:
         if not alone:
             payoff.note_beside(lengths)
             return
-        payoff.note_round(lengths, spent.since(self.began), self.num_asked)
+        payoff.note_round(lengths, spent - self.began, self.num_asked)
 
     @property
     def scores_early(self) -> bool:

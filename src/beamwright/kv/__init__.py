@@ -1,7 +1,6 @@
 """Block pools, segments, two tiers and the link between them. Knows no models, no strategies."""
 
 from beamwright.kv.budget import ByteBudget, ScratchMeter
-from beamwright.kv.counts import CacheCounts, CacheStats, SparseCounts
 from beamwright.kv.host_streams import HostStreams
 from beamwright.kv.hosted import HostedStore
 from beamwright.kv.lease import Lease
@@ -31,8 +30,6 @@ __all__ = [
     "BlockLedger",
     "BlockPool",
     "ByteBudget",
-    "CacheCounts",
-    "CacheStats",
     "CudaStreams",
     "Direction",
     "HostStreams",
@@ -50,7 +47,6 @@ __all__ = [
     "Segment",
     "SegmentStore",
     "Source",
-    "SparseCounts",
     "StreamLink",
     "Tail",
     "Transfer",

@@ -27,6 +27,10 @@ class HostedStore(SegmentStore):
         return self._device
 
     @property
+    def tiers(self) -> dict[str, ByteBudget]:
+        return {"device": self.device_budget, "host": self.pool.budget}
+
+    @property
     def device_peak_bytes(self) -> int:
         """Of what was there at a time."""
         return self.device_budget.peak_bytes

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from beamwright.kv.counts import ResidencyCounts
+from beamwright.counters import Counters
 from beamwright.kv.ledger import BlockLedger
 from beamwright.kv.link import Link, Piece, Transfer
 from beamwright.kv.segments import Return, Segment
@@ -62,7 +62,7 @@ class Movement:
     ) -> None:
         self.device, self.host = device, host
         self.copies_per_beam = copies_per_beam
-        self.counts = ResidencyCounts()
+        self.counts = Counters()
         self.log = log
         self.outgrown = False
         self._segments: dict[Segment, None] = {}
@@ -90,7 +90,7 @@ class Movement:
         assert self.host is not None
         if not segment.copies:
             segment.returned = Return.LOADED
-            self.counts.cache.loaded_blocks += len(blocks)
+            self.counts.loaded_blocks += len(blocks)
         segment.copies.append(blocks)  # owned before anything can fail
         # A store of the same blocks may still be under way: the load must read its result.
         self._wait_for(segment, Direction.D2H)
@@ -186,7 +186,7 @@ class Movement:
             num_blocks -= sum(len(blocks) for blocks in spare)
         leaving = [s for s in chosen if s.pins == 0]
         self.write_back(leaving)
-        self.counts.cache.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
+        self.counts.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
         for segment in chosen:
             # Loads and stores under way read or write these blocks.
             self._wait_for(segment, Direction.D2H)
@@ -218,11 +218,11 @@ class Movement:
         if not pending or self.host is None:
             return
         with self.log.span("wait", "stall") if self.log is not None else nullcontext():
-            self.counts.stall_s += self.host.link.wait(pending)
+            self.counts.transfer_wait_s += self.host.link.wait(pending)
 
     def _cancel(self, segment: Segment) -> None:
         if segment.transfers and self.host is not None:
-            self.counts.cancelled += sum(not t.finished for t in segment.transfers)
+            self.counts.cancelled_transfers += sum(not t.finished for t in segment.transfers)
             self.host.link.cancel(segment.transfers)
             segment.transfers = []
 

@@ -226,13 +226,13 @@ class Residency(Movement):
 
     def needed(self, paths: Iterable[Path]) -> None:
         """Count the tokens of paths that were needed and are on the device."""
-        counts = self.counts.cache
+        counts = self.counts
         for path in paths:
             for part in path:
                 segment, returned = part.segment, part.segment.returned
                 counts.needed_tokens += part.visible
                 counts.loaded_tokens += part.visible * (returned is Return.LOADED)
-                counts.recomputed_tokens += part.visible * (returned is Return.RECOMPUTED)
+                counts.dropped_tokens += part.visible * (returned is Return.RECOMPUTED)
                 segment.returned = None
 
     # --- the host tier -----------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Residency(Movement):
             raise AssertionError("a segment is neither on the device nor on the host")
         self.counts.recomputed_tokens += sum(segment.length for segment in lost)
         for segment in lost:
-            self.counts.cache.recomputed_blocks += self.device.blocks_for(segment.length)
+            self.counts.recomputed_blocks += self.device.blocks_for(segment.length)
             self.clear(segment)
             segment.returned = Return.RECOMPUTED
         self.recompute_segments(lost)

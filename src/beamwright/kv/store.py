@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.kv.budget import ScratchMeter
+from beamwright.kv.budget import ByteBudget, ScratchMeter
 from beamwright.kv.link import Piece
 from beamwright.kv.movement import HostTier, ResidenceLog
 from beamwright.kv.pool import BlockPool
@@ -54,15 +54,22 @@ class SegmentStore(Residency):
         return 0 if self.host is None else self.host.ledger.budget.peak_bytes
 
     @property
+    def tiers(self) -> dict[str, ByteBudget]:
+        """The bytes of KV on each tier: "device" and, where there is one, "host"."""
+        budgets = {"device": self.pool.budget}
+        if self.host is not None:
+            budgets["host"] = self.host.ledger.budget
+        return budgets
+
+    @property
     def stall_s(self) -> float:
         """Seconds that compute has waited for transfers of this KV."""
-        return self.counts.stall_s
+        return self.counts.transfer_wait_s
 
     def reset_peaks(self) -> None:
         """Start a new measurement (one per solved batch)."""
         self.pool.budget.reset_peak()
         self.scratch.reset_peak()
-        self.counts.recomputed_tokens = 0
         if self.host is not None:
             self.host.ledger.budget.reset_peak()
 

@@ -70,8 +70,8 @@ def _count(residency: Residency, requests: Sequence[PrefillRequest]) -> None:
     fresh = [request for request in requests if not request.again]
     residency.needed(request.path for request in fresh)
     num_tokens = sum(len(request.token_ids) for request in fresh)
-    residency.counts.cache.needed_tokens += num_tokens
-    residency.counts.cache.prefilled_tokens += num_tokens
+    residency.counts.needed_tokens += num_tokens
+    residency.counts.prefilled_tokens += num_tokens
 
 
 def prefill_needs(residency: Residency, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from beamwright.engine.batching import BatchCounts
+from beamwright.counters import Counters
 from beamwright.engine.request import Decoding, Decodings
 from beamwright.engine.sampling import lineage_key
 from beamwright.engine.stop_strings import text_before
@@ -36,36 +36,15 @@ class ServedSchedule(InGpuSchedule):
     name = "served"
 
 
-@dataclass
-class RemoteCounts:
-    """requests: that were answered, or failed; retries: of them, repeated ones. prompt_tokens,
-    cached_tokens: as the server says; None: it has not said so of all."""
-
-    requests: int = 0
-    retries: int = 0
-    prompt_tokens: int | None = 0
-    cached_tokens: int | None = 0
-
-    def note(self, reply: Reply) -> None:
-        """A reply has come."""
-        self.requests += reply.tries
-        self.retries += reply.tries - 1
-        if reply.error is None:
-            self.prompt_tokens = _sum(self.prompt_tokens, reply.prompt_tokens)
-            self.cached_tokens = _sum(self.cached_tokens, reply.cached_tokens)
-
-    def since(self, then: RemoteCounts) -> RemoteCounts:
-        """What has been added."""
-        return RemoteCounts(
-            self.requests - then.requests,
-            self.retries - then.retries,
-            _sum(self.prompt_tokens, then.prompt_tokens, -1),
-            _sum(self.cached_tokens, then.cached_tokens, -1),
-        )
-
-
-def _sum(one: int | None, other: int | None, sign: int = 1) -> int | None:
-    return None if one is None or other is None else one + sign * other
+def _note_reply(counts: Counters, reply: Reply) -> None:
+    """A reply has come."""
+    counts.requests += reply.tries
+    counts.retries += reply.tries - 1
+    if reply.error is None:
+        counts.prompt_tokens += reply.prompt_tokens or 0
+        counts.cached_tokens += reply.cached_tokens or 0
+        counts.untold_prompts += reply.prompt_tokens is None
+        counts.untold_cached += reply.cached_tokens is None
 
 
 @dataclass(eq=False)
@@ -94,8 +73,8 @@ class RemoteSteps:
     default: Decoding
     max_batch: int | None = None
     progress: Progress = field(default_factory=Progress)
-    counts: BatchCounts = field(default_factory=BatchCounts)
-    remote: RemoteCounts = field(default_factory=RemoteCounts)
+    counts: Counters = field(default_factory=Counters)
+    graphs_failed: str | None = None
 
     def __post_init__(self) -> None:
         self._decodings = Decodings(self.default)
@@ -171,7 +150,7 @@ class RemoteSteps:
         self.progress.doing(f"round {number}: {len(self._running)} steps are written elsewhere")
         events: list[Event] = []
         for reply in self.source.wait(_WAIT_S):
-            self.remote.note(reply)
+            _note_reply(self.counts, reply)
             self.counts.iterations += 1
             assert isinstance(reply.key, _Question)
             events += self._settled(reply.key, reply)

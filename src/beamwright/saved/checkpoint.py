@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, InstanceOf, Strict, TypeAdapter, ValidationError
 
 from beamwright.config import Settings
+from beamwright.counters import PHASES, Counters
 from beamwright.declare import VERIFIERS
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
@@ -47,7 +47,7 @@ class Checkpoint:
 
     settings: what decides the tree (`tree_settings`). elapsed_s: spent so far, all processes
     together; phases_s: of which, by phase. num_groups, round_tokens, finished_s: as in
-    `Accounting` and `TreeRun`.
+    `TreeRun`.
     """
 
     settings: Mapping[str, Any]
@@ -78,14 +78,12 @@ class Checkpoint:
                     f"{owner}, which is not loaded here (--plugin)"
                 )
 
-    def progress(self, run: TreeRun) -> Accounting:
-        """Tell a run how far it is; its clocks."""
+    def progress(self, run: TreeRun) -> Counters:
+        """Tell a run how far it is; what it has taken."""
         run.elapsed_s, run.finished_s = self.elapsed_s, dict(self.finished_s)
         run.round_tokens.extend(self.round_tokens)
-        accounting = Accounting()
-        accounting.seconds.update(self.phases_s)
-        accounting.num_groups = self.num_groups
-        return accounting
+        known: dict[str, Any] = {f"{phase}_s": self.phases_s.get(phase, 0.0) for phase in PHASES}
+        return Counters(groups=self.num_groups, **known)
 
 
 def tree_settings(
@@ -123,7 +121,7 @@ class CheckpointWriter:
 
     file: Path
     settings: Mapping[str, Any]
-    spent: Callable[[], Accounting]
+    spent: Callable[[], Counters]
     saved: bool = False
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
@@ -134,7 +132,7 @@ class CheckpointWriter:
             tree=run.tree,
             elapsed_s=elapsed_s,
             phases_s=spent.seconds,
-            num_groups=spent.num_groups,
+            num_groups=spent.groups,
             round_tokens=run.round_tokens,
             finished_s=run.finished_s,
         )

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 from beamwright.cluster.replica_state import ReplicaState
 from beamwright.config import Settings
 from beamwright.conversation import Problem
+from beamwright.counters import Usage
 from beamwright.models import TextCodec
 from beamwright.solver.handle import Handle
 from beamwright.solver.solver import Solver
-from beamwright.solver.usage import Usage
 
 
 class Replicas(Protocol):
@@ -55,7 +55,11 @@ def health(engine: Engine) -> dict[str, Any]:
             "name": replica.name,
             "searches": replica.searches,
             "queued_tokens": replica.tokens,
-            "kv_bytes": sum(kv.device_bytes for kv in replica.usage.kv.values()),
+            "kv_bytes": sum(
+                level.used_bytes
+                for (_, tier), level in replica.usage.levels.items()
+                if tier == "device"
+            ),
         }
         for replica in found
     ]

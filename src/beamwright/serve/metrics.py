@@ -14,12 +14,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.metrics import Counter, Histogram
 from prometheus_client.registry import Collector
 
+from beamwright.counters import Usage
 from beamwright.protocols import RoundReport
 from beamwright.serve.desk import Desk, Job
 from beamwright.serve.engine import Replicas
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
-from beamwright.solver.usage import Usage, usage_of
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
@@ -116,30 +116,31 @@ class Metrics:
 
     def gauges(self) -> list[dict[str, Any]]:
         """What the page shows of this moment, see `feed_routes.Gauges`."""
-        used, jobs = usage_of(self._desk.solver), list(self._desk.jobs.values())
+        used, jobs = self._desk.solver.usage(), list(self._desk.jobs.values())
         running = sum(job.state == "running" for job in jobs)
         found: list[dict[str, Any]] = [
             {"name": "searches", "value": running},
             {"name": "waiting", "value": len(jobs) - running},
-            {"name": "tokens", "total": used.row_tokens, "unit": "tokens"},
+            {"name": "tokens", "total": used.engine.row_tokens, "unit": "tokens"},
         ]
-        for name, kv in used.kv.items():
-            found.append(
-                {
-                    "name": f"{name}'s KV", "value": kv.device_bytes, "unit": "bytes",
-                    "of": kv.device_budget_bytes,
-                }
-            )  # fmt: skip
-            if kv.host_bytes:
+        for (name, tier), level in used.levels.items():
+            if tier == "device" or level.used_bytes:
+                where = "" if tier == "device" else f" on the {tier}"
                 found.append(
                     {
-                        "name": f"{name}'s KV on the host", "value": kv.host_bytes,
-                        "unit": "bytes", "of": kv.host_budget_bytes,
+                        "name": f"{name}'s KV{where}", "value": level.used_bytes,
+                        "unit": "bytes", "of": level.budget_bytes,
                     }
                 )  # fmt: skip
-        for direction, moved in (used.link_bytes or {}).items():
+        for direction, moved in _crossed(used).items():
             found.append({"name": f"link, {direction}", "total": moved, "unit": "bytes"})
         return found
+
+
+def _crossed(used: Usage) -> dict[str, int]:
+    """Bytes that crossed the link, where there is one."""
+    engine = used.engine
+    return {"h2d": engine.h2d_bytes, "d2h": engine.d2h_bytes} if used.has_link else {}
 
 
 class _Moment(Collector):
@@ -157,7 +158,7 @@ class _Moment(Collector):
         for state in ("running", "waiting"):
             requests.add_metric([state], jobs.count(state))
         yield requests
-        used = usage_of(self._desk.solver)
+        used = self._desk.solver.usage()
         yield from _kv(used)
         yield from _work(used)
         if not isinstance(self._desk.solver, Solver):
@@ -177,15 +178,16 @@ def _kv(used: Usage) -> Iterator[Metric]:
     stalls = CounterMetricFamily(
         "beamwright_stall_seconds", "Waiting for transfers of KV.", labels=["model"]
     )
-    for name, kv in used.kv.items():
-        held.add_metric([name, "device"], kv.device_bytes)
-        budgets.add_metric([name, "device"], kv.device_budget_bytes)
-        if kv.host_bytes is not None and kv.host_budget_bytes is not None:
-            held.add_metric([name, "host"], kv.host_bytes)
-            budgets.add_metric([name, "host"], kv.host_budget_bytes)
-        for kind in ("needed", "prefilled", "loaded", "recomputed"):
-            cached.add_metric([name, kind], getattr(kv.cache, f"{kind}_tokens"))
-        stalls.add_metric([name], kv.stall_s)
+    for (name, tier), level in used.levels.items():
+        held.add_metric([name, tier], level.used_bytes)
+        budgets.add_metric([name, tier], level.budget_bytes)
+    for name, counted in used.counters.items():
+        if name != "engine":
+            cached.add_metric([name, "needed"], counted.needed_tokens)
+            cached.add_metric([name, "prefilled"], counted.prefilled_tokens)
+            cached.add_metric([name, "loaded"], counted.loaded_tokens)
+            cached.add_metric([name, "recomputed"], counted.dropped_tokens)
+            stalls.add_metric([name], counted.transfer_wait_s)
     yield from (held, budgets, cached, stalls)
 
 
@@ -216,9 +218,10 @@ def _replicas(engine: Replicas) -> Iterator[Metric]:
     for each in found:
         searches.add_metric([each.name], each.searches)
         queued.add_metric([each.name], each.tokens)
-        rows.add_metric([each.name], each.usage.row_tokens)
-        for name, kv in each.usage.kv.items():
-            held.add_metric([each.name, name], kv.device_bytes)
+        rows.add_metric([each.name], each.usage.engine.row_tokens)
+        for (name, tier), level in each.usage.levels.items():
+            if tier == "device":
+                held.add_metric([each.name, name], level.used_bytes)
     yield from (searches, queued, held, rows)
 
 
@@ -226,20 +229,22 @@ def _work(used: Usage) -> Iterator[Metric]:
     link = CounterMetricFamily(
         "beamwright_link_bytes", "KV that crossed the link.", labels=["direction"]
     )
-    for direction, moved in (used.link_bytes or {}).items():
-        link.add_metric([str(direction)], moved)
+    for direction, moved in _crossed(used).items():
+        link.add_metric([direction], moved)
     rows = CounterMetricFamily(
         "beamwright_row_tokens",
         "Tokens of the running batch: of rows that wrote one, and of all that were computed; their "
         "quotient is the generator's occupancy.",
         labels=["kind"],
     )
-    rows.add_metric(["written"], used.row_tokens)
-    rows.add_metric(["computed"], used.slot_tokens)
+    rows.add_metric(["written"], used.engine.row_tokens)
+    rows.add_metric(["computed"], used.engine.slot_tokens)
     yield from (link, rows)
     yield CounterMetricFamily(
-        "beamwright_iterations", "Of the running batch.", value=used.iterations
+        "beamwright_iterations", "Of the running batch.", value=used.engine.iterations
     )
     yield CounterMetricFamily(
-        "beamwright_preempted", "Rows that left in the middle of a step.", value=used.preempted
+        "beamwright_preempted",
+        "Rows that left in the middle of a step.",
+        value=used.engine.preempted,
     )

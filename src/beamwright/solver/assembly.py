@@ -14,7 +14,7 @@ import torch
 
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import Settings
-from beamwright.engine.batching import BatchCounts
+from beamwright.counters import Counters, Level, Usage
 from beamwright.engine.executor import StepWriter
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.payoff import Payoff
@@ -32,7 +32,7 @@ from beamwright.models.decoder import Decoder
 from beamwright.models.device_memory import cap_memory, free_bytes, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
-from beamwright.protocols import AttentionBackend, SchedulePolicy, Verifier
+from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import ServedSchedule
 from beamwright.schedule import schedule_row
@@ -72,7 +72,13 @@ class Parts:
     @property
     def tree_models(self) -> list[TreeModel]:
         """Every model that keeps KV here, the generator first."""
-        return [model for model in (self.generator, self.scorer) if model is not None]
+        return [*self.models.values()]
+
+    @property
+    def models(self) -> dict[str, TreeModel]:
+        """The same by what they do."""
+        models = {"generator": self.generator, "verifier": self.scorer}
+        return {name: model for name, model in models.items() if model is not None}
 
     @property
     def dtype(self) -> str:
@@ -92,7 +98,8 @@ class Parts:
 class Writer(StepWriter, Protocol):
     """Writes the steps of all trees: the running batch, or what runs elsewhere."""
 
-    counts: BatchCounts
+    counts: Counters
+    graphs_failed: str | None
 
     def decode_as(self, root: Node, decoding: Decoding) -> None: ...
     def abort(self) -> None: ...
@@ -119,6 +126,25 @@ class Machinery:
     def settings(self) -> ScheduleSettings:
         """How beams are arranged, settled."""
         return self.parts.settings.schedule
+
+    def counted(self) -> dict[str, Counters]:
+        """What has been counted until now: of the "engine", and of each model's KV."""
+        parts, engine = self.parts, self.batch.counts.copy()
+        if parts.tier is not None:
+            moved = parts.tier.link.bytes_moved
+            engine.h2d_bytes = moved.get(Direction.H2D, 0)
+            engine.d2h_bytes = moved.get(Direction.D2H, 0)
+        kept = {name: model.store.counts.copy() for name, model in parts.models.items()}
+        return {"engine": engine, **kept}
+
+    def usage(self) -> Usage:
+        """What is held, and has been counted, by any thread."""
+        levels, counters = {}, self.counted()
+        for name, model in self.parts.models.items():
+            counters[name].transfer_wait_s = model.store.stall_s
+            for tier, budget in model.store.tiers.items():
+                levels[name, tier] = Level(budget.used_bytes, budget.total_bytes)
+        return Usage(levels, counters)
 
     def stop_threads(self) -> None:
         """Stop the link's threads, and a generator elsewhere's; they start again when needed."""

@@ -153,13 +153,13 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         remote=facts.remote,
         speculation=SpeculationStats(
             mode=facts.settings.schedule.speculation,
-            rows=facts.rows_ahead,
+            rows=facts.counted.speculative_rows,
             tokens=usage.speculated,
             kept=usage.speculated_kept,
             kept_share=usage.speculated_kept / usage.speculated if usage.speculated else None,
         ),
         time=_time(facts, usage.generated),
-        io_share=facts.accounting.seconds["stall"] / facts.total_s if facts.total_s else 0.0,
+        io_share=facts.counted.stall_s / facts.total_s if facts.total_s else 0.0,
         goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
         tree_hash=tree_hash(tree),
         exact=facts.exact,
@@ -181,7 +181,7 @@ def _kv(run: TreeRun, facts: RunFacts) -> KVStats:
         host_peak_bytes=kv.host_peak,
         h2d_bytes=kv.h2d,
         d2h_bytes=kv.d2h,
-        groups=facts.accounting.num_groups,
+        groups=facts.counted.groups,
         dm_lower_bound_bytes=dm_lower_bound_bytes(
             (tokens * kv.per_token for tokens in run.round_tokens), kv.generator_budget
         ),
@@ -258,7 +258,7 @@ def _tokens(tree: SearchTree, decoded: Sequence[Node], remote: RemoteStats | Non
 def _time(facts: RunFacts, generated: int) -> TimeStats:
     """A tree's share of the run, by the tokens it generated: shares add up to the wall time."""
     share = generated / facts.total_generated if facts.total_generated else 1.0
-    phases = {name: seconds * share for name, seconds in facts.accounting.seconds.items()}
+    phases = {name: seconds * share for name, seconds in facts.counted.seconds.items()}
     total_s = facts.total_s * share
     return TimeStats(
         total_s=total_s,

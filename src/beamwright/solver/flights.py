@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from beamwright.counters import Counters
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import FAR_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.choice import PATIENCE_S, RunConditions, make_executor
@@ -56,8 +57,8 @@ class Flight:
     make_tree: Callable[[], SearchTree]
     request: Request
     on_round: RoundCallback | None = None
-    save: Callable[[Callable[[], Accounting]], CheckpointWriter] | None = None
-    resume: Callable[[TreeRun], Accounting] | None = None
+    save: Callable[[Callable[[], Counters]], CheckpointWriter] | None = None
+    resume: Callable[[TreeRun], Counters] | None = None
     priority: int = 0
     asked_s: float | None = None
     begun: bool = False
@@ -103,7 +104,7 @@ class _Admitted:
 
     flight: Flight
     mark: Mark
-    before: Accounting | None
+    before: Counters | None
 
 
 class Flights:
@@ -124,7 +125,7 @@ class Flights:
     ) -> None:
         self._machinery, self._schedule = machinery, schedule
         self._turn = turn
-        parts, self._accounting = machinery.parts, Accounting()
+        parts, self._accounting = machinery.parts, Accounting(counts=machinery.batch.counts)
         for model in parts.tree_models:
             model.store.reset_peaks()
         self._engine, self._moving, self._meter = self._made(in_flight)
@@ -177,7 +178,7 @@ class Flights:
         Raises:
             LinkError, Interrupted: with what was finished of a tree that was alone in flight.
         """
-        machinery, seconds = self._machinery, self._accounting.seconds
+        machinery = self._machinery
         try:
             while True:
                 with machinery.threads.in_use():
@@ -186,7 +187,7 @@ class Flights:
                     if self._live and not self._ended:
                         if self._moving is not None:
                             self._moving.look(self._live)
-                        with machinery.payoff.noting(machinery.batch.counts, seconds):
+                        with machinery.payoff.noting(machinery.batch.counts):
                             self._note(self._engine.step())
                 if not (self._live or self._ended or self._alone):
                     return

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.kv import CacheStats
+from beamwright.counters import Counters
 from beamwright.tree import Lineage, SearchTree
 
 
@@ -113,8 +113,36 @@ class ScoreStats:
 
 
 @dataclass(frozen=True)
+class CacheStats:
+    """How KV that was needed was found, of one model (`Counters`).
+
+    A row that joins the running batch needs all of its path; a prefill the path before it and its
+    own tokens, the prefilled ones. hit_rate: reused_tokens / needed_tokens, None where nothing was
+    needed. reused_tokens: of those needed, on the device ever since they were written or needed
+    last. What had left it since had to be loaded or recomputed, whether it was fetched ahead or
+    waited for.
+    """
+
+    hit_rate: float | None
+    needed_tokens: int
+    reused_tokens: int
+    loaded_tokens: int
+    recomputed_tokens: int
+    prefilled_tokens: int
+    evicted_blocks: int
+    loaded_blocks: int
+    recomputed_blocks: int
+
+    @classmethod
+    def of(cls, counted: Counters) -> CacheStats:
+        """What a model's KV has counted."""
+        same = {field.name: getattr(counted, field.name) for field in fields(cls)}
+        return cls(**{**same, "recomputed_tokens": counted.dropped_tokens})
+
+
+@dataclass(frozen=True)
 class CacheReport:
-    """How often KV was where it was needed, of each model (`kv.CacheCounts`).
+    """How often KV was where it was needed, of each model.
 
     Of all problems that were in flight together. None where a model keeps no KV, and for layer-wise
     offloading, which fetches layers for every token. scores: None where none are kept.
@@ -144,6 +172,21 @@ class BatchStats:
     verifier_calls: int
     verifier_steps_mean: float | None
 
+    @classmethod
+    def of(cls, slots: int | None, counted: Counters) -> BatchStats:
+        """What the engine has counted."""
+        tokens, calls = counted.row_tokens, counted.verifier_calls
+        return cls(
+            slots=slots,
+            iterations=counted.iterations,
+            rows_mean=tokens / counted.steps if counted.steps else None,
+            occupancy=tokens / counted.slot_tokens if counted.slot_tokens else None,
+            admitted=counted.admitted,
+            preempted=counted.preempted,
+            verifier_calls=calls,
+            verifier_steps_mean=counted.scored_steps / calls if calls else None,
+        )
+
 
 @dataclass(frozen=True)
 class RankStats:
@@ -164,6 +207,19 @@ class RankStats:
     link_s: float
     choose_s: float
 
+    @classmethod
+    def of(cls, counted: Counters) -> RankStats:
+        """What the generator's KV has counted."""
+        return cls(
+            takes=counted.rank_takes,
+            late=counted.rank_late,
+            reused=counted.rank_reused,
+            waited_s=counted.rank_waited_s,
+            forward_s=counted.sparse_forward_s,
+            link_s=counted.rank_link_s,
+            choose_s=max(0.0, counted.rank_s - counted.rank_link_s),
+        )
+
 
 @dataclass(frozen=True)
 class SparseStats:
@@ -183,6 +239,20 @@ class SparseStats:
     corrections: int
     rank: RankStats | None
 
+    @classmethod
+    def of(cls, method: str, counted: Counters) -> SparseStats:
+        """What the generator's KV has counted."""
+        tokens, heads = counted.sparse_tokens, counted.sparse_heads
+        return cls(
+            method=method,
+            tokens=tokens,
+            visible_mean=counted.visible_tokens / tokens if tokens else None,
+            selected_mean=counted.selected_tokens / tokens if tokens else None,
+            left_out_mean=counted.left_out / heads if heads else None,
+            corrections=counted.corrections,
+            rank=RankStats.of(counted) if counted.rank_takes else None,
+        )
+
 
 @dataclass(frozen=True)
 class RemoteStats:
@@ -200,6 +270,18 @@ class RemoteStats:
     prompt_tokens: int | None
     cached_tokens: int | None
     searches: bool = False
+
+    @classmethod
+    def of(cls, token_ids: bool, searches: bool, counted: Counters) -> RemoteStats:
+        """What the engine has counted of its replies."""
+        return cls(
+            token_ids=token_ids,
+            requests=counted.requests,
+            retries=counted.retries,
+            prompt_tokens=None if counted.untold_prompts else counted.prompt_tokens,
+            cached_tokens=None if counted.untold_cached else counted.cached_tokens,
+            searches=searches,
+        )
 
     @property
     def prefilled(self) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.conversation import Problem
-from beamwright.engine.accounting import Accounting
+from beamwright.counters import Counters, Usage
 from beamwright.engine.limits import check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.resume import restore_kv
@@ -95,8 +95,8 @@ class Solver:
         self._asked = self._asked.model_copy(update={"model": self.settings.model})
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
-        self._token_stats = stats_read_by(self.verifier, self.strategy)
-        self._batch = make_writer(parts, self._token_stats, self.progress)
+        self.token_stats = stats_read_by(self.verifier, self.strategy)
+        self._batch = make_writer(parts, self.token_stats, self.progress)
         self._decisive = partial(tree_settings, dtype=parts.dtype)
         self._prompts = Prompts(self._loaded, self.settings.model)
         self._prompts.check_turns(self.strategy)
@@ -122,6 +122,10 @@ class Solver:
             self._machinery.stop_threads()
         if self._scores is not None:
             self._scores.save()
+
+    def usage(self) -> Usage:
+        """What it uses at this moment, and has counted so far; any thread may ask."""
+        return self._machinery.usage()
 
     def __enter__(self) -> Solver:
         return self
@@ -216,7 +220,7 @@ class Solver:
             file, self._decisive(request.settings, owners=request.own.identities())
         )
 
-        def begin(run: TreeRun) -> Accounting:
+        def begin(run: TreeRun) -> Counters:
             run.restore = partial(restore_kv, self.generator, self.verifier)
             self.progress.doing("computing the KV of the saved tree again")
             return saved.progress(run)
@@ -373,7 +377,7 @@ class Solver:
             request,
             self._prompts,
             probabilities=self.verifier.probabilities,
-            kept=self._token_stats,
+            kept=self.token_stats,
             whose="this Solver does not keep; make one with this search",
         )
         return request
@@ -401,7 +405,7 @@ class Solver:
 
     def _saving(
         self, checkpoint: str | os.PathLike[str] | None, request: Request
-    ) -> Callable[[Callable[[], Accounting]], CheckpointWriter] | None:
+    ) -> Callable[[Callable[[], Counters]], CheckpointWriter] | None:
         if checkpoint is None:
             return None
         file = calls.as_path(checkpoint, "checkpoint")

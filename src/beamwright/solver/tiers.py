@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from beamwright.config import Settings
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.kv import CudaStreams, Direction, HostStreams, Link, StreamLink, Wire
+from beamwright.kv import CudaStreams, HostStreams, Link, StreamLink, Wire
 from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
 from beamwright.plan.cards import card_of_device
@@ -105,23 +104,6 @@ def _link(name: str, timeline: Timeline, wire: Wire) -> Link:
     device = torch.device(name)
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
     return StreamLink(streams, timeline=timeline, wire=wire)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Counters of the link at one moment; the difference of two is what a run moved."""
-
-    h2d_bytes: int
-    d2h_bytes: int
-
-    @classmethod
-    def now(cls, tier: HostShares | None) -> Traffic:
-        """The counters now."""
-        moved: Mapping[Direction, int] = tier.link.bytes_moved if tier is not None else {}
-        return cls(
-            h2d_bytes=moved.get(Direction.H2D, 0),
-            d2h_bytes=moved.get(Direction.D2H, 0),
-        )
 
 
 _STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap

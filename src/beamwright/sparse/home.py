@@ -50,9 +50,9 @@ class HomeStore(HostedStore):
     @property
     def stall_s(self) -> float:
         """What a rank brought while layers were computed is not waited for."""
-        counts = self.counts.sparse
-        beside = max(0.0, counts.rank_s - counts.waited_s)
-        return super().stall_s + self._waited_s - min(counts.link_s, beside)
+        counts = self.counts
+        beside = max(0.0, counts.rank_s - counts.rank_waited_s)
+        return super().stall_s + self._waited_s - min(counts.rank_link_s, beside)
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
         """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
@@ -103,7 +103,7 @@ class HomeStore(HostedStore):
         heads = (ids % kv_heads).cpu()
         pack = self.pool.storage[slots // size, layer, :, slots % size, heads]
         found = torch.empty_like(pack, device=self._device)
-        self.counts.sparse.link_s += self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
+        self.counts.rank_link_s += self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
         return found
 
     def _charge(self, num_more: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from beamwright.kv import SparseCounts
+from beamwright.counters import Counters
 
 Work = Callable[[], Any]
 
@@ -79,7 +79,7 @@ class ThreadRank:
     counts: what it took, and what was waited for.
     """
 
-    def __init__(self, counts: SparseCounts) -> None:
+    def __init__(self, counts: Counters) -> None:
         self._counts, self._thread = counts, ThreadPoolExecutor(1, "cache-rank")
         self._found: dict[int, Future[Any]] = {}
         self._dropped: list[Future[Any]] = []
@@ -100,23 +100,23 @@ class ThreadRank:
         found = self._found.pop(layer, None)
         if found is None:
             return None
-        self._counts.takes += 1
+        self._counts.rank_takes += 1
         if found.done():
             return found.result()
-        self._counts.late += 1
+        self._counts.rank_late += 1
         began = time.perf_counter()
         try:
             return found.result()
         finally:
-            self._counts.waited_s += time.perf_counter() - began
+            self._counts.rank_waited_s += time.perf_counter() - began
 
     def is_late(self, layer: int) -> bool:
         return layer in self._found and not self._found[layer].done()
 
     def drop(self, layer: int) -> None:
         dropped = self._found.pop(layer)
-        self._counts.takes += 1
-        self._counts.reused += 1
+        self._counts.rank_takes += 1
+        self._counts.rank_reused += 1
         if not dropped.cancel():
             self._dropped = [*(each for each in self._dropped if not each.done()), dropped]
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from beamwright.attention.partial import attend_few
 from beamwright.attention.tree import TreeAttention, TreeDecode
-from beamwright.kv import Path, Segment, SegmentStore, SparseCounts, Tail
+from beamwright.kv import Path, Segment, SegmentStore, Tail
 from beamwright.protocols import AttentionView
 from beamwright.sparse.memory import RowMemory, memories
 from beamwright.sparse.predict import PREDICTORS
@@ -54,7 +54,7 @@ class SparseDecode:
     ) -> None:
         self._rule, self._rotary, self._store, self._tail = rule, rotary, store, tail
         self._kv_heads = store.pool.layout.num_kv_heads
-        self._counts: SparseCounts = store.counts.sparse
+        self._counts = store.counts
         self._memories = [RowMemory() for _ in paths]
         self._live = [True] * len(paths)
         self._guesses: dict[int, torch.Tensor] = {}
@@ -100,8 +100,8 @@ class SparseDecode:
             self._remember(layer, query)
         self._begun = layer + 1 < self._store.pool.layout.num_layers
         if not self._begun:
-            self._counts.forward_s += time.perf_counter() - self._began_s
-            self._counts.forward_s -= self._counts.waited_s - self._waited_s
+            self._counts.sparse_forward_s += time.perf_counter() - self._began_s
+            self._counts.sparse_forward_s -= self._counts.rank_waited_s - self._waited_s
         return context
 
     def settle(self) -> None:
@@ -159,7 +159,7 @@ class SparseDecode:
         if self._begun:
             return
         self._begun = True
-        self._began_s, self._waited_s = time.perf_counter(), self._counts.waited_s
+        self._began_s, self._waited_s = time.perf_counter(), self._counts.rank_waited_s
         self._guesses = {}
         places = self._tail.places.tolist()
         seen = [length + place + 1 for length, place in zip(self._lengths, places, strict=True)]
@@ -167,7 +167,7 @@ class SparseDecode:
         for row, visible in enumerate(seen):
             if self._live[row] and self._rule.is_sparse(visible):
                 budgets.setdefault(self._rule.budget(visible), []).append(row)
-                self._counts.tokens += 1
+                self._counts.sparse_tokens += 1
                 self._counts.visible_tokens += visible
                 self._counts.selected_tokens += self._rule.budget(visible)
         if budgets != self._budgets:
@@ -326,7 +326,7 @@ class SparseDecode:
         rest = scores.masked_fill(chosen.unsqueeze(2), -torch.inf).logsumexp(-1)
         left_out = torch.sigmoid(rest - lse)
         self._counts.left_out += float(left_out.sum(dtype=torch.float64))
-        self._counts.num_heads += left_out.numel()
+        self._counts.sparse_heads += left_out.numel()
 
 
 def _all(query: torch.Tensor) -> torch.Tensor:
@@ -349,7 +349,7 @@ class SparseAttention:
         self._inner, self.rule, self._rotary, self._threaded = inner, rule, rotary, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
-        rank: CacheRank = ThreadRank(store.counts.sparse) if self._threaded else InlineRank()
+        rank: CacheRank = ThreadRank(store.counts) if self._threaded else InlineRank()
         return SparseDecode(self.rule, self._rotary, rank, store, paths, tail)
 
     def prefill_view(
