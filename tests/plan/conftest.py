@@ -6,8 +6,8 @@ import pytest
 
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.plan.traffic import LbsCase
 from beamwright.plan.workload import Workload
+from beamwright_lab.studies.lbs import LbsCase
 
 GIB = 2**30
 

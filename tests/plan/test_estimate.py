@@ -6,7 +6,7 @@ import pytest
 from beamwright.plan.compare import choose_schedule, estimate, max_beams_in_gpu, resident_need
 from beamwright.plan.costs import Layout
 from beamwright.plan.scoring import Scorer
-from beamwright.plan.traffic import layerwise_bytes, locality_start_bytes
+from beamwright_lab.studies.lbs import layerwise_bytes, locality_start_bytes
 
 GIB = 2**30
 NAMES = [

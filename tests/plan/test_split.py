@@ -12,7 +12,6 @@ from beamwright.plan.split import (
     Stage,
     TreeState,
     best_split,
-    decide,
     decode_capacity,
     fixed_split,
     in_turn,
@@ -180,11 +179,9 @@ def test_where_decoding_has_enough_the_rest_is_the_verifiers(gpu):
 
 def test_kv_in_turn_wins_where_memory_is_scarce_and_loses_where_it_is_not(gpu):
     case = make_case(gpu, num_requests=256)
-    scarce, ample = decide(case, 60 * 2**20), decide(case, 40 * GIB)
-    assert scarce.chosen == "offload"
-    assert scarce.offload.total_s < scarce.split.total_s
-    assert ample.chosen == "split"
-    assert ample.offload.total_s == ample.split.total_s
+    scarce, ample = 60 * 2**20, 40 * GIB
+    assert in_turn(case, scarce).total_s < best_split(case, scarce).total_s
+    assert in_turn(case, ample).total_s == best_split(case, ample).total_s
 
 
 def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
@@ -209,15 +206,14 @@ def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
 
 
 def test_where_only_one_model_at_a_time_fits_it_is_in_turn(gpu):
-    found = decide(make_case(gpu), 30 * 2**20)
-    assert found.split is None
-    assert found.chosen == "offload"
-    assert found.offload.prefill_batch == 1
+    case = make_case(gpu)
+    assert best_split(case, 30 * 2**20) is None
+    assert in_turn(case, 30 * 2**20).prefill_batch == 1
 
 
 def test_a_path_that_does_not_fit_is_said(gpu):
     with pytest.raises(InputError, match=r"one path of the verifier takes 28\.0 MiB of KV"):
-        decide(make_case(gpu), 20 * 2**20)
+        in_turn(make_case(gpu), 20 * 2**20)
 
 
 def test_a_fixed_split_is_never_faster(gpu):

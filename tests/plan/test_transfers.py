@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.plan.traffic import dm_lower_bound_bytes
+from beamwright.plan.workload import dm_lower_bound_bytes
 
 
 @pytest.mark.parametrize(

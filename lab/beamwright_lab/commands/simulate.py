@@ -17,13 +17,16 @@ from beamwright.cli.machine import (
     LIST,
     GpuOption,
     Machine,
+    Models,
+    check_verifier_options,
     find_machine,
     print_profiles,
+    read_models,
+    split_memory,
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
-from beamwright.cli.plan_sparse import planned_rule
-from beamwright.cli.sizes import Models, check_verifier_options, read_models, split_memory
+from beamwright.cli.plan import planned_rule
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
 from beamwright.plan.costs import Layout, Roofline

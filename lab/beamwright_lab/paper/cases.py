@@ -16,7 +16,6 @@ from beamwright.models import ModelShape
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
-from beamwright.plan.traffic import LbsCase
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.tree import RecordedTree
@@ -30,6 +29,7 @@ from beamwright_lab.simulator import (
     simulate_if_fits,
 )
 from beamwright_lab.simulator import simulate as run_simulation
+from beamwright_lab.studies.lbs import LbsCase
 
 GIB, MIB = 2**30, 2**20
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920

@@ -19,7 +19,6 @@ from itertools import pairwise
 from typing import Any
 
 from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.traffic import layerwise_bytes, locality_bytes, locality_printed_bytes
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.paper.cases import (
     BASELINE,
@@ -37,6 +36,7 @@ from beamwright_lab.paper.cases import (
     simulated_steps_s,
 )
 from beamwright_lab.simulator import SimulationResult
+from beamwright_lab.studies.lbs import layerwise_bytes, locality_bytes, locality_printed_bytes
 
 SEVEN_GIB = SimulatedCase()
 CARD = replace(SEVEN_GIB, kv_bytes=None)

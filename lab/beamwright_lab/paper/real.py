@@ -13,7 +13,6 @@ from typing import Any
 
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.plan.costs import Layout
-from beamwright.plan.traffic import LbsCase
 from beamwright.protocols import RoundReport
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
@@ -27,6 +26,7 @@ from beamwright_lab.paper.cases import (
     VARIANTS,
     SearchName,
 )
+from beamwright_lab.studies.lbs import LbsCase
 
 _SINGLE = 4  # bytes per element of float32
 

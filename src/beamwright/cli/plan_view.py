@@ -17,9 +17,7 @@ from beamwright.cli.output import (
     short_number,
     short_time,
 )
-from beamwright.cli.plan_devices import devices_lines
-from beamwright.cli.plan_sparse import sparse_lines
-from beamwright.cli.plan_split import split_lines
+from beamwright.plan.compare import LEAST_GAIN
 from beamwright.units import GIB
 
 _MEANINGS = (
@@ -29,11 +27,11 @@ _MEANINGS = (
 )
 
 
-def plan_view(report: Mapping[str, Any], machine: Machine, *, paper: bool) -> Group:
-    """`report` is what `--json` prints. paper: with the lines about the LBS paper's equations."""
+def plan_view(report: Mapping[str, Any], machine: Machine) -> Group:
+    """`report` is what `--json` prints."""
     parts: list[RenderableType] = [answer_line(report), total_line(report), _memory(report), ""]
     parts += [_schedules(report), _MEANINGS, ""]
-    parts += [*([_paper(report)] if paper else []), *_notes(report, machine)]
+    parts += [*_notes(report, machine)]
     return Group(*(plain(part) if isinstance(part, str) else part for part in parts))
 
 
@@ -136,28 +134,13 @@ def _cells(each: Mapping[str, Any]) -> Iterator[str]:
     yield "memory: borderline" if each["borderline"] else each["limited_by"]
 
 
-def _paper(report: Mapping[str, Any]) -> Group:
-    analytic = report["analytic"]
-    layerwise, locality, printed = (
-        f"{analytic[f'{name}_gib']:,.0f} GiB"
-        for name in ("layerwise", "locality", "locality_printed")
-    )
-    return Group(
-        "The LBS paper's equations (section 4.1): KV that crosses the link with a copy per beam",
-        f"  layer-wise, for every token what does not fit (Eq. 1-3): {layerwise}",
-        f"  group by group, every path once a step (Eq. 4-5): {locality} (as printed: {printed})",
-        "",
-    )
-
-
 def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     budgets = f"{format_bytes(report['kv_budget_bytes'])} of KV for the generator"
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
     yield budgets
-    yield from split_lines(report)
-    yield from devices_lines(report["devices"])
-    yield from sparse_lines(report["sparse"])
+    yield from _devices(report["devices"])
+    yield from _sparse(report["sparse"])
     if report["unscored_tokens"]:
         yield (
             f"the longest paths exceed the verifier's context by {report['unscored_tokens']:,} "
@@ -173,3 +156,38 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     if interpreter:
         yield f"beside that, an interpreter with torch takes up to {interpreter:.1f} GiB"
     yield f"{machine.profile.name}: {machine.source}"
+
+
+def _devices(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """The lines of the page."""
+    if report is None or report["faster"] is None:
+        return
+    each, apart = (_rate(report[f"{name}_problems_per_hour"]) for name in ("on_each", "apart"))
+    option = "--ray local" if report["faster"] == "on_each" else "--verifier-device"
+    yield (
+        f"two such devices: an engine on each {each}, generator and verifier apart {apart} "
+        f"problems an hour: {option}"
+    )
+
+
+def _rate(found: float | None) -> str:
+    return "does not fit," if found is None else f"{found:,.0f}"
+
+
+def _sparse(report: Mapping[str, Any] | None) -> Iterator[str]:
+    """What it takes, and whether `auto` would have it on a device of its own."""
+    if report is None:
+        return
+    named = f"--sparse {report['method']} --sparse-home host"
+    if report["time_s"] is None:
+        yield f"{named}: no fit; select less, from fewer tokens on (--select, --sparse-from)"
+        return
+    gain = report["gain"]
+    times = "nothing else runs" if gain is None else f"{gain:.2f}x the fastest schedule above"
+    verdict = "worth trying" if report["worthwhile"] else f"not worth its error below {LEAST_GAIN}x"
+    peak, loaded = (report[f"{name}_bytes"] / GIB for name in ("peak_kv", "h2d"))
+    yield (
+        f"{named}: {short_number(report['time_s'])} s, {times}: {verdict}; {report['rows']} rows "
+        f"at a time, {peak:.2g} GiB of KV on the device, {short_number(loaded)} GiB loaded, "
+        f"limited by {report['limited_by']}"
+    )

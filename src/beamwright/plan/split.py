@@ -9,15 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from beamwright.errors import InputError, format_bytes
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.protocols import Direction
-
-Strategy = Literal["split", "offload"]
 
 
 @dataclass(frozen=True)
@@ -117,21 +114,6 @@ class Split:
     overhead_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Both options; None where not even one request of each model fits at a time."""
-
-    split: Split | None
-    offload: Split
-
-    @property
-    def chosen(self) -> Strategy:
-        """The faster one; on a tie nothing has to move."""
-        if self.split is None or self.offload.total_s < self.split.total_s:
-            return "offload"
-        return "split"
-
-
 def decode_capacity(case: SplitCase, memory_bytes: int, prefill_batch: int) -> int:
     """Eq. 1: the most requests that can be decoded together beside `prefill_batch` of the
     verifier's; no more than there are."""
@@ -194,15 +176,6 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
     overhead_s += sum(_load_s(case, stage, memory_bytes) for stage in stages)
     total_s = prefill_s + decode_s + overhead_s
     return Split(prefill, decode, memory_bytes, memory_bytes, total_s, overhead_s)
-
-
-def decide(case: SplitCase, memory_bytes: int) -> Decision:
-    """Both strategies of section 4.3 side by side.
-
-    Raises:
-        InputError: if one request of either model does not fit.
-    """
-    return Decision(best_split(case, memory_bytes), in_turn(case, memory_bytes))
 
 
 def fixed_split(case: SplitCase, generator_bytes: int, verifier_bytes: int) -> Split | None:

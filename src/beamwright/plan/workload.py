@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -271,3 +271,11 @@ def _play(num_beams: int, width: int, num_steps: int) -> SampledSearches:
             shared[sample, step] = np.count_nonzero(readers)
             copied[sample, step] = copies.sum()
     return SampledSearches(shared, copied)
+
+
+def dm_lower_bound_bytes(needed_bytes: Iterable[int], budget_bytes: int) -> int:
+    """Sum over rounds of max(0, distinct sealed bytes needed - device KV budget).
+
+    needed_bytes: per round, the KV bytes of the distinct nodes that the round's beams extend.
+    """
+    return sum(max(0, needed - budget_bytes) for needed in needed_bytes)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from beamwright.engine.limits import cut_short
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, Cancelled, Interrupted
-from beamwright.plan.traffic import dm_lower_bound_bytes
+from beamwright.plan.workload import dm_lower_bound_bytes
 from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose

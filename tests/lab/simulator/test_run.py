@@ -5,7 +5,6 @@ import pytest
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
-from beamwright.plan.traffic import LbsCase, layerwise_bytes
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator import (
     RooflineCosts,
@@ -15,6 +14,7 @@ from beamwright_lab.simulator import (
     simulate,
     simulate_if_fits,
 )
+from beamwright_lab.studies.lbs import LbsCase, layerwise_bytes
 from simulated import CARD, GIB, MODEL, SEARCH, TREE
 
 KV = 512 * 1024

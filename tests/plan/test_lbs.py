@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.plan.traffic import (
+from beamwright_lab.studies.lbs import (
     layerwise_bytes,
     locality_bytes,
     locality_printed_bytes,

@@ -6,7 +6,7 @@ figures than the paper's Figure 7; `locality_bytes` is the convention that repro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -71,11 +71,3 @@ def _step_starts(case: LbsCase) -> Iterator[int]:
 
 def _fits(case: LbsCase, path_tokens: int) -> bool:
     return case.kv_bytes(path_tokens) <= case.kv_budget_bytes
-
-
-def dm_lower_bound_bytes(needed_bytes: Iterable[int], budget_bytes: int) -> int:
-    """Sum over rounds of max(0, distinct sealed bytes needed - device KV budget).
-
-    needed_bytes: per round, the KV bytes of the distinct nodes that the round's beams extend.
-    """
-    return sum(max(0, needed - budget_bytes) for needed in needed_bytes)
