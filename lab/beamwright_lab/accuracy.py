@@ -19,7 +19,7 @@ import numpy as np
 
 from beamwright import Settings, Solver
 from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems, run
-from beamwright.evaluate.estimates import estimate_mean, wilson_interval
+from beamwright.evaluate.metrics import estimate_mean, wilson_interval
 from beamwright.models.find import resolve_folder
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS

@@ -64,7 +64,7 @@ def test_without_matplotlib_the_page_is_made_and_one_line_says_so(cli, folder, m
     outcome = cli("report", folder)
     assert outcome.code == 0
     assert "pip install 'beamwright[plot]'" in outcome.complaint
-    assert "<svg" in (folder / "report.html").read_text()
+    assert "pip install" in (folder / "report.html").read_text()
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_is(cli, folder):

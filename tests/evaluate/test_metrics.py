@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from beamwright.evaluate import Record, summarise
-from beamwright.evaluate.estimates import (
+from beamwright.evaluate.metrics import (
     estimate_mean,
     estimate_percentile,
     estimate_ratio,
+    goodput,
     pass_at_k,
     wilson_interval,
 )
-from beamwright.evaluate.metrics import goodput
 
 
 def record(index, correct, **changes):

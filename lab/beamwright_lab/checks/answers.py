@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ SIDES = ("ours", "math-verify")
 
 
 def ours(pairs: Sequence[dict[str, Any]], num_workers: int) -> list[str]:
-    with AnswerChecker(num_workers=num_workers) as checker:
-        return list(checker.check_many([(pair["gold"], pair["answer"]) for pair in pairs]))
+    with (
+        AnswerChecker(num_workers=num_workers) as checker,
+        ThreadPoolExecutor(num_workers) as threads,
+    ):
+        return list(threads.map(lambda pair: checker.compare(pair["gold"], pair["answer"]), pairs))
 
 
 def math_verify_alone(pairs: Sequence[dict[str, Any]]) -> list[str]:

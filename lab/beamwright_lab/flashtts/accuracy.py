@@ -22,7 +22,7 @@ from unittest.mock import patch
 from beamwright import Solution, Solver
 from beamwright.engine import tree_run
 from beamwright.evaluate import AnswerChecker, Problem, Record, load_problems, summarise
-from beamwright.evaluate.record import make_record
+from beamwright.evaluate.results import make_record
 from beamwright.sections import Speculation
 from beamwright_lab.common import finish, say, table
 

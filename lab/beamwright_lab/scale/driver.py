@@ -39,8 +39,7 @@ from beamwright.evaluate import AnswerChecker, Record, load_problems
 from beamwright.evaluate.equivalence import _decide
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem
-from beamwright.evaluate.record import make_record
-from beamwright.evaluate.results import ResultsFolder, read_run
+from beamwright.evaluate.results import ResultsFolder, make_record, read_run
 from beamwright.search.answers import normalise_answer
 from beamwright_lab.common import finish, say, table
 
@@ -305,8 +304,8 @@ def resumed(folder: Path, records: Sequence[Record], found: Any) -> None:
 
 def paged(folder: Path, records: Sequence[Record], found: Any) -> None:
     """In a process of its own: `beamwright report`, without pictures."""
-    from beamwright.evaluate.eval_page import write_eval_page
-    from beamwright.evaluate.eval_runs import EvaluatedRun
+    from beamwright.evaluate.charts import EvaluatedRun
+    from beamwright.evaluate.report import write_report
 
     stages: dict[str, Any] = {}
     with staged("report", stages):
@@ -314,7 +313,7 @@ def paged(folder: Path, records: Sequence[Record], found: Any) -> None:
         summary = summarise(run.records, len(records[0].candidates))
     made = EvaluatedRun("many", run.dataset, run.settings, summary, ())
     with staged("page", stages):
-        write_eval_page([made], folder / "report.html", "many")
+        write_report([made], folder / "report.html", "many")
     found.put(stages)
 
 

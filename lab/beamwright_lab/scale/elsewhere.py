@@ -35,7 +35,7 @@ import httpx
 from beamwright import Solution, Solver
 from beamwright.counters import Counters
 from beamwright.evaluate import AnswerChecker, load_problems
-from beamwright.evaluate.estimates import wilson_interval
+from beamwright.evaluate.metrics import wilson_interval
 from beamwright_lab.common import finish, say, table
 
 SEARCHES: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from beamwright.errors import CapacityError
-from beamwright.evaluate.eval_charts import COLOURS
+from beamwright.evaluate.charts import COLOURS
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile

@@ -52,8 +52,8 @@ from beamwright.evaluate import (
     load_problems,
     run,
 )
-from beamwright.evaluate.estimates import wilson_interval
-from beamwright.evaluate.fields import ANSWER_FIELDS, QUESTION_FIELDS, SOLUTION_FIELDS
+from beamwright.evaluate.metrics import wilson_interval
+from beamwright.evaluate.problems import ANSWER_FIELDS, QUESTION_FIELDS, SOLUTION_FIELDS
 from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
 from beamwright.verify.find import check_models
 

@@ -13,11 +13,10 @@ from beamwright.cli.guard import complain, guard
 from beamwright.cli.options import DEBUG, JSON, option
 from beamwright.cli.output import one_line, print_json
 from beamwright.cli.views import tree_page
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import InputError
 from beamwright.evaluate import summarise
-from beamwright.evaluate.eval_page import write_eval_page
-from beamwright.evaluate.eval_png import write_pngs
-from beamwright.evaluate.eval_runs import EvaluatedRun, TreeLink
+from beamwright.evaluate.charts import EvaluatedRun, TreeLink
+from beamwright.evaluate.report import write_report
 from beamwright.evaluate.results import FinishedRun, find_runs
 from beamwright.files import check_writable
 
@@ -47,23 +46,19 @@ def report(
         page = folders[0] / "report.html" if out is None else out
         check_writable(page)
         runs = [run for folder in folders for run in _runs_in(folder, page)]
-        charts = write_eval_page(runs, page, title)
-        pngs: list[Path] = []
-        if png:
-            try:
-                pngs = write_pngs(charts, page)
-            except UnavailableError as error:  # the page is complete without them
-                complain(str(error))
+        written = write_report(runs, page, title, png=png)
+        if written.missing is not None:  # the page has its tables without them
+            complain(written.missing)
         if as_json:
             print_json(
                 {
                     "page": str(page),
-                    "png": [str(file) for file in pngs],
-                    "runs": [{"name": each.name, **each.summary} for each in runs],
+                    "png": [str(file) for file in written.pngs],
+                    "runs": [{"name": run.name, **run.summary} for run in runs],
                 }
             )
         else:
-            for file in (page, *pngs):
+            for file in (page, *written.pngs):
                 typer.echo(one_line(str(file)))
 
 

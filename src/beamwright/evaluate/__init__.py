@@ -6,7 +6,7 @@ Solving is injected (`SolveMany`); everything that is reported comes from the so
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet, load_problems
-from beamwright.evaluate.record import Record
+from beamwright.evaluate.results import Record
 from beamwright.evaluate.run import InFlight, RunOptions, Solved, SolveMany, run
 
 __all__ = [

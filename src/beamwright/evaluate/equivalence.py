@@ -121,17 +121,8 @@ class AnswerChecker:
         """
         until_s = time.monotonic() + budget_s
         with ThreadPoolExecutor(self._num_workers) as threads:
-            found = threads.map(lambda answer: self.compare(gold, answer, until_s), answers)
-            return [verdict == "equal" for verdict in found]
-
-    def check_many(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts on (gold, answer) pairs, in their order, on all workers at once.
-
-        Raises:
-            UnavailableError: if a worker process cannot be started at all.
-        """
-        with ThreadPoolExecutor(self._num_workers) as threads:
-            return list(threads.map(lambda pair: self.compare(*pair), pairs))
+            verdicts = threads.map(lambda answer: self.compare(gold, answer, until_s), answers)
+            return [verdict == "equal" for verdict in verdicts]
 
     def _ask(self, gold: str, answer: str, until_s: float | None = None) -> Verdict:
         worker = self._places.get()

@@ -13,9 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -84,9 +82,7 @@ def read_content(content: bytes, name: str, limit: int | None = None) -> DataRow
         UnavailableError: for parquet without pyarrow.
     """
     parse = _PARSERS.get(Path(name).suffix.lower(), _parse_jsonl)
-    if parse is _parse_parquet:
-        parse = partial(_parse_parquet, limit=limit)
-    return DataRows(tuple(parse(content, name)), hashlib.sha256(content).hexdigest())
+    return DataRows(tuple(parse(content, name, limit)), hashlib.sha256(content).hexdigest())
 
 
 def read_hub(source: str) -> DataRows:
@@ -105,20 +101,11 @@ def read_hub(source: str) -> DataRows:
         datasets = import_module("datasets")
     except ImportError as error:
         raise _missing(source, "datasets") from error
-    name, config, split = match.groups()
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # a warning for every attempt: one message says it at the end
     try:
-        with _quiet_retries():
-            # Before release 4 it asks whether to run a data set's own code.
-            takes = signature(datasets.load_dataset).parameters
-            never = {"trust_remote_code": False} if "trust_remote_code" in takes else {}
-            table = datasets.load_dataset(name, config, split=split, **never)
-        if split is None:
-            splits = sorted(table)
-            chosen = splits[0] if len(splits) == 1 else "test"
-            if chosen not in splits:
-                raise InputError(f"{source}: choose a split with @: {', '.join(splits)}")
-            table = table[chosen]
-        fields = [dict(row) for row in table]
+        fields = _hub_rows(datasets, source, *match.groups())
     except BeamwrightError:
         raise
     except (ValueError, datasets.exceptions.DatasetNotFoundError) as error:
@@ -128,23 +115,27 @@ def read_hub(source: str) -> DataRows:
             f"{source}: the hub cannot be reached ({_first_line(error)}); "
             "a local file or folder works without it"
         ) from error
-    rows = tuple(
-        DataRow(f"{source}, row {number}", row) for number, row in enumerate(fields, start=1)
-    )
+    finally:
+        logger.setLevel(level)
+    rows = tuple(DataRow(f"{source}, row {i}", row) for i, row in enumerate(fields, start=1))
     content = json.dumps(fields, sort_keys=True, default=str)
     return DataRows(rows, hashlib.sha256(content.encode()).hexdigest())
 
 
-@contextmanager
-def _quiet_retries() -> Iterator[None]:
-    """Without the hub client's warning for every attempt: one message says it at the end."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _hub_rows(
+    datasets: Any, source: str, name: str, config: str | None, split: str | None
+) -> list[dict[str, Any]]:
+    # Before release 4 it asks whether to run a data set's own code.
+    takes = signature(datasets.load_dataset).parameters
+    never = {"trust_remote_code": False} if "trust_remote_code" in takes else {}
+    table = datasets.load_dataset(name, config, split=split, **never)
+    if split is None:
+        splits = sorted(table)
+        chosen = splits[0] if len(splits) == 1 else "test"
+        if chosen not in splits:
+            raise InputError(f"{source}: choose a split with @: {', '.join(splits)}")
+        table = table[chosen]
+    return [dict(row) for row in table]
 
 
 def _first_line(error: Exception) -> str:
@@ -186,14 +177,24 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({reason})") from error
 
 
-def _parse_jsonl(content: bytes, name: str) -> Iterator[DataRow]:
+# --- formats: content, name and limit to rows --------------------------------------------------
+
+
+def _parse_jsonl(content: bytes, name: str, limit: int | None) -> Iterator[DataRow]:
     for number, line in enumerate(content.removeprefix(_BOM).split(b"\n"), start=1):
         if line.strip():
             where = f"{name}, line {number}"
-            yield _row(_load_json(_decode(line, where), where), where)
+            try:
+                fields = json.loads(_decode(line, where))
+            except (ValueError, RecursionError) as error:
+                reason = type(error).__name__
+                if isinstance(error, json.JSONDecodeError):
+                    reason = f"{error.msg.removesuffix(' starting at')}, column {error.colno}"
+                raise InputError(f"{where}: not JSON ({reason})") from error
+            yield _row(fields, where)
 
 
-def _parse_json(content: bytes, name: str) -> Iterator[DataRow]:
+def _parse_json(content: bytes, name: str, limit: int | None) -> Iterator[DataRow]:
     """A list of rows, `{"data": [...]}`, a single row, or JSONL under the name of JSON."""
     try:
         document = json.loads(content)
@@ -201,7 +202,7 @@ def _parse_json(content: bytes, name: str) -> Iterator[DataRow]:
         raise InputError(f"{name}: not UTF-8 text") from error
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
-            yield from _parse_jsonl(content, name)
+            yield from _parse_jsonl(content, name, limit)
             return
         raise InputError(f"{name}, line {error.lineno}: not JSON ({error.msg})") from error
     except (ValueError, RecursionError) as error:
@@ -214,29 +215,24 @@ def _parse_json(content: bytes, name: str) -> Iterator[DataRow]:
         yield _row(fields, f"{name}, row {number}")
 
 
-def _parse_csv(content: bytes, name: str) -> Iterator[DataRow]:
+def _parse_csv(content: bytes, name: str, limit: int | None) -> Iterator[DataRow]:
     lines = io.StringIO(_decode(content, name).removeprefix("\ufeff"), newline="")
     reader = csv.reader(lines, strict=True)
-    header: list[str] | None = None
-    while True:
-        where = f"{name}, line {reader.line_num + 1}"
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise InputError(f"{where}: not CSV ({error})") from error
-        if cells is None:
-            return
-        if not cells:
-            continue
-        if header is None:
-            header = cells
-        elif len(cells) != len(header):
-            raise InputError(f"{where}: {len(cells)} cells, the header names {len(header)}")
-        else:
-            yield DataRow(where, dict(zip(header, cells, strict=True)))
+    header: list[str] = []
+    where = f"{name}, line 1"  # where a row begins: a cell may hold several lines
+    try:
+        for cells in reader:
+            if header and cells and len(cells) != len(header):
+                raise InputError(f"{where}: {len(cells)} cells, the header names {len(header)}")
+            if header and cells:
+                yield DataRow(where, dict(zip(header, cells, strict=True)))
+            header = header or cells
+            where = f"{name}, line {reader.line_num + 1}"
+    except csv.Error as error:
+        raise InputError(f"{where}: not CSV ({error})") from error
 
 
-def _parse_parquet(content: bytes, name: str, limit: int | None = None) -> Iterator[DataRow]:
+def _parse_parquet(content: bytes, name: str, limit: int | None) -> Iterator[DataRow]:
     try:
         pyarrow = import_module("pyarrow")
         parquet = import_module("pyarrow.parquet")
@@ -244,7 +240,7 @@ def _parse_parquet(content: bytes, name: str, limit: int | None = None) -> Itera
         raise _missing(name, "pyarrow to read parquet") from error
     try:
         file = parquet.ParquetFile(io.BytesIO(content))
-        wanted, at_once = _room(file.metadata, name, limit)
+        wanted, at_once = _bounds(file.metadata, name, limit)
         number = size = 0
         for batch in file.iter_batches(at_once):
             for fields in batch.slice(0, wanted - number).to_pylist():
@@ -259,27 +255,27 @@ def _parse_parquet(content: bytes, name: str, limit: int | None = None) -> Itera
         raise InputError(f"{name}: not parquet ({_first_line(error)})") from error
 
 
-def _room(about: Any, name: str, limit: int | None) -> tuple[int, int]:
+def _bounds(metadata: Any, name: str, limit: int | None) -> tuple[int, int]:
     """How many rows of a parquet file are read, and how many at a time.
 
-    about: its metadata. A list has a cell for each of its items.
+    A list has a cell for each of its items.
     """
-    groups = [about.row_group(each) for each in range(about.num_row_groups)]
-    columns = range(about.num_columns)
-    cells = sum(each.column(column).num_values for each in groups for column in columns)
-    size = max((each.total_byte_size for each in groups), default=0)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = range(metadata.num_columns)
+    cells = sum(group.column(column).num_values for group in groups for column in columns)
+    size = max((group.total_byte_size for group in groups), default=0)
     at_once = max(1, min(1024, _MOST_BYTES // max(size, 1)))  # no row is larger than its group
     if cells <= _MOST_CELLS:
-        return about.num_rows, at_once
-    if limit is None or limit * about.num_columns > _MOST_CELLS:
+        return metadata.num_rows, at_once
+    if limit is None or limit * metadata.num_columns > _MOST_CELLS:
         raise InputError(
-            f"{name}: {about.num_rows:,} rows of {cells:,} cells; at most {_MOST_CELLS:,} are read "
-            "(--limit N reads the first N rows)"
+            f"{name}: {metadata.num_rows:,} rows of {cells:,} cells; at most {_MOST_CELLS:,} are "
+            "read (--limit N reads the first N rows)"
         )
     return limit, at_once
 
 
-_PARSERS: dict[str, Callable[[bytes, str], Iterator[DataRow]]] = {
+_PARSERS: dict[str, Callable[[bytes, str, int | None], Iterator[DataRow]]] = {
     ".jsonl": _parse_jsonl,
     ".ndjson": _parse_jsonl,
     ".json": _parse_json,
@@ -293,16 +289,6 @@ def _decode(content: bytes, where: str) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 text") from error
-
-
-def _load_json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = type(error).__name__
-        if isinstance(error, json.JSONDecodeError):
-            reason = f"{error.msg.removesuffix(' starting at')}, column {error.colno}"
-        raise InputError(f"{where}: not JSON ({reason})") from error
 
 
 def _row(fields: Any, where: str) -> DataRow:

@@ -1,29 +1,34 @@
-"""From records to the numbers of `eval --json`. Pure; knows no files and no solver.
+"""From records to the numbers of `eval --json`, with 95 % intervals over problems. No solver.
 
 FlashTTS section 6.1 for goodput and completion time. Nothing here is fitted to the problems: every
-choice (how a vote is counted, which k) is fixed before an answer is seen.
+choice (how a vote is counted, which k) is fixed before an answer is seen. Shares have Wilson's
+interval. For everything else problems are resampled with replacement, a fixed seed: percentile
+bootstrap.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any, TypedDict, TypeVar
 
-from beamwright.evaluate.estimates import (
-    Estimated,
-    estimate_mean,
-    estimate_percentile,
-    estimate_ratio,
-    estimate_share,
-    pass_at_k,
-    wilson_interval,
-)
-from beamwright.evaluate.record import Record
+import numpy as np
+from numpy.typing import NDArray
+
+from beamwright.evaluate.results import Record
 from beamwright.search.choose import CHOICES
 
 _Value = TypeVar("_Value")
 _DIGITS = re.compile(r"[-+.e\d]*\d")
+_BOOTSTRAP_SEED = 0
+_MEAN_RESAMPLES = 2_000
+_CHUNK = 1_000_000  # drawn values held at once
+_BOUNDS = (2.5, 97.5)  # percent
+_NORMAL = NormalDist().inv_cdf(0.975)
+
+_Array = NDArray[np.float64]
 
 
 def summarise(records: Sequence[Record], num_candidates: int | None = None) -> dict[str, Any]:
@@ -49,7 +54,7 @@ def summarise(records: Sequence[Record], num_candidates: int | None = None) -> d
         "accuracy": _mean(verdicts),
         "accuracy_interval": _interval(verdicts),
         "by_choice": {how: _mean(_choice_verdicts(records, how)) for how in CHOICES},
-        "top1": {how: _accuracy(_choice_verdicts(records, how)) for how in CHOICES},
+        "top1": {how: estimate_share(_choice_verdicts(records, how)) for how in CHOICES},
         "pass_at": _pass_at(records, num_candidates),
         "by_level": _by_level(records),
         "errors": sum(record.error is not None for record in records),
@@ -126,23 +131,19 @@ def _pass_at(records: Sequence[Record], num_candidates: int | None) -> dict[str,
 
 def _per_problem(records: Sequence[Record]) -> dict[str, Estimated | None]:
     """Means over problems; a peak is the engine's while the problem was in flight."""
-    columns: dict[str, list[float | None]] = {
-        "tokens": [r.tokens.get("generated") for r in records],
-        "seconds": [r.time.get("total_s") for r in records],
-        "kv_device_peak_bytes": [r.kv.get("device_peak_bytes") for r in records],
-        "kv_host_peak_bytes": [r.kv.get("host_peak_bytes") for r in records],
-        "h2d_bytes": [r.kv.get("h2d_bytes") for r in records],
-        "d2h_bytes": [r.kv.get("d2h_bytes") for r in records],
+    figures: dict[str, Callable[[Record], float | None]] = {
+        "tokens": lambda record: record.tokens.get("generated"),
+        "seconds": lambda record: record.time.get("total_s"),
     }
-    return {name: estimate_mean(_known(values)) for name, values in columns.items()}
+    estimates = {name: estimate_mean(_known(map(get, records))) for name, get in figures.items()}
+    for name in ("device_peak_bytes", "host_peak_bytes", "h2d_bytes", "d2h_bytes"):
+        shown = f"kv_{name}" if "peak" in name else name
+        estimates[shown] = estimate_mean(_known(record.kv.get(name) for record in records))
+    return estimates
 
 
 def _known(values: Iterable[_Value | None]) -> list[_Value]:
     return [value for value in values if value is not None]
-
-
-def _accuracy(verdicts: Sequence[bool]) -> Estimated | None:
-    return estimate_share(verdicts)
 
 
 def _interval(verdicts: Sequence[bool]) -> list[float] | None:
@@ -186,3 +187,94 @@ def _sums(groups: Iterable[Mapping[str, float | None]]) -> dict[str, float | Non
             total = totals.get(name)
             totals[name] = total if value is None else (total or 0) + value
     return totals
+
+
+# --- numbers with intervals --------------------------------------------------------------------
+
+
+class Estimated(TypedDict):
+    """A number and its 95 % interval, [low, high]."""
+
+    value: float
+    interval: list[float]
+
+
+def wilson_interval(share: float, num_problems: int) -> list[float] | None:
+    """95 % Wilson score interval of a share of the problems, [low, high]; None without any.
+
+    Sound where all or none are right, and for few problems (Brown, Cai and DasGupta 2001). For a
+    mean of values between 0 and 1 it is on the safe side: none varies more than a yes or no.
+    """
+    if num_problems == 0:
+        return None
+    z2 = _NORMAL**2
+    middle = (share + z2 / (2 * num_problems)) / (1 + z2 / num_problems)
+    spread = share * (1 - share) / num_problems + z2 / (4 * num_problems**2)
+    half = _NORMAL / (1 + z2 / num_problems) * math.sqrt(spread)
+    low = 0.0 if share == 0 else max(0.0, middle - half)
+    return [low, 1.0 if share == 1 else min(1.0, middle + half)]
+
+
+def estimate_share(values: Sequence[float]) -> Estimated | None:
+    """The mean of values between 0 and 1 over problems; None without any."""
+    if not values:
+        return None
+    share = sum(values) / len(values)
+    interval = wilson_interval(share, len(values))
+    assert interval is not None
+    return {"value": share, "interval": interval}
+
+
+def estimate_mean(values: Sequence[float]) -> Estimated | None:
+    """The mean over problems; None without any."""
+    return _estimate([(value,) for value in values], lambda drawn: drawn[..., 0].mean(axis=-1))
+
+
+def estimate_percentile(values: Sequence[float], percent: int) -> Estimated | None:
+    """A percentile over problems; None without any."""
+
+    return _estimate(
+        [(value,) for value in values],
+        lambda drawn: np.asarray(np.percentile(drawn[..., 0], percent, axis=-1)),
+    )
+
+
+def estimate_ratio(pairs: Sequence[tuple[float, float]]) -> Estimated | None:
+    """Sum of the first over sum of the second, which must be positive; None without any."""
+
+    def ratio(drawn: _Array) -> _Array:
+        sums = drawn.sum(axis=-2)
+        return np.asarray(sums[..., 0] / sums[..., 1])
+
+    return _estimate(pairs, ratio)
+
+
+def pass_at_k(num_candidates: int, num_correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of n candidates hold one of the c right ones.
+
+    Raises:
+        ValueError: unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= num_correct <= num_candidates and 1 <= k <= num_candidates):
+        raise ValueError(f"no pass@{k} of {num_correct} right among {num_candidates} candidates")
+    # Whole numbers until the last division: exact at any n.
+    all_wrong = math.comb(num_candidates - num_correct, k)
+    total = math.comb(num_candidates, k)
+    return (total - all_wrong) / total
+
+
+def _estimate(
+    rows: Sequence[tuple[float, ...]], statistic: Callable[[_Array], _Array]
+) -> Estimated | None:
+    """statistic: reduces [..., problems, columns] to [...]."""
+    if not rows:
+        return None
+    values = np.asarray(rows, dtype=np.float64)
+    random = np.random.default_rng(_BOOTSTRAP_SEED)
+    size = max(1, _CHUNK // values.size)
+    drawn = [
+        statistic(values[random.integers(0, len(values), (count, len(values)))])
+        for count in (min(size, _MEAN_RESAMPLES - i) for i in range(0, _MEAN_RESAMPLES, size))
+    ]
+    low, high = np.percentile(np.concatenate(drawn), _BOUNDS)
+    return {"value": float(statistic(values)), "interval": [float(low), float(high)]}

@@ -13,8 +13,7 @@ from beamwright.errors import BeamwrightError, InputError, NotFiniteError, Unava
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
-from beamwright.evaluate.record import Record, make_error_record, make_record
-from beamwright.evaluate.results import ResultsFolder
+from beamwright.evaluate.results import Record, ResultsFolder, make_error_record, make_record
 from beamwright.identity import plugin_code, stop_code
 
 InFlight = int | Literal["auto"]

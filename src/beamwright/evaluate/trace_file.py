@@ -50,16 +50,30 @@ def write_trace(timeline: Timeline, path: Path, title: str) -> None:
 def _events(timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
     # Work that began before the timeline did (a load of weights, say) must not be negative.
     origin_s = min([timeline.started_s, *(span.start_s for span in timeline.spans)])
-    yield _metadata("process_name", 0, name=title)
+
+    def event(kind: str, name: str, thread: int, start_s: float, **more: Any) -> dict[str, Any]:
+        place = {"pid": _PROCESS, "tid": thread, "ts": (start_s - origin_s) * 1e6}
+        return {"name": name, "ph": kind, **place, **more}
+
+    yield event("M", "process_name", 0, origin_s, args={"name": title})
     for number, (track, shown) in enumerate(_TRACKS.items()):
         spans = [span for span in timeline.spans if span.track == track]
         for lane, lane_spans in enumerate(_lanes(spans)):
             thread = 1 + number * _MAX_LANES + lane
-            yield _metadata("thread_name", thread, name=f"{shown} {lane + 1}" if lane else shown)
-            yield _metadata("thread_sort_index", thread, sort_index=thread)
+            name = f"{shown} {lane + 1}" if lane else shown
+            yield event("M", "thread_name", thread, origin_s, args={"name": name})
+            yield event("M", "thread_sort_index", thread, origin_s, args={"sort_index": thread})
             for span in lane_spans:
-                yield _complete(span, thread, origin_s)
-    yield from _counters(timeline, origin_s)
+                duration = (span.end_s - span.start_s) * 1e6
+                more = {"cat": span.track, "dur": duration, "args": dict(span.args)}
+                yield event("X", span.name, thread, span.start_s, **more)
+    for span in sorted(timeline.spans, key=lambda span: span.start_s):
+        for key, name in _COUNTERS.items():
+            if key in span.args:
+                yield event("C", name, 0, span.start_s, args={"bytes": span.args[key]})
+        if span.args.keys() >= _ROWS:
+            rows = {name: span.args[name] for name in sorted(_ROWS)}
+            yield event("C", "rows", 0, span.start_s, args=rows)
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
@@ -79,44 +93,3 @@ def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
         lanes[lane].append(span)
         open_ends[lane].append(span.end_s)
     return lanes
-
-
-def _metadata(name: str, thread: int, /, **args: Any) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "pid": _PROCESS, "tid": thread, "ts": 0, "args": args}
-
-
-def _complete(span: Span, thread: int, origin_s: float) -> dict[str, Any]:
-    return {
-        "name": span.name,
-        "cat": span.track,
-        "ph": "X",
-        "ts": (span.start_s - origin_s) * 1e6,
-        "dur": (span.end_s - span.start_s) * 1e6,
-        "pid": _PROCESS,
-        "tid": thread,
-        "args": dict(span.args),
-    }
-
-
-def _counters(timeline: Timeline, origin_s: float) -> Iterator[dict[str, Any]]:
-    for key, name in _COUNTERS.items():
-        samples = [span for span in timeline.spans if key in span.args]
-        for span in sorted(samples, key=lambda span: span.start_s):
-            yield {
-                "name": name,
-                "ph": "C",
-                "ts": (span.start_s - origin_s) * 1e6,
-                "pid": _PROCESS,
-                "tid": 0,
-                "args": {"bytes": span.args[key]},
-            }
-    for span in timeline.spans:
-        if span.args.keys() >= _ROWS:
-            yield {
-                "name": "rows",
-                "ph": "C",
-                "ts": (span.start_s - origin_s) * 1e6,
-                "pid": _PROCESS,
-                "tid": 0,
-                "args": {name: span.args[name] for name in sorted(_ROWS)},
-            }
