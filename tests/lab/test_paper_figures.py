@@ -5,7 +5,6 @@ import pytest
 from beamwright.plan.costs import Layout
 from beamwright_lab.paper import figures
 from beamwright_lab.paper.cases import LBS, LOCALITY, OURS, VARIANTS, SimulatedCase, simulate
-from beamwright_lab.peers import fair_baselines
 
 SMALL = SimulatedCase(num_beams=4, kv_bytes=2**30)
 
@@ -38,37 +37,3 @@ def test_the_fitted_constant_moves_what_reads_copies_and_nothing_else(passes):
     assert slower == (passes > 6)
     tree = Layout.TREE
     assert simulate(changed, OURS, tree).time_s == simulate(SMALL, OURS, tree).time_s
-
-
-def test_attention_on_the_host_costs_what_the_device_does_not_hold():
-    case = fair_baselines.Case("MHA", 64, 32)
-    copies, shared = (fair_baselines.host_attention_s(case, layout) for layout in Layout)
-    # Figure 7's 53,012 GiB, whole layers, at the host's bandwidth; some tokens' KV fits.
-    streamed_s = 53_012 * 2**30 / fair_baselines.HOST_BANDWIDTH
-    assert 0.9 * streamed_s < copies < 1.2 * streamed_s
-    assert shared < 0.1 * copies
-
-
-def cell(time_s):
-    return {"time_s": time_s, "h2d_bytes": 0, "d2h_bytes": 0, "recomputed_tokens": 7}
-
-
-def test_the_fair_baseline_is_the_strongest_engine():
-    row = {name: cell(9.0) for name in fair_baselines._OURS}
-    row |= {"locality, shared": cell(2.0), "layer-wise, copies": None, "kv_budget_bytes": 2**30}
-    engines = {
-        "vllm": (9, 5),
-        "vllm-offload": (8, 4),
-        "sglang": (7, 3),
-        "sglang-hicache": (6, 5),
-        "sglang-write-back": (8, 8),
-    }
-    row |= {name: [cell(t) for t in times] for name, times in engines.items()}
-    row["clairvoyant"] = [cell(6.0), cell(1.0)]
-    found = fair_baselines.table_row(fair_baselines.Case("MHA", 64, 32), row)
-    assert found["layer-wise, copies"] == "no fit"
-    assert found["engines as they read"] == "3.00"
-    assert found["strongest fair"] == "1.50 (sglang)"
-    assert found["Belady"] == "0.50"
-    assert found["recompute, once"] == "1.50 S (7 tok)"
-    assert found["offload, once"] == "2.00 V (0 / 0)"

@@ -8,16 +8,17 @@ which nothing that computes can be faster than, and nothing that asks transforme
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from beamwright_lab.common import Timing, finish, interleave, say, table
-from beamwright_lab.engine.loaded import of_checkout
 
 _ROOT = Path(__file__).resolve().parents[3]
 _COLUMNS = ("command", "checkout", "OMP_NUM_THREADS", "min s", "median s", "CPU min s")
@@ -63,6 +64,20 @@ class Run:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.cpu_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return took
+
+
+def of_checkout(
+    checkout: Path, words: Sequence[str], omp_threads: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """`beamwright` with these words from a checkout's sources: the command and its environment.
+
+    omp_threads: OMP_NUM_THREADS, which would decide what a checkout decides for itself.
+    """
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    environment["PYTHONPATH"] = str(checkout / "src")
+    if omp_threads is not None:
+        environment["OMP_NUM_THREADS"] = omp_threads
+    return [sys.executable, "-m", "beamwright", *words], environment
 
 
 def measure(
