@@ -11,7 +11,7 @@ from beamwright.schedule import InGpuSchedule
 from beamwright.search import round_rng
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason
-from beamwright.verify import aggregate
+from beamwright.verify.spec import aggregate
 from fakes import add_step, new_tree
 
 

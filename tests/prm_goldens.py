@@ -27,7 +27,8 @@ from beamwright.attention import make_attention
 from beamwright.models import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
-from beamwright.verify import PrmVerifier, resolve_verifier
+from beamwright.verify.find import resolve_verifier
+from beamwright.verify.prm import PrmVerifier
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"
 WORDS = [

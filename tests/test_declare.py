@@ -14,9 +14,8 @@ from beamwright.saved.resumed import resumed_settings
 from beamwright.search import STRATEGIES, strategy
 from beamwright.search.best_of_n import BestOfN
 from beamwright.sections import ModelSettings, Section
-from beamwright.verify import resolve_verifier
-from beamwright.verify.confidence import WITHOUT_MODEL
-from beamwright.verify.find import known_verifiers
+from beamwright.verify.find import known_verifiers, resolve_verifier
+from beamwright.verify.scorers import WITHOUT_MODEL
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64", "search": "beam"}

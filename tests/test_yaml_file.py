@@ -5,7 +5,7 @@ import pytest
 from beamwright.config import Settings, load_recipe
 from beamwright.errors import InputError
 from beamwright.evaluate.recipes import read_recipe
-from beamwright.verify.detect import load_spec
+from beamwright.verify.spec import load_spec
 from beamwright.yaml_file import MOST_BYTES, read_yaml
 
 

@@ -384,12 +384,6 @@ class ScheduleSettings(OpenSection):
         "auto",
         help="Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off).",
     )
-    score_cache: TextOrNone = option(
-        None,
-        metavar="FILE",
-        help="Keep the verifier's scores in this file, or for as long as the solver lives "
-        "(memory): steps that were scored before are not scored again. The same scores.",
-    )
 
 
 class SparseSettings(Section):

@@ -11,7 +11,7 @@ from beamwright.engine.threads import Threads
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv import StreamLink
 from beamwright.solver import tiers
-from beamwright.verify import PrmVerifier
+from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
 from streams import LateStreams
 

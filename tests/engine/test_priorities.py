@@ -14,7 +14,7 @@ from beamwright.protocols import Plan
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import SearchSettings
 from beamwright.tree import StopReason, tree_hash
-from beamwright.verify import aggregate
+from beamwright.verify.spec import aggregate
 from fakes import Grouping, ScriptedExecutor, new_tree
 
 EOS, GOES_ON = StopReason.EOS, StopReason.DELIMITER

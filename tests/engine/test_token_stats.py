@@ -13,7 +13,7 @@ from beamwright import Solver
 from beamwright.search import make_strategy
 from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
-from beamwright.verify import resolve_verifier
+from beamwright.verify.find import resolve_verifier
 from engines import PROBLEM, grow
 from fakes import Grouping
 

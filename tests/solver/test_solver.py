@@ -40,7 +40,7 @@ SOLVE_KEYS = {
         "verifier_steps_mean",
     },
     "speculation": {"mode", "rows", "tokens", "kept", "kept_share"},
-    "cache": {"generator", "verifier", "scores"},
+    "cache": {"generator", "verifier"},
     "remote": None,
     "sparse": None,
     "memory": {"split", "generator_kv_bytes", "verifier_kv_bytes", "moves", "moved_bytes"},

@@ -12,10 +12,9 @@ import prm_goldens as goldens
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
-from beamwright.verify import families, family_spec, load_spec
 from beamwright.verify.encode import common_prefix
-from beamwright.verify.find import find_verifier_shape
-from beamwright.verify.make import resolve_verifier
+from beamwright.verify.find import find_verifier_shape, resolve_verifier
+from beamwright.verify.spec import families, load_spec
 from fakes import grow, new_tree
 from prm_goldens import GOLDENS, PROBLEM, verifier_of
 
@@ -32,8 +31,8 @@ def options(tmp_path_factory):
 def copied(options, tmp_path):
     """Copy a family's checkpoint into a folder of any name, and change it."""
 
-    def copy(family, name="anything"):
-        return shutil.copytree(folder_of(options[family]), tmp_path / name)
+    def copy(kind, name="anything"):
+        return shutil.copytree(folder_of(options[kind]), tmp_path / name)
 
     return copy
 
@@ -148,7 +147,7 @@ def test_an_outcome_model_may_score_every_prefix(copied):
 
 @pytest.mark.parametrize("family", [n for n, g in GOLDENS.items() if g.option == "{folder}"])
 def test_a_family_is_recognised_by_its_checkpoint(options, family):
-    assert verifier_of(options[family]).spec == family_spec(family)
+    assert verifier_of(options[family]).spec == families()[family].spec
 
 
 def test_the_hubs_cache_names_its_folders_by_commit(copied):
@@ -176,11 +175,11 @@ def test_a_specification_in_the_folder_wins_and_a_named_family_wins_over_it(copi
     folder = copied("skywork-o1")
     written = 'family: skywork-o1\naggregate: min\ntemplate: {prefix: "{problem} "}\n'
     (folder / "verifier.yaml").write_text(written)
-    spec, row = load_spec(folder), family_spec("skywork-o1")
+    spec, row = load_spec(folder), families()["skywork-o1"].spec
     assert (spec.aggregate, spec.template.prefix) == ("min", "{problem} ")
     assert spec.template.model_copy(update={"prefix": row.template.prefix}) == row.template
     named = verifier_of(f"family:skywork-o1-lines:{folder}").spec
-    assert named == family_spec("skywork-o1-lines")
+    assert named == families()["skywork-o1-lines"].spec
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ def test_an_unknown_family_in_the_users_file_is_named(copied):
 def test_a_row_must_say_what_it_looks_for(tmp_path):
     row = "name: mine\nread: end\nhead: {kind: linear, layers: [score]}\nactivation: sigmoid\n"
     (tmp_path / "mine.yaml").write_text(row + "detect: {tensor: [score.weight]}\n")
-    with pytest.raises(InputError, match=r"mine\.yaml: detect: Extra inputs"):
+    with pytest.raises(InputError, match=r"mine\.yaml: detect: tensor: Extra inputs"):
         families(tmp_path)
     (tmp_path / "mine.yaml").write_text(row)
     assert families(tmp_path)["mine"].detect is None

@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.verify import CallableVerifier
+from beamwright.verify.scorers import CallableVerifier
 from fakes import grow, new_tree
 
 

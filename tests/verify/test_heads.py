@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import load_model
 from beamwright.sections import ModelSettings
-from beamwright.verify import VerifierSpec
 from beamwright.verify.heads import make_head
+from beamwright.verify.spec import VerifierSpec
 
 HIDDEN = 32
 NAN = torch.full((1, HIDDEN), float("nan"))

@@ -15,8 +15,9 @@ from beamwright.models import TreeModel
 from beamwright.models.session import DecodeSession
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
-from beamwright.verify import load_judge, resolve_verifier
 from beamwright.verify.encode import common_prefix
+from beamwright.verify.find import resolve_verifier
+from beamwright.verify.spec import load_judge
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow
 from fakes import grow as add_steps
 from fakes import new_tree

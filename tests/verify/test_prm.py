@@ -14,9 +14,10 @@ from beamwright.errors import InputError
 from beamwright.models import TreeModel, load_model
 from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
-from beamwright.verify import PrmVerifier, VerifierSpec, resolve_verifier
+from beamwright.verify.find import resolve_verifier
 from beamwright.verify.heads import make_head
-from beamwright.verify.spec import LIKELIHOOD_SPEC
+from beamwright.verify.prm import PrmVerifier
+from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
 from fakes import grow, new_tree
 
 PROBLEM = "Ann has 12 eels. How many see the sea?"

@@ -5,16 +5,19 @@ import pytest
 
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
-from beamwright.verify import (
+from beamwright.verify.find import resolve_verifier
+from beamwright.verify.scorers import (
     DeepConfVerifier,
     EntropyVerifier,
     LogprobVerifier,
     MinLogprobVerifier,
     NoVerifier,
-    aggregate,
-    resolve_verifier,
+    bottom_groups,
+    group_confidences,
+    lowest_group,
+    tail,
 )
-from beamwright.verify.confidence import bottom_groups, group_confidences, lowest_group, tail
+from beamwright.verify.spec import aggregate
 from fakes import add_step, new_tree
 
 

@@ -2,8 +2,13 @@ import pytest
 from pydantic import ValidationError
 
 from beamwright.errors import InputError
-from beamwright.verify import VerifierSpec, load_spec
-from beamwright.verify.spec import LIKELIHOOD_SPEC, check_placeholders, parse_spec
+from beamwright.verify.spec import (
+    LIKELIHOOD_SPEC,
+    VerifierSpec,
+    check_placeholders,
+    load_spec,
+    parse_spec,
+)
 
 GOOD = {
     "name": "prm",

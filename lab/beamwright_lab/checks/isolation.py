@@ -25,7 +25,7 @@ from beamwright.protocols import RoundReport
 from beamwright.sections import Explore
 from beamwright.solver.handle import Handle
 from beamwright.tree import Node, NodeState
-from beamwright.verify.confidence import LogprobVerifier
+from beamwright.verify.scorers import LogprobVerifier
 from beamwright_lab.common import finish, say, table
 
 COLUMNS = ["problem", "misfortune", "outcome", "rounds", "candidates", "scored", "as_alone"]

@@ -27,7 +27,7 @@ from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded, write_recorded
 from beamwright.tree import RecordedTree
 from beamwright.units import parse_size
-from beamwright.verify import load_spec
+from beamwright.verify.spec import load_spec
 from beamwright_lab.common import RESULTS, say
 from beamwright_lab.flashtts.baseline import Baseline, Rules, simulate_baseline
 from beamwright_lab.flashtts.measured import ARMS

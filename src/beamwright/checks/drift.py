@@ -20,7 +20,7 @@ from beamwright.evaluate.problems import bundled_samples
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
 from beamwright.sections import ModelSettings, SearchSettings
 from beamwright.solver.solver import Solver
-from beamwright.verify.make import resolve_verifier
+from beamwright.verify.find import resolve_verifier
 from beamwright.verify.show import chain_of_steps
 
 Sample = tuple[str, str]

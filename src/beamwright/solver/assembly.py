@@ -43,7 +43,7 @@ from beamwright.solver.split import moving_split, shared_bytes
 from beamwright.solver.tiers import TYPICAL_PROMPT_TOKENS, HostShares, chosen_schedule
 from beamwright.sparse import HomeStore
 from beamwright.tree import Node
-from beamwright.verify import VerifierSource, resolve_verifier
+from beamwright.verify.find import VerifierSource, resolve_verifier
 
 
 @dataclass(frozen=True)

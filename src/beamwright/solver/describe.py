@@ -34,10 +34,6 @@ from beamwright.solver.solution import (
 from beamwright.tree import COMPLETE_STOPS, Node, NodeState, SearchTree, tree_hash
 
 _ROUND_LIMIT = "round_limit"
-_SCORES_NOT_KEPT = (
-    "--score-cache: not used: scores depend on the batch here (`exact` in the JSON), so those of "
-    "another run may differ in their last bits"
-)
 _TRUNCATED = (
     "--speculation truncate: steps begin with a part of their siblings' tokens, as many as there "
     "was time for; another run gives another tree"
@@ -208,8 +204,6 @@ def _warnings(
         found += [_TOKENISED_HERE]
     if facts.remote is not None and facts.remote.searches:
         found += [_SEARCHES]
-    if facts.settings.schedule.score_cache is not None and facts.cache.scores is None:
-        found += [_SCORES_NOT_KEPT]
     if facts.graphs_failed is not None:
         found += [f"graphs: failed: {facts.graphs_failed}; steps run as plain calls"]
     return tuple(found)

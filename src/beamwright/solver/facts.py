@@ -23,12 +23,10 @@ from beamwright.solver.solution import (
     CacheStats,
     MemoryStats,
     RemoteStats,
-    ScoreStats,
     SparseStats,
 )
 from beamwright.solver.split import memory_stats
 from beamwright.sparse import SparseAttention
-from beamwright.verify import PrmVerifier
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Meter:
             memory=memory_stats(settings.memory.split, parts.plan, self.moving)
             if generator is not None
             else MemoryStats(None, None, parts.plan.verifier_kv_bytes, 0, 0),
-            cache=self._cache(new, self._scores(run)),
+            cache=self._cache(new),
             sparse=SparseStats.of(generator.backend.rule.method, new["generator"])
             if generator is not None and isinstance(generator.backend, SparseAttention)
             else None,
@@ -159,24 +157,13 @@ class Meter:
             return None
         return RemoteStats.of(loaded.token_ids, loaded.source.facts.searches, engine)
 
-    def _cache(self, new: Mapping[str, Counters], scores: ScoreStats | None) -> CacheReport:
+    def _cache(self, new: Mapping[str, Counters]) -> CacheReport:
         kept = {
             name: CacheStats.of(new[name])
             for name, model in self._machinery.parts.models.items()
             if not model.store.streams_layers
         }
-        return CacheReport(kept.get("generator"), kept.get("verifier"), scores)
-
-    def _scores(self, run: TreeRun) -> ScoreStats | None:
-        verifier = self._machinery.parts.verifier
-        if not isinstance(verifier, PrmVerifier) or verifier.scores is None:
-            return None
-        usages = [dict(node.usage) for node in run.tree.nodes()]  # a lane may be writing to them
-        found, computed = (
-            sum(usage.get(name, 0) for usage in usages)
-            for name in ("scores_found", "scores_computed")
-        )
-        return ScoreStats(found, computed, len(verifier.scores))
+        return CacheReport(kept.get("generator"), kept.get("verifier"))
 
 
 def _is_inexact(model: TreeModel, *, resumed: bool) -> bool:

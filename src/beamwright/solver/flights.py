@@ -36,7 +36,7 @@ from beamwright.solver.memory import advise
 from beamwright.solver.own import Request
 from beamwright.solver.solution import Solution
 from beamwright.tree import SearchTree
-from beamwright.verify import aggregate
+from beamwright.verify.spec import aggregate
 
 Outcome = Solution | BeamwrightError
 

@@ -18,7 +18,7 @@ from beamwright.config import Settings
 from beamwright.engine.limits import StopFunction
 from beamwright.protocols import SchedulePolicy, Verifier
 from beamwright.registry import declared_options, declared_rows
-from beamwright.verify import ScoreFunction
+from beamwright.verify.scorers import ScoreFunction
 
 SHARED = ("model", "memory", "schedule", "sparse")
 """Sections of what is loaded, or allocated, once."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 
 from beamwright.engine.limits import StopFunction
 from beamwright.protocols import SchedulePolicy, Verifier
-from beamwright.verify import ScoreFunction
+from beamwright.verify.scorers import ScoreFunction
 
 SHARED: tuple[str, ...]
 PER_REQUEST: tuple[str, ...]
@@ -205,10 +205,6 @@ class SolverOptions(RequestOptions, total=False):
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
-    score_cache: str | PathLike[str] | None
-    """Keep the verifier's scores in this file, or for as long as the solver lives (memory):
-    steps that were scored before are not scored again. The same scores.
-    """
     sparse: Literal[
         "off",
         "auto",

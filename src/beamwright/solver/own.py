@@ -27,8 +27,7 @@ from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_str
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, Section
 from beamwright.solver.options import SHARED
-from beamwright.verify import CallableVerifier, ObjectVerifier
-from beamwright.verify.confidence import WITHOUT_MODEL
+from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
 _GROUPING = ("planner", "balance")  # read by the locality schedule alone
 IGNORED = {

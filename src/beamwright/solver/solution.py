@@ -104,15 +104,6 @@ class MemoryStats:
 
 
 @dataclass(frozen=True)
-class ScoreStats:
-    """`--score-cache`: scores of this tree that were found and computed; entries: that are kept."""
-
-    found: int
-    computed: int
-    entries: int
-
-
-@dataclass(frozen=True)
 class CacheStats:
     """How KV that was needed was found, of one model (`Counters`).
 
@@ -145,12 +136,11 @@ class CacheReport:
     """How often KV was where it was needed, of each model.
 
     Of all problems that were in flight together. None where a model keeps no KV, and for layer-wise
-    offloading, which fetches layers for every token. scores: None where none are kept.
+    offloading, which fetches layers for every token.
     """
 
     generator: CacheStats | None
     verifier: CacheStats | None
-    scores: ScoreStats | None = None
 
 
 @dataclass(frozen=True)

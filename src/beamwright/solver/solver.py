@@ -10,7 +10,6 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack, overload
@@ -38,11 +37,10 @@ from beamwright.solver.flights import Arrivals, Flight, Flights, Listed, Outcome
 from beamwright.solver.handle import Handle, Service
 from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions, with_options
 from beamwright.solver.own import Request
-from beamwright.solver.scores import check_scores_kept, keep_scores
 from beamwright.solver.solution import Solution
 from beamwright.solver.spread import Spreads, check_spread, in_order
 from beamwright.solver.writer import make_writer
-from beamwright.verify import declared_verifier
+from beamwright.verify.find import declared_verifier
 
 
 class Solver:
@@ -89,7 +87,6 @@ class Solver:
         self._loaded, self._tier, self.verifier = parts.loaded, parts.tier, parts.verifier
         self.generator, self._tree_models = parts.generator, parts.tree_models
         self.schedule = self._own.schedule or parts.schedule
-        check_scores_kept(parts.settings.schedule.score_cache, self.verifier)
         self.settings = parts.settings
         self._request = replace(request, settings=self.settings)
         self._asked = self._asked.model_copy(update={"model": self.settings.model})
@@ -107,8 +104,6 @@ class Solver:
             kinds = unlike(decoders, parts.backends)
             self.exact = all(batches_are_exact(*each) for each in kinds)
             give_way(self.threads, kinds, decoders)
-            named, count = self.settings.schedule.score_cache, self.threads.count
-            self._scores = keep_scores(named, self.verifier, count, exact=self.exact)
         self._machinery = Machinery(
             parts, self._batch, self.threads, self.exact, self.timeline, self.progress
         )
@@ -120,8 +115,6 @@ class Solver:
         self._service.close()
         with self._calls.turn():
             self._machinery.stop_threads()
-        if self._scores is not None:
-            self._scores.save()
 
     def usage(self) -> Usage:
         """What it uses at this moment, and has counted so far; any thread may ask."""
@@ -430,9 +423,4 @@ class Solver:
     ) -> Iterator[tuple[Flight, Outcome]]:
         # The schedule as it is now: whoever has set another one since means it.
         flights = Flights(self._machinery, self.schedule, self._prompts.turn, in_flight)
-        try:
-            yield from flights.run(arrivals)
-        finally:
-            if self._scores is not None:
-                with suppress(InputError):  # results first: `close` says what is wrong
-                    self._scores.save()
+        yield from flights.run(arrivals)

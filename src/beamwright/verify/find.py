@@ -1,26 +1,59 @@
-"""Which checkpoint `--verifier` names, and its shape. Reads no weights.
+"""What `--verifier` names: a checkpoint and how its scores are read, or a scorer without a model.
 
-Needs torch only where a folder's tensors have to be named to tell whose they are.
+Reads no weights until `resolve_verifier`, and needs torch only there, or where a folder's tensors
+have to be named to tell whose they are.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from beamwright.declare import VERIFIERS
+from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
 from beamwright.models.find import find_shape, read_shape, resolve_folder
 from beamwright.models.named_shapes import named_shape
 from beamwright.models.shape import ModelShape
+from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
-from beamwright.verify.confidence import WITHOUT_MODEL
-from beamwright.verify.detect import family_spec, load_spec
+from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
+from beamwright.verify.spec import (
+    LIKELIHOOD_SPEC,
+    JudgeSpec,
+    VerifierSpec,
+    family,
+    load_judge,
+    load_spec,
+)
 
-LIKELIHOOD = "likelihood"
-FAMILY = "family"
-JUDGE = "judge"
+if TYPE_CHECKING:
+    from beamwright.models import LoadedModel, TreeModel
+
+_LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
 _OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")  # known by name alone; the others read logits
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A checkpoint and what is said before it: `kind:place`, `family:NAME:place`, or nothing."""
+
+    kind: str | None
+    place: str
+    family: str = ""
+
+
+def _checkpoint(verifier: str) -> _Checkpoint | None:
+    """The checkpoint that `--verifier` names; None for a scorer that has no model."""
+    kind, colon, rest = verifier.partition(":")
+    if kind in WITHOUT_MODEL or verifier in VERIFIERS:
+        return None
+    if not colon or kind not in (_LIKELIHOOD, _FAMILY, _JUDGE):
+        return _Checkpoint(None, verifier)
+    if kind == _FAMILY:
+        name, _, place = rest.partition(":")
+        return _Checkpoint(kind, place, name)
+    return _Checkpoint(kind, rest)
 
 
 def known_verifiers(verifier: str) -> str:
@@ -28,18 +61,8 @@ def known_verifiers(verifier: str) -> str:
     if ":" in verifier or "/" in verifier:
         return ""
     names = [*VERIFIERS, *WITHOUT_MODEL, "bundled", "hf:ORG/NAME"]
-    names += [f"{LIKELIHOOD}:PATH", f"{FAMILY}:NAME:PATH", f"{JUDGE}:PATH"]
+    names += [f"{_LIKELIHOOD}:PATH", f"{_FAMILY}:NAME:PATH", f"{_JUDGE}:PATH"]
     return f"known: {', '.join(names)}"
-
-
-def named_checkpoint(verifier: str) -> str | None:
-    """The checkpoint that `--verifier` names, without what says how to read it; None if none."""
-    kind, colon, rest = verifier.partition(":")
-    if kind in WITHOUT_MODEL or verifier in VERIFIERS:
-        return None
-    if kind in (LIKELIHOOD, JUDGE) and colon:
-        return rest
-    return rest.partition(":")[2] if kind == FAMILY and colon else verifier
 
 
 def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
@@ -49,20 +72,20 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
         InputError, UnsupportedModelError, UnavailableError: as loading the verifier would.
     """
     name = settings.scorer
-    place = named_checkpoint(name)
-    if place is None:
+    named = _checkpoint(name)
+    if named is None:
         return None
-    model = settings.model_copy(update={"model": place})
+    model = settings.model_copy(update={"model": named.place})
     shape = find_shape(model, "verifier", name, known_verifiers(name))
-    return replace(shape, has_lm_head=_reads_logits(name, place))
+    return replace(shape, has_lm_head=_reads_logits(named))
 
 
-def _reads_logits(name: str, place: str) -> bool:
+def _reads_logits(named: _Checkpoint) -> bool:
     """False where a head of its own takes the LM head's place; True where nothing says so."""
-    kind, colon, rest = name.partition(":")
-    if kind == FAMILY and colon:
-        return family_spec(rest.partition(":")[0]).head.reads_logits
-    if (kind in (LIKELIHOOD, JUDGE) and colon) or place.startswith("random:"):
+    place = named.place
+    if named.kind == _FAMILY:
+        return family(named.family).spec.head.reads_logits
+    if named.kind is not None or place.startswith("random:"):
         return True
     if not Path(place).is_dir() and named_shape(place) is not None:
         return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
@@ -82,7 +105,104 @@ def check_models(settings: ModelSettings) -> None:
         folder = resolve_folder(settings.model, "generator", weights=False)
         read_shape(folder, settings.context)
     name = settings.scorer
-    place = named_checkpoint(name)
-    if place and not place.startswith("random:"):
-        folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=False)
+    named = _checkpoint(name)
+    if named is not None and named.place and not named.place.startswith("random:"):
+        folder = resolve_folder(named.place, "verifier", name, known_verifiers(name), weights=False)
         read_shape(folder, settings.context, "verifier")
+
+
+def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | None, Path | None]:
+    """What `--verifier` names, and its folder, no weights read; None twice where it has no model.
+
+    Raises:
+        InputError: as `resolve_verifier`.
+    """
+    name = settings.scorer
+    named = _checkpoint(name)
+    if named is None:
+        return None, None
+    spec = family(named.family).spec if named.kind == _FAMILY else None
+    if named.kind in (_FAMILY, _JUDGE) and not named.place:
+        ways = {_FAMILY: "family:NAME:PATH", _JUDGE: "judge:PATH or judge:hf:ORG/NAME"}
+        raise InputError(f"--verifier {name}: write {ways[named.kind]}")
+    if named.place.startswith("random:"):
+        raise InputError(
+            f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
+        )
+    folder = resolve_folder(named.place, "verifier", name, known_verifiers(name))
+    read_shape(folder, settings.context, "verifier")  # what cannot run has no format to look for
+    if named.kind == _JUDGE:
+        return load_judge(folder), folder
+    if named.kind == _LIKELIHOOD:
+        return LIKELIHOOD_SPEC, folder
+    return spec or load_spec(folder), folder
+
+
+@dataclass(frozen=True)
+class VerifierSource:
+    """A spec and its model; both None where `without_model` scores by itself.
+
+    name: how the option names it.
+    """
+
+    spec: VerifierSpec | JudgeSpec | None
+    model: LoadedModel | None
+    without_model: Verifier | None
+    name: str = ""
+
+    def on(self, tree_model: TreeModel) -> Verifier:
+        """The verifier over its model's KV.
+
+        Raises:
+            InputError: if the checkpoint lacks what the spec needs.
+            ValueError: if the source has no model.
+        """
+        from beamwright.verify.judge import JudgeVerifier  # noqa: PLC0415 (of torch)
+        from beamwright.verify.prm import PrmVerifier  # noqa: PLC0415 (of torch)
+
+        if self.model is None or self.spec is None:
+            raise ValueError("this verifier has no model")
+        if isinstance(self.spec, JudgeSpec):
+            return JudgeVerifier(self.spec, self.model, tree_model, self.name)
+        return PrmVerifier(self.spec, self.model, tree_model)
+
+
+def resolve_verifier(settings: ModelSettings) -> VerifierSource:
+    """Read what `--verifier` names.
+
+    `PATH`, `hf:ORG/NAME` or `bundled`: a checkpoint with a `verifier.yaml`, or of a family that is
+    recognised. `family:NAME:PATH`: one of the family NAME, whatever it holds. `likelihood:PATH`: a
+    language model's own probabilities. `judge:PATH`: what a chat model writes. `none`, `logprob`,
+    `min-logprob`, `entropy`, `deepconf[:WINDOW]`, `deepconf-bottom[:WINDOW]` and
+    `deepconf-tail[:WINDOW]`, and names that are declared: no model.
+
+    Raises:
+        InputError: if it is not there, or nothing says how its scores are read.
+    """
+    name = settings.scorer
+    spec, folder = find_format(settings)
+    if folder is None:
+        declared = declared_verifier(settings)
+        if declared is not None:
+            return VerifierSource(None, None, declared)
+        kind, colon, rest = name.partition(":")
+        return VerifierSource(None, None, scorer(kind, rest if colon else None))
+    from beamwright.models.load import load_model  # noqa: PLC0415 (of torch)
+
+    reads = isinstance(spec, JudgeSpec) or (spec is not None and spec.head.reads_logits)
+    model = load_model(str(folder), settings, role="verifier", reads_logits=reads)
+    return VerifierSource(spec, model, None, name)
+
+
+def declared_verifier(settings: ModelSettings) -> Verifier | None:
+    """The verifier of a declaration that `--verifier` names; None where it names no such.
+
+    Raises:
+        InputError: for an option of another verifier, or a value that this one cannot use.
+    """
+    rows = [VERIFIERS[settings.scorer]] if settings.scorer in VERIFIERS else []
+    values = declared_values(VERIFIERS, rows, settings, named=settings.scorer)
+    for row, given in zip(rows, values, strict=True):
+        owner = made(VERIFIERS, row.make, given)
+        return ObjectVerifier(owner) if isinstance(row.make, type) else CallableVerifier(owner)
+    return None

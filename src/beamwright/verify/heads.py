@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count, takewhile
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,22 +13,23 @@ from safetensors.torch import load_file
 
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, TextCodec
-from beamwright.models.decoder import Decoder, Linear
+from beamwright.models.decoder import Linear
 from beamwright.models.onednn import prepack
 from beamwright.models.weights import check_finite, read_tensors
 from beamwright.verify.spec import Head, VerifierSpec
 
+ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Values of chosen tokens.
 
-class ValueHead(Protocol):
-    """Values of chosen tokens.
-
-    hidden: [tokens, embed_dim] of one step's encoding, in order; token_ids [tokens] likewise;
-    at: indices of the tokens to read. A head that looks back reads hidden[at - 1].
-    """
-
-    def __call__(
-        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor: ...
+From hidden states [tokens, embed_dim] of one step's encoding, in order, their token ids [tokens],
+and indices of the tokens to read. A head that looks back reads hidden[at - 1].
+"""
+_ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda values: values.softmax(-1)[:, 1],  # of [tokens, 2], the second column
+    "sigmoid": lambda values: values[:, 0].sigmoid(),
+    "exp": lambda values: values[:, 0].exp(),
+    "identity": lambda values: values[:, 0],
+}
 
 
 def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
@@ -37,66 +38,45 @@ def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
     Raises:
         InputError: if its tokens or its weights are not there.
     """
+    decoder, activate = model.decoder, _ACTIVATE[spec.activation]
     if spec.head.kind == "logit_pair":
-        return _LogitPair(spec.head, model)
+        vocab, where = decoder.shape.vocab, str(model.folder)
+        pair = [token_id(t, model.codec, vocab, where) for t in (spec.head.bad, spec.head.good)]
+        return lambda hidden, token_ids, at: activate(decoder.logits(hidden[at])[:, pair])
     if spec.head.kind == "token_logprob":
-        return _TokenMlp(Head(kind="token_logprob", features=("logprob",)), model, [], "exp")
+        return _TokenMlp(("logprob",), model, [], _ACTIVATE["exp"])
     layers = _read_layers(spec, model)
     if spec.head.kind == "token_mlp":
-        return _TokenMlp(spec.head, model, layers, spec.activation)
-    return _Stack(model.decoder, layers, spec.activation)
+        return _TokenMlp(spec.head.features, model, layers, activate)
+    product = _stack(layers, F.relu)
+    return lambda hidden, token_ids, at: activate(decoder.by_rows(product, hidden[at]))
 
 
-def _activate(values: torch.Tensor, activation: str) -> torch.Tensor:
-    """[tokens, 1] or, for softmax, [tokens, 2] to [tokens]; softmax takes the second column."""
-    if activation == "softmax":
-        return values.softmax(-1)[:, 1]
-    column = values[:, 0]
-    if activation == "sigmoid":
-        return column.sigmoid()
-    return column.exp() if activation == "exp" else column
+def _stack(
+    layers: Sequence[Linear], between: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Linear layers one behind the other."""
 
-
-Layers = list[Linear]
-Stored = list[tuple[torch.Tensor, torch.Tensor | None]]
-
-
-class _Stack:
-    """Linear layers on the hidden state, ReLU between them."""
-
-    def __init__(self, decoder: Decoder, layers: Layers, activation: str) -> None:
-        self._decoder, self._layers, self._activation = decoder, layers, activation
-
-    def __call__(
-        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
-        return _activate(self._decoder.by_rows(self._product, hidden[at]), self._activation)
-
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self._layers):
-            x = layer(F.relu(x) if number else x)
+    def product(x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(layers):
+            x = layer(between(x) if number else x)
         return x
 
-
-class _LogitPair:
-    """Softmax over two rows of the LM head."""
-
-    def __init__(self, head: Head, model: LoadedModel) -> None:
-        self._decoder = model.decoder
-        self._pair = [_token_of(token, model) for token in (head.bad, head.good)]
-
-    def __call__(
-        self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
-    ) -> torch.Tensor:
-        return _activate(self._decoder.logits(hidden[at])[:, self._pair], "softmax")
+    return product
 
 
 class _TokenMlp:
     """P(token right | prefix right) from the state before the token and the token itself."""
 
-    def __init__(self, head: Head, model: LoadedModel, layers: Layers, activation: str) -> None:
-        self._decoder, self._features = model.decoder, head.features
-        self._layers, self._activation = layers, activation
+    def __init__(
+        self,
+        features: Sequence[str],
+        model: LoadedModel,
+        layers: Sequence[Linear],
+        activate: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._decoder, self._features = model.decoder, features
+        self._product, self._activate = _stack(layers, F.gelu), activate
 
     def __call__(
         self, hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor
@@ -113,12 +93,7 @@ class _TokenMlp:
             "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
         }
         x = torch.cat([parts[name]().to(hidden.dtype) for name in self._features], dim=1)
-        return _activate(self._decoder.by_rows(self._product, x), self._activation)
-
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self._layers):
-            x = layer(F.gelu(x) if number else x)
-        return x
+        return self._activate(self._decoder.by_rows(self._product, x))
 
 
 def token_id(token: str | int | None, codec: TextCodec | None, vocab: int, where: str) -> int:
@@ -137,79 +112,66 @@ def token_id(token: str | int | None, codec: TextCodec | None, vocab: int, where
     return ids[0]
 
 
-def _token_of(token: str | int | None, model: LoadedModel) -> int:
-    return token_id(token, model.codec, model.decoder.shape.vocab, str(model.folder))
-
-
-def _read_layers(spec: VerifierSpec, model: LoadedModel) -> Layers:
+def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
     head = spec.head
     folder = model.folder or Path(".")
-    where = folder if head.file is None else folder / head.file
-    if head.file is not None and not where.is_file():
-        raise InputError(f"verifier head {where}: no such file")
-    stored = (
-        _read_file(where) if head.file is not None else read_tensors(folder, _both(head.layers))
-    )
+    where = f"verifier head {folder if head.file is None else folder / head.file}"
+    if head.file is not None:
+        stored = _read_file(folder / head.file)
+    else:
+        stored = read_tensors(folder, [f"{n}.{p}" for n in head.layers for p in ("weight", "bias")])
     dtype, device = model.decoder.dtype, model.decoder.device
     tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
     for name, tensor in tensors.items():
-        check_finite(tensor, stored[name], f"verifier head {where}: {name}")
-    names = head.layers or _numbered(tensors)
-    for name in names or ("layers.0",):
+        check_finite(tensor, stored[name], f"{where}: {name}")
+    numbered = (f"layers.{number}" for number in count())
+    names = (
+        head.layers or [*takewhile(lambda n: f"{n}.weight" in tensors, numbered)] or ["layers.0"]
+    )
+    for name in names:
         if f"{name}.weight" not in tensors:
-            raise InputError(f"verifier head {where}: no tensor named {name}.weight")
-    layers = [(tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in names]
-    _check_layers(layers, names, _head_width(head, model), str(where))
-    needed, found = 2 if spec.activation == "softmax" else 1, layers[-1][0].shape[0]
-    if found != needed:
+            raise InputError(f"{where}: no tensor named {name}.weight")
+    layers = [Linear(tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in names]
+    num_values = _check_layers(layers, names, _head_width(head, model), where)
+    needed = 2 if spec.activation == "softmax" else 1
+    if num_values != needed:
         raise InputError(
-            f"verifier head {where}: {names[-1]}.weight gives {found} values, and "
+            f"{where}: {names[-1]}.weight gives {num_values} values, and "
             f"{spec.activation} needs {needed}"
         )
-    return [prepack(Linear(weight, bias)) for weight, bias in layers]
+    return [prepack(layer) for layer in layers]
 
 
 def _read_file(file: Path) -> dict[str, torch.Tensor]:
+    if not file.is_file():
+        raise InputError(f"verifier head {file}: no such file")
     try:
-        found: dict[str, torch.Tensor] = load_file(file)
+        tensors: dict[str, torch.Tensor] = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
         line = " ".join(str(error).split())
         raise InputError(f"verifier head {file}: cannot be read ({line})") from error
-    return found
+    return tensors
 
 
 def _head_width(head: Head, model: LoadedModel) -> int:
     """Values that go into the first layer."""
     shape = model.decoder.shape
+    width = shape.embed_dim or shape.hidden
     if head.kind != "token_mlp":
-        return shape.embed_dim or shape.hidden
-    widths = {"previous_hidden": shape.embed_dim or shape.hidden}
-    widths["token_embedding"] = shape.embed_dim or shape.hidden
-    return sum(widths.get(feature, 1) for feature in head.features)
+        return width
+    wide = ("previous_hidden", "token_embedding")
+    return sum(width if feature in wide else 1 for feature in head.features)
 
 
-def _check_layers(layers: Stored, names: Sequence[str], width: int, where: str) -> None:
-    """See that each layer takes what the one before gives."""
-    for name, (weight, bias) in zip(names, layers, strict=True):
+def _check_layers(layers: Sequence[Linear], names: Sequence[str], width: int, where: str) -> int:
+    """See that each layer takes what the one before gives; returns what the last one gives."""
+    for name, layer in zip(names, layers, strict=True):
+        weight, bias = layer.weight, layer.bias
         if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
-            shape = list(weight.shape)
             raise InputError(
-                f"verifier head {where}: {name}.weight is {shape}, [outputs, {width}] is expected"
+                f"{where}: {name}.weight is {list(weight.shape)}, [outputs, {width}] is expected"
             )
         width = weight.shape[0]
         if bias is not None and list(bias.shape) != [width]:
-            raise InputError(
-                f"verifier head {where}: {name}.bias is {list(bias.shape)}, [{width}] is expected"
-            )
-
-
-def _both(layers: tuple[str, ...]) -> list[str]:
-    return [f"{name}.{part}" for name in layers for part in ("weight", "bias")]
-
-
-def _numbered(tensors: dict[str, torch.Tensor]) -> list[str]:
-    """`layers.0`, `layers.1`, ... as far as they go."""
-    count = 0
-    while f"layers.{count}.weight" in tensors:
-        count += 1
-    return [f"layers.{number}" for number in range(count)]
+            raise InputError(f"{where}: {name}.bias is {list(bias.shape)}, [{width}] is expected")
+    return width

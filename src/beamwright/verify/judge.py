@@ -1,8 +1,8 @@
 """JudgeVerifier: a chat model writes a critique of a path; the score is read from what it wrote.
 
 The prompt up to the last step is prefilled once, on the tree (`path_kv`). What follows it and the
-critique are in segments that live as long as the batch does. What is asked is data
-(`judge_prompt`). Critiques are greedy, so they depend on neither batch nor budget.
+critique are in segments that live as long as the batch does. What is prompt is data
+(`spec.JudgeSpec`). Critiques are greedy, so they depend on neither batch nor budget.
 """
 
 from __future__ import annotations
@@ -15,27 +15,113 @@ from dataclasses import dataclass, field
 
 import torch
 
-from beamwright.errors import CapacityError, DeviceMemoryError, NotFiniteError
+from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
 from beamwright.kv import Path, PathPart, Segment, copies_needed
 from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
 from beamwright.models.session import DecodeSession
+from beamwright.models.tokenizer import PLACE
 from beamwright.tree import Node, by_root
-from beamwright.verify.judge_prompt import JudgePrompts, JudgeSpec, PathPrompt
 from beamwright.verify.path_kv import OWNER, PathKV
+from beamwright.verify.spec import JudgeSpec
 
 _NOTE = "critique"
 
 
+@dataclass(frozen=True)
+class PathPrompt:
+    """A path's whole prompt. num_kept: tokens up to and with the last step."""
+
+    token_ids: list[int]
+    num_kept: int
+
+
+class JudgePrompts:
+    """Writes and encodes prompts. Steps that are empty leave no trace.
+
+    end_ids: tokens that end the judge's turn.
+
+    Raises:
+        InputError: if the checkpoint has no chat template, or it cannot write such a prompt.
+    """
+
+    def __init__(self, spec: JudgeSpec, codec: TextCodec, name: str) -> None:
+        self._spec, self._codec, self._name = spec, codec, f"--verifier {name}"
+        if codec.tokenizer.chat_template is None:
+            raise InputError(f"{self._name}: a judge needs a chat template; its tokenizer has none")
+        self._frame("")
+        self.end_ids = codec.eos_ids | self._end_of_turn()
+
+    def encode_prefix(self, problem: str) -> list[int]:
+        """Token ids of the text before the first step."""
+        return self._codec.encode(self._frame(problem)[0])
+
+    def encode(self, problem: str, nodes: Sequence[Node]) -> list[PathPrompt | None]:
+        """Prompts about the paths that end in these nodes; None for one that is not judged."""
+        head, tail = self._frame(problem)
+        judged = [node for node in nodes if self._is_judged(node)]
+        written = [head + self._steps(node) for node in judged]
+        prompts: dict[Node, PathPrompt] = {}
+        if judged:
+            coded = self._codec.encode_with_offsets([text + tail for text in written])
+            for node, text, ids, spans in zip(judged, written, *coded, strict=True):
+                inside = (i for i, (_, end) in enumerate(spans) if end > len(text))
+                before = next(inside, len(spans))
+                # At least one token is left to forward: its state writes the first of the answer.
+                prompts[node] = PathPrompt(ids, min(before, len(ids) - 1))
+        return [prompts.get(node) for node in nodes]
+
+    def _is_judged(self, node: Node) -> bool:
+        if self._spec.scores == "ended_paths":
+            return node.ended and any(_stripped(step) for step in node.reply())
+        return bool(_stripped(node))
+
+    def _steps(self, node: Node) -> str:
+        before, _, after = self._spec.step.partition("{step}")
+        texts = [text for step in node.reply() if (text := _stripped(step))]
+        return "".join(
+            before.replace("{number}", str(number)) + text + after.replace("{number}", str(number))
+            for number, text in enumerate(texts, start=1)
+        )
+
+    def _frame(self, problem: str) -> tuple[str, str]:
+        """The text before the first step, and behind the last one."""
+        before, _, rest = self._spec.prompt.partition("{problem}")
+        between, _, after = rest.partition("{steps}")
+        turns = [{"role": "user", "content": f"{before}{problem}{between}{PLACE}{after}"}]
+        head, place, tail = self._render(turns, add_generation_prompt=True).rpartition(PLACE)
+        if not place:
+            raise InputError(f"{self._name}: its chat template leaves the user's turn out")
+        return head, tail
+
+    def _end_of_turn(self) -> frozenset[int]:
+        """The special token behind the assistant's turns, if there is one."""
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
+        _, place, behind = self._render(turns, add_generation_prompt=False).rpartition(PLACE)
+        added = self._codec.tokenizer.added_tokens_decoder
+        first = self._codec.encode(behind.lstrip())[:1] if place else []
+        return frozenset(token for token in first if token in added and added[token].special)
+
+    def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        if self._spec.system is not None:
+            turns = [{"role": "system", "content": self._spec.system}, *turns]
+        return self._codec.chat(turns, self._name, add_generation_prompt=add_generation_prompt)
+
+
+def _stripped(node: Node) -> str:
+    """A step's text without what only delimits it."""
+    return node.step_text.lstrip("\n").rstrip()
+
+
 @dataclass
 class _Critique:
-    """A critique under way. path: KV of the prompt's tokens up to `asked.num_kept`.
+    """A critique under way. path: KV of the prompt's tokens up to `prompt.num_kept`.
 
     limit: most tokens that it may have. ended: the judge has ended its turn.
     """
 
     node: Node
-    asked: PathPrompt
+    prompt: PathPrompt
     path: Path
     limit: int
     token_ids: list[int] = field(default_factory=list)
@@ -43,8 +129,8 @@ class _Critique:
 
     @property
     def question(self) -> list[int]:
-        """Tokens behind the last step: what is asked about it."""
-        return self.asked.token_ids[self.asked.num_kept :]
+        """Tokens behind the last step: what is prompt about it."""
+        return self.prompt.token_ids[self.prompt.num_kept :]
 
     @property
     def stopped(self) -> bool:
@@ -93,10 +179,10 @@ class JudgeVerifier:
         requests: list[PrefillRequest | None] = []
         for root, mine in trees.items():
             prompts = self._prompts.encode(root.problem_text, mine)
-            for node, asked in zip(mine, prompts, strict=True):
-                requests.append(self._request(node, asked))
-                if asked is not None and self._fits_context(asked):
-                    rows.append(self._row(node, asked))
+            for node, prompt in zip(mine, prompts, strict=True):
+                requests.append(self._request(node, prompt))
+                if prompt is not None and self._fits_context(prompt):
+                    rows.append(self._row(node, prompt))
         self.tree_model.prefill([request for request in requests if request is not None])
         for batch in self._batches(rows):
             self._write_all(batch)
@@ -116,21 +202,21 @@ class JudgeVerifier:
     def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
         return map(self._request, nodes, self._prompts.encode(root.problem_text, nodes))
 
-    def _request(self, node: Node, asked: PathPrompt | None) -> PrefillRequest | None:
+    def _request(self, node: Node, prompt: PathPrompt | None) -> PrefillRequest | None:
         """What must be computed for this node's path; its handle is in place afterwards."""
-        if asked is None or not self._fits_context(asked):
+        if prompt is None or not self._fits_context(prompt):
             self._kv.nothing_to_read(node)
             return None
-        token_ids = asked.token_ids[: asked.num_kept]
+        token_ids = prompt.token_ids[: prompt.num_kept]
         return self._kv.extend(node, token_ids, self._kv.num_shared(node, token_ids))
 
-    def _fits_context(self, asked: PathPrompt) -> bool:
+    def _fits_context(self, prompt: PathPrompt) -> bool:
         """True if there is room for a token of critique."""
-        return len(asked.token_ids) < self.tree_model.decoder.shape.context
+        return len(prompt.token_ids) < self.tree_model.decoder.shape.context
 
-    def _row(self, node: Node, asked: PathPrompt) -> _Critique:
-        room = self.tree_model.decoder.shape.context - len(asked.token_ids)
-        return _Critique(node, asked, node.handles[OWNER].path, min(self.spec.max_tokens, room))
+    def _row(self, node: Node, prompt: PathPrompt) -> _Critique:
+        room = self.tree_model.decoder.shape.context - len(prompt.token_ids)
+        return _Critique(node, prompt, node.handles[OWNER].path, min(self.spec.max_tokens, room))
 
     def _read(self, row: _Critique) -> float | None:
         text = self._codec.decode(row.token_ids).strip()
@@ -193,7 +279,7 @@ class JudgeVerifier:
         ):
             lease.add(dict.fromkeys(questions, 1))
             requests = [
-                PrefillRequest(row.path, segment, row.question, row.asked.num_kept)
+                PrefillRequest(row.path, segment, row.question, row.prompt.num_kept)
                 for row, segment in zip(rows, questions, strict=True)
             ]
             hidden = self.tree_model.prefill(requests)
@@ -234,7 +320,7 @@ class JudgeVerifier:
         spare = session.num_rows - len(rows)
         hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
         present: list[_Critique | None] = [*rows, *([None] * spare)]  # None pads the batch
-        starts = [len((row or rows[0]).asked.token_ids) for row in present]
+        starts = [len((row or rows[0]).prompt.token_ids) for row in present]
         positions = torch.tensor(starts, device=decoder.device)
         while True:
             likeliest = decoder.logits(hidden)[:, : self._num_tokens].max(-1)

@@ -7,8 +7,10 @@ verifier's business. search-and-learn re-encodes every path in every round.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import groupby
 
 import torch
@@ -17,7 +19,6 @@ from beamwright.kv import Path, PathPart, Segment, truncate_path
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.tree import Node
 from beamwright.verify.encode import common_prefix
-from beamwright.verify.score_cache import digest, of_numbers
 
 OWNER = "verifier"
 
@@ -25,18 +26,23 @@ Requests = Callable[[Node, Sequence[Node]], Iterable[PrefillRequest | None]]
 """From a root and nodes below it to what must be computed for each; handles are put in place."""
 
 
+def digest(above: bytes, numbers: Sequence[int]) -> bytes:
+    """Of what a key stands for, and numbers that follow it."""
+    return blake2b(above + array("q", numbers).tobytes(), digest_size=16).digest()
+
+
 @dataclass
 class VerifierState:
     """What a node holds: its path's tokens, its own segment, and the path through the tree.
 
-    key: digest of the path's tokens, cut into its segments. owed: what would fill its segment,
-    where that is put off until somebody reads it.
+    key: digest of the path's tokens, cut into its segments, since cuts decide last bits. owed: what
+    would fill its segment, where that is put off until somebody reads it.
     """
 
     token_ids: list[int]
     segment: Segment
     path: Path
-    key: bytes = b""
+    key: bytes
     owed: PrefillRequest | None = None
 
 
@@ -44,17 +50,13 @@ class PathKV:
     """Owns the `verifier` handles of one model's nodes.
 
     encode_prefix: from a problem's text to the token ids before the first step.
-    identity: whose scores are kept, the first part of every node's key. Where it is set, problems'
-    prefixes are put off, too.
     """
-
-    identity: bytes | None = None
 
     def __init__(self, model: TreeModel, encode_prefix: Callable[[str], list[int]]) -> None:
         self.model = model
         self._encode_prefix = encode_prefix
 
-    def begin(self, roots: Sequence[Node]) -> None:
+    def begin(self, roots: Iterable[Node]) -> None:
         """Give every root the KV of its problem's prefix, once.
 
         Raises:
@@ -68,14 +70,11 @@ class PathKV:
                 token_ids = []  # no path of this problem fits: none will be scored
             segment = self.model.store.create()
             path = (PathPart(segment, len(token_ids)),)
-            state = root.handles[OWNER] = VerifierState(token_ids, segment, path)
-            state.key = self._key(b"", 0, token_ids)
-            request = PrefillRequest((), segment, token_ids, 0, read=())
-            if token_ids and self.identity is not None:
-                state.owed = request
-            elif token_ids:
+            key = digest(b"", [0, *token_ids])
+            root.handles[OWNER] = VerifierState(token_ids, segment, path, key)
+            if token_ids:
                 root.usage["verifier_prefilled"] += len(token_ids)
-                requests.append(request)
+                requests.append(PrefillRequest((), segment, token_ids, 0, read=()))
         try:
             self.model.prefill(requests)
         except BaseException:
@@ -84,36 +83,29 @@ class PathKV:
 
     def num_shared(self, node: Node, token_ids: Sequence[int]) -> int:
         """Tokens that this encoding of a node begins with and its parent's does, too."""
-        return common_prefix(self._parent(node).token_ids, token_ids)
+        return common_prefix(self._above(node).token_ids, token_ids)
 
     def extend(self, node: Node, token_ids: list[int], start: int) -> PrefillRequest | None:
         """Put a node's handle in place; returns what must be prefilled, None for nothing.
 
         start: tokens that are read from the parent's KV, at most `num_shared`.
         """
-        parent = self._parent(node)
+        parent = self._above(node)
         path = truncate_path(parent.path, start)
         segment = self.model.store.create(start=start)
-        new = len(token_ids) - start
-        key = self._key(parent.key, start, token_ids[start:])
-        whole = (*path, PathPart(segment, new))
+        new = token_ids[start:]
+        key = digest(parent.key, [start, *new])
+        whole = (*path, PathPart(segment, len(new)))
         node.handles[OWNER] = VerifierState(token_ids, segment, whole, key)
-        request = PrefillRequest(path, segment, token_ids[start:], start)
+        request = PrefillRequest(path, segment, new, start)
         _count(node, request)
         return request if new else None
 
     def nothing_to_read(self, node: Node) -> None:
         """There is nothing to read: the node is where its parent is."""
-        parent = self._parent(node)
+        parent = self._above(node)
         segment = self.model.store.create()
         node.handles[OWNER] = VerifierState(parent.token_ids, segment, parent.path, parent.key)
-
-    # --- what is put off ---------------------------------------------------------------------
-
-    def key(self, node: Node) -> bytes:
-        """Digest of a node's path."""
-        state: VerifierState = node.handles[OWNER]
-        return state.key
 
     def put_off(self, node: Node, request: PrefillRequest) -> None:
         """Do not compute what `extend` returned before a node below is."""
@@ -131,24 +123,21 @@ class PathKV:
         owing: dict[Node, None] = {}
         for node in nodes:
             while node.parent is not None:
-                node = self._before(node)  # noqa: PLW2901
+                node = _before(node)  # noqa: PLW2901
                 if node.handles[OWNER].owed is not None:
                     owing[node] = None
-        for _, level in groupby(sorted(owing, key=lambda node: node.depth), lambda n: n.depth):
-            mine = list(level)
-            requests = [node.handles[OWNER].owed for node in mine]
+        for _, same in groupby(sorted(owing, key=lambda node: node.depth), lambda n: n.depth):
+            level = list(same)
+            requests = [node.handles[OWNER].owed for node in level]
             try:
                 self.model.prefill(requests)
             except BaseException:
                 for request in requests:
                     self.model.store.clear(request.segment)
                 raise
-            for node, request in zip(mine, requests, strict=True):
+            for node, request in zip(level, requests, strict=True):
                 node.handles[OWNER].owed = None
                 _count(node, request)
-
-    def _key(self, above: bytes, start: int, token_ids: Sequence[int]) -> bytes:
-        return digest(above or self.identity or b"", of_numbers([start, *token_ids]))
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
@@ -171,32 +160,31 @@ class PathKV:
         for _, same in groupby(scored, key=lambda node: node.depth):
             level = list(same)
             usages = [node.usage.copy() for node in level]
-            self._restore_level(level, extend)
+            self.begin(node for node in level if node.parent is None)
+            steps = [node for node in level if node.parent is not None]
+            requests: list[PrefillRequest | None] = []
+            for root, below in groupby(steps, key=lambda node: node.root):
+                requests += extend(root, list(below))
+            self.catch_up(steps)
+            self.model.prefill([request for request in requests if request is not None])
             for node, usage in zip(level, usages, strict=True):
                 spent = node.usage["verifier_prefilled"] - usage["verifier_prefilled"]
                 self.model.store.counts.recomputed_tokens += spent
                 node.usage = usage
 
-    def _restore_level(self, nodes: list[Node], extend: Requests) -> None:
-        self.begin([node for node in nodes if node.parent is None])
-        steps = [node for node in nodes if node.parent is not None]
-        requests: list[PrefillRequest | None] = []
-        for root, mine in groupby(steps, key=lambda node: node.root):
-            requests += extend(root, list(mine))
-        self.catch_up(steps)
-        self.model.prefill([request for request in requests if request is not None])
-
-    def _before(self, node: Node) -> Node:
-        if node.parent is None:
-            raise AssertionError("a root has no parent's encoding")
-        # Every reply begins behind the problem: turns and earlier replies are not read.
-        return node.parent if node.parent.turn is None else node.root
-
-    def _parent(self, node: Node) -> VerifierState:
-        state: VerifierState | None = self._before(node).handles.get(OWNER)
+    def _above(self, node: Node) -> VerifierState:
+        state: VerifierState | None = _before(node).handles.get(OWNER)
         if state is None:
             raise AssertionError(f"{node!r}: its parent was not scored")
         return state
+
+
+def _before(node: Node) -> Node:
+    """The node whose encoding this one's follows."""
+    if node.parent is None:
+        raise AssertionError("a root has no parent's encoding")
+    # Every reply begins behind the problem: turns and earlier replies are not read.
+    return node.parent if node.parent.turn is None else node.root
 
 
 def _count(node: Node, request: PrefillRequest, sign: int = 1) -> None:

@@ -13,12 +13,10 @@ import torch
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel
 from beamwright.tree import Node, by_root
-from beamwright.verify.aggregate import AGGREGATES
 from beamwright.verify.encode import Encoded, PathEncoder
 from beamwright.verify.heads import make_head
-from beamwright.verify.path_kv import PathKV
-from beamwright.verify.score_cache import ScoreCache, digest, of_numbers
-from beamwright.verify.spec import VerifierSpec
+from beamwright.verify.path_kv import OWNER, PathKV, digest
+from beamwright.verify.spec import AGGREGATES, VerifierSpec
 
 
 class PrmVerifier:
@@ -37,16 +35,8 @@ class PrmVerifier:
         self._encoder = PathEncoder(spec, model.codec)
         self._kv = PathKV(tree_model, self._encoder.encode_prefix)
         self._head = make_head(spec, model)
-        self.scores: ScoreCache | None = None
         # A head that looks back needs the hidden state before the first new token.
         self._look_back = 1 if spec.head.looks_back else 0
-
-    def remember(self, scores: ScoreCache) -> None:
-        """Look scores up, and keep them. What is read from KV must not depend on the batch.
-
-        KV of steps whose scores are known is computed once a step below is to be scored.
-        """
-        self.scores, self._kv.identity = scores, scores.identity
 
     @torch.inference_mode()
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
@@ -58,37 +48,26 @@ class PrmVerifier:
         Raises:
             CapacityError: if the verifier's KV budget cannot hold the new tokens.
         """
-        scores: dict[Node, float | None] = dict.fromkeys(nodes)
         keys: dict[Node, bytes] = {}
-        computed: dict[bytes, float | None] = {}
+        work: dict[bytes, tuple[Node, Encoded, PrefillRequest]] = {}
         trees = by_root(nodes)
-        work: list[tuple[Node, Encoded, PrefillRequest]] = []
-        self._kv.begin(list(trees))
-        for root, mine in trees.items():
-            encodings = self._encoder.encode(root.problem_text, mine)
-            for node, encoded in zip(mine, encodings, strict=True):
+        self._kv.begin(trees)
+        for root, below in trees.items():
+            encodings = self._encoder.encode(root.problem_text, below)
+            for node, encoded in zip(below, encodings, strict=True):
                 request = self._request(node, encoded)
                 if request is None:
                     continue
-                key = keys[node] = digest(self._kv.key(node), of_numbers(encoded.read_at))
-                scores[node] = None if self.scores is None else self.scores.get(key)
-                if scores[node] is None and key not in computed:
-                    computed[key] = None
-                    work.append((node, encoded, request))
-                else:
+                key = keys[node] = digest(node.handles[OWNER].key, encoded.read_at)
+                if key in work:
                     self._kv.put_off(node, request)
-        self._kv.catch_up(node for node, _, _ in work)
-        hidden = self.tree_model.prefill([request for _, _, request in work])
-        values = self._read([(e, r) for _, e, r in work], hidden)
-        for (node, _, _), value in zip(work, values, strict=True):
-            computed[keys[node]] = value
-            if self.scores is not None:
-                self.scores.put(keys[node], value)
-        asked = {node for node, _, _ in work}
-        for node, key in keys.items():
-            scores[node] = computed.get(key, scores[node])
-            node.usage["scores_computed" if node in asked else "scores_found"] += 1
-        return [scores[node] for node in nodes]
+                else:
+                    work[key] = (node, encoded, request)
+        self._kv.catch_up(node for node, _, _ in work.values())
+        hidden = self.tree_model.prefill([request for _, _, request in work.values()])
+        values = self._read([(e, r) for _, e, r in work.values()], hidden)
+        scores = dict(zip(work, values, strict=True))
+        return [scores[keys[node]] if node in keys else None for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free the segments of these nodes."""
@@ -135,12 +114,11 @@ class PrmVerifier:
         ids = torch.tensor(token_ids, device=device)
         values = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device)).tolist()
         combine = AGGREGATES[self.spec.combine]
-        found: list[float] = []
+        scores: list[float] = []
         first = 0
         for encoded, _ in work:
-            count = len(encoded.read_at)
-            own = values[first : first + count]
+            of_step = values[first : first + len(encoded.read_at)]
             # A minimum would pass over NaN.
-            found.append(combine(own) if all(map(math.isfinite, own)) else math.nan)
-            first += count
-        return found
+            scores.append(combine(of_step) if all(map(math.isfinite, of_step)) else math.nan)
+            first += len(of_step)
+        return scores

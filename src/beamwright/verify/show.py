@@ -9,11 +9,10 @@ from beamwright.errors import BeamwrightError, InputError
 from beamwright.models import TextCodec, TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, StopReason
-from beamwright.verify.aggregate import aggregate
 from beamwright.verify.encode import PathEncoder, Traced, common_prefix
+from beamwright.verify.find import find_format, resolve_verifier
 from beamwright.verify.heads import token_id
-from beamwright.verify.make import find_format, resolve_verifier
-from beamwright.verify.spec import VerifierSpec
+from beamwright.verify.spec import VerifierSpec, aggregate
 
 PROBLEM = (
     "Paul starts with 106 pears. Then in June Paul gives away 41 pears. "

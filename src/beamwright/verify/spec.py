@@ -1,6 +1,8 @@
-"""A verifier as data: template, where to read, head, activation. Adding a PRM needs no code.
+"""Verifiers as data: template, where to read, head, activation, and whose checkpoints they are.
 
-A checkpoint folder says what it is in `verifier.yaml`:
+Adding a reward model needs no code: a checkpoint folder says what it is in `verifier.yaml`, or it
+is recognised as one of the families, a file each in `families/`. What a judge is asked is a
+`judge.yaml`.
 
 ```yaml
 name: my-prm
@@ -16,28 +18,54 @@ combine: last                 # tokens of one step to the step's score
 aggregate: min                # steps of a path to the path's score
 ```
 
-`family: NAME` in that file starts from a row of `verify/families` and changes what it names.
+`family: NAME` in that file starts from that family and changes what it names. Knows config.json,
+names of tensors and of tokens; no weights.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from beamwright.errors import InputError
+from beamwright.files import read_regular
 from beamwright.sections import Section
 from beamwright.yaml_file import read_yaml
 
-SPEC_FILE = "verifier.yaml"
-
-Feature = Literal["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
+SPEC_FILE, JUDGE_FILE = "verifier.yaml", "judge.yaml"
+_PACKAGED_JUDGE = Path(__file__).parent / JUDGE_FILE
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_EMPHASIS = re.compile(r"[*`$]+")
 STACKS = ("linear", "two_layer", "token_mlp")
-
-
+_FAMILIES = Path(__file__).parent / "families"
+_TOKEN_FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 _PLACEHOLDER = re.compile(r"(?<![\\\w{])\{\s*([A-Za-z_]\w*)\s*\}(?!\})")
+
+_S = TypeVar("_S", bound=Section)
+Feature = Literal["previous_hidden", "token_embedding", "logprob", "entropy", "gap"]
+Reduction = Literal["last", "min", "prod", "mean"]
+AGGREGATES: dict[str, Callable[[list[float]], float]] = {
+    "last": lambda scores: scores[-1],
+    "min": min,
+    "prod": math.prod,
+    "mean": lambda scores: sum(scores) / len(scores),
+}
+
+
+def aggregate(step_scores: Sequence[float | None], how: str) -> float | None:
+    """One score for a path. Steps without a score (empty ones) are left out; None if all are.
+
+    So "last" never scores an empty step.
+    """
+    scores = [score for score in step_scores if score is not None]
+    return AGGREGATES[how](scores) if scores else None
 
 
 def check_placeholders(name: str, text: str | None, known: tuple[str, ...]) -> None:
@@ -149,8 +177,8 @@ class VerifierSpec(Section):
     head: Head
     activation: Literal["sigmoid", "softmax", "exp", "identity"]
     scores: Literal["every_step", "ended_paths"] = "every_step"
-    combine: Literal["last", "min", "prod", "mean"] = "last"
-    aggregate: Literal["last", "min", "prod", "mean"] = "last"
+    combine: Reduction = "last"
+    aggregate: Reduction = "last"
 
     @property
     def gives_probabilities(self) -> bool:
@@ -186,29 +214,224 @@ LIKELIHOOD_SPEC = VerifierSpec(
 )
 
 
-def read_spec_file(file: Path) -> dict[str, Any]:
+def read_mapping(file: Path) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
         InputError: if it is not YAML, or not a mapping.
     """
-    found = read_yaml(file, "verifier")
-    if not isinstance(found, dict):
+    written = read_yaml(file, "verifier")
+    if not isinstance(written, dict):
         raise InputError(f"verifier {file}: spec: a mapping is expected")
-    return found
+    return written
 
 
 def parse_spec(written: dict[str, Any], where: str) -> VerifierSpec:
-    """The spec that a mapping says.
-
-    where: what an error names.
+    """The spec that a mapping says. where: what an error names.
 
     Raises:
         InputError: if it is not valid.
     """
+    return validated(VerifierSpec, written, where)
+
+
+def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
+    """A declaration of that kind; an error is one line about its first mistake."""
     try:
-        return VerifierSpec.model_validate(written)
+        return kind.model_validate(written)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "spec"
         raise InputError(f"verifier {where}: {place}: {first['msg']}") from error
+
+
+# --- families --------------------------------------------------------------------------------
+
+
+class Detect(Section):
+    """What tells a family's checkpoints; all that is given must hold.
+
+    tensors: names in the weight files. architectures: patterns for config.json's. token: is in the
+    tokenizer's files. name: regular expression for the folder's or the hub's name.
+    """
+
+    tensors: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
+    token: str | None = None
+    name: str | None = None
+
+    def matches(self, folder: Path) -> bool:
+        """True if the checkpoint in this folder looks so."""
+        config = _config(folder)
+        if self.name is not None:
+            # The hub's cache, whose folders are named by commit: models--ORG--NAME/snapshots/...
+            hub = folder.parent.parent.name
+            names = [folder.name, hub if hub.startswith("models--") else ""]
+            text = " ".join([*names, str(config.get("_name_or_path", ""))])
+            if not re.search(self.name, text, re.IGNORECASE):
+                return False
+        if self.architectures:
+            named = [str(name) for name in config.get("architectures") or ()]
+            if not any(fnmatchcase(n, wanted) for n in named for wanted in self.architectures):
+                return False
+        if self.token is not None and not _has_token(folder, self.token):
+            return False
+        if not self.tensors:
+            return True
+        from beamwright.models.weights import tensor_names  # noqa: PLC0415 (slow import)
+
+        return set(self.tensors) <= tensor_names(folder)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        written = json.loads(read_regular(folder / "config.json"))
+    except (OSError, ValueError):
+        return {}  # what is wrong with it is said when the model is loaded
+    return written if isinstance(written, dict) else {}
+
+
+def _has_token(folder: Path, token: str) -> bool:
+    written = json.dumps(token)
+    files = [folder / name for name in _TOKEN_FILES]
+    return any(f.is_file() and written in f.read_text("utf-8", errors="replace") for f in files)
+
+
+class Family(Section):
+    """A row. written: its spec as a mapping, for `family: NAME` in a user's file."""
+
+    spec: VerifierSpec
+    about: str
+    detect: Detect | None
+    written: dict[str, Any]
+
+
+def families(folder: Path = _FAMILIES) -> dict[str, Family]:
+    """All rows by name.
+
+    Raises:
+        InputError: if a row is not valid.
+    """
+    rows: dict[str, Family] = {}
+    for file in sorted(folder.glob("*.yaml")):
+        written = read_mapping(file)
+        about, detect = str(written.pop("about", "")), written.pop("detect", None)
+        spec = parse_spec(written, str(file))
+        looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
+        rows[spec.name] = Family(spec=spec, about=about, detect=looks, written=written)
+    return rows
+
+
+def family(name: str) -> Family:
+    """The row of that name.
+
+    Raises:
+        InputError: if there is none.
+    """
+    rows = families()
+    if name not in rows:
+        raise InputError(f"verifier family {name!r} is not known; there are {', '.join(rows)}")
+    return rows[name]
+
+
+def load_spec(folder: Path) -> VerifierSpec:
+    """The spec of a checkpoint folder: its `verifier.yaml`, or the family it is recognised as.
+
+    Raises:
+        InputError: if there is neither, or the file is not valid.
+    """
+    file = folder / SPEC_FILE
+    if file.is_file():
+        written = read_mapping(file)
+        if "family" in written:
+            name = written.pop("family")
+            if not isinstance(name, str):
+                raise InputError(f"verifier {file}: family: a name is expected")
+            written = _merged({**family(name).written, "name": f"{name}, changed"}, written)
+        return parse_spec(written, str(file))
+    rows = families()
+    matches = [row.spec for row in rows.values() if row.detect and row.detect.matches(folder)]
+    if len(matches) == 1:
+        return matches[0]
+    several = " and ".join(spec.name for spec in matches)
+    raise InputError(
+        f"verifier {folder}: no {SPEC_FILE} says how its scores are read, and it is recognised as "
+        f"{several or 'no known family'}; name one: --verifier family:NAME:{folder} "
+        f"(NAME: {', '.join(rows)})"
+    )
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes`; mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = {**old, **value} if both and old is not None else value
+    return merged
+
+
+# --- judges ----------------------------------------------------------------------------------
+
+
+class JudgeSpec(Section):
+    """One way to ask a judge; a `judge.yaml` in the model's folder changes what it names.
+
+    scores: "ended_paths" leaves every step but a path's last one unjudged.
+    """
+
+    system: str | None = None
+    prompt: str
+    step: str
+    pattern: str
+    out_of: float = Field(gt=0, allow_inf_nan=False)
+    max_tokens: int = Field(ge=1)
+    scores: Literal["every_step", "ended_paths"]
+    aggregate: Reduction
+
+    @field_validator("prompt")
+    @classmethod
+    def _names_both(cls, prompt: str) -> str:
+        if re.findall(r"\{(?:problem|steps)\}", prompt) != ["{problem}", "{steps}"]:
+            raise ValueError("it holds {problem} and then {steps}, once each")
+        check_placeholders("prompt", prompt, ("problem", "steps"))
+        return prompt
+
+    @field_validator("step")
+    @classmethod
+    def _names_the_step(cls, step: str) -> str:
+        if step.count("{step}") != 1:
+            raise ValueError("it holds {step} once")
+        check_placeholders("step", step, ("step", "number"))
+        return step
+
+    @field_validator("pattern")
+    @classmethod
+    def _has_one_group(cls, pattern: str) -> str:
+        try:
+            groups = re.compile(pattern).groups
+        except re.error as error:
+            raise ValueError(f"not a regular expression ({error})") from error
+        if groups != 1:
+            raise ValueError(f"it has {groups} groups, and the score is one")
+        return pattern
+
+    def read_score(self, critique: str) -> float | None:
+        """The last score in a text, in [0, 1]; None where there is none, or it is out of range."""
+        plain = _EMPHASIS.sub("", _BOXED.sub(r"\1", critique))
+        try:
+            number = float(re.findall(self.pattern, plain)[-1])
+        except (IndexError, ValueError):
+            return None
+        return number / self.out_of if 0 <= number <= self.out_of else None
+
+
+def load_judge(folder: Path) -> JudgeSpec:
+    """The folder's `judge.yaml` over the packaged one.
+
+    Raises:
+        InputError: if it is not valid.
+    """
+    file = folder / JUDGE_FILE
+    written = read_mapping(_PACKAGED_JUDGE) | (read_mapping(file) if file.is_file() else {})
+    return validated(JudgeSpec, written, str(file))

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from beamwright.verify import load_spec
+from beamwright.verify.spec import load_spec
 from beamwright_lab.peers.adapters.token_head import TokenHead
 from beamwright_lab.peers.adapters.transformers_loops import load_model
 from beamwright_lab.peers.adapters.worker import Worker

@@ -1,0 +1,242 @@
+"""Scores that need no second model: what the generator knew of its own tokens, a user's own code.
+
+A tree keeps the log-probability of each drawn token under the untempered distribution; the
+statistics of the whole distribution that a scorer names in `token_stats` are computed for it and
+kept beside (`protocols.ReadsTokenStats`). DeepConf: Fu et al. 2025, "Deep Think with Confidence".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from beamwright.errors import InputError
+from beamwright.protocols import Verifier
+from beamwright.tree import Node
+
+_ENTROPY, _CONFIDENCE = "entropy", "confidence"
+_BOTTOM = 10  # the lowest tenth of the groups
+
+Measure = Callable[[Sequence[float], int], float]
+ScoreFunction = Callable[[str, list[str]], float | None]
+"""From the problem's text and the texts of a path's steps to the score of the last one."""
+
+
+class StepScorer:
+    """Scores a step by what is on its node: nothing is kept."""
+
+    default_aggregate = "last"
+    probabilities = False
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """A score per step."""
+        return [self._score(node) for node in nodes]
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Nothing is kept on the nodes."""
+
+    def _score(self, node: Node) -> float | None:
+        raise NotImplementedError
+
+
+class NoVerifier(StepScorer):
+    """No opinion: every score is None, and order falls back to lineage."""
+
+    def _score(self, node: Node) -> float | None:
+        return None
+
+
+class LogprobVerifier(StepScorer):
+    """A step's score is the geometric mean of its tokens' probabilities, in (0, 1]."""
+
+    default_aggregate = "mean"
+    probabilities = True
+
+    def _score(self, node: Node) -> float | None:
+        return math.exp(_mean(node.logprobs)) if node.logprobs else None
+
+
+class MinLogprobVerifier(StepScorer):
+    """A step's score is the probability of its least likely token, in (0, 1]."""
+
+    default_aggregate = "min"
+    probabilities = True
+
+    def _score(self, node: Node) -> float | None:
+        return math.exp(min(node.logprobs)) if node.logprobs else None
+
+
+class EntropyVerifier(StepScorer):
+    """A step's score is exp(-mean entropy of its tokens' distributions), in (0, 1].
+
+    One over the number of equally likely tokens that the generator chose from, on (geometric)
+    average; 1 where it had no choice.
+    """
+
+    default_aggregate = "mean"
+    token_stats = frozenset({_ENTROPY})
+    probabilities = True
+
+    def _score(self, node: Node) -> float | None:
+        return math.exp(-_mean(node.stats[_ENTROPY])) if node.token_ids else None
+
+
+def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
+    """Mean confidence of every `window` tokens in a row; a shorter path is one group."""
+    size = min(window, len(confidences))
+    sums = list(accumulate(confidences, initial=0.0))
+    return [(after - before) / size for before, after in zip(sums, sums[size:], strict=False)]
+
+
+def lowest_group(confidences: Sequence[float], window: int) -> float:
+    """DeepConf's lowest group confidence."""
+    return min(group_confidences(confidences, window))
+
+
+def bottom_groups(confidences: Sequence[float], window: int) -> float:
+    """DeepConf's bottom-10% group confidence: the mean of the lowest tenth, at least of one."""
+    groups = sorted(group_confidences(confidences, window))
+    return _mean(groups[: max(1, len(groups) // _BOTTOM)])
+
+
+def tail(confidences: Sequence[float], window: int) -> float:
+    """DeepConf's tail confidence: the mean of the last `window` tokens."""
+    return _mean(confidences[-window:])
+
+
+class DeepConfVerifier(StepScorer):
+    """DeepConf's confidence of the path so far; the last step's score is that of the whole path.
+
+    window: tokens of a group. measure: `lowest_group`, `bottom_groups` or `tail`.
+    The score is the published number itself: positive, and a mean of token confidences, which
+    start at the log of 20 (`engine.sampling.confidence`) and have no upper end. Squeezing it into
+    [0, 1] would change the weights of a vote.
+    """
+
+    token_stats = frozenset({_CONFIDENCE})
+
+    def __init__(self, window: int = 128, measure: Measure = lowest_group) -> None:
+        self.window, self.measure = window, measure
+
+    def _score(self, node: Node) -> float | None:
+        if not node.token_ids:
+            return None
+        steps = [step for step in node.reply() if step.token_ids]
+        values = [value for step in steps for value in step.stats[_CONFIDENCE]]
+        return self.measure(values, self.window)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+_WITHOUT_OPTION: dict[str, Callable[[], Verifier]] = {
+    "none": NoVerifier,
+    "logprob": LogprobVerifier,
+    "min-logprob": MinLogprobVerifier,
+    "entropy": EntropyVerifier,
+}
+_MEASURES: dict[str, Measure] = {
+    "deepconf": lowest_group,
+    "deepconf-bottom": bottom_groups,
+    "deepconf-tail": tail,
+}
+WITHOUT_MODEL = (*_WITHOUT_OPTION, *_MEASURES)
+
+
+def scorer(name: str, option: str | None) -> Verifier:
+    """The scorer of a name in `WITHOUT_MODEL`. option: what follows the name and a colon.
+
+    Raises:
+        InputError: for an option that it does not take.
+    """
+    if name in _WITHOUT_OPTION:
+        if option is not None:
+            raise InputError(f"--verifier: {option!r} follows a scorer that takes no option")
+        return _WITHOUT_OPTION[name]()
+    if option is None:
+        return DeepConfVerifier(measure=_MEASURES[name])
+    if not option.isdecimal() or int(option) < 1:
+        raise InputError(f"--verifier {name}:{option}: the window is a positive number of tokens")
+    return DeepConfVerifier(int(option), _MEASURES[name])
+
+
+class CallableVerifier(StepScorer):
+    """Scores a step by `function(problem, steps)`.
+
+    steps: the path's steps without the empty ones, delimiters included; an empty step is not
+    scored. The function may return None for no opinion. aggregate: steps to a path's score.
+    """
+
+    def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.default_aggregate = aggregate
+        self.beside_decoding = _may_run_beside(function)
+
+    def _score(self, node: Node) -> float | None:
+        """Raises InputError if the function does, or returns what is no finite number."""
+        if not node.step_text.strip():
+            return None
+        steps = [step.step_text for step in node.reply() if step.step_text.strip()]
+        where = f"verifier {self.name} on problem {node.problem_id}, step {node.depth}"
+        try:
+            value: Any = self.function(node.root.problem_text, steps)
+        except Exception as error:  # whatever a user's function raises
+            raise InputError(f"{where}: it raised {_line(error)}") from error
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError) as error:
+            kind = type(value).__name__
+            raise InputError(f"{where}: it returned {kind}, not a number") from error
+        except OverflowError as error:
+            raise InputError(f"{where}: it returned a number beyond all floats") from error
+        if not math.isfinite(number):
+            raise InputError(f"{where}: it returned {number}, not a finite number")
+        return number
+
+
+class ObjectVerifier:
+    """A verifier of the user's own, with the usual answers to what it does not say.
+
+    listwise: unless it says that scores are each their own, or that it may be called beside
+    decoding, where batches are as they come.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.name = str(getattr(function, "name", type(function).__name__))
+        self.default_aggregate: str = getattr(function, "default_aggregate", "last")
+        self.probabilities = bool(getattr(function, "probabilities", False))
+        self.token_stats: frozenset[str] = frozenset(getattr(function, "token_stats", ()))
+        self.beside_decoding = _may_run_beside(function)
+        self.listwise = bool(getattr(function, "listwise", not self.beside_decoding))
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        """What the user's object answers.
+
+        Raises:
+            InputError: if it raises.
+        """
+        try:
+            return list(self.function.score(nodes))
+        except Exception as error:  # whatever a user's object raises
+            raise InputError(f"verifier {self.name}: it raised {_line(error)}") from error
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
+        if release is not None:
+            release(nodes)
+
+
+def _may_run_beside(function: Any) -> bool:
+    """A user's code runs on the caller's thread unless it says that it need not."""
+    return bool(getattr(function, "beside_decoding", False))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
