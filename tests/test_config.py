@@ -156,3 +156,8 @@ def test_a_bad_value_is_one_line_that_shows_it_once(options, line):
     with pytest.raises(InputError) as caught:
         Settings.build(**options)
     assert str(caught.value) == line
+
+
+def test_an_option_that_is_gone_says_so():
+    with pytest.raises(InputError, match=r"unknown option 'score_cache': scores are kept no long"):
+        Settings.build(score_cache="memory")

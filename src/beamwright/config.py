@@ -30,6 +30,7 @@ from beamwright.yaml_file import read_yaml
 
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
+_GONE = {"score_cache": "scores are kept no longer; repeats of one call are scored once anyway"}
 
 
 class Settings(Section):
@@ -148,7 +149,7 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
         return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
-    hint = did_you_mean(name, owners).rstrip()
+    hint = _GONE.get(name) or did_you_mean(name, owners).rstrip()
     return f"unknown option {where!r}" + (f": {hint}" if hint else "")
 
 

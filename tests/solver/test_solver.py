@@ -148,7 +148,6 @@ def test_hits_and_misses_of_both_models(with_prm, make_solver):
     solution, tree = grow(with_prm(n=8))
     found = solution.to_json()["cache"]
     assert set(found["generator"]) == set(found["verifier"]) == CACHE_KEYS
-    assert found["scores"] is None
     for role in ("generator", "verifier"):
         each = found[role]
         parts = ("reused_tokens", "loaded_tokens", "recomputed_tokens", "prefilled_tokens")
