@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from beamwright.cli.imports import first_import
+from beamwright.cli.output import first_import
 
 
 @pytest.fixture

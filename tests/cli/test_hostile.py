@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from beamwright.cli.guard import guard
-from beamwright.cli.output import add_row, plain
+from beamwright.cli.output import add_row, guard, plain
 from beamwright.errors import CapacityError
 
 ESCAPES = "\x1b]0;PWN\x07\x1b[2J\x9b1m\u202e\ud800"

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import beamwright
-from beamwright.cli.guard import INTERRUPTED, complain
+from beamwright.cli.output import INTERRUPTED, complain
 from beamwright.errors import BeamwrightError
 from beamwright.plugins import load_all
 

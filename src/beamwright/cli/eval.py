@@ -33,11 +33,9 @@ from beamwright.cli.eval_ray import (
     solving_far,
 )
 from beamwright.cli.eval_view import print_report, print_reports
-from beamwright.cli.guard import complain
-from beamwright.cli.imports import first_import
 from beamwright.cli.in_flight import ProblemsInFlight
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import print_json, quiet_stdout
+from beamwright.cli.output import complain, first_import, print_json, quiet_stdout
 from beamwright.cli.views import TreePages
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from beamwright.cli.imports import first_import
 from beamwright.cli.options import option
+from beamwright.cli.output import first_import
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.evaluate import SolveMany

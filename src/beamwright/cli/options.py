@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
-from beamwright.cli.guard import guard
+from beamwright.cli.output import guard
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.registry import (

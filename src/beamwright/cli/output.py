@@ -1,9 +1,14 @@
-"""Standard output holds the result and nothing else; text from a model is made safe to show."""
+"""Standard output holds the result and nothing else; errors are one line and an exit code.
+
+Text from a model is made safe to show. Knows no command.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
@@ -12,21 +17,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from beamwright.errors import format_bytes
+from beamwright.errors import BeamwrightError, InputError
+from beamwright.errors import format_bytes as format_bytes
 from beamwright.finite import finite
-
-__all__ = [
-    "add_row",
-    "figures_table",
-    "format_bytes",
-    "one_line",
-    "plain",
-    "print_json",
-    "printable",
-    "quiet_stdout",
-    "short_number",
-    "short_time",
-]
 
 
 @contextmanager
@@ -85,3 +78,85 @@ def short_time(seconds: float) -> str:
     if seconds < 600:
         return short_number(seconds)
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{short_number(seconds / 3600)} h"
+
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def guard(debug: bool) -> Iterator[None]:
+    """End the command with the exit code of whatever is raised inside.
+
+    2 for bad input, 1 for other failures, 130 for Ctrl-C.
+    """
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt as error:
+        _stop("interrupted", INTERRUPTED, debug, error)
+    except BeamwrightError as error:
+        _stop(f"error: {error}", error.exit_code, debug, error)
+    except BrokenPipeError as error:  # the reader of our output has gone; nobody to tell
+        # Or the interpreter complains when it flushes on its way out.
+        sys.stdout = None
+        raise typer.Exit(1) from error
+    except OSError as error:  # of what nobody reads or writes on purpose: a full standard output
+        where = error.filename or "standard output"
+        _stop(f"error: {where}: {error.strerror or error}", 1, debug, error)
+    except MemoryError as error:
+        _stop("error: out of memory (lower --n, --kv-memory or --host-memory)", 1, debug, error)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        _stop(f"internal error: {what} (--debug shows where)", 1, debug, error)
+
+
+def complain(line: str) -> None:
+    """One line on standard error, whatever the text holds."""
+    typer.echo(f"beamwright: {one_line(line)}", err=True)
+
+
+def _stop(line: str, exit_code: int, debug: bool, error: BaseException) -> None:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    complain(line)
+    # Not from the error: a StopIteration behind it would be taken for this generator's own.
+    raise typer.Exit(exit_code) from None
+
+
+_SERVE_PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client")
+
+
+@contextmanager
+def first_import(module: str) -> Iterator[None]:
+    """Import a module inside. What it leaves is never looked through for garbage.
+
+    Some hundred thousand objects, all of which stay: collections among them take a sixth of the
+    time. Only where the module is not there yet, and only here: a process of the command line is
+    this program's own.
+    """
+    if module in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
+def needs_serve(command: str) -> Iterator[None]:
+    """Import what the extra `serve` brings inside.
+
+    Raises:
+        InputError: where it is not installed; one line says what to install.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] not in _SERVE_PACKAGES:
+            raise
+        what = f"beamwright {command} needs {error.name}"
+        raise InputError(f"{what} (pip install 'beamwright[serve]')") from error

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from beamwright.cli.guard import complain, guard
 from beamwright.cli.options import DEBUG, JSON, option
-from beamwright.cli.output import one_line, print_json
+from beamwright.cli.output import complain, guard, one_line, print_json
 from beamwright.cli.views import tree_page
 from beamwright.errors import InputError
 from beamwright.evaluate import summarise

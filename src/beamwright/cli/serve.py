@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from beamwright.cli.eval_ray import CoresOption, RayOption, ReplicasOption, find_cluster
-from beamwright.cli.guard import complain
-from beamwright.cli.imports import first_import
 from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import format_bytes, print_json, quiet_stdout
+from beamwright.cli.output import complain, first_import, format_bytes, print_json, quiet_stdout
 from beamwright.cli.views import Views
 from beamwright.errors import InputError, UnavailableError
 from beamwright.files import read_regular

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from beamwright.cli.guard import complain, guard
-from beamwright.cli.imports import needs_serve
 from beamwright.cli.options import DEBUG, JSON, option
-from beamwright.cli.output import print_json
+from beamwright.cli.output import complain, guard, needs_serve, print_json
 from beamwright.errors import InputError
 
 if TYPE_CHECKING:
