@@ -9,7 +9,8 @@ from rich.console import Group
 from rich.table import Table
 
 from beamwright.cli.machine import Machine
-from beamwright.cli.output import add_row, figures_table, format_bytes, plain, short_number
+from beamwright.cli.output import add_row, figures_table, plain, short_number
+from beamwright.errors import format_bytes
 from beamwright.units import GIB
 
 

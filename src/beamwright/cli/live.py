@@ -19,8 +19,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from beamwright.cli.drawing import Marks, draw_answers, draw_tree
-from beamwright.cli.output import format_bytes, printable
+from beamwright.cli.output import printable
 from beamwright.config import Settings
+from beamwright.errors import format_bytes
 from beamwright.progress import Progress
 from beamwright.protocols import RoundReport
 from beamwright.search import strategy_row

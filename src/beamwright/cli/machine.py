@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console, Group
 
 from beamwright.cli.options import option
-from beamwright.cli.output import add_row, figures_table, format_bytes, print_json
+from beamwright.cli.output import add_row, figures_table, print_json
 from beamwright.config import Settings
-from beamwright.errors import InputError
+from beamwright.errors import InputError, format_bytes
 from beamwright.plan.cards import CARDS, card_of_device
 from beamwright.plan.costs import ModelCosts, Storage, storage_of
 from beamwright.plan.machines import (

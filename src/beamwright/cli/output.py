@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.errors import format_bytes as format_bytes
 from beamwright.finite import finite
 
 

@@ -9,14 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from beamwright.cli.machine import Machine
-from beamwright.cli.output import (
-    add_row,
-    figures_table,
-    format_bytes,
-    plain,
-    short_number,
-    short_time,
-)
+from beamwright.cli.output import add_row, figures_table, plain, short_number, short_time
+from beamwright.errors import format_bytes
 from beamwright.plan.compare import LEAST_GAIN
 from beamwright.units import GIB
 

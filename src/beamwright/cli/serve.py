@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 from beamwright.cli.eval_ray import CoresOption, RayOption, ReplicasOption, find_cluster
 from beamwright.cli.live import Status
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import complain, first_import, format_bytes, print_json, quiet_stdout
+from beamwright.cli.output import complain, first_import, print_json, quiet_stdout
 from beamwright.cli.views import Views
-from beamwright.errors import InputError, UnavailableError
+from beamwright.errors import InputError, UnavailableError, format_bytes
 from beamwright.files import read_regular
 from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models

@@ -19,7 +19,6 @@ from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import (
     complain,
     first_import,
-    format_bytes,
     one_line,
     print_json,
     printable,
@@ -27,7 +26,7 @@ from beamwright.cli.output import (
 )
 from beamwright.cli.views import Views
 from beamwright.config import Settings
-from beamwright.errors import BeamwrightError, InputError, Interrupted
+from beamwright.errors import BeamwrightError, InputError, Interrupted, format_bytes
 from beamwright.files import check_writable, read_regular
 from beamwright.search import strategy_row
 from beamwright.search.defaults import resolved, vote_note
