@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from beamwright.errors import BeamwrightError
+from beamwright.serve.body import ServerLimits
 from beamwright.serve.errors import ApiError
 from beamwright.serve.feed import Feed
 from beamwright.serve.feed_routes import feed_routes, page_routes
-from beamwright.serve.limits import ServerLimits
 
 
 @dataclass

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 import httpx
 
-from beamwright.serve import Desk, Doors, Guard, ServerLimits, bind, make_served
-from beamwright.serve.process import make_server
+from beamwright.serve.app import make_app
+from beamwright.serve.body import ServerLimits
+from beamwright.serve.guard import Doors, Guard
+from beamwright.serve.queue import RequestQueue
+from beamwright.serve.server import Server, bind
 
 HOSTS = {"localhost"}
 ASKED = "Ann has 12 apples. She eats 3 and buys as many again. How many apples has she?"
@@ -24,12 +27,12 @@ class Served:
 
     def __init__(self, solver, limits=None, keys=(), hosts=HOSTS, name="tiny"):
         self.solver, self.limits = solver, limits or ServerLimits(drain_s=5.0)
-        self.desk = Desk(solver, name, self.limits)
-        self.app = Guard(make_served(self.desk), Doors.of(hosts, keys), self.limits)
+        self.queue = RequestQueue(solver, name, self.limits)
+        self.app = Guard(make_app(self.queue), Doors.of(hosts, keys), self.limits)
         self.socket = bind("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = make_server(self.app, self.desk)
+        self.server = Server(self.app, self.queue)
         self.thread = threading.Thread(target=self._run, daemon=True)
         headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)

@@ -6,8 +6,8 @@ import pytest
 
 from beamwright import Solver
 from beamwright.cluster.mirror import Changes, Mirror
+from beamwright.serve.app import kv_place
 from beamwright.serve.final import final_text
-from beamwright.serve.places import kv_place
 from beamwright.serve.shown import PageTree
 from beamwright.tree.hashing import tree_hash
 

@@ -68,11 +68,11 @@ def test_who_is_killed_loses_nothing_and_is_replaced(server, far, alone):
     until(lambda: len(far.replicas()) == 2, PATIENCE)
     deaths = far.deaths
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         asks = [lambda seed=seed: server.chat(seed=seed) for seed in range(6)]
         asks += [lambda seed=seed: text_of(server.stream(seed=seed)) for seed in range(6)]
         threads, found = beside(asks)
-        until(lambda: gate.reached and len(server.desk.jobs) == 12)
+        until(lambda: gate.reached and len(server.queue.jobs) == 12)
         until(lambda: sum(each.searches for each in far.replicas()) == 12)
         victim = far.replicas()[0]
         assert victim.searches > 0
@@ -107,11 +107,11 @@ def test_with_nobody_there_searches_wait_until_somebody_is(server, far, alone):
 
 def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         jobs = []
         threads, _ = beside([lambda seed=seed: server.chat(seed=seed) for seed in range(8)])
-        until(lambda: len(server.desk.jobs) == 8 and gate.reached)
-        jobs = list(server.desk.jobs.values())
+        until(lambda: len(server.queue.jobs) == 8 and gate.reached)
+        jobs = list(server.queue.jobs.values())
         for job in jobs:
             job.cancel()
     for thread in threads:

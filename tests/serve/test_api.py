@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from beamwright.serve import ServerLimits
+from beamwright.serve.body import ServerLimits
 from engines import assert_nothing_allocated
 from served import ASKED, held, text_of, until
 
@@ -226,7 +226,7 @@ def test_errors_name_what_is_wrong(served, fields, status, param):
         assert response.json()["error"]["param"] == param
         assert response.headers["x-should-retry"] == "false"
     assert response.headers["x-request-id"].startswith("req_")
-    assert not served.desk.jobs
+    assert not served.queue.jobs
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_bug_does_not_cost_the_connection(served, monkeypatch):
     def fail(*args, **kwargs):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(served.desk.asker.__class__, "chat", fail)
+    monkeypatch.setattr(served.queue.reader.__class__, "job", fail)
     ports = set()
     for _ in range(3):
         response = served.chat()
@@ -305,13 +305,13 @@ def test_who_leaves_is_cancelled_and_frees_everything(serve, streamed, caplog):
         f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
     )
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head.encode() + raw)
             until(lambda: gate.reached)
-            (job,) = server.desk.jobs.values()
+            (job,) = server.queue.jobs.values()
         until(lambda: job.handle._flight.cancelled)
-    until(lambda: not server.desk.jobs)
+    until(lambda: not server.queue.jobs)
     assert job.state == "cancelled"
     assert_nothing_allocated(server.solver)
     assert server.chat(seed=1).status_code == 200
@@ -322,10 +322,10 @@ def test_who_leaves_is_cancelled_and_frees_everything(serve, streamed, caplog):
 def test_one_too_many_is_told_to_come_later(serve):
     server = serve(limits=ServerLimits(requests=1, drain_s=5.0))
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         first = threading.Thread(target=server.chat, kwargs={"seed": 1})
         first.start()
-        until(lambda: server.desk.jobs)
+        until(lambda: server.queue.jobs)
         response = server.chat()
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "queue_full"
@@ -333,7 +333,7 @@ def test_one_too_many_is_told_to_come_later(serve):
         assert "x-should-retry" not in response.headers
         assert server.http.get("/health").status_code == 200
     first.join(30)
-    server.desk.listeners.clear()
+    server.queue.listeners.clear()
     assert server.chat(seed=1).status_code == 200
 
 
@@ -347,13 +347,13 @@ def test_a_deadline_gives_the_best_so_far(serve):
 def test_whoever_ends_the_server_ends_streams_properly(serve):
     server = serve(limits=ServerLimits(drain_s=0.2))
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         events = []
         reader = threading.Thread(target=lambda: events.extend(server.stream(seed=1)))
         reader.start()
         until(lambda: gate.reached)
         server.server.handle_exit(15, None)
-        until(lambda: any(j.handle._flight.cancelled for j in server.desk.jobs.values()))
+        until(lambda: any(j.handle._flight.cancelled for j in server.queue.jobs.values()))
         assert server.http.get("/ready").status_code == 503
         assert server.chat().status_code == 503
     reader.join(30)

@@ -4,21 +4,21 @@ import pytest
 
 from beamwright.conversation import Conversation, RawPrompt
 from beamwright.sections import SearchSettings
-from beamwright.serve.asked import Asker
-from beamwright.serve.body import read_json
+from beamwright.serve.body import ServerLimits, parsed, read_json
+from beamwright.serve.chat import ChatFields, chat_job
+from beamwright.serve.completions import CompletionFields, completion_jobs
 from beamwright.serve.errors import ApiError
-from beamwright.serve.fields import ChatFields, CompletionFields, ResponseFields, parsed
-from beamwright.serve.limits import ServerLimits
-from beamwright.serve.recipes import ModelNames
+from beamwright.serve.options import ModelNames, RequestReader
+from beamwright.serve.responses import ResponseFields, response_job
 
 LIMITS = ServerLimits(n=64, tokens=5000, seconds=60.0)
-ASKER = Asker(ModelNames("m", SearchSettings()), LIMITS, takes_tools=True)
+READER = RequestReader(ModelNames("m", SearchSettings()), LIMITS, takes_tools=True)
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
-def chat(asker=ASKER, **fields):
-    return asker.chat(parsed(ChatFields, {**HELLO, **fields}))
+def chat(reader=READER, **fields):
+    return chat_job(reader, parsed(ChatFields, {**HELLO, **fields}))
 
 
 def refused(call):
@@ -117,7 +117,7 @@ def test_messages_are_as_a_chat_template_takes_them():
 
 
 def test_tools_need_a_template_that_shows_them():
-    plain = Asker(ModelNames("m", SearchSettings()), LIMITS, takes_tools=False)
+    plain = RequestReader(ModelNames("m", SearchSettings()), LIMITS, takes_tools=False)
     assert refused(lambda: chat(plain, tools=[TOOL])).param == "tools"
     assert not chat(plain, tools=[TOOL], tool_choice="none").tools
     assert not chat(plain, tools=[]).tools
@@ -145,7 +145,7 @@ def test_seeds():
     assert chat(seed=-9007199254740991).seed > 0
     assert chat().seed != chat().seed, "drawn anew"
     assert chat(search={"seed": 5}).seed == 5
-    fixed = Asker(ModelNames("m", SearchSettings()), LIMITS, takes_tools=False, seed=11)
+    fixed = RequestReader(ModelNames("m", SearchSettings()), LIMITS, takes_tools=False, seed=11)
     assert chat(fixed).seed == 11
 
 
@@ -178,7 +178,7 @@ def test_names_and_efforts():
 def test_prompts_of_completions():
     def problems(prompt):
         fields = parsed(CompletionFields, {"model": "m", "prompt": prompt})
-        return [ask.problem for ask in ASKER.completions(fields)]
+        return [ask.problem for ask in completion_jobs(READER, fields)]
 
     assert problems("a") == [RawPrompt("a")]
     assert problems(["a", "b"]) == [RawPrompt("a"), RawPrompt("b")]
@@ -191,7 +191,7 @@ def test_prompts_of_completions():
 
 def test_items_of_responses():
     def ask(**fields):
-        return ASKER.response(parsed(ResponseFields, {"model": "m", **fields}))
+        return response_job(READER, parsed(ResponseFields, {"model": "m", **fields}))
 
     assert ask(input="Hi").problem.messages == ({"role": "user", "content": "Hi"},)
     items = [

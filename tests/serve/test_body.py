@@ -6,8 +6,12 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from beamwright.serve import ApiError, body
-from beamwright.serve.fields import ChatFields, CompletionFields, ResponseFields, parsed
+from beamwright.serve import body
+from beamwright.serve.body import parsed
+from beamwright.serve.chat import ChatFields
+from beamwright.serve.completions import CompletionFields
+from beamwright.serve.errors import ApiError
+from beamwright.serve.responses import ResponseFields
 
 SAID = [{"role": "user", "content": "x"}]
 

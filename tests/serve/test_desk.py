@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 from beamwright.errors import Cancelled
-from beamwright.serve import JsonLines, ServerLimits, bind
-from beamwright.serve.chunks import Chunks
+from beamwright.serve.body import ServerLimits
+from beamwright.serve.choices import ChoiceChunks
+from beamwright.serve.guard import JsonLines
+from beamwright.serve.server import bind
 from beamwright.solver.flights import Flights
 from beamwright.solver.handle import Handle
 from engines import assert_nothing_allocated
@@ -41,10 +43,10 @@ class Raises:
 def test_a_listener_that_raises_is_nobody_else_s(serve, at, caplog):
     server = serve()
     with caplog.at_level(logging.ERROR, "beamwright.serve"):
-        server.desk.listeners.insert(0, Raises(at))
+        server.queue.listeners.insert(0, Raises(at))
         found = server.chat(seed=1)
         assert found.status_code == 200
-        server.desk.listeners.pop(0)
+        server.queue.listeners.pop(0)
         runs = server.http.get("/feed/searches").json()["searches"]
     assert [run["state"] for run in runs] == ["done"], "the feed heard of it all the same"
     assert f"{at} of Raises" in caplog.text
@@ -58,11 +60,11 @@ def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, 
         statuses.append(server.chat().status_code)
 
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
             thread.start()
-        until(lambda: gate.reached and len(server.desk.jobs) == 3)
+        until(lambda: gate.reached and len(server.queue.jobs) == 3)
 
         def fail(*args):
             raise error
@@ -102,7 +104,7 @@ def test_a_thread_that_cannot_start_fails_that_request_alone(serve, monkeypatch)
 
     monkeypatch.setattr(threading.Thread, "start", fail)
     assert server.chat().status_code == 500
-    assert not server.desk.jobs
+    assert not server.queue.jobs
     monkeypatch.undo()
     assert server.chat(seed=1).status_code == 200
 
@@ -171,7 +173,7 @@ def test_a_server_ends_while_a_search_is_submitted(serve, slow_submit):
     asking.start()
     assert slow_submit.come.wait(30)
     server.server.handle_exit(15, None)
-    until(lambda: server.desk.draining)
+    until(lambda: server.queue.draining)
     slow_submit.go_on.set()
     asking.join(30)
     server.thread.join(30)
@@ -195,11 +197,11 @@ def test_one_key_leaves_places_to_the_others(serve):
         return found
 
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         threads = [threading.Thread(target=ask, args=(key,)) for key in "ab"]
         for number, thread in enumerate(threads, 1):
             thread.start()
-            until(lambda number=number: len(server.desk.jobs) == number)
+            until(lambda number=number: len(server.queue.jobs) == number)
         refused = ask("a", then=lambda _: None)
         assert refused.status_code == 429
         assert "of this key" in refused.json()["error"]["message"]
@@ -212,13 +214,13 @@ def test_who_waits_when_the_server_ends_may_ask_again(serve):
     server = serve(limits=ServerLimits(drain_s=0.0))
     waiting = []
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         first = threading.Thread(target=server.chat, kwargs={"seed": 1})
         first.start()
         until(lambda: gate.reached)
         second = threading.Thread(target=lambda: waiting.append(server.chat()))
         second.start()
-        until(lambda: len(server.desk.jobs) == 2)
+        until(lambda: len(server.queue.jobs) == 2)
         server.server.handle_exit(15, None)
         second.join(30)
     first.join(30)
@@ -228,12 +230,12 @@ def test_who_waits_when_the_server_ends_may_ask_again(serve):
 
 def test_a_stream_that_fails_is_logged_and_cut(serve, monkeypatch, caplog):
     server = serve()
-    monkeypatch.setattr(Chunks, "_role", lambda *args: 1 // 0)
-    monkeypatch.setattr("beamwright.serve.chunks.told_error", lambda *args: 1 // 0)
+    monkeypatch.setattr(ChoiceChunks, "_role", lambda *args: 1 // 0)
+    monkeypatch.setattr("beamwright.serve.endpoint.told_error", lambda *args: 1 // 0)
     with caplog.at_level(logging.ERROR), pytest.raises(httpx.RemoteProtocolError):
         server.stream()
     until(lambda: "ZeroDivisionError" in caplog.text)
-    until(lambda: not server.desk.jobs)
+    until(lambda: not server.queue.jobs)
 
 
 def test_who_is_told_of_the_server_can_come_at_once():
@@ -253,7 +255,7 @@ def test_who_leaves_in_the_middle_of_a_body_is_no_bug(served, caplog):
 def test_what_is_over_holds_no_tree(served):
     served.chat(seed=1)
     run = served.http.get("/feed/searches").json()["searches"][0]["id"]
-    feed = next(each for each in served.desk.listeners if hasattr(each, "runs"))
+    feed = next(each for each in served.queue.listeners if hasattr(each, "runs"))
     until(lambda: feed.run(run).ended)
     assert feed.run(run).job is None
 
@@ -275,7 +277,7 @@ def test_a_search_that_began_again_and_ended_otherwise_takes_nothing_back(
 
     def say(handle, report):
         hear(handle, report)
-        job = next(iter(served.desk.jobs.values()))
+        job = next(iter(served.queue.jobs.values()))
         loop.call_soon_threadsafe(setattr, job, "text", "\u0001never said")
 
     loop = served.server._loop

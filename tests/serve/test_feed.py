@@ -13,11 +13,11 @@ import feeding
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.serve import feed as feed_module
+from beamwright.serve.app import kv_place
+from beamwright.serve.body import ServerLimits
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
 from beamwright.serve.feed_routes import POLICY
-from beamwright.serve.limits import ServerLimits
-from beamwright.serve.places import kv_place
 from beamwright.tree import StopReason
 from fakes import add_step, grow, new_tree
 

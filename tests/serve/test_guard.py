@@ -9,8 +9,10 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from beamwright.serve import ApiError, Doors, ServerLimits, connection
-from beamwright.serve.body import read_json
+from beamwright.serve import server as connections
+from beamwright.serve.body import ServerLimits, read_json
+from beamwright.serve.errors import ApiError
+from beamwright.serve.guard import Doors
 from served import ASKED, held, until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
@@ -76,20 +78,20 @@ def test_a_key_sees_and_cancels_its_own_searches_alone(serve):
     server = serve(keys=["mine", "yours"])
     yours = httpx.Client(base_url=server.url, headers={"authorization": "bearer yours"}, timeout=60)
     with yours, held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         asked = {"problem": "a private matter", "options": {"seed": 1}}
         found = server.http.post("/feed/searches", json=asked).json()["id"]
         until(lambda: gate.reached)
         assert yours.get("/feed/searches").json()["searches"] == []
         for method in ("GET", "DELETE"):
             assert yours.request(method, f"/feed/searches/{found}").status_code == 404
-        (job,) = server.desk.jobs.values()
+        (job,) = server.queue.jobs.values()
         assert not job.handle._flight.cancelled
         (mine,) = server.http.get("/feed/searches").json()["searches"]
         assert (mine["id"], mine["state"]) == (found, "running")
         assert server.http.delete(f"/feed/searches/{found}").status_code == 200
         assert job.handle._flight.cancelled
-    until(lambda: not server.desk.jobs)
+    until(lambda: not server.queue.jobs)
     assert server.http.get("/feed/searches").json()["searches"][0]["state"] == "cancelled"
 
 
@@ -238,7 +240,7 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):
 
 
 def test_a_head_has_to_come(served, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for first, begun in ((b"", b""), (b"", b"GET /hea"), (health, b"GET /hea")):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
@@ -300,7 +302,7 @@ def test_large_bodies_are_bounded_together_and_small_ones_pass(serve):
 
 def test_who_has_been_silent_longest_makes_room(serve, monkeypatch):
     server = serve()
-    monkeypatch.setattr(connection, "MOST", 2)
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
 
     def connect():
         client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -339,4 +341,4 @@ def test_what_is_no_http_or_stops_halfway(served):
             except OSError:
                 pass
     assert served.http.post(CHAT, json=BODY).status_code == 200
-    assert not served.desk.jobs
+    assert not served.queue.jobs

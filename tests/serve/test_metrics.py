@@ -44,7 +44,7 @@ def test_what_searches_did(serve):
 def test_what_a_search_is_doing(serve):
     server = serve()
     with held() as gate:
-        server.desk.listeners.append(gate)
+        server.queue.listeners.append(gate)
         thread = threading.Thread(target=server.chat, kwargs={"seed": 1})
         thread.start()
         gate.arrived.wait(20)

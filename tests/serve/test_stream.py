@@ -2,18 +2,20 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 from beamwright.errors import InputError
-from beamwright.serve.asked import SearchRequest
-from beamwright.serve.chunks import Chunks
-from beamwright.serve.desk import Job, RoundSummary
-from beamwright.serve.reply import CHAT
+from beamwright.serve.chat import ChatEndpoint
+from beamwright.serve.choices import ChoiceChunks
+from beamwright.serve.job import RoundSummary, SearchJob
+
+CHAT = ChatEndpoint(SimpleNamespace(fingerprint="bw"))
 
 
 def deltas_of(*texts):
     """Of a chat in whose rounds these texts become final."""
-    job, found = Job(SearchRequest("tiny", "Hi", {}), 1), []
-    chunks = Chunks([job], CHAT, "bw", (), with_usage=False, with_search=True)
+    job, found = SearchJob("tiny", "Hi", {}), []
+    chunks = ChoiceChunks(CHAT, [job], with_usage=False, with_search=True)
 
     async def read():
         async for event in chunks.events():
@@ -33,11 +35,11 @@ def deltas_of(*texts):
 
 def test_rounds_that_come_with_the_end_are_told_of_too():
     async def read():
-        job = Job(SearchRequest("tiny", "Hi", {}), 1)
+        job = SearchJob("tiny", "Hi", {})
         for number in (1, 2):
             job.hear("", RoundSummary(number, 8, 4, 4, 0, 0.5, 10))
         job.settle(InputError("no"))
-        chunks = Chunks([job], CHAT, "bw", (), with_usage=False, with_search=True)
+        chunks = ChoiceChunks(CHAT, [job], with_usage=False, with_search=True)
         return [event async for event in chunks.events()]
 
     events = asyncio.run(read())

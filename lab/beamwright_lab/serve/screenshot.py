@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.protocols import RoundReport
-from beamwright.serve import Desk, Job, ServerLimits, make_served
+from beamwright.serve.app import make_app
+from beamwright.serve.body import ServerLimits
+from beamwright.serve.job import SearchJob
+from beamwright.serve.queue import RequestQueue
 from beamwright.solver.solver import Solver
 from beamwright_lab.common import say
 from beamwright_lab.serve.browser import chromium, running
@@ -35,20 +38,20 @@ class Hold:
     def __init__(self, at_round: int) -> None:
         self.at_round, self.go_on = at_round, threading.Event()
 
-    def begun(self, job: Job) -> None:
+    def begun(self, job: SearchJob) -> None:
         pass
 
-    def round(self, job: Job, report: RoundReport) -> None:
+    def round(self, job: SearchJob, report: RoundReport) -> None:
         if report.round == self.at_round:
             self.go_on.wait()
 
-    def ended(self, job: Job, outcome: object) -> None:
+    def ended(self, job: SearchJob, outcome: object) -> None:
         pass
 
 
-def take(desk: Desk, hold: Hold, out: Path, *, dark: bool, phone: bool) -> None:
-    app = make_served(desk)
-    desk.listeners.append(hold)
+def take(queue: RequestQueue, hold: Hold, out: Path, *, dark: bool, phone: bool) -> None:
+    app = make_app(queue)
+    queue.listeners.append(hold)
     size = {"width": 390, "height": 844} if phone else {"width": 1400, "height": 900}
     with running(app) as address, chromium() as browser:
         page = browser.new_page(
@@ -68,7 +71,7 @@ def take(desk: Desk, hold: Hold, out: Path, *, dark: bool, phone: bool) -> None:
         page.wait_for_timeout(2500)  # gauges say rates from their second look on
         page.screenshot(path=out, full_page=phone)
         hold.go_on.set()
-        while desk.jobs:
+        while queue.jobs:
             page.wait_for_timeout(50)
 
 
@@ -81,9 +84,9 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     with Solver(model="bundled", verifier="bundled", **OPTIONS) as solver:
-        desk, hold = Desk(solver, "bundled", ServerLimits(), seed=0), Hold(asked.round)
+        queue, hold = RequestQueue(solver, "bundled", ServerLimits(), seed=0), Hold(asked.round)
         try:
-            take(desk, hold, asked.out, dark=asked.dark, phone=asked.phone)
+            take(queue, hold, asked.out, dark=asked.dark, phone=asked.phone)
         finally:
             hold.go_on.set()
     say(f"{asked.out}: {asked.out.stat().st_size} bytes")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from beamwright.cluster.far_solver import FarSolver
     from beamwright.config import Settings
     from beamwright.engine.timeline import Timeline
-    from beamwright.serve import ServerLimits
+    from beamwright.serve.body import ServerLimits
     from beamwright.solver.solver import Solver
 
 _HOST = "127.0.0.1"
@@ -108,7 +108,8 @@ def serve(
         check_models(invocation.settings.model)
         try:
             with first_import("torch"):
-                from beamwright.serve import ServerLimits, bind
+                from beamwright.serve.body import ServerLimits
+                from beamwright.serve.server import bind
         except ModuleNotFoundError as error:
             raise UnavailableError(
                 f"serve needs {error.name}: pip install 'beamwright[serve]'"
@@ -142,7 +143,10 @@ def _serve(
 ) -> None:
     """names: the model's, and those that requests may use. out: standard output."""
     name, hosts = names
-    from beamwright.serve import Desk, Doors, Guard, make_served, run
+    from beamwright.serve.app import make_app
+    from beamwright.serve.guard import Doors, Guard
+    from beamwright.serve.queue import RequestQueue
+    from beamwright.serve.server import run
     from beamwright.solver.solver import Solver
 
     settings = resolved(invocation.settings)
@@ -153,13 +157,13 @@ def _serve(
     with _engine(settings, cluster, timeline, status) as solver:
         named = name or _served_name(settings.model.model)
         seed = settings.search.seed if "seed" in invocation.given else None
-        desk = Desk(solver, named, limits, seed)
-        app = Guard(make_served(desk), Doors.of(hosts, keys), limits)
+        queue = RequestQueue(solver, named, limits, seed)
+        app = Guard(make_app(queue), Doors.of(hosts, keys), limits)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
 
         def started() -> None:
-            facts = {"url": url, "base_url": f"{url}/v1", "models": desk.models.ids()}
+            facts = {"url": url, "base_url": f"{url}/v1", "models": queue.models.ids()}
             if invocation.as_json:
                 with redirect_stdout(out):
                     print_json(facts)
@@ -171,7 +175,7 @@ def _serve(
                     kv = f"; replicas: {solver.wanted}{kv}"
                 complain(f"serving {named} at {url} (API: {url}/v1{kv}). Ctrl-C ends it.")
 
-        run(app, desk, listening, started)
+        run(app, queue, listening, started)
     if timeline is not None and views.trace is not None:
         from beamwright.evaluate.trace_file import write_trace
 
@@ -222,7 +226,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _set_up_log(*, as_json: bool) -> None:
-    from beamwright.serve import JsonLines
+    from beamwright.serve.guard import JsonLines
 
     handler = logging.StreamHandler(sys.stderr)
     if as_json:

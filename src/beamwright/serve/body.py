@@ -1,4 +1,9 @@
-"""The JSON of a request: bytes in, a plain object out, or one line that says what is wrong."""
+"""The body of a request: bytes in, checked fields out, or one line that says what is wrong.
+
+Bodies are bounded before they are parsed, and parsed off the event loop. Fields that would change
+an answer are honoured or refused, none ignored: pydantic checks types, `NEUTRAL` has the fields
+that are let through as long as they change nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,50 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from beamwright.serve.errors import ApiError
-from beamwright.serve.limits import ServerLimits
 
 T = TypeVar("T")
+F = TypeVar("F", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What one request, and all of them together, may take.
+
+    requests: that are searched or wait, requests_per_key: of these, one API key's; one more is told
+    to come later (429). n: candidates of one search. tokens: generated for one search. seconds: for
+    one search, waiting included; then the best so far is the answer. body_bytes, depth, values: of
+    a request's JSON; bodies_bytes: of all bodies that are here, beyond 64 KiB of each. drain_s:
+    after SIGTERM, until what still runs is ended with the best so far.
+    """
+
+    requests: int = 64
+    requests_per_key: int = 64
+    n: int = 512
+    tokens: int = 1_000_000
+    seconds: float = 600.0
+    body_bytes: int = 4 * 2**20
+    bodies_bytes: int = 64 * 2**20
+    depth: int = 64
+    values: int = 2**18
+    drain_s: float = 30.0
+
+    @property
+    def too_large(self) -> ApiError:
+        """What is said of a body that nobody reads to its end."""
+        return ApiError(413, f"the body is larger than {self.body_bytes:,} bytes")
+
+
+# --- JSON ------------------------------------------------------------------------------------
 
 BODY_S = 60.0
 """Seconds that a request's body may take to come."""
@@ -25,56 +64,55 @@ _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_KINDS = {list: "array", str: "string", int: "number", float: "number", bool: "literal"}
 
 
 async def read_body(
-    request: Request, limits: ServerLimits, taken: Callable[[dict[str, Any]], T]
+    request: Request, limits: ServerLimits, read: Callable[[dict[str, Any]], T]
 ) -> T:
-    """What `taken` makes of a request's JSON, in a thread: megabytes take a while to look at.
+    """What `read` makes of a request's JSON, in a thread: megabytes take a while to look at.
 
     Raises:
-        ApiError: as `read_json` and `taken`; 408 for a body that does not come, 499 where nobody
+        ApiError: as `read_json` and `read`; 408 for a body that does not come, 499 where nobody
             is left.
     """
-    found = bytearray()
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
-                found += part
-                if len(found) > limits.body_bytes:
+                body += part
+                if len(body) > limits.body_bytes:
                     break
     except ClientDisconnect:
         raise ApiError(499, "the client has gone", code="cancelled") from None
     except TimeoutError:
         raise ApiError(408, f"the body took longer than {BODY_S:.0f} s") from None
-    body = bytes(found)
-    return await asyncio.to_thread(lambda: taken(read_json(body, limits)))
+    return await asyncio.to_thread(lambda: read(read_json(bytes(body), limits)))
 
 
 def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
     """Raises ApiError 400 for what is no JSON object, nested too deeply, or of too many values, 413
     for too many bytes."""
     if len(body) > limits.body_bytes:
-        raise ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
+        raise limits.too_large
     bare = _STRINGS.sub(b"", body)
     # The parser lets nobody else compute while it makes objects of them.
     if sum(map(bare.count, (b",", b"[", b"{"))) > limits.values:
         raise ApiError(400, f"the body has more than {limits.values:,} values")
-    if _depth(bare) > limits.depth:
+    # How deep brackets go: the parser's own recursion never sees more.
+    brackets = bare.translate(None, _OTHERS)
+    if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > limits.depth:
         raise ApiError(400, f"the body is nested more than {limits.depth} deep")
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
+        value = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is no UTF-8: byte {error.start}") from error
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())
         raise ApiError(400, f"the body is no JSON: {line}") from error
-    if not isinstance(found, dict):
-        raise ApiError(400, f"the body is a JSON {_KINDS.get(type(found), 'value')}, not an object")
-    return found
-
-
-_KINDS = {list: "array", str: "string", int: "number", float: "number", bool: "literal"}
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is a JSON {_KINDS.get(type(value), 'value')}, not an object")
+    return value
 
 
 def _refused(name: str) -> Any:
@@ -88,8 +126,132 @@ def _finite(text: str) -> float:
     return number
 
 
-def _depth(bare: bytes) -> int:
-    """How deep brackets go in a body without its strings; the parser's own recursion never sees
-    more."""
-    brackets = bare.translate(None, _OTHERS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+# --- fields ----------------------------------------------------------------------------------
+
+MOST_STOPS, MOST_CHOICES, MOST_TOP_LOGPROBS = 16, 128, 20
+_MOST_ITEMS = 10_000  # messages, parts, tools
+
+# A body has room for a million mistakes; the first one is what is told.
+ITEMS = Field(max_length=_MOST_ITEMS, fail_fast=True)
+_STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
+
+
+def _one_of(*neutral: Any) -> Callable[[Any], bool]:
+    """No value, or one of these; True is not 1."""
+    return lambda value: (
+        value is None
+        or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
+    )
+
+
+def _no_bias(value: Any) -> bool:
+    return not value or (isinstance(value, dict) and not any(value.values()))
+
+
+_ANYTHING = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("prompt_cache_options", "service_tier", "mm_processor_kwargs"),
+)
+_NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+    **dict.fromkeys(("prediction", "audio", "web_search_options", "moderation"), ()),
+    **dict.fromkeys(("store", "echo", "background"), (False,)),
+    "repetition_penalty": (1,),
+    "verbosity": ("medium",),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "function_call": ("none",),
+    "suffix": ("",),
+    "best_of": (1,),
+    "include": ([],),
+    "truncation": ("disabled",),
+}
+NEUTRAL: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {
+        **dict.fromkeys(_ANYTHING, lambda value: True),
+        **{name: _one_of(*values) for name, values in _NEUTRAL_VALUES.items()},
+        "logit_bias": _no_bias,
+        "functions": lambda value: not value,
+    }
+)
+"""By name: whether a value changes nothing."""
+
+
+def _integral(value: Any) -> Any:
+    # 1.0 is an int in JSON; true is not.
+    if isinstance(value, bool):
+        raise ValueError("a boolean is no number")
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_integral), Field(strict=True)]
+Number = Annotated[float, BeforeValidator(_integral), Field(strict=True)]
+Count = Annotated[Whole, Field(ge=1)]
+Objects = Annotated[list[dict[str, Any]], ITEMS]
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside its text."""
+
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool | None = None
+
+
+class Fields(BaseModel):
+    """What all endpoints take."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str = Field(strict=True, min_length=1)
+    stream: bool | None = Field(None, strict=True)
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    seed: Whole | None = None
+    stop: str | Annotated[list[str], _STOPS] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    reasoning_effort: str | None = None
+    search: dict[str, Any] | None = None
+
+
+def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
+    """The fields of a request.
+
+    Raises:
+        ApiError: 400, with `param`, for a bad value and for a field that would be ignored.
+    """
+    try:
+        fields = kind.model_validate(dict(body))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        # Of a union's branches, the one that fits but for its length.
+        first = next((fault for fault in errors if fault["type"] == "too_long"), errors[0])
+        param, missing = _dotted(first["loc"]), first["type"] == "missing"
+        said = "is missing" if missing else first["msg"].removeprefix("Value error, ")
+        code = "missing_required_parameter" if missing else "invalid_value"
+        raise ApiError(400, f"{param}: {said}", param, code) from None
+    extra = fields.model_extra or {}
+    for name, value in extra.items():
+        if name == "functions" and extra.get("function_call") == "none":
+            continue  # they are there, and none is called
+        if name not in NEUTRAL:
+            raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")
+        if not NEUTRAL[name](value):
+            raise ApiError(
+                400, f"{name}: not supported, and it would change the answer", name, "unsupported"
+            )
+    return fields
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    """`messages[0].content`; the branches of a union are nobody's business."""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict"):
+            text += f".{part}" if text else part
+    return text

@@ -1,10 +1,13 @@
-"""ApiError: what goes wrong with a request, in OpenAI's shape."""
+"""ApiError: what goes wrong with a request, in OpenAI's shape, and the JSON that it goes out in."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
+
+from fastapi.responses import JSONResponse
 
 from beamwright.errors import (
     BeamwrightError,
@@ -48,46 +51,55 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """As OpenAI has it."""
-        kind = _TYPES.get(self.status)
-        if kind is None:
-            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _TYPES.get(self.status, kind)
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """What clients go by before they ask again."""
-        if self.retry_after_s is None:
-            return {"x-should-retry": "false"}
-        return {"retry-after": str(self.retry_after_s)}
+    def response(self) -> AsciiJSON:
+        """As a client gets it, with what clients go by before they ask again."""
+        headers: Mapping[str, str] = {"x-should-retry": "false"}
+        if self.retry_after_s is not None:
+            headers = {"retry-after": str(self.retry_after_s)}
+        return AsciiJSON(self.body, status_code=self.status, headers=headers)
+
+
+class AsciiJSON(JSONResponse):
+    """JSON whose characters are escaped: what clients send back to them may be no UTF-8, halves of
+    characters, say, which Starlette's cannot encode."""
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
     """What a search that failed is to who asked for it. A bug's own words stay in the log."""
     match error:
         case ApiError():
-            found = error
+            told = error
         case ProblemTooLongError():
-            found = ApiError(400, str(error), param, "context_length_exceeded")
+            told = ApiError(400, str(error), param, "context_length_exceeded")
         case InputError():
-            found = ApiError(400, str(error), param)
+            told = ApiError(400, str(error), param)
         case Cancelled():
-            found = ApiError(499, "the search was cancelled", code="cancelled")
+            told = ApiError(499, "the search was cancelled", code="cancelled")
         case UnavailableError():
-            found = ApiError(503, str(error), code="unavailable", retry_after_s=30)
+            told = ApiError(503, str(error), code="unavailable", retry_after_s=30)
         # Some clients ask again whatever they are told at 5xx, 408, 409 and 429.
         case CapacityError() | DeviceMemoryError():
-            found = ApiError(422, str(error), code="out_of_memory")
+            told = ApiError(422, str(error), code="out_of_memory")
         case BeamwrightError():
-            found = ApiError(422, str(error), code="search_failed")
+            told = ApiError(422, str(error), code="search_failed")
         case _:
-            found = ApiError(500, "internal error", code="internal_error")
-    return found
+            told = ApiError(500, "internal error", code="internal_error")
+    return told
 
 
 def told_error(error: Exception, what: str) -> ApiError:
     """The same at the end of a stream; a bug goes to the log. what: whose, for the log."""
-    found = api_error(error)
-    if found.status >= 500 and not isinstance(error, ApiError):
+    told = api_error(error)
+    if told.status >= 500 and not isinstance(error, ApiError):
         log.error("%s", what, exc_info=error)
-    return found
+    return told

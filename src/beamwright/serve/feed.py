@@ -111,7 +111,7 @@ class SearchEvents:
 
 
 class Feed:
-    """Hears of every search (a listener of the desk) and keeps the newest.
+    """Hears of every search (a listener of the queue) and keeps the newest.
 
     about: what a job is of. places: where a node's KV is; None where nobody knows. most,
     most_bytes: of the runs that are kept.
@@ -132,7 +132,7 @@ class Feed:
         self._tokens = 0
         self._lock = threading.Lock()
 
-    # --- what the desk says, from any thread -------------------------------------------------
+    # --- what the queue says, from any thread -------------------------------------------------
 
     def begun(self, job: Watched) -> None:
         """A search waits, or begins; nothing, if its first round was quicker to say so."""

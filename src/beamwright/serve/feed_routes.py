@@ -17,12 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.evaluate.page_file import page_part
 from beamwright.search import STRATEGIES
-from beamwright.serve.ascii_json import AsciiJSON
-from beamwright.serve.body import read_body
+from beamwright.serve.body import ServerLimits, parsed, read_body
+from beamwright.serve.errors import AsciiJSON
 from beamwright.serve.feed import Feed, SearchEvents, Watched
-from beamwright.serve.fields import parsed
 from beamwright.serve.guard import owner_of
-from beamwright.serve.limits import ServerLimits
 
 POLICY = "; ".join(
     [

@@ -1,7 +1,9 @@
 """Guard: what is refused before any route sees it. A plain ASGI application around another one.
 
 Hosts and origins are checked so that a page of somebody else's cannot drive a server on this
-machine; there is no CORS, and a POST has to say that it is JSON, which no form can.
+machine (addresses are let in, which Starlette's middleware cannot say); there is no CORS, and a
+POST has to say that it is JSON, which no form can. It logs how requests ended: ids, paths, statuses
+and seconds, never a key or a prompt.
 """
 
 from __future__ import annotations
@@ -9,20 +11,26 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import json
+import logging
 import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from beamwright.serve.ascii_json import refusal
+from beamwright.serve.body import ServerLimits
 from beamwright.serve.errors import ApiError, log
-from beamwright.serve.limits import ServerLimits
-from beamwright.serve.logs import REQUEST
 
+_REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
+"""Id of the request that a task, and whatever it begins, is for: in every line that it logs."""
+
+_LOGGED = ("method", "path", "status", "seconds")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SMALL_BYTES = 64 * 1024
 """Of a body that others' large ones never keep out; ServerLimits.bodies_bytes bounds the rest."""
@@ -48,48 +56,43 @@ class Doors:
     def of(cls, hosts: Collection[str], keys: Sequence[str]) -> Doors:
         """Keys are kept as digests only."""
         allowed = frozenset(host.lower() for host in hosts)
-        return cls(allowed, tuple(_digest(key.encode()) for key in keys))
+        return cls(allowed, tuple(hashlib.sha256(key.encode()).digest() for key in keys))
 
     def owner(self, authorization: str) -> str | None:
         """Who has this key: its digest; None for a wrong one. Takes as long for every key."""
         scheme, _, key = authorization.partition(" ")
-        given, found = _digest(key.strip().encode("latin-1")), False  # as headers are read
-        for each in self.keys:
-            found |= hmac.compare_digest(given, each)
-        return given.hex() if found and scheme.lower() == "bearer" else None
+        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as headers are read
+        known = False
+        for digest in self.keys:
+            known |= hmac.compare_digest(given, digest)
+        return given.hex() if known and scheme.lower() == "bearer" else None
 
     def takes(self, host: str) -> bool:
-        """True if a request may call this machine so."""
-        return host in self.hosts or _is_address(host)
+        """True if a request may call this machine so: by a `Host` with or without a port."""
+        host = host.strip().lower()
+        is_v6 = host.startswith("[")  # [::1]:8000
+        host = host[1:].partition("]")[0] if is_v6 else host.partition(":")[0]
+        try:
+            return host in self.hosts or bool(ipaddress.ip_address(host))
+        except ValueError:
+            return False
 
     def is_open(self, path: str) -> bool:
         """True if no key is needed."""
-        return not self.keys or any(
-            path == each or (each != "/" and each.endswith("/") and path.startswith(each))
-            for each in self.open_paths
-        )
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        if not self.keys or path in self.open_paths:
+            return True
+        below = tuple(known for known in self.open_paths if known != "/" and known.endswith("/"))
+        return path.startswith(below)
 
 
 def owner_of(request: Request) -> str | None:
     """Whose key a request came with, as a digest; None where there are no keys."""
-    found: str | None = getattr(request.state, "owner", None)
-    return found
+    owner: str | None = getattr(request.state, "owner", None)
+    return owner
 
 
 class Guard:
-    """Checks a request, gives it an id, and logs how it ended: its path, never its text."""
+    """Checks a request, gives it an id, bounds its body, and logs how it ended."""
 
     def __init__(self, app: ASGIApp, doors: Doors, limits: ServerLimits) -> None:
         self._app, self._doors, self._limits = app, doors, limits
@@ -110,8 +113,9 @@ class Guard:
         }
         given = headers.get("x-request-id", "")
         number = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
-        REQUEST.set(number)
+        _REQUEST.set(number)
         began_s, status, whole = time.monotonic(), 0, False
+        size = large = 0
 
         async def sent(message: Message) -> None:
             nonlocal status, whole
@@ -124,14 +128,12 @@ class Guard:
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body")
 
-        size = large = 0
-
         async def received() -> Message:
             nonlocal size, large
             message = await receive()
             size += len(message.get("body", b""))
             if size > self._limits.body_bytes:  # without a length, or beyond it
-                raise too_large(self._limits)
+                raise self._limits.too_large
             before, large = large, max(0, size - _SMALL_BYTES)
             self._bodies_bytes += large - before
             if self._bodies_bytes > self._limits.bodies_bytes:
@@ -142,36 +144,28 @@ class Guard:
             scope.setdefault("state", {})["owner"] = self._check(scope, headers)
             await self._app(scope, received, sent)
         except ApiError as error:
-            await refusal(error)(scope, receive, sent)
+            await error.response(scope, receive, sent)
         except Exception:
             # It has been logged and answered; a server that hears of it cuts the connection.
             if not whole:
                 raise
         finally:
             self._bodies_bytes -= large
-        log.info(
-            "request %s",
-            number,
-            extra={
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "seconds": round(time.monotonic() - began_s, 3),
-            },
-        )
+        seconds = round(time.monotonic() - began_s, 3)
+        logged = (scope["method"], scope["path"], status, seconds)
+        log.info("request %s", number, extra=dict(zip(_LOGGED, logged, strict=True)))
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
         """Whose request it is (`Doors.owner`). Raises ApiError."""
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length beside transfer-encoding")
-        doors, host = self._doors, _host(headers.get("host", ""))
-        if not doors.takes(host):
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not self._doors.takes(host):
             raise ApiError(421, f"this server is not {host[:100]!r} (--allow-host)")
-        origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host"):
             raise ApiError(403, "requests of other origins are refused")
-        owner = doors.owner(headers.get("authorization", ""))
-        if owner is None and not doors.is_open(scope["path"]):
+        owner = self._doors.owner(headers.get("authorization", ""))
+        if owner is None and not self._doors.is_open(scope["path"]):
             raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -179,13 +173,8 @@ class Guard:
                 raise ApiError(415, "the content type has to be application/json")
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length) > self._limits.body_bytes:
-                raise too_large(self._limits)
+                raise self._limits.too_large
         return owner
-
-
-def too_large(limits: ServerLimits) -> ApiError:
-    """A body that nobody reads to its end."""
-    return ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
 
 
 def _has_two_lengths(headers: Mapping[str, str]) -> bool:
@@ -193,9 +182,19 @@ def _has_two_lengths(headers: Mapping[str, str]) -> bool:
     return "transfer-encoding" in headers and "content-length" in headers
 
 
-def _host(header: str) -> str:
-    """Without the port: `[::1]:8000` is `::1`."""
-    header = header.strip().lower()
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
+class JsonLines(logging.Formatter):
+    """A log record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """ASCII, so that no text can break a line or a terminal."""
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        if _REQUEST.get() is not None:
+            line["request"] = _REQUEST.get()
+        line |= {name: getattr(record, name) for name in _LOGGED if hasattr(record, name)}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)

@@ -1,11 +1,15 @@
-"""Prometheus metrics of a server, and the gauges of its page: one listener, read when asked."""
+"""What a server says of itself: Prometheus metrics, the gauges of its page, and its health.
+
+A listener of the queue counts what ends; everything else is read when somebody asks.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections import Counter as CountOf
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -16,91 +20,87 @@ from prometheus_client.registry import Collector
 
 from beamwright.counters import Usage
 from beamwright.protocols import RoundReport
-from beamwright.serve.desk import Desk, Job
-from beamwright.serve.engine import Replicas
+from beamwright.serve.job import SearchJob
+from beamwright.serve.queue import RequestQueue
 from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 
+if TYPE_CHECKING:
+    from beamwright.cluster.replica_state import ReplicaState
+    from beamwright.serve.queue import Engine
+
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_RATES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
-_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_text_seconds": ("From a request to final text.", _SECONDS),
+    "search_seconds": ("From a request to its answer.", _SECONDS),
+    "round_seconds": ("From one round's decision to the next.", _SECONDS),
+    "goodput_tokens_per_second": (
+        "FlashTTS's goodput of a search.", (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000),
+    ),
+    "verifier_steps_per_call": (
+        "Steps that the verifier scores at a time, in the mean while a search was in flight: "
+        "its occupancy.",
+        (1, 2, 4, 8, 16, 32, 64, 128, 256),
+    ),
+}  # fmt: skip
 
 
-class Metrics:
-    """Counts what a desk's jobs do. registry: of this server alone."""
+class Metrics(Collector):
+    """Counts what a queue's jobs do. registry: of this server alone."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, queue: RequestQueue) -> None:
         self.registry = CollectorRegistry()
-        self._desk, self._lock = desk, threading.Lock()
+        self._queue, self._lock = queue, threading.Lock()
         self._rounds_s: dict[str, float] = {}
-        self.registry.register(_Moment(desk))
+        self.registry.register(self)
         named: dict[str, Any] = {"registry": self.registry, "namespace": "beamwright"}
         self._requests = Counter("requests", "Searches that ended.", ["outcome"], **named)
         self._tokens = Counter(
             "tokens", "Tokens: prompt, generated; of these kept, overrun, speculated, speculated "
             "and kept; and those that the verifier read.", ["kind"], **named
         )  # fmt: skip
-        self._first_s = Histogram(
-            "time_to_first_text_seconds", "From a request to final text.", buckets=_SECONDS, **named
-        )
-        self._search_s = Histogram(
-            "search_seconds", "From a request to its answer.", buckets=_SECONDS, **named
-        )
-        self._round_s = Histogram(
-            "round_seconds", "From one round's decision to the next.", buckets=_SECONDS, **named
-        )
-        self._goodput = Histogram(
-            "goodput_tokens_per_second", "FlashTTS's goodput of a search.", buckets=_RATES, **named
-        )
-        self._verifier_steps = Histogram(
-            "verifier_steps_per_call",
-            "Steps that the verifier scores at a time, in the mean while a search was in flight: "
-            "its occupancy.",
-            buckets=_STEPS,
-            **named,
-        )
+        self._histograms = {
+            name: Histogram(name, said, buckets=buckets, **named)
+            for name, (said, buckets) in _HISTOGRAMS.items()
+        }
 
-    # --- a listener of the desk --------------------------------------------------------------
+    # --- a listener of the queue -------------------------------------------------------------
 
-    def begun(self, job: Job) -> None:
+    def begun(self, job: SearchJob) -> None:
         """A search waits, or begins."""
         self._tokens.labels("prompt").inc(job.prompt_tokens)
 
-    def round(self, job: Job, report: RoundReport) -> None:
+    def round(self, job: SearchJob, report: RoundReport) -> None:
         """In the solver's thread."""
         del report
         with self._lock:
             now = time.monotonic()
             before = self._rounds_s.get(job.id, job.began_s)
             self._rounds_s[job.id] = now
-        self._round_s.observe(now - before)
+        self._observe("round_seconds", now - before)
 
-    def ended(self, job: Job, outcome: Solution | BaseException) -> None:
+    def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """It has a solution, or none."""
         with self._lock:
             self._rounds_s.pop(job.id, None)
         self._requests.labels(job.state).inc()
         seconds = time.monotonic() - job.began_s
-        self._search_s.observe(seconds)
-        found = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
-        if not isinstance(found, Solution):
+        self._observe("search_seconds", seconds)
+        solution = outcome if isinstance(outcome, Solution) else getattr(outcome, "partial", None)
+        if not isinstance(solution, Solution):
             return
         if isinstance(outcome, Solution):
-            self._first_s.observe(job.first_text_s or seconds)
-        tokens = found.tokens
-        for kind, number in (
-            ("generated", tokens.generated),
-            ("kept", tokens.kept),
-            ("overrun", tokens.overrun),
-            ("speculated", tokens.speculated),
-            ("speculated_kept", tokens.speculated_kept),
-            ("verifier", tokens.verifier_prefilled + tokens.verifier_generated),
-        ):
-            self._tokens.labels(kind).inc(number)
-        if found.goodput_tok_s is not None:
-            self._goodput.observe(found.goodput_tok_s)
-        if found.batch.verifier_steps_mean is not None:
-            self._verifier_steps.observe(found.batch.verifier_steps_mean)
+            self._observe("time_to_first_text_seconds", job.first_text_s or seconds)
+        tokens = solution.tokens
+        for kind in ("generated", "kept", "overrun", "speculated", "speculated_kept"):
+            self._tokens.labels(kind).inc(getattr(tokens, kind))
+        self._tokens.labels("verifier").inc(tokens.verifier_prefilled + tokens.verifier_generated)
+        self._observe("goodput_tokens_per_second", solution.goodput_tok_s)
+        self._observe("verifier_steps_per_call", solution.batch.verifier_steps_mean)
+
+    def _observe(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._histograms[name].observe(value)
 
     # --- who reads ---------------------------------------------------------------------------
 
@@ -115,136 +115,144 @@ class Metrics:
         return routes
 
     def gauges(self) -> list[dict[str, Any]]:
-        """What the page shows of this moment, see `feed_routes.Gauges`."""
-        used, jobs = self._desk.solver.usage(), list(self._desk.jobs.values())
-        running = sum(job.state == "running" for job in jobs)
-        found: list[dict[str, Any]] = [
-            {"name": "searches", "value": running},
-            {"name": "waiting", "value": len(jobs) - running},
+        """What the page shows of this moment, see `feed.Gauges`."""
+        used, states = self._queue.solver.usage(), self._states()
+        gauges: list[dict[str, Any]] = [
+            {"name": "searches", "value": states["running"]},
+            {"name": "waiting", "value": states.total() - states["running"]},
             {"name": "tokens", "total": used.engine.row_tokens, "unit": "tokens"},
         ]
-        for (name, tier), level in used.levels.items():
+        for (model, tier), level in used.levels.items():
             if tier == "device" or level.used_bytes:
-                where = "" if tier == "device" else f" on the {tier}"
-                found.append(
-                    {
-                        "name": f"{name}'s KV{where}", "value": level.used_bytes,
-                        "unit": "bytes", "of": level.budget_bytes,
-                    }
-                )  # fmt: skip
-        for direction, moved in _crossed(used).items():
-            found.append({"name": f"link, {direction}", "total": moved, "unit": "bytes"})
-        return found
-
-
-def _crossed(used: Usage) -> dict[str, int]:
-    """Bytes that crossed the link, where there is one."""
-    engine = used.engine
-    return {"h2d": engine.h2d_bytes, "d2h": engine.d2h_bytes} if used.has_link else {}
-
-
-class _Moment(Collector):
-    """What is read when somebody asks."""
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+                name = f"{model}'s KV" + ("" if tier == "device" else f" on the {tier}")
+                held = {"value": level.used_bytes, "of": level.budget_bytes}
+                gauges.append({"name": name, "unit": "bytes", **held})
+        for (direction,), moved in _link_bytes(used).items():
+            gauges.append({"name": f"link, {direction}", "total": moved, "unit": "bytes"})
+        return gauges
 
     def collect(self) -> Iterable[Metric]:
-        """All families."""
-        jobs = [job.state for job in list(self._desk.jobs.values())]
-        requests = GaugeMetricFamily(
-            "beamwright_requests_now", "Searches that run or wait.", labels=["state"]
-        )
-        for state in ("running", "waiting"):
-            requests.add_metric([state], jobs.count(state))
-        yield requests
-        used = self._desk.solver.usage()
-        yield from _kv(used)
-        yield from _work(used)
-        if not isinstance(self._desk.solver, Solver):
-            yield from _replicas(self._desk.solver)
+        """All families that are of this moment. With replicas they are of all of them together,
+        and of each."""
+        states = self._states()
+        requests = {(state,): states[state] for state in ("running", "waiting")}
+        yield _gauge("requests_now", "Searches that run or wait.", ["state"], requests)
+        yield from _usage(self._queue.solver.usage())
+        engine = self._queue.solver
+        if isinstance(engine, Solver):
+            return
+        yield _counter("replica_deaths", "Since it began.", [], {(): engine.deaths})
+        restarts = {(): engine.restarts}
+        yield _counter("searches_restarted", "Begun again because a replica died.", [], restarts)
+        yield from _replicas(engine.replicas())
+
+    def _states(self) -> CountOf[str]:
+        return CountOf(job.state for job in list(self._queue.jobs.values()))
 
 
-def _kv(used: Usage) -> Iterator[Metric]:
-    held = GaugeMetricFamily("beamwright_kv_bytes", "KV by tier.", labels=["model", "tier"])
-    budgets = GaugeMetricFamily(
-        "beamwright_kv_budget_bytes", "Most KV that there may be.", labels=["model", "tier"]
-    )
-    cached = CounterMetricFamily(
-        "beamwright_cache_tokens",
-        "Tokens of KV that were needed; of these prefilled, loaded, recomputed: the rest was hit.",
-        labels=["model", "kind"],
-    )
-    stalls = CounterMetricFamily(
-        "beamwright_stall_seconds", "Waiting for transfers of KV.", labels=["model"]
-    )
-    for (name, tier), level in used.levels.items():
-        held.add_metric([name, tier], level.used_bytes)
-        budgets.add_metric([name, tier], level.budget_bytes)
-    for name, counted in used.counters.items():
-        if name != "engine":
-            cached.add_metric([name, "needed"], counted.needed_tokens)
-            cached.add_metric([name, "prefilled"], counted.prefilled_tokens)
-            cached.add_metric([name, "loaded"], counted.loaded_tokens)
-            cached.add_metric([name, "recomputed"], counted.dropped_tokens)
-            stalls.add_metric([name], counted.transfer_wait_s)
-    yield from (held, budgets, cached, stalls)
+Samples = Mapping[Any, float]
+"""By the values of a family's labels."""
 
 
-def _replicas(engine: Replicas) -> Iterator[Metric]:
-    """What is above is of all of them together."""
-    found = engine.replicas()
-    yield GaugeMetricFamily("beamwright_replicas", "That are there.", value=len(found))
-    yield CounterMetricFamily("beamwright_replica_deaths", "Since it began.", value=engine.deaths)
-    yield CounterMetricFamily(
-        "beamwright_searches_restarted",
-        "Begun again because a replica died.",
-        value=engine.restarts,
-    )
-    searches = GaugeMetricFamily(
-        "beamwright_replica_searches", "That it was given.", labels=["replica"]
-    )
-    queued = GaugeMetricFamily(
-        "beamwright_replica_queued_tokens",
-        "That its searches are expected to take yet: what routing goes by.",
-        labels=["replica"],
-    )
-    held = GaugeMetricFamily(
-        "beamwright_replica_kv_bytes", "KV on its device.", labels=["replica", "model"]
-    )
-    rows = CounterMetricFamily(
-        "beamwright_replica_row_tokens", "Tokens that its rows wrote.", labels=["replica"]
-    )
-    for each in found:
-        searches.add_metric([each.name], each.searches)
-        queued.add_metric([each.name], each.tokens)
-        rows.add_metric([each.name], each.usage.engine.row_tokens)
-        for (name, tier), level in each.usage.levels.items():
-            if tier == "device":
-                held.add_metric([each.name, name], level.used_bytes)
-    yield from (searches, queued, held, rows)
+def _filled(family: Any, samples: Samples) -> Metric:
+    for values, value in samples.items():
+        family.add_metric(values, value)
+    metric: Metric = family
+    return metric
 
 
-def _work(used: Usage) -> Iterator[Metric]:
-    link = CounterMetricFamily(
-        "beamwright_link_bytes", "KV that crossed the link.", labels=["direction"]
+def _gauge(name: str, said: str, labels: list[str], samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"beamwright_{name}", said, labels=labels), samples)
+
+
+def _counter(name: str, said: str, labels: list[str], samples: Samples) -> Metric:
+    return _filled(CounterMetricFamily(f"beamwright_{name}", said, labels=labels), samples)
+
+
+def _link_bytes(used: Usage) -> dict[tuple[str], int]:
+    """That crossed the link, where there is one."""
+    moved = {("h2d",): used.engine.h2d_bytes, ("d2h",): used.engine.d2h_bytes}
+    return moved if used.has_link else {}
+
+
+def _usage(used: Usage) -> Iterable[Metric]:
+    models = {name: counted for name, counted in used.counters.items() if name != "engine"}
+    tiers, engine = ["model", "tier"], used.engine
+    held = {key: level.used_bytes for key, level in used.levels.items()}
+    yield _gauge("kv_bytes", "KV by tier.", tiers, held)
+    budgets = {key: level.budget_bytes for key, level in used.levels.items()}
+    yield _gauge("kv_budget_bytes", "Most KV that there may be.", tiers, budgets)
+    kinds = {"needed": "needed", "prefilled": "prefilled", "loaded": "loaded"}
+    cached = {
+        (model, kind): getattr(counted, f"{field}_tokens")
+        for model, counted in models.items()
+        for kind, field in {**kinds, "recomputed": "dropped"}.items()
+    }
+    said = (
+        "Tokens of KV that were needed; of these prefilled, loaded, recomputed: the rest was hit."
     )
-    for direction, moved in _crossed(used).items():
-        link.add_metric([direction], moved)
-    rows = CounterMetricFamily(
-        "beamwright_row_tokens",
+    yield _counter("cache_tokens", said, ["model", "kind"], cached)
+    waits = {(model,): counted.transfer_wait_s for model, counted in models.items()}
+    yield _counter("stall_seconds", "Waiting for transfers of KV.", ["model"], waits)
+    yield _counter("link_bytes", "KV that crossed the link.", ["direction"], _link_bytes(used))
+    said = (
         "Tokens of the running batch: of rows that wrote one, and of all that were computed; their "
-        "quotient is the generator's occupancy.",
-        labels=["kind"],
+        "quotient is the generator's occupancy."
     )
-    rows.add_metric(["written"], used.engine.row_tokens)
-    rows.add_metric(["computed"], used.engine.slot_tokens)
-    yield from (link, rows)
-    yield CounterMetricFamily(
-        "beamwright_iterations", "Of the running batch.", value=used.engine.iterations
-    )
-    yield CounterMetricFamily(
-        "beamwright_preempted",
-        "Rows that left in the middle of a step.",
-        value=used.engine.preempted,
-    )
+    rows = {("written",): engine.row_tokens, ("computed",): engine.slot_tokens}
+    yield _counter("row_tokens", said, ["kind"], rows)
+    yield _counter("iterations", "Of the running batch.", [], {(): engine.iterations})
+    said = "Rows that left in the middle of a step."
+    yield _counter("preempted", said, [], {(): engine.preempted})
+
+
+def _replicas(replicas: Iterable[ReplicaState]) -> Iterable[Metric]:
+    named = {(replica.name,): replica for replica in replicas}
+    yield _gauge("replicas", "That are there.", [], {(): len(named)})
+    searches = {key: replica.searches for key, replica in named.items()}
+    yield _gauge("replica_searches", "That it was given.", ["replica"], searches)
+    queued = {key: replica.tokens for key, replica in named.items()}
+    said = "That its searches are expected to take yet: what routing goes by."
+    yield _gauge("replica_queued_tokens", said, ["replica"], queued)
+    held = {
+        (*key, model): level.used_bytes
+        for key, replica in named.items()
+        for (model, tier), level in replica.usage.levels.items()
+        if tier == "device"
+    }
+    yield _gauge("replica_kv_bytes", "KV on its device.", ["replica", "model"], held)
+    rows = {key: replica.usage.engine.row_tokens for key, replica in named.items()}
+    yield _counter("replica_row_tokens", "Tokens that its rows wrote.", ["replica"], rows)
+
+
+# --- health ----------------------------------------------------------------------------------
+
+
+def health(engine: Engine) -> dict[str, Any]:
+    """That the server is alive; of replicas, each."""
+    if isinstance(engine, Solver):
+        return {"status": "ok"}
+    replicas = [
+        {
+            "name": replica.name,
+            "searches": replica.searches,
+            "queued_tokens": replica.tokens,
+            "kv_bytes": sum(
+                level.used_bytes
+                for (_, tier), level in replica.usage.levels.items()
+                if tier == "device"
+            ),
+        }
+        for replica in engine.replicas()
+    ]
+    status = "ok" if len(replicas) >= engine.wanted else "degraded"
+    return {"status": status, "replicas_wanted": engine.wanted, "replicas": replicas}
+
+
+def readiness(queue: RequestQueue) -> dict[str, Any]:
+    """Whether it takes searches; where no replica is there who asks all the same waits for one."""
+    engine = queue.solver
+    status = "draining" if queue.draining else "ready"
+    if status == "ready" and not (isinstance(engine, Solver) or engine.replicas()):
+        status = "no replica"
+    return {"status": status, "searches": len(queue.jobs)}

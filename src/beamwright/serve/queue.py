@@ -1,0 +1,202 @@
+"""RequestQueue: searches of all requests, in the solver's thread, and who hears of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import beamwright
+from beamwright.conversation import Conversation
+from beamwright.errors import Cancelled, InputError
+from beamwright.protocols import RoundReport
+from beamwright.serve.body import Fields, ServerLimits, parsed
+from beamwright.serve.errors import ApiError, api_error, log
+from beamwright.serve.final import final_text
+from beamwright.serve.job import RoundSummary, SearchJob
+from beamwright.serve.options import ModelNames, RequestReader
+from beamwright.solver.handle import Handle
+from beamwright.solver.solution import Solution
+
+if TYPE_CHECKING:
+    from beamwright.cluster.far_solver import FarSolver
+    from beamwright.solver.solver import Solver
+
+    Engine = Solver | FarSolver
+
+
+class Listener(Protocol):
+    """Hears of every job. `begun`, `ended` in the event loop, `round` in the solver's thread, where
+    the tree is alive: all of them are quick. What one raises is logged, and nobody else's."""
+
+    def begun(self, job: SearchJob) -> None: ...
+    def round(self, job: SearchJob, report: RoundReport) -> None: ...
+    def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None: ...
+
+
+class RequestQueue:
+    """Takes requests for an engine. seed: of searches that name none; None: drawn anew."""
+
+    def __init__(
+        self, solver: Engine, name: str, limits: ServerLimits, seed: int | None = None
+    ) -> None:
+        self.solver, self.limits, self.started_s = solver, limits, time.time()
+        self.models = ModelNames(name, solver.settings.search)
+        takes_tools = solver.codec is not None and solver.codec.takes_tools
+        self.reader = RequestReader(self.models, limits, takes_tools, seed)
+        self.jobs: dict[str, SearchJob] = {}
+        self.listeners: list[Listener] = []
+        self.draining = self._hurried = False
+        self._waits: set[asyncio.Task[None]] = set()
+        self._coming: Counter[str | None] = Counter()  # that are being looked at, by owner
+        self._job_s = 10.0  # of the jobs that ended last
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything but the request that decides an answer."""
+        settings = self.solver.settings.model_dump(mode="json")
+        facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
+        return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+    @cached_property
+    def token_bytes(self) -> Sequence[bytes]:
+        """Bytes of every token id. Of a large vocabulary they take a while."""
+        return () if self.solver.codec is None else self.solver.codec.token_bytes()
+
+    async def begin(self, job: SearchJob, owner: str | None = None) -> SearchJob:
+        """Have it searched.
+
+        Raises:
+            ApiError: 503 while the server ends, 429 where too many are here, 400 for what is wrong.
+        """
+        self._check_room(owner)
+        job.owner, loop = owner, asyncio.get_running_loop()
+        # Text is final before the end, and can be said without what else is asked for.
+        streams = self.models.commits(job.options) and job.top_logprobs is None and not job.tools
+        told = threading.Event()  # a round is nobody's before the job is
+        given_up = False
+
+        def on_round(report: RoundReport) -> None:
+            told.wait()
+            if given_up:
+                return
+            self._tell("round", job, report)
+            text = final_text(report.tree, job.stops) if streams else ""
+            loop.call_soon_threadsafe(job.hear, text, RoundSummary.of(report))
+
+        def submit() -> None:
+            self._submit(job, on_round)
+            if given_up:  # whoever waited for this thread did not wait for its end
+                job.cancel()
+
+        self._coming[owner] += 1
+        try:
+            await asyncio.to_thread(submit)
+            if self.draining:
+                raise _ending()
+        except BaseException:
+            given_up = True
+            job.cancel()
+            told.set()
+            raise
+        finally:
+            self._coming[owner] -= 1
+        assert job.handle is not None
+        self.jobs[job.id] = job
+        self._tell("begun", job)
+        told.set()
+        task = loop.create_task(self._end(job, job.handle))
+        self._waits.add(task)
+        task.add_done_callback(self._waits.discard)
+        return job
+
+    def _submit(self, job: SearchJob, on_round: Callable[[RoundReport], None]) -> None:
+        """By any thread: prompts and options may take a while to look at. Raises ApiError."""
+        param = job.param
+        try:
+            job.prompt_tokens = self.solver.prompt_tokens(job.problem)
+            param = "search"
+            job.handle = self.solver.submit(job.problem, on_round=on_round, **job.options)
+        except InputError as error:
+            raise api_error(error, param) from error
+
+    async def begin_search(
+        self, problem: str, options: Mapping[str, Any], owner: str | None = None
+    ) -> SearchJob:
+        """A problem with options of a search, by recipes' names. Raises as `begin`."""
+
+        def read() -> SearchJob:
+            fields = parsed(Fields, {"model": self.models.name, "search": dict(options)})
+            message = {"role": "user", "content": problem}
+            return self.reader.job(fields, Conversation((message,), ()))
+
+        return await self.begin(await asyncio.to_thread(read), owner)
+
+    async def drain(self) -> None:
+        """Take in nobody else; wait for those who are here, and then no longer."""
+        self.draining = True
+        deadline = time.monotonic() + self.limits.drain_s
+        while self._num_here() and time.monotonic() < deadline and not self._hurried:
+            await asyncio.sleep(0.05)
+        for job in list(self.jobs.values()):
+            job.cancel()
+        while self._waits:
+            await asyncio.wait(self._waits)
+
+    def hurry(self) -> None:
+        """Whoever drains waits no longer."""
+        self._hurried = True
+
+    def _check_room(self, owner: str | None) -> None:
+        if self.draining:
+            raise _ending()
+        here, theirs = self._num_here(), self._num_here(owner)
+        if here >= self.limits.requests:
+            full = f"{here} searches"
+        elif owner is not None and theirs >= self.limits.requests_per_key:
+            full = f"{theirs} of this key"
+        else:
+            return
+        seconds = min(60, max(1, round(self._job_s)))
+        raise ApiError(429, f"running or waiting: {full}", code="queue_full", retry_after_s=seconds)
+
+    def _num_here(self, owner: str | None = None) -> int:
+        """Searches that run, wait, or are being looked at; of one owner, or all."""
+        if owner is None:
+            return len(self.jobs) + self._coming.total()
+        return sum(job.owner == owner for job in self.jobs.values()) + self._coming[owner]
+
+    async def _end(self, job: SearchJob, handle: Handle) -> None:
+        outcome: Solution | BaseException
+        try:
+            outcome = await handle
+        except Cancelled as error:
+            # Who ends the server still hands out what there is.
+            outcome = (error.partial or _ending()) if self.draining else error
+        except asyncio.CancelledError:  # of this task, not of the search
+            raise
+        except BaseException as error:  # of the solver's thread: no end of this one
+            if api_error(error).status >= 500:
+                log.error("%s", job.id, exc_info=error)
+            outcome = error
+        del self.jobs[job.id]
+        self._job_s = 0.8 * self._job_s + 0.2 * (time.monotonic() - job.began_s)
+        job.settle(outcome)
+        self._tell("ended", job, outcome)
+
+    def _tell(self, what: Literal["begun", "round", "ended"], *of: Any) -> None:
+        for listener in self.listeners:
+            try:
+                getattr(listener, what)(*of)
+            except Exception:
+                log.exception("%s of %s", what, type(listener).__name__)
+
+
+def _ending() -> ApiError:
+    return ApiError(503, "the server is shutting down", retry_after_s=30)
