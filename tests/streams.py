@@ -42,14 +42,11 @@ class EagerStreams:
             self._advance()
 
     def _advance(self):
-        while self.side and (self.careless or self.side[0].after.place <= self.done):
+        while self.side and (self.careless or self.side[0].after <= self.done):
             self.side.pop(0).run()
 
-    def mark(self):
-        return Mark(self, len(self.compute))
-
-    def copy(self, direction, pieces, after):
-        copied = Copied(self, direction, pieces, after)
+    def copy(self, direction, pieces):
+        copied = Copied(self, direction, pieces, len(self.compute))
         self.copied.append(copied)
         self.side.append(copied)
         self._advance()
@@ -57,7 +54,7 @@ class EagerStreams:
 
     def hold_back(self, copied):
         self.held.append(copied)
-        return Held(copied)
+        return lambda: 0.01 if copied.ran else None  # a stall of 10 ms, known once they have run
 
     def close(self):
         """What was told to copy copies, as on a card."""
@@ -87,17 +84,6 @@ class LateStreams(EagerStreams):
     def run_compute(self):
         while self.side:
             self.side.pop(0).run()
-
-
-class Mark:
-    def __init__(self, streams, place):
-        self.streams, self.place = streams, place
-
-    def query(self):
-        return self.streams.done >= self.place
-
-    def synchronize(self):
-        self.streams.run_compute()
 
 
 class Copied:
@@ -130,13 +116,3 @@ class Copied:
 
     def ran_s(self):
         return self.times
-
-
-class Held:
-    """A stall of 10 ms, known once the copies have run."""
-
-    def __init__(self, copied):
-        self.copied = copied
-
-    def seconds(self):
-        return 0.01 if self.copied.ran else None

@@ -7,15 +7,10 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.kv import (
-    BlockPool,
-    ByteBudget,
-    KVLayout,
-    PathPart,
-    RowTails,
-    SegmentStore,
-    truncate_path,
-)
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.segments import PathPart, truncate_path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 
 
 @dataclass

@@ -4,7 +4,7 @@ import torch
 from beamwright.attention import BACKENDS, make_attention
 from beamwright.attention.dense import PathCopies
 from beamwright.errors import InputError
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 from layerwise.drives import largest_difference, plain_softmax
 
 FAST = ["dense", "tree"]

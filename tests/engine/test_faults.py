@@ -7,7 +7,8 @@ import pytest
 
 from beamwright import Solution
 from beamwright.errors import BeamwrightError, CapacityError, Interrupted, LinkError
-from beamwright.kv import BlockLedger, StreamLink
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import BlockLedger
 from engines import PROBLEM, assert_nothing_allocated, grow
 
 SMALL = {"n": 16, "width": 4, "max_rounds": 7, "host_memory": "1MiB"}
@@ -32,7 +33,7 @@ class FailingLedger:
                 self.num_calls += 1
                 self.callers.append(own_callers())
                 if self.num_calls == self.fails_at:
-                    raise ledger.budget.exhausted("an injected failure", num_blocks)
+                    raise CapacityError("an injected failure", num_blocks, 0, 0, ledger.budget.tier)
             return real(ledger, num_blocks)
 
         monkeypatch.setattr(BlockLedger, "allocate", allocate)
@@ -150,7 +151,7 @@ def test_a_copier_that_dies_in_the_middle_of_a_search(make_solver, monkeypatch, 
             raise ValueError("the link is gone")
         real(destination, source)
 
-    monkeypatch.setattr("beamwright.kv.host_streams.np.copyto", copyto)
+    monkeypatch.setattr("beamwright.kv.streams.np.copyto", copyto)
     assert solver.solve(PROBLEM).tree_hash == expected
     num_copies = count[0]
     assert num_copies > 10
@@ -227,8 +228,8 @@ def test_an_exception_in_the_callback(make_solver, how, kind):
         ("beamwright.models.session.DecodeSession", "arrange"),
         ("beamwright.models.session.DecodeSession", "store"),
         ("beamwright.models.tree_model.TreeModel", "_prefill_batch"),
-        ("beamwright.kv.residency.Residency", "trim"),
-        ("beamwright.kv.movement.Movement", "write_back"),
+        ("beamwright.kv.cache.CacheManager", "trim"),
+        ("beamwright.kv.cache.CacheManager", "write_back"),
         ("beamwright.verify.prm.PrmVerifier", "_read"),
     ],
     ids=lambda place: place[1],

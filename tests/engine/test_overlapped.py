@@ -9,7 +9,7 @@ from beamwright.engine import choice
 from beamwright.engine.choice import RunConditions, overlaps
 from beamwright.engine.threads import Threads
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
-from beamwright.kv import StreamLink
+from beamwright.kv.link import StreamLink
 from beamwright.solver import tiers
 from beamwright.verify.prm import PrmVerifier
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver

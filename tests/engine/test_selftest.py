@@ -8,7 +8,7 @@ import torch
 from beamwright.attention import BACKENDS, make_attention, tree
 from beamwright.engine import selftest
 from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact
-from beamwright.kv import RowTails
+from beamwright.kv.tails import RowTails
 from beamwright.models import DecodeSession
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text

@@ -10,7 +10,7 @@ from beamwright.engine.request import Decoding
 from beamwright.engine.row import Row
 from beamwright.engine.stop_strings import StopStrings, text_before
 from beamwright.engine.stops import CODE_STOP_STRING, RowLimit
-from beamwright.kv import Segment
+from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
 from beamwright.tree import StopReason, Turn
 

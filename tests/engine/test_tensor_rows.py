@@ -7,7 +7,7 @@ import torch
 
 from beamwright.engine.graphs import EagerReplay, make_replay
 from beamwright.engine.running import RunningBatch
-from beamwright.kv import StreamLink
+from beamwright.kv.link import StreamLink
 from beamwright.search import STRATEGIES
 from beamwright.sections import ScheduleSettings
 from declared import real_options

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from beamwright.kv import BlockPool, ByteBudget, KVLayout, SegmentStore
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.store import SegmentStore
 
 
 @pytest.fixture

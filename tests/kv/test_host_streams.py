@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from beamwright.errors import LinkError
-from beamwright.kv import Direction, HostStreams, Piece, StreamLink, TransferState
+from beamwright.kv.link import StreamLink, TransferState
+from beamwright.kv.streams import HostStreams, Piece
+from beamwright.protocols import Direction
 
 PATIENCE_S = 20.0
 
@@ -218,7 +220,7 @@ def test_closing_forgets_what_is_queued_and_the_link_starts_again_with_use(make_
     soon(link.close)
     assert (running.state, queued.state) == (TransferState.DONE, TransferState.CANCELLED)
     soon(link.wait, [running, queued])
-    assert not [t for t in set(threading.enumerate()) - others if t.name == "copier-h2d"]
+    assert not [t for t in set(threading.enumerate()) - others if t.name.startswith("copier-h2d")]
     again = piece(random_bytes(4, 9))
     soon(link.wait, [link.submit(Direction.H2D, "load", [again])])
     assert np.array_equal(again.destination, again.source)

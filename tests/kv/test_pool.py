@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError, format_bytes
-from beamwright.kv import BlockPool, ByteBudget, KVLayout, Piece
 from beamwright.kv import pool as pools
-from beamwright.kv.streams import merged
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.streams import Piece, merged
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def test_layout_counts_bytes_exactly(layout):
     assert layout.bytes_per_block == 4 * layout.bytes_per_token
     half = KVLayout(2, 3, 5, torch.float16)
     assert half.bytes_per_token == layout.bytes_per_token // 2
-    assert [layout.num_blocks(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
 
 
 def test_the_pool_holds_what_fits_its_budget(pool, layout):
     assert pool.num_blocks == pool.num_free == 5
+    assert [pool.blocks_for(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
     assert pool.storage.shape == (5, 2, 2, 4, 3, 5)
     assert pool.storage[0].numel() * 4 == layout.bytes_per_block
     assert not pool.storage.any()

@@ -7,15 +7,12 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import (
-    BlockPool,
-    ByteBudget,
-    Direction,
-    HostStreams,
-    HostTier,
-    SegmentStore,
-    StreamLink,
-)
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import HostStreams
+from beamwright.protocols import Direction
 
 
 @pytest.fixture

@@ -6,17 +6,11 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import (
-    BlockLedger,
-    BlockPool,
-    ByteBudget,
-    HostStreams,
-    HostTier,
-    KVLayout,
-    ScratchMeter,
-    SegmentStore,
-    StreamLink,
-)
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import BlockLedger, BlockPool, ByteBudget, KVLayout, ScratchMeter
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import HostStreams
 
 TOTAL = 24
 

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from beamwright.kv import RowTails, ScratchMeter
-from beamwright.kv.padding import padded_tail
+from beamwright.kv.pool import ScratchMeter
+from beamwright.kv.tails import RowTails, padded_tail
 
 CAPACITY = 80
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import PathPart, truncate_path
+from beamwright.kv.segments import PathPart, truncate_path
 
 
 def key_values(layout, num_tokens, seed=0):
@@ -103,7 +103,7 @@ def test_random_traffic_keeps_contents_and_conserves_blocks(make_store, layout, 
                 for segment, added in zip(chosen, values, strict=True):
                     content[segment] = torch.cat([content[segment], added])
         store.check()
-        blocks = sum(layout.num_blocks(len(values)) for values in content.values())
+        blocks = sum(store.pool.blocks_for(len(values)) for values in content.values())
         assert store.pool.budget.used_bytes == blocks * layout.bytes_per_block
         for segment, values in content.items():
             assert torch.equal(store.gather(segment, segment.length), values.permute(1, 2, 0, 3, 4))

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from beamwright.errors import LinkError
-from beamwright.kv import Direction, Piece, StreamLink, TransferState, Wire
+from beamwright.kv.link import StreamLink, TransferState, Wire
+from beamwright.kv.streams import Piece
+from beamwright.protocols import Direction
 from streams import Copied, EagerStreams
 
 
@@ -91,7 +93,7 @@ def test_links_over_one_wire_share_its_bandwidth_and_its_counters():
         link.submit(Direction.D2H, "store", [piece(np.zeros(10_000), np.ones(10_000))])
         for link in links
     ]
-    first, second = (transfer.moved for transfer in transfers)
+    first, second = transfers
     assert second.begins_s == first.ends_s
     assert second.ends_s - second.begins_s == pytest.approx(0.08)
     assert links[0].bytes_moved is links[1].bytes_moved
@@ -99,7 +101,7 @@ def test_links_over_one_wire_share_its_bandwidth_and_its_counters():
     links[1].cancel([transfers[1]])
     assert wire.bytes_moved == {Direction.D2H: 80_000}
     again = links[0].submit(Direction.D2H, "store", [piece(np.zeros(1), np.ones(1))])
-    assert again.moved.begins_s < second.ends_s, "nobody needs that time any more"
+    assert again.begins_s < second.ends_s, "nobody needs that time any more"
 
 
 def test_the_timeline_hears_of_each_transfer_once():
@@ -119,7 +121,7 @@ def test_the_timeline_hears_of_each_transfer_once():
 
 def test_a_failing_stream_is_a_link_error():
     class Broken(EagerStreams):
-        def copy(self, direction, pieces, after):
+        def copy(self, direction, pieces):
             raise RuntimeError("illegal address")
 
     with pytest.raises(LinkError, match=r"h2d link failed.*illegal address"):
@@ -128,7 +130,7 @@ def test_a_failing_stream_is_a_link_error():
 
 def test_a_copy_that_fails_later_is_an_error_for_who_waits_and_for_nobody_else():
     class Dying(EagerStreams):
-        def copy(self, direction, pieces, after):
+        def copy(self, direction, pieces):
             return Dead()
 
     class Dead:
@@ -240,10 +242,10 @@ def test_the_timeline_shows_a_batch_when_the_device_ran_it(monkeypatch):
 
 def test_a_direction_that_fails_does_not_take_back_what_the_other_has_queued():
     class Broken(EagerStreams):
-        def copy(self, direction, pieces, after):
+        def copy(self, direction, pieces):
             if direction is Direction.D2H:
                 raise RuntimeError("illegal address")
-            return super().copy(direction, pieces, after)
+            return super().copy(direction, pieces)
 
     link, host = StreamLink(Broken()), np.zeros(4)
     batch = link.together()

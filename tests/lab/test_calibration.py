@@ -5,9 +5,9 @@ import pytest
 
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.kv import Direction
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
+from beamwright.protocols import Direction
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.checks.calibration import (
     KINDS,

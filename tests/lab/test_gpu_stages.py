@@ -10,7 +10,7 @@ import pytest
 
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.kv import Direction
+from beamwright.protocols import Direction
 from beamwright_lab.gpu import (
     attention_kernels,
     check,

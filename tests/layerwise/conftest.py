@@ -3,7 +3,8 @@
 import pytest
 
 from attention.conftest import make_forest  # noqa: F401 (a fixture)
-from beamwright.kv import HostStreams, StreamLink
+from beamwright.kv.link import StreamLink
+from beamwright.kv.streams import HostStreams
 from streams import LateStreams
 
 

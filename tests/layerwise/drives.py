@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.kv import BlockPool, ByteBudget, PathPart
+from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.segments import PathPart
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
 
 LAYERS, TOKENS, FIRST_ROWS = 6, 7, 9

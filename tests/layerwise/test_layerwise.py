@@ -6,8 +6,10 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError, LinkError, format_bytes
-from beamwright.kv import Direction, HostStreams, Piece, StreamLink
+from beamwright.kv.link import StreamLink
+from beamwright.kv.streams import HostStreams, Piece
 from beamwright.layerwise import LayerwiseAttention
+from beamwright.protocols import Direction
 from layerwise.drives import (
     FIRST_ROWS,
     FLUSH,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from beamwright.errors import CapacityError
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 from layerwise.drives import Drive, pair, same
 
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from beamwright.kv import BlockPool, ByteBudget, Direction, KVLayout, StreamLink
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.layerwise import Landing, LayeredStore, LayeredTail, LayeredTokens
+from beamwright.protocols import Direction
 from streams import EagerStreams
 
 

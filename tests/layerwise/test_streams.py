@@ -5,9 +5,11 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.attention.layers import Entry
-from beamwright.kv import CudaStreams, Direction, Piece, StreamLink
+from beamwright.kv.link import StreamLink
+from beamwright.kv.streams import CudaStreams, Piece
 from beamwright.layerwise import LayerwiseAttention
 from beamwright.layerwise.streams import LayerStreams
+from beamwright.protocols import Direction
 from layerwise.drives import FIRST_ROWS, LAYERS, TOKENS, Drive, layered, pair, same
 from streams import EagerStreams, LateStreams
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from beamwright.kv import KVLayout, ScratchMeter, StreamLink
+from beamwright.kv.link import StreamLink
+from beamwright.kv.pool import KVLayout, ScratchMeter
 from beamwright.layerwise import LayeredTail
 from streams import EagerStreams
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.models.decoder import Decoder
 from beamwright.models.named_shapes import shape_from_text

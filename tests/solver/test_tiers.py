@@ -11,7 +11,7 @@ import engines
 import fakes
 from beamwright.config import Settings
 from beamwright.errors import CapacityError
-from beamwright.kv import StreamLink
+from beamwright.kv.link import StreamLink
 from beamwright.layerwise import LayeredStore
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.plan.costs import Storage

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from beamwright.attention.tree import TreeAttention
-from beamwright.kv import BlockPool, ByteBudget, KVLayout, PathPart, SegmentStore
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.segments import PathPart
+from beamwright.kv.store import SegmentStore
 from beamwright.sparse import PREDICTORS, Rotary, SparseRule
 from beamwright.sparse.choose import choose
 from beamwright.sparse.index import bounded, page_bounds

@@ -21,7 +21,7 @@ import torch
 
 from beamwright import Solver
 from beamwright.evaluate import load_problems
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 from beamwright.models import PrefillRequest, TreeModel
 
 ROWS = (8, 16, 32, 64, 128, 256, 512)

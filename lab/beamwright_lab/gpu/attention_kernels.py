@@ -23,7 +23,10 @@ import torch
 from beamwright.attention import make_attention, why_no_kernels
 from beamwright.engine.row_sampling import RowSampling
 from beamwright.engine.sampling import Sampler, lineage_key, stack_keys
-from beamwright.kv import BlockPool, ByteBudget, KVLayout, Path, PathPart, RowTails, SegmentStore
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.segments import Path, PathPart
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 from beamwright.sections import SamplingSettings
 from beamwright_lab.common import say
 from beamwright_lab.gpu.context import Context, one_line, release

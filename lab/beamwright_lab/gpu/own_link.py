@@ -14,20 +14,13 @@ from typing import Any
 
 import torch
 
-from beamwright.kv import (
-    BlockPool,
-    ByteBudget,
-    CudaStreams,
-    Direction,
-    HostStreams,
-    HostTier,
-    KVLayout,
-    Link,
-    Piece,
-    Segment,
-    SegmentStore,
-    StreamLink,
-)
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.link import Link, StreamLink
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.segments import Segment
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import CudaStreams, HostStreams, Piece
+from beamwright.protocols import Direction
 from beamwright_lab.gpu.ceilings import Timer
 from beamwright_lab.gpu.context import synchronize
 

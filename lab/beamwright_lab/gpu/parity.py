@@ -16,7 +16,7 @@ import torch
 
 from beamwright import Solver
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
 from beamwright.models.find import resolve_folder
 from beamwright.sections import ModelSettings

@@ -26,7 +26,8 @@ from beamwright.engine.running import RunningBatch
 from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
-from beamwright.kv import BlockLedger, ByteBudget, HostTier
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.pool import BlockLedger, ByteBudget
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from beamwright.errors import CapacityError
-from beamwright.kv import Direction, Transfer
+from beamwright.kv.link import Transfer
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.progress import Progress
+from beamwright.protocols import Direction
 from beamwright.tree import RecordedTree
 from beamwright_lab.rivals import (
     AdmissionForesight,

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamwright.errors import CapacityError
-from beamwright.kv import Direction, Transfer
-from beamwright.kv.budget import ByteBudget
+from beamwright.kv.link import Transfer
+from beamwright.kv.pool import ByteBudget
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
-from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed
+from beamwright.protocols import Direction, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts

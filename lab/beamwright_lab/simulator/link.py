@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from beamwright.kv.link import Piece, SpanSink, Transfer, TransferState
+from beamwright.kv.link import KVLog, Transfer, TransferState
+from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 from beamwright_lab.simulator.clock import VirtualClock
 
@@ -34,7 +35,7 @@ class VirtualLink:
         seconds: TransferSeconds,
         *,
         emulated_bandwidth: int | None = None,
-        timeline: SpanSink | None = None,
+        timeline: KVLog | None = None,
     ) -> None:
         self.bytes_moved: Counter[Direction] = Counter()
         self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
@@ -52,7 +53,7 @@ class VirtualLink:
         self, direction: Direction, kind: str, num_bytes: int, num_pieces: int
     ) -> Transfer:
         """The same for a transfer whose pieces nobody needs to see."""
-        transfer = Transfer(direction, kind, (), num_bytes)
+        transfer = Transfer(direction, kind, num_bytes)
         took_s = self._seconds(num_bytes, num_pieces, direction)
         self._lanes[direction].put(_Queued(transfer, num_pieces, self._clock.now_s, took_s))
         self._settle()
@@ -141,19 +142,16 @@ class _Lane:
             share = min(1.0, math.ceil(done * pieces) / pieces)
             self._end(queued, start_s, share * queued.took_s, round(share * transfer.num_bytes))
         transfer.state = TransferState.CANCELLED
-        transfer.moved.set()
 
     def clear(self) -> None:
         for queued in self._queue:
             queued.transfer.state = TransferState.CANCELLED
-            queued.transfer.moved.set()
         self._queue.clear()
 
     def _end(self, queued: _Queued, start_s: float, took_s: float, num_bytes: int) -> None:
         self._free_s = start_s + took_s
         self._link.bytes_moved[self._direction] += num_bytes
         self._link.busy_s[self._direction] += took_s
-        queued.transfer.moved.set()
         if self._link.timeline is not None and num_bytes:
             kind, track = queued.transfer.kind, str(self._direction)
             end_s = self._free_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.kv import Direction
+from beamwright.protocols import Direction
 from beamwright.solver.solution import CacheStats
 from beamwright_lab.simulator.bench import Bench, Seconds, Simulation, seconds_of
 from beamwright_lab.simulator.clock import VirtualClock

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 from beamwright.counters import Counters
 from beamwright.engine.timeline import Timeline
-from beamwright.kv import BlockLedger, HostTier, Residency, Segment
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.pool import BlockLedger
+from beamwright.kv.segments import Segment
 from beamwright.models.prefill import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
@@ -22,8 +25,8 @@ from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import DeviceCosts
 
 
-class SimulatedResidency(Residency):
-    """Residency on ledgers alone; copies on the device take their time."""
+class SimulatedResidency(CacheManager):
+    """CacheManager on ledgers alone; copies on the device take their time."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from beamwright.engine.row import Row, awaited
-from beamwright.kv import Segment
+from beamwright.kv.segments import Segment
 from beamwright.models.decoder import padded_rows
 from beamwright.plan.costs import Layout
 from beamwright_lab.simulator.clock import VirtualClock

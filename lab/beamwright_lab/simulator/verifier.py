@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beamwright.kv import Path, PathPart, Segment
+from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.models.prefill import PrefillRequest, remember
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.scoring import MARK_TOKENS

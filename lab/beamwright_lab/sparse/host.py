@@ -22,9 +22,8 @@ import torch
 
 from beamwright import Solver
 from beamwright.engine.row import Row
-from beamwright.kv import Direction
 from beamwright.models.prefill import PrefillRequest, remember
-from beamwright.protocols import RoundReport
+from beamwright.protocols import Direction, RoundReport
 from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.paper.cases import LINK_BANDWIDTH

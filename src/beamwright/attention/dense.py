@@ -12,8 +12,9 @@ import torch
 from beamwright.attention.layers import Entry, Hold, ResidentLayers
 from beamwright.attention.packing import Packing
 from beamwright.attention.partial import attend_few, attend_part
-from beamwright.kv import Path, SegmentStore, Tail
-from beamwright.kv.padding import padded_path
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail, padded_path
 
 
 class PathCopies:

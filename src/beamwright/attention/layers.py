@@ -13,7 +13,9 @@ from typing import Protocol
 
 import torch
 
-from beamwright.kv import Path, Segment, SegmentStore, Tail
+from beamwright.kv.segments import Path, Segment
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 
 
 @dataclass(frozen=True)

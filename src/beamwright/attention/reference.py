@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.kv import Path, SegmentStore, Tail
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 
 
 def gather_path(store: SegmentStore, path: Path, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,8 @@ import torch
 
 from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers
 from beamwright.attention.partial import KEY_MULTIPLE, QUERY_MULTIPLE, round_up
-from beamwright.kv import Path, SegmentStore
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
 
 LEAST_KEYS = 32
 """Keys of the smallest size class."""

@@ -19,7 +19,9 @@ from beamwright.attention.layers import Hold, ResidentLayers
 from beamwright.attention.partial import Partial, attend_few, attend_part, merge_parts
 from beamwright.attention.shared import SharedSegments
 from beamwright.attention.tree_prefill import TreePrefill
-from beamwright.kv import Path, SegmentStore, Tail
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Partial]
 

@@ -19,7 +19,8 @@ import torch
 from beamwright.attention.layers import Entry, Hold, LayerSource, ResidentLayers
 from beamwright.attention.partial import KEY_MULTIPLE, Partial, attend_part, round_up
 from beamwright.attention.shared import LEAST_KEYS, size_class
-from beamwright.kv import Path, PathPart, SegmentStore
+from beamwright.kv.segments import Path, PathPart
+from beamwright.kv.store import SegmentStore
 
 Table = npt.NDArray[np.int64]
 

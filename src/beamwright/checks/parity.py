@@ -6,7 +6,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.errors import InputError
-from beamwright.kv import Path, PathPart
+from beamwright.kv.segments import Path, PathPart
 from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
 from beamwright.models.pretrained import read_reference
 from beamwright.sections import ModelSettings

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from beamwright.engine.payoff import Payoff
 from beamwright.engine.tree_run import TreeRun
-from beamwright.kv import Residency
+from beamwright.kv.cache import CacheManager
 from beamwright.sections import ScheduleSettings
 
 USUAL_ROWS = 64
@@ -38,7 +38,7 @@ class Admission:
 
     settings: ScheduleSettings
     in_flight: int | None
-    stores: Sequence[Residency]
+    stores: Sequence[CacheManager]
     payoff: Payoff
     usual_rows: int = USUAL_ROWS
     _filling: bool = field(default=True, init=False)

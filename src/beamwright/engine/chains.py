@@ -11,7 +11,8 @@ from typing import Any
 
 from beamwright.engine.paths import OWNER, path_to, segment_name
 from beamwright.engine.row import Row
-from beamwright.kv import Lease, Residency, Segment
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import Lease, Segment
 from beamwright.models.prefill import PREFILL_CHUNK_TOKENS, PrefillRequest
 from beamwright.progress import Progress
 from beamwright.tree import Node
@@ -54,7 +55,7 @@ class Unfinished(Exception):
 class Chains:
     """Completes the paths that lead to open nodes."""
 
-    def __init__(self, residency: Residency, prefill: Prefill, progress: Progress) -> None:
+    def __init__(self, residency: CacheManager, prefill: Prefill, progress: Progress) -> None:
         self._residency, self._prefill, self._progress = residency, prefill, progress
 
     def complete(self, rows: Sequence[Row], lease: Lease) -> list[Segment]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from beamwright.engine.paths import segment_of
-from beamwright.kv import Residency
+from beamwright.kv.cache import CacheManager
 from beamwright.protocols import KVDemand
 from beamwright.tree import Node
 
@@ -16,7 +16,7 @@ class DemandBuilder:
     expected_tokens: how many tokens an open node's step will hold.
     """
 
-    def __init__(self, residency: Residency, expected_tokens: Callable[[Node], int]) -> None:
+    def __init__(self, residency: CacheManager, expected_tokens: Callable[[Node], int]) -> None:
         self._residency, self._expected = residency, expected_tokens
         self._previous_need_bytes: int | None = None
 
@@ -50,7 +50,7 @@ class DemandBuilder:
 class _Numbering:
     """Segments in the order in which paths first meet them."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, residency: CacheManager) -> None:
         self._ledger = residency.device
         self._number: dict[Node, int] = {}
         self.parent: list[int | None] = []

@@ -14,7 +14,7 @@ from contextlib import suppress
 from beamwright.counters import Counters
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError, InputError
-from beamwright.kv import Residency
+from beamwright.kv.cache import CacheManager
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.split import (
@@ -50,8 +50,8 @@ class MovingSplit:
 
     def __init__(
         self,
-        generator: Residency,
-        verifier: Residency,
+        generator: CacheManager,
+        verifier: CacheManager,
         costs: tuple[ModelCosts, ModelCosts],
         hardware: HardwareProfile,
         split: str = "auto",
@@ -141,7 +141,7 @@ class MovingSplit:
         if least > self.verifier_bytes:
             self._move(self.total_bytes - least)
 
-    def _kept(self, idle: Residency, beams: Sequence[Node], needed_bytes: int) -> int:
+    def _kept(self, idle: CacheManager, beams: Sequence[Node], needed_bytes: int) -> int:
         """What the model whose turn it is not keeps: a path, where there is room for that.
 
         Where there is not, a score that comes too early is put off until the round's end.
@@ -155,7 +155,7 @@ class MovingSplit:
         """Memory is short, or has been: needs are estimates, so all that is free is taken then."""
         return now or self.counts.moves > 0 or self._split != "auto"
 
-    def _part(self, needed_bytes: int, idle: Residency) -> int:
+    def _part(self, needed_bytes: int, idle: CacheManager) -> int:
         """What the model that runs next gets: its need, and what the idle one has no use for."""
         if self._split != "auto":
             return self.total_bytes
@@ -195,7 +195,7 @@ class MovingSplit:
             step_tokens,
         )
 
-    def _least(self, store: Residency, beams: Sequence[Node]) -> int:
+    def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
         """What the longest path and the longest step take: every beam can be decoded and scored."""
         device, step = store.device, self._most_step_tokens + 1
         longest = max(beams, key=_path_tokens)
@@ -219,7 +219,7 @@ class MovingSplit:
             self.most_generator_bytes = max(self.most_generator_bytes, self.generator_bytes)
 
 
-def _need_bytes(store: Residency, lengths: Sequence[int]) -> int:
+def _need_bytes(store: CacheManager, lengths: Sequence[int]) -> int:
     """What the store holds, and steps of these lengths more."""
     device = store.device
     return store.held_bytes + sum(map(device.blocks_for, lengths)) * device.bytes_per_block

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beamwright.kv import Path, PathPart, Segment
+from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.tree import Node
 
 OWNER = "generator"

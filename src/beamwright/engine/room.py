@@ -13,7 +13,8 @@ from beamwright.engine.lengths import StepLengths
 from beamwright.engine.paths import OWNER, path_to, segment_name
 from beamwright.engine.row import Row, parts_read
 from beamwright.errors import BeamwrightError, CapacityError
-from beamwright.kv import Path, PathPart, Residency, Segment, copies_needed
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import Path, PathPart, Segment, copies_needed
 from beamwright.protocols import KVDemand
 from beamwright.tree import Node
 
@@ -23,7 +24,7 @@ _LEAST_BEGUN = 2
 class Room:
     """The device of one residency, as rows see it. Creates their segments."""
 
-    def __init__(self, residency: Residency, lengths: StepLengths) -> None:
+    def __init__(self, residency: CacheManager, lengths: StepLengths) -> None:
         self._residency, self._lengths = residency, lengths
         self._demand = DemandBuilder(residency, lengths.expected)
 

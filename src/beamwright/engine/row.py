@@ -12,7 +12,7 @@ from beamwright.engine.request import Decoding
 from beamwright.engine.sampling import lineage_key
 from beamwright.engine.stops import RowLimit
 from beamwright.errors import NotFiniteError
-from beamwright.kv import Lease, PathPart, Segment, Source
+from beamwright.kv.segments import Lease, PathPart, Segment, Source
 from beamwright.protocols import StepDecoded
 from beamwright.tree import Node, StopReason, TopTokens
 

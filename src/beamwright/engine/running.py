@@ -28,7 +28,7 @@ from beamwright.engine.row import Row, Rows, awaited, parts_read
 from beamwright.engine.speculative_rows import SpeculativeQueue
 from beamwright.engine.working_memory import WorkingMemory
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
-from beamwright.kv import Residency
+from beamwright.kv.cache import CacheManager
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
@@ -48,7 +48,7 @@ class RunningBatch:
     def __init__(
         self,
         rows: Rows,
-        residency: Residency,
+        residency: CacheManager,
         prefill: Prefill,
         lengths: StepLengths,
         batching: Batching,

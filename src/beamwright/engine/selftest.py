@@ -14,7 +14,7 @@ from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_
 from beamwright.engine.row_sampling import RowSampling
 from beamwright.engine.sampling import Sampler, draws_in_kernel
 from beamwright.errors import InputError
-from beamwright.kv import Path, PathPart, Segment
+from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
 from beamwright.models.named_shapes import shape_from_text

@@ -1,29 +1,30 @@
 """The link between the host tier and the device: queued copies both ways, counted exactly.
 
-What a link promises, and the tickets that it gives. `stream_link` keeps it, and so does the
-simulator's. LBS section 4.1 (write-back while decoding) and 4.2 (prefetch).
+What a link promises, the tickets that it gives, and `StreamLink`, which keeps the promise over any
+`Streams`: those of a card, or threads beside a CPU's compute (`streams`). The simulator has a link
+on a virtual clock. LBS section 4.1 (write-back while decoding) and 4.2 (prefetch).
+
+Three races corrupt KV where the order is missing: a store that runs before the compute that writes
+its block, a load into a block that earlier compute still reads, and compute that reads a block
+before its load. Every copy therefore starts after all that compute had queued when it was
+submitted; whoever needs its result waits for it on the host (`wait`) or holds compute back
+(`order`).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from beamwright.errors import LinkError
+from beamwright.kv.streams import Copied, HeldBack, Piece, Streams, merged
 from beamwright.protocols import Direction
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One contiguous (or strided) copy of equal-shaped arrays; None where nothing is stored."""
-
-    destination: Any
-    source: Any
-    num_bytes: int
 
 
 class TransferState(StrEnum):
@@ -35,37 +36,29 @@ class TransferState(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Moved(Protocol):
-    """What shows that a transfer has ended: an event of a thread, or of a stream."""
-
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
 @dataclass(eq=False)
 class Transfer:
     """A ticket: pieces that move together. kind: "load", "prefetch", "store" or "stream"."""
 
     direction: Direction
     kind: str
-    pieces: Sequence[Piece]
     num_bytes: int
     state: TransferState = TransferState.QUEUED
-    moved: Moved = field(default_factory=threading.Event)
 
     @property
     def finished(self) -> bool:
         """True once the pieces have moved, or never will."""
-        return self.moved.is_set()
+        return self.state in (TransferState.DONE, TransferState.CANCELLED)
 
 
-class SpanSink(Protocol):
-    """What records when a transfer ran (a timeline)."""
+class KVLog(Protocol):
+    """Records transfers, where segments' KV is, and when compute waited (a timeline)."""
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None: ...
+
+    def residence(self, segment: str, change: str) -> None: ...
+
+    def span(self, name: str, track: str, **args: Any) -> AbstractContextManager[Any]: ...
 
 
 class Link(Protocol):
@@ -113,3 +106,278 @@ class Link(Protocol):
     def close(self) -> None:
         """Stop; queued transfers are forgotten."""
         ...
+
+
+class Wire:
+    """What one physical link carries, however many threads queue transfers on it.
+
+    Counts bytes, and says when an emulated bandwidth lets the next ones begin and arrive.
+    emulated_bandwidth: bytes per second in each direction, of all links over it together; None for
+        the real one.
+    """
+
+    def __init__(self, emulated_bandwidth: int | None = None) -> None:
+        self.emulated_bandwidth = emulated_bandwidth
+        self.bytes_moved: Counter[Direction] = Counter()
+        self._free_at_s = dict.fromkeys(Direction, 0.0)
+        self._lock = threading.Lock()
+
+    def take(self, direction: Direction, num_bytes: int, now_s: float) -> tuple[float, float]:
+        """Count bytes that are sent now; gives when they begin to move and when they are there."""
+        with self._lock:
+            self.bytes_moved[direction] += num_bytes
+            if self.emulated_bandwidth is None:
+                return 0.0, 0.0
+            begins_s = max(now_s, self._free_at_s[direction])
+            ends_s = begins_s + num_bytes / self.emulated_bandwidth
+            self._free_at_s[direction] = ends_s
+            return begins_s, ends_s
+
+    def give_back(self, direction: Direction, num_bytes: int, seconds: float) -> None:
+        """Bytes that did not move after all, and seconds in which nothing will."""
+        with self._lock:
+            self.bytes_moved[direction] -= num_bytes
+            self._free_at_s[direction] -= seconds
+
+
+@dataclass(eq=False)
+class StreamTransfer(Transfer):
+    """Done with its copies, and no earlier than an emulated link allows.
+
+    copied: None as long as its batch is not queued. begins_s, ends_s: when an emulated link moves
+    it. unmoved: bytes that were taken back.
+    """
+
+    pieces: Sequence[Piece] = ()
+    copied: Copied | None = None
+    submitted_s: float = 0.0
+    begins_s: float = 0.0
+    ends_s: float = 0.0
+    unmoved: int = 0
+    settled: bool = False
+    error: RuntimeError | None = None
+
+    @property
+    def finished(self) -> bool:
+        if not self.settled and self.copied is not None:
+            try:
+                self.settled = self.copied.query() and time.perf_counter() >= self.ends_s
+            except RuntimeError as error:
+                self.fail(error)
+        return self.settled
+
+    def fail(self, error: RuntimeError) -> None:
+        """It will never arrive."""
+        self.settled, self.error = True, error
+
+    def wait(self) -> None:
+        """Block the host until the bytes are there."""
+        if self.settled:
+            return
+        assert self.copied is not None, "a transfer is waited for before it is queued"
+        try:
+            self.copied.synchronize()
+        except RuntimeError as error:
+            self.fail(error)
+            return
+        left = self.ends_s - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        self.settled = True
+
+    def recall(self) -> None:
+        """Take back what has not moved; an emulated link has moved nothing before it begins."""
+        assert self.copied is not None
+        try:
+            self.unmoved = self.copied.recall()
+        except RuntimeError as error:
+            self.fail(error)
+        if time.perf_counter() < self.begins_s:
+            self.unmoved = self.num_bytes
+        self.settled = True
+
+    def span_s(self) -> tuple[float, float]:
+        """As the device timed it; else, from submission to this look is an upper bound."""
+        ran_s = None
+        if self.copied is not None and self.error is None:
+            try:
+                ran_s = self.copied.ran_s()
+            except RuntimeError:
+                ran_s = None
+        return ran_s or (self.submitted_s, time.perf_counter())
+
+
+class StreamLink:
+    """A `Link` over `Streams`. Bytes are counted when submitted, less what is cancelled in time.
+
+    One thread at a time may call it. Two that compute at once have a link each, over one `wire`,
+    and `bytes_moved` is of both.
+
+    held_back_s: seconds in which compute waited for what `order` made it wait for, as far as
+        the device has reported.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        emulated_bandwidth: int | None = None,
+        timeline: KVLog | None = None,
+        *,
+        wire: Wire | None = None,
+    ) -> None:
+        self.strided = streams.strided
+        self.wire = wire or Wire(emulated_bandwidth)
+        self.emulated_bandwidth = self.wire.emulated_bandwidth
+        self.bytes_moved = self.wire.bytes_moved
+        self.busy_s: dict[Direction, float] = dict.fromkeys(Direction, 0.0)
+        self.held_back_s = 0.0
+        self.timeline = timeline
+        self._streams = streams
+        self._underway: list[StreamTransfer] = []
+        self._held: list[HeldBack] = []
+        self._reported_s = 0.0
+        self._gathering = 0
+        self._gathered: list[StreamTransfer] = []
+
+    def submit(self, direction: Direction, kind: str, pieces: Sequence[Piece]) -> Transfer:
+        num_bytes = sum(piece.num_bytes for piece in pieces)
+        transfer = StreamTransfer(direction, kind, num_bytes, pieces=pieces)
+        self._gathered.append(transfer)
+        if not (self._gathering and self._streams.batches):
+            self._queue()
+        return transfer
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is submitted inside is queued at the end, one batch per direction.
+
+        Its copies are merged across transfers. Whoever waits for one of them ends the batch.
+        """
+        self._gathering += 1
+        try:
+            yield
+        finally:
+            self._gathering -= 1
+            if not self._gathering:
+                self._queue()
+
+    def wait(self, transfers: Iterable[Transfer]) -> float:
+        start = time.perf_counter()
+        self._queue()
+        pending = _ours(transfers)
+        for transfer in pending:
+            transfer.wait()
+        self._look(pending)
+        return time.perf_counter() - start
+
+    def order(self, transfers: Iterable[Transfer]) -> float:
+        """The host goes on, unless compute is the host, or an emulated link's time has
+        to pass.
+
+        Gives the seconds of orders that the device has reported since the last one.
+        """
+        pending = _ours(transfers)
+        if self.emulated_bandwidth is not None:
+            return self.wait(pending) if pending else 0.0
+        self._queue()
+        latest = {transfer.direction: transfer for transfer in pending if not transfer.finished}
+        for transfer in latest.values():  # a direction keeps its order
+            assert transfer.copied is not None
+            try:
+                self._held.append(self._streams.hold_back(transfer.copied))
+            except RuntimeError as error:
+                transfer.fail(error)
+        self._look(pending)
+        newly_known_s, self._reported_s = self.held_back_s - self._reported_s, self.held_back_s
+        return newly_known_s
+
+    def cancel(self, transfers: Iterable[Transfer]) -> None:
+        """What streams cannot take back moves first: then its blocks are free."""
+        self._queue()
+        for transfer in _ours(transfers):
+            if not transfer.finished:
+                self._recall(transfer)
+                transfer.state = TransferState.CANCELLED
+        self._look([])
+
+    def close(self) -> None:
+        self._queue()
+        self._streams.close()
+        for transfer in self._underway:
+            if transfer.state is not TransferState.CANCELLED:
+                self._recall(transfer)  # which says what the streams have forgotten
+                if transfer.unmoved:
+                    transfer.state = TransferState.CANCELLED
+        self._look([])
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _queue(self) -> None:
+        """Hand what was gathered to the streams, each direction's copies as one batch."""
+        gathered, self._gathered = self._gathered, []
+        for direction in dict.fromkeys(transfer.direction for transfer in gathered):
+            batch = [transfer for transfer in gathered if transfer.direction is direction]
+            pieces = [piece for transfer in batch for piece in transfer.pieces]
+            if self._streams.batches:
+                pieces = merged(pieces)
+            try:
+                copied = self._streams.copy(direction, pieces)
+            except RuntimeError as error:
+                for transfer in gathered:
+                    if transfer.copied is None:
+                        transfer.state, transfer.settled = TransferState.CANCELLED, True
+                raise LinkError(f"the {direction} link failed: {error}") from error
+            now = time.perf_counter()
+            for transfer in batch:
+                taken = self.wire.take(direction, transfer.num_bytes, now)
+                transfer.begins_s, transfer.ends_s = taken
+                transfer.copied, transfer.submitted_s = copied, now
+                transfer.state = TransferState.RUNNING
+            self._underway += batch
+
+    def _recall(self, transfer: StreamTransfer) -> None:
+        transfer.recall()
+        left = transfer.ends_s - max(time.perf_counter(), transfer.begins_s)
+        self.wire.give_back(transfer.direction, transfer.unmoved, max(0.0, left))
+
+    def _look(self, waited_for: Iterable[StreamTransfer]) -> None:
+        """Take down what has ended since the last look; of these, an error is raised."""
+        batches: dict[int, list[StreamTransfer]] = {}
+        for transfer in self._underway:
+            batches.setdefault(id(transfer.copied), []).append(transfer)
+        self._underway = []
+        for batch in batches.values():
+            if all(transfer.finished for transfer in batch):
+                self._note_batch(batch)
+            else:
+                self._underway += batch
+        waiting = [(held, held()) for held in self._held]
+        self.held_back_s += sum(seconds for _, seconds in waiting if seconds is not None)
+        self._held = [held for held, seconds in waiting if seconds is None]
+        for transfer in waited_for:
+            if transfer.error is not None:
+                message = f"the {transfer.direction} link failed: {transfer.error}"
+                raise LinkError(message) from transfer.error
+
+    def _note_batch(self, batch: Sequence[StreamTransfer]) -> None:
+        """Transfers of one batch ran as one: the span is that of all, with the bytes of all."""
+        for transfer in batch:
+            if transfer.state is TransferState.RUNNING:
+                failed = transfer.error is not None
+                transfer.state = TransferState.CANCELLED if failed else TransferState.DONE
+        first = batch[0]
+        num_bytes = sum(transfer.num_bytes - transfer.unmoved for transfer in batch)
+        if not num_bytes:
+            return
+        start, end = first.span_s()
+        if self.emulated_bandwidth is not None:
+            start, end = first.begins_s, max(end, batch[-1].ends_s)
+        self.busy_s[first.direction] += end - start
+        if self.timeline is not None:
+            kind, track = first.kind, str(first.direction)
+            self.timeline.add(kind, track, start, end, bytes=num_bytes, kind=kind)
+
+
+def _ours(transfers: Iterable[Transfer]) -> list[StreamTransfer]:
+    found = [transfer for transfer in transfers if isinstance(transfer, StreamTransfer)]
+    return found

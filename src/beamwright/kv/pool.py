@@ -1,7 +1,8 @@
-"""BlockPool: a ledger of blocks and the memory that they are in.
+"""Blocks of KV, each owned by at most one copy of a segment: bytes, ids, and the memory itself.
 
 A block holds `block_tokens` tokens of one node, for all layers, K and V, in one contiguous piece,
-so that the link moves it in one transfer.
+so that the link moves it in one transfer. The simulator runs on `BlockLedger`s alone, without
+memory. Knows no segments.
 """
 
 from __future__ import annotations
@@ -9,17 +10,171 @@ from __future__ import annotations
 import math
 import mmap
 import weakref
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 
-from beamwright.errors import DEVICE_TIER, DeviceMemoryError, format_bytes
-from beamwright.kv.budget import ByteBudget
-from beamwright.kv.ledger import BlockLedger
+from beamwright.errors import DEVICE_TIER, CapacityError, DeviceMemoryError, format_bytes
+
+
+class ScratchMeter:
+    """Counts bytes of working memory and their peak; it has no ceiling."""
+
+    def __init__(self) -> None:
+        self.used_bytes = 0
+        self.peak_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes (negative: give them back)."""
+        self.used_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def reset_peak(self) -> None:
+        """Start a new peak measurement (one per solved batch)."""
+        self.peak_bytes = self.used_bytes
+
+
+class ByteBudget(ScratchMeter):
+    """A counter with a ceiling. `charge` before memory is used, `release` when it is not.
+
+    tier, hint: how an error names this budget, and what it advises.
+    together: also counts what several budgets use, which have memory in common.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        tier: str = DEVICE_TIER,
+        hint: str = "raise --memory or --kv-memory, or lower --n",
+        together: ScratchMeter | None = None,
+    ) -> None:
+        super().__init__()
+        self.total_bytes = total_bytes
+        self.tier, self._hint, self._together = tier, hint, together
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that can still be charged."""
+        return self.total_bytes - self.used_bytes
+
+    def add(self, num_bytes: int) -> None:
+        super().add(num_bytes)
+        if self._together is not None:
+            self._together.add(num_bytes)
+
+    def charge(self, num_bytes: int, what: str) -> None:
+        """Count `num_bytes` as used.
+
+        Raises:
+            CapacityError: if they do not fit, which says how much is missing; nothing is charged.
+        """
+        free = self.free_bytes
+        if num_bytes > free:
+            raise CapacityError(what, num_bytes, free, self.total_bytes, self.tier, self._hint)
+        self.add(num_bytes)
+
+    def release(self, num_bytes: int) -> None:
+        """Count `num_bytes` as free again."""
+        if num_bytes > self.used_bytes:
+            raise AssertionError(f"released {num_bytes} bytes, only {self.used_bytes} are in use")
+        self.add(-num_bytes)
+
+
+class BlockLedger:
+    """Blocks of `block_tokens` tokens; ids come from a free stack, in O(1).
+
+    `check` verifies free + owned = total.
+    most_bytes: how far `resize` can go; by default the budget is what it is.
+    """
+
+    def __init__(
+        self,
+        bytes_per_token: int,
+        block_tokens: int,
+        budget: ByteBudget,
+        most_bytes: int | None = None,
+    ) -> None:
+        self.bytes_per_token = bytes_per_token
+        self.block_tokens = block_tokens
+        self.bytes_per_block = bytes_per_token * block_tokens
+        self.budget = budget
+        self.num_blocks = budget.total_bytes // self.bytes_per_block
+        self._most_bytes = budget.total_bytes if most_bytes is None else most_bytes
+        self._most_blocks = self._most_bytes // self.bytes_per_block  # ids that there are
+        # Blocks are handed out from the low end first, so untouched memory stays uncommitted:
+        # `_returned` is the stack of those used before; all from `_untouched` on are free.
+        self._returned: list[int] = []
+        self._untouched = 0
+        self._used: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody has."""
+        return self.num_blocks - len(self._used)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens of one segment need."""
+        return -(-num_tokens // self.block_tokens)
+
+    def block_bytes(self, block: int) -> Any:
+        """The bytes of a block, as the link moves them; None without memory."""
+        del block
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take `num_blocks` blocks. All or nothing.
+
+        Raises:
+            CapacityError: if the budget cannot hold them.
+        """
+        if num_blocks <= 0:
+            return []
+        self.budget.charge(num_blocks * self.bytes_per_block, f"a segment of {num_blocks} blocks")
+        taken = self._returned[-num_blocks:][::-1]
+        del self._returned[-num_blocks:]
+        first, self._untouched = self._untouched, self._untouched + num_blocks - len(taken)
+        taken.extend(range(first, self._untouched))
+        self._used.update(taken)
+        return taken
+
+    def free(self, blocks: list[int]) -> None:
+        """Give blocks back; a block given back twice is an AssertionError."""
+        for block in blocks:
+            if block not in self._used:
+                raise AssertionError(f"block {block} was freed twice")
+            self._used.remove(block)
+        self._returned.extend(reversed(blocks))
+        self.budget.release(len(blocks) * self.bytes_per_block)
+
+    def resize(self, total_bytes: int) -> int:
+        """Make the budget this large; no smaller than what is used, no larger than `most_bytes`.
+
+        Returns:
+            The budget in bytes.
+        """
+        total_bytes = max(min(total_bytes, self._most_bytes), self.budget.used_bytes)
+        self.budget.total_bytes = total_bytes
+        self.num_blocks = total_bytes // self.bytes_per_block
+        # What has been used before and is free now keeps memory: as much as goes to somebody else.
+        self.give_back(self._returned[: max(0, self._untouched - self.num_blocks)])
+        return total_bytes
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Nobody will read these free blocks: their memory is the operating system's again."""
+
+    def check(self, owned: list[int]) -> None:
+        """Conservation: `owned` blocks are distinct, not free, and all others are free."""
+        if len(set(owned)) != len(owned):
+            raise AssertionError("a block has two owners")
+        if any(block not in self._used for block in owned):
+            raise AssertionError("an owned block is on the free list")
+        if len(owned) + self.num_free != self.num_blocks:
+            raise AssertionError(
+                f"{self.num_blocks} blocks, but {len(owned)} owned + {self.num_free} free"
+            )
 
 
 @dataclass(frozen=True)
@@ -42,13 +197,9 @@ class KVLayout:
         """K and V of one block."""
         return self.bytes_per_token * self.block_tokens
 
-    def num_blocks(self, num_tokens: int) -> int:
-        """Blocks that `num_tokens` tokens of one segment need."""
-        return -(-num_tokens // self.block_tokens)
-
 
 class BlockPool(BlockLedger):
-    """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier.
+    """Blocks [block, layer, K or V, token, kv_head, head_dim] of one tier, in `storage`.
 
     pinned: host memory that is page-locked as its blocks come into use, so that a GPU copies from
         and to it without staging.
@@ -68,34 +219,38 @@ class BlockPool(BlockLedger):
         self.layout = layout
         self._pages: mmap.mmap | None = None
         self._locked: LockedBlocks | None = None
-        shape = (
-            self._most_blocks,
-            layout.num_layers,
-            2,
-            layout.block_tokens,
-            layout.num_kv_heads,
-            layout.head_dim,
-        )
+        size = self._most_blocks * layout.bytes_per_block
         try:
-            if most_bytes is not None and device == "cpu" and not pinned:
-                self._pages = _own_pages(self._most_blocks * layout.bytes_per_block)
-            if pinned and self._most_blocks:
+            if pinned and size:
                 self._locked = LockedBlocks(self._most_blocks, layout.bytes_per_block)
-                self.storage = self._locked.storage(shape, layout.dtype)
+                flat = self._locked.flat
             else:
-                self.storage = _lazy_zeros(shape, layout.dtype, device, self._pages)
+                flat = self._zeros(size, device, gives_back=most_bytes is not None and not pinned)
         except (MemoryError, RuntimeError, OSError) as error:  # torch says it with RuntimeErrors
-            size = format_bytes(self._most_blocks * layout.bytes_per_block)
             option = "--memory or --kv-memory" if budget.tier == DEVICE_TIER else "--host-memory"
             raise DeviceMemoryError(
-                f"the {budget.tier} of {size} cannot be allocated", f"lower {option}"
+                f"the {budget.tier} of {format_bytes(size)} cannot be allocated", f"lower {option}"
             ) from error
-        self._bytes: Any = None
-        if self._most_blocks:
-            flat = self.storage.view(self._most_blocks, -1).view(torch.uint8)
-            # A copier thread copies arrays, a stream tensors.
-            # Merged copies must not cross from one locked piece into the next.
-            self._bytes = self._locked or (flat if device != "cpu" else flat.numpy())
+        heads = layout.num_kv_heads, layout.head_dim
+        shape = (self._most_blocks, layout.num_layers, 2, layout.block_tokens, *heads)
+        self.storage = flat.view(layout.dtype).view(shape)
+        # A copier thread copies arrays, a stream tensors.
+        # Merged copies must not cross from one locked piece into the next.
+        by_block = flat.view(self._most_blocks, layout.bytes_per_block)
+        self._bytes: Any = self._locked or (by_block if device != "cpu" else by_block.numpy())
+
+    def _zeros(self, size: int, device: str, *, gives_back: bool) -> torch.Tensor:
+        """Zeros, because a masked position must never hold NaN bits left over from other memory.
+
+        On a CPU their pages are committed on first touch. gives_back: and can be given back, where
+        the operating system offers that.
+        """
+        if device != "cpu" or not size:
+            return torch.zeros(size, dtype=torch.uint8, device=device)
+        if gives_back and hasattr(mmap, "MADV_DONTNEED"):
+            self._pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return torch.from_numpy(np.frombuffer(self._pages, dtype=np.uint8))
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8))
 
     def allocate(self, num_blocks: int) -> list[int]:
         taken = super().allocate(num_blocks)
@@ -104,10 +259,7 @@ class BlockPool(BlockLedger):
         return taken
 
     def block_bytes(self, block: int) -> Any:
-        """The bytes of one block, as a view that the link can read or write.
-
-        An array, or a tensor where the pool is on a GPU or pinned for one.
-        """
+        """An array, or a tensor where the pool is on a GPU or pinned for one."""
         return self._bytes[block]
 
     def give_back(self, blocks: list[int]) -> None:
@@ -115,50 +267,12 @@ class BlockPool(BlockLedger):
         if self._pages is None:
             return
         size, page = self.bytes_per_block, mmap.PAGESIZE
-        for first, count in _runs(blocks):
-            start = -(-first * size // page) * page
-            end = (first + count) * size // page * page
+        for _, run in groupby(enumerate(sorted(blocks)), lambda pair: pair[1] - pair[0]):
+            together = [block for _, block in run]
+            start = -(-together[0] * size // page) * page
+            end = (together[-1] + 1) * size // page * page
             if end > start:
                 self._pages.madvise(mmap.MADV_DONTNEED, start, end - start)
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(first, how many) of numbers that follow each other."""
-    first = count = 0
-    for number in sorted(numbers):
-        if count and number == first + count:
-            count += 1
-            continue
-        if count:
-            yield first, count
-        first, count = number, 1
-    if count:
-        yield first, count
-
-
-def _lazy_zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str, pages: Any
-) -> torch.Tensor:
-    """Zeros whose pages the operating system commits on first touch (CPU).
-
-    Zeros, because a masked position must never hold NaN bits left over from other memory.
-    pages: where they are, if that is known.
-    """
-    if device != "cpu" or not shape[0]:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    if pages is not None:
-        memory = np.frombuffer(pages, dtype=np.uint8, count=num_bytes)
-    else:
-        memory = np.zeros(num_bytes, dtype=np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(shape)
-
-
-def _own_pages(num_bytes: int) -> mmap.mmap | None:
-    """Memory whose pages can be given back; None where the operating system does not offer it."""
-    if not num_bytes or not hasattr(mmap, "MADV_DONTNEED"):
-        return None
-    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 _PIECE_BYTES = 2**26
@@ -171,6 +285,8 @@ class LockedBlocks:
     from one piece into the next. Where nothing can be locked so, `pin_memory=True` gets all of it
     at once (not otherwise: that allocator rounds up to a power of two, and keeps what is freed).
     Memory that is refused later stays as it is: copies are right, and slower.
+
+    flat: all of it as one tensor of bytes, for what the host computes.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
@@ -181,21 +297,17 @@ class LockedBlocks:
         start = -self._owner.ctypes.data % page
         self._memory = self._owner[start : start + size]
         self._block_bytes, self._num_locked, self._refused = block_bytes, 0, False
-        self._whole = None
         self.lock(1)
         if self._refused:
-            self._whole = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-            self._memory = self._owner = self._whole.numpy()
+            self.flat = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+            self._memory = self._owner = self.flat.numpy()
+        else:
+            self.flat = torch.from_numpy(self._memory)
         piece_bytes = self._blocks * block_bytes
         self._pieces = [
             torch.from_numpy(self._memory[first : first + piece_bytes]).view(-1, block_bytes)
             for first in range(0, size, piece_bytes)
         ]
-
-    def storage(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """All of it as one tensor, for what the host computes."""
-        whole = torch.from_numpy(self._memory) if self._whole is None else self._whole
-        return whole.view(dtype).view(shape)
 
     def __getitem__(self, block: int) -> torch.Tensor:
         piece, place = divmod(block, self._blocks)

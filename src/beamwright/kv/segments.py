@@ -1,12 +1,12 @@
-"""Segments: the KV of one node, node-aligned, and where it resides. Knows no tensors.
+"""Segments: the KV of one node, node-aligned, where it resides and who holds it. No tensors.
 
-A path is a tuple of (segment, visible tokens).
+A path is a tuple of (segment, visible tokens); a lease pins what a group reads.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -21,16 +21,24 @@ class Return(Enum):
     RECOMPUTED = "recomputed"
 
 
+@dataclass
+class Tally:
+    """Device blocks that may not be evicted, of all segments of one cache manager."""
+
+    pinned_blocks: int = 0
+
+
 @dataclass(eq=False)
 class Segment:
     """KV of one node: starts a fresh block, and ends anywhere inside its last one.
 
+    serial: a number that grows, by which equals are ordered.
     length: tokens written so far.
     copies: device blocks of each copy. One, where beams share; several, where every beam of a
         group reads its own (`dense`); none, while the segment is not resident.
     host_blocks, host_length: blocks on the host, and how many tokens they hold or will hold once
         `transfers` have finished.
-    pins: copies that may not be evicted.
+    pins: copies that may not be evicted. pinned_blocks: what `tally` counts of it for them.
     last_use: tick of the last lease that named it. last_touch: tick at which it was last leased,
         written or held.
     start: position of its first token in the path.
@@ -54,6 +62,9 @@ class Segment:
     source: Source | None = None
     returned: Return | None = None
     memory: Any = None
+    serial: int = 0
+    pinned_blocks: int = 0
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def blocks(self) -> list[int]:
@@ -76,6 +87,47 @@ class Segment:
         if self.copies:
             return "both" if self.host_blocks else "device"
         return "host" if self.host_blocks else None
+
+    def unfinished(self) -> list[Transfer]:
+        """Its transfers that are still under way."""
+        return [transfer for transfer in self.transfers if not transfer.finished]
+
+    def pin(self, copies: int = 0) -> None:
+        """So many more copies may not be evicted; to be called, too, when `copies` has changed."""
+        self.pins += copies
+        blocks = min(self.pins, len(self.copies)) * len(self.blocks)
+        self.tally.pinned_blocks += blocks - self.pinned_blocks
+        self.pinned_blocks = blocks
+
+
+class Lease:
+    """Pins on segments; some may be given up, or added, before the lease ends.
+
+    Used in a `with` statement, it ends there.
+    """
+
+    def __init__(self, needs: Mapping[Segment, int]) -> None:
+        self._held: Counter[Segment] = Counter()
+        self.add(needs)
+
+    def add(self, needs: Mapping[Segment, int]) -> None:
+        """Pin so many more copies of each."""
+        for segment, copies in needs.items():
+            self._held[segment] += copies
+            segment.pin(copies)
+
+    def keep(self, needs: Mapping[Segment, int]) -> None:
+        """Unpin everything beyond these."""
+        for segment, held in self._held.items():
+            kept = min(held, needs.get(segment, 0))
+            segment.pin(kept - held)
+            self._held[segment] = kept
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.keep({})
 
 
 @dataclass(frozen=True)
@@ -120,7 +172,7 @@ def copies_needed(paths: Iterable[Sequence[PathPart]], *, per_beam: bool) -> Cou
     return needs
 
 
-def visible_path(path: Path, own: Segment | None, own_tokens: int) -> Path:
-    """A path and what its own segment holds already; empty parts are left out."""
-    parts = path if own is None else (*path, PathPart(own, own_tokens))
+def visible_path(path: Path, last: Segment | None, num_tokens: int) -> Path:
+    """A path and what the segment behind it holds already; empty parts are left out."""
+    parts = path if last is None else (*path, PathPart(last, num_tokens))
     return tuple(part for part in parts if part.visible > 0)

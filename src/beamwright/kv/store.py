@@ -1,4 +1,4 @@
-"""SegmentStore: residency with tensors. Writes, reads and moves the KV of segments."""
+"""SegmentStore: the cache manager with tensors. Writes, reads and copies the KV of segments."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.kv.budget import ByteBudget, ScratchMeter
-from beamwright.kv.link import Piece
-from beamwright.kv.movement import HostTier, ResidenceLog
-from beamwright.kv.pool import BlockPool
-from beamwright.kv.residency import Residency
-from beamwright.kv.row_tails import RowTails
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.link import KVLog, Link
+from beamwright.kv.pool import BlockPool, ByteBudget, ScratchMeter
 from beamwright.kv.segments import Segment
-from beamwright.kv.tail import Tail
-from beamwright.protocols import Direction
+from beamwright.kv.tails import RowTails, Tail
 
 
-class SegmentStore(Residency):
+class SegmentStore(CacheManager):
     """Creates, extends, reads and frees segments in one device pool, with an optional host pool.
 
+    compute_device: where attention's working copies reside.
     scratch: bytes of the working copies that attention keeps of the present group.
+    tiers: bytes of KV on the "device", and on the "host", where there is one.
     streams_layers: attention waits for layers of KV within a forward pass.
     """
 
@@ -32,34 +31,25 @@ class SegmentStore(Residency):
         host: HostTier | None = None,
         *,
         copies_per_beam: bool = False,
-        log: ResidenceLog | None = None,
+        log: KVLog | None = None,
     ) -> None:
         super().__init__(pool, host, copies_per_beam=copies_per_beam, log=log)
         self.pool = pool
+        self.compute_device = pool.storage.device
         self.scratch = ScratchMeter()
-
-    @property
-    def compute_device(self) -> torch.device:
-        """Where attention's working copies reside."""
-        return self.pool.storage.device
+        self.tiers: dict[str, ByteBudget] = {"device": pool.budget}
+        if host is not None:
+            self.tiers["host"] = host.ledger.budget
 
     @property
     def device_peak_bytes(self) -> int:
         """Most device KV at any time."""
-        return self.pool.budget.peak_bytes
+        return self.tiers["device"].peak_bytes
 
     @property
     def host_peak_bytes(self) -> int:
         """Most host KV at any time."""
-        return 0 if self.host is None else self.host.ledger.budget.peak_bytes
-
-    @property
-    def tiers(self) -> dict[str, ByteBudget]:
-        """The bytes of KV on each tier: "device" and, where there is one, "host"."""
-        budgets = {"device": self.pool.budget}
-        if self.host is not None:
-            budgets["host"] = self.host.ledger.budget
-        return budgets
+        return self.tiers["host"].peak_bytes if "host" in self.tiers else 0
 
     @property
     def stall_s(self) -> float:
@@ -68,10 +58,8 @@ class SegmentStore(Residency):
 
     def reset_peaks(self) -> None:
         """Start a new measurement (one per solved batch)."""
-        self.pool.budget.reset_peak()
-        self.scratch.reset_peak()
-        if self.host is not None:
-            self.host.ledger.budget.reset_peak()
+        for meter in (self.scratch, *self.tiers.values()):
+            meter.reset_peak()
 
     def make_tail(self, capacity: int, *, stays: bool = False) -> Tail:
         """The tail of a decode session over these segments. stays: see `RowTails`."""
@@ -112,15 +100,13 @@ class SegmentStore(Residency):
 
         copy: which device copy is read, where there are several.
         """
-        storage = self.pool.storage
-        count = self.pool.blocks_for(visible)
+        storage, count = self.pool.storage, self.pool.blocks_for(visible)
         held = segment.copies[min(copy, len(segment.copies) - 1)] if segment.copies else []
         if len(held) < count:
             raise AssertionError(f"segment {segment.name!r} is read, but not on the device")
         blocks = torch.tensor(held[:count], device=storage.device, dtype=torch.long)
         picked = storage.index_select(0, blocks)
-        merged = picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
-        return merged[:, :, :visible]
+        return picked.permute(1, 2, 0, 3, 4, 5).flatten(2, 3)[:, :, :visible]
 
     def keys_of(self, segment: Segment, visible: int) -> torch.Tensor:
         """Keys [layers, visible, kv_heads, head_dim], wherever they are scored."""
@@ -138,28 +124,28 @@ class SegmentStore(Residency):
         """
         slots, size = slots.to(self.pool.storage.device), self.pool.block_tokens
         heads = torch.arange(slots.shape[1], device=slots.device)[None, :, None]
-        found = self.pool.storage[slots // size, layer, :, slots % size, heads]
-        return found.permute(3, 0, 1, 2, 4)
+        picked = self.pool.storage[slots // size, layer, :, slots % size, heads]
+        return picked.permute(3, 0, 1, 2, 4)
 
     def fetch(self, layer: int, wanted: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same of all that a token's rows read, where attention computes."""
         return [self.read(layer, slots) for slots in wanted]
 
-    def pieces(
-        self, direction: Direction, device: Sequence[int], host: Sequence[int]
-    ) -> list[Piece]:
-        """One contiguous piece per block."""
-        assert self.host is not None
-        assert isinstance(self.host.ledger, BlockPool)
-        there = self.host.ledger
-        found = []
-        for device_block, host_block in zip(device, host, strict=True):
-            ends = self.pool.block_bytes(device_block), there.block_bytes(host_block)
-            source, destination = ends if direction is Direction.D2H else ends[::-1]
-            found.append(Piece(destination, source, self.pool.bytes_per_block))
-        return found
-
     def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
         """Copy blocks within the device."""
         storage = self.pool.storage
         storage[torch.tensor(destination)] = storage[torch.tensor(source)]
+
+
+class HostedStore(SegmentStore):
+    """A store whose pool is the host's, beside a device that attention computes on.
+
+    device_budget: bytes of what is there of the segments for now.
+    """
+
+    def __init__(
+        self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
+    ) -> None:
+        super().__init__(pool)
+        self.link, self.device_budget, self.compute_device = link, device_budget, device
+        self.tiers = {"device": device_budget, "host": pool.budget}

@@ -1,31 +1,39 @@
-"""Streams: the compute stream of a device and a side stream per direction, as the link needs them.
+"""`Streams` of a card, and of a CPU: what copies beside compute. Knows queues, no KV.
 
-Knows queues and their order, no KV. `CudaStreams` is the only place that touches a card; whoever
-tests what is ordered after what puts a stand-in in its place.
+`CudaStreams` is the only place that touches a card; whoever tests what is ordered after what puts
+a stand-in in its place. `HostStreams` is a copier thread per direction, where both tiers are RAM:
+compute runs as the host calls it, so a copy may start at once, and who needs its result waits.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
-from beamwright.kv.link import Piece
 from beamwright.protocols import Direction
 
 
-class Marker(Protocol):
-    """A point in a stream's queue."""
+@dataclass(frozen=True)
+class Piece:
+    """One contiguous (or strided) copy of equal-shaped arrays; None where nothing is stored."""
+
+    destination: Any
+    source: Any
+    num_bytes: int
+
+
+class Copied(Protocol):
+    """The end of queued copies."""
 
     def query(self) -> bool: ...
 
     def synchronize(self) -> None: ...
-
-
-class Copied(Marker, Protocol):
-    """The end of queued copies."""
 
     def ran_s(self) -> tuple[float, float] | None:
         """When they began and ended by `time.perf_counter`, once they have; None if not known."""
@@ -36,12 +44,8 @@ class Copied(Marker, Protocol):
         ...
 
 
-class HeldBack(Protocol):
-    """Compute that waits for copies."""
-
-    def seconds(self) -> float | None:
-        """How long compute waited for them; None as long as that is not known."""
-        ...
+HeldBack = Callable[[], float | None]
+"""How many seconds compute waited for copies; None as long as that is not known."""
 
 
 class Streams(Protocol):
@@ -54,12 +58,8 @@ class Streams(Protocol):
     strided: bool
     batches: bool
 
-    def mark(self) -> Marker:
-        """After everything that compute has queued so far."""
-        ...
-
-    def copy(self, direction: Direction, pieces: Sequence[Piece], after: Marker) -> Copied:
-        """Queue copies on a direction's stream, to start after `after`; marks their end."""
+    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
+        """Queue copies on a direction's stream, behind all that compute has queued so far."""
         ...
 
     def hold_back(self, copied: Copied) -> HeldBack:
@@ -79,19 +79,19 @@ def merged(pieces: Sequence[Piece]) -> list[Piece]:
 
     Only one-dimensional contiguous tensors of bytes are joined, which is what blocks are.
     """
-    found: list[Piece] = []
+    joined: list[Piece] = []
     for piece in pieces:
-        if found and _follows(found[-1].destination, piece.destination):
-            last = found[-1]
-            if _follows(last.source, piece.source):
-                found[-1] = Piece(
-                    _joined(last.destination, piece.destination),
-                    _joined(last.source, piece.source),
-                    last.num_bytes + piece.num_bytes,
-                )
-                continue
-        found.append(piece)
-    return found
+        last = joined[-1] if joined else None
+        if last is not None and all(map(_follows, _ends(last), _ends(piece))):
+            to, source = map(_joined, _ends(last), _ends(piece))
+            joined[-1] = Piece(to, source, last.num_bytes + piece.num_bytes)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _ends(piece: Piece) -> tuple[Any, Any]:
+    return piece.destination, piece.source
 
 
 def _follows(left: object, right: object) -> bool:
@@ -131,47 +131,49 @@ class CudaStreams:
         self._clock = torch.cuda.Stream(device)  # always idle: its events pass at once
         self._origin = self._new_origin()
 
-    def mark(self) -> Marker:
-        marker: Marker = self._compute_event()
-        return marker
-
-    def copy(self, direction: Direction, pieces: Sequence[Piece], after: Marker) -> Copied:
+    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
         stream = self._side[direction]
-        stream.wait_event(after)  # type: ignore[arg-type]
-        begin = torch.cuda.Event(enable_timing=True)
-        begin.record(stream)
+        stream.wait_event(_event(torch.cuda.current_stream(self._device)))
+        begin = _event(stream)
         with torch.cuda.stream(stream):
             for piece in pieces:
                 # Anything else would go through unpinned memory, and the host would wait.
                 assert piece.destination.is_contiguous()
                 assert piece.source.is_contiguous()
                 piece.destination.copy_(piece.source, non_blocking=True)
-        end = torch.cuda.Event(enable_timing=True)
-        end.record(stream)
+        end = _event(stream)
         if time.perf_counter() - self._origin[1] > _ORIGIN_S:
             self._origin = self._new_origin()
         return _CudaCopied(begin, end, *self._origin)
 
     def hold_back(self, copied: Copied) -> HeldBack:
         assert isinstance(copied, _CudaCopied)
-        ready = self._compute_event()
-        torch.cuda.current_stream(self._device).wait_event(copied.end)
-        return _CudaHeldBack(ready, copied.end)
+        ready, arrived = _event(torch.cuda.current_stream(self._device)), copied.end
+        torch.cuda.current_stream(self._device).wait_event(arrived)
+
+        def seconds() -> float | None:
+            """From the moment at which compute could have gone on to the copies' end."""
+            if not (ready.query() and arrived.query()):
+                return None
+            return max(0.0, float(ready.elapsed_time(arrived)) / 1e3)
+
+        return seconds
 
     def close(self) -> None:
         """What a card was asked to copy it copies."""
 
     def _new_origin(self) -> tuple[torch.cuda.Event, float]:
         """An event, and when it passed on the host's clock."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._clock)
+        event = _event(self._clock)
         event.synchronize()
         return event, time.perf_counter()
 
-    def _compute_event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+
+def _event(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """The end of what the stream has queued so far."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
 
 
 class _CudaCopied:
@@ -195,13 +197,102 @@ class _CudaCopied:
         return self._at_s + begin, self._at_s + max(begin, end)
 
 
-class _CudaHeldBack:
-    """From the moment at which compute could have gone on to the copies' end."""
+class HostStreams:
+    """`Streams` of a CPU: pieces are its tensors or arrays. The threads start with use."""
 
-    def __init__(self, ready: torch.cuda.Event, arrived: torch.cuda.Event) -> None:
-        self._ready, self._arrived = ready, arrived
+    strided = True
+    batches = False
 
-    def seconds(self) -> float | None:
-        if not (self._ready.query() and self._arrived.query()):
-            return None
-        return max(0.0, float(self._ready.elapsed_time(self._arrived)) / 1e3)
+    def __init__(self) -> None:
+        self._failed: dict[Direction, BaseException] = {}
+        self._threads = {d: ThreadPoolExecutor(1, f"copier-{d}") for d in Direction}
+
+    def copy(self, direction: Direction, pieces: Sequence[Piece]) -> Copied:
+        """Queue the copies for the direction's thread.
+
+        Raises:
+            RuntimeError: if one has failed on it, until `close`.
+        """
+        if direction in self._failed:
+            raise RuntimeError(repr(self._failed[direction])) from self._failed[direction]
+        copies = _HostCopies(pieces)
+        copies.done = self._threads[direction].submit(self._run, direction, copies)
+        return copies
+
+    def hold_back(self, copied: Copied) -> HeldBack:
+        """Compute is the host, so the host waits."""
+        start = time.perf_counter()
+        copied.synchronize()
+        waited_s = time.perf_counter() - start
+        return lambda: waited_s
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(wait=True, cancel_futures=True)
+        HostStreams.__init__(self)
+
+    def _run(self, direction: Direction, copies: _HostCopies) -> None:
+        """What is queued behind copies that fail fails with them."""
+        try:
+            if direction in self._failed:
+                raise self._failed[direction]
+            copies.run()
+        except BaseException as error:
+            self._failed[direction] = error
+            raise
+
+
+class _HostCopies:
+    """Pieces that one thread copies, and another may take back."""
+
+    done: Future[None]
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._unmoved = sum(piece.num_bytes for piece in pieces)
+        self._recalled = False
+        self._ran_s: tuple[float, float] | None = None
+
+    def run(self) -> None:
+        start = time.perf_counter()
+        for piece in self._pieces:
+            if self._recalled:
+                break
+            np.copyto(_as_array(piece.destination), _as_array(piece.source))
+            self._unmoved -= piece.num_bytes
+        self._ran_s = start, time.perf_counter()
+
+    def query(self) -> bool:
+        over = self.done.done()
+        if over:
+            self.synchronize()
+        return over
+
+    def synchronize(self) -> None:
+        error = self._error()
+        if error is not None:
+            raise RuntimeError(repr(error)) from error
+
+    def ran_s(self) -> tuple[float, float] | None:
+        return self._ran_s
+
+    def recall(self) -> int:
+        self._recalled = True
+        self.done.cancel()
+        self._error()
+        return self._unmoved
+
+    def _error(self) -> BaseException | None:
+        """When it is over."""
+        return None if self.done.cancelled() else self.done.exception()
+
+
+def _as_array(memory: Any) -> np.ndarray[Any, Any]:
+    """The same CPU memory as an array; bfloat16 goes as 16-bit integers."""
+    if isinstance(memory, np.ndarray):
+        return memory
+    plain = memory.detach()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.view(torch.int16)
+    array: np.ndarray[Any, Any] = plain.numpy()
+    return array

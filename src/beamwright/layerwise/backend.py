@@ -14,7 +14,8 @@ import torch
 from beamwright.attention.dense import DenseAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
-from beamwright.kv import Path, Piece
+from beamwright.kv.segments import Path
+from beamwright.kv.streams import Piece
 from beamwright.layerwise.placement import NUM_BUFFERS
 from beamwright.layerwise.store import Landing, LayeredStore
 from beamwright.layerwise.streams import LayerStreams

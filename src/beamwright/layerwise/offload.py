@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from beamwright.kv import Link, ScratchMeter, Transfer
+from beamwright.kv.link import Link, Transfer
+from beamwright.kv.pool import ScratchMeter
 
 
 @dataclass

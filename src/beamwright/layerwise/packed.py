@@ -15,7 +15,9 @@ from itertools import accumulate
 import torch
 
 from beamwright.attention.layers import Entry
-from beamwright.kv import Path, PathPart, Piece, Tail
+from beamwright.kv.segments import Path, PathPart
+from beamwright.kv.streams import Piece
+from beamwright.kv.tails import Tail
 from beamwright.layerwise.placement import NUM_BUFFERS, Placement, neighbours
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.tail import LayeredTail

@@ -14,18 +14,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from beamwright.kv import (
-    BlockPool,
-    ByteBudget,
-    Direction,
-    HostedStore,
-    Link,
-    Piece,
-    Segment,
-    Transfer,
-)
+from beamwright.kv.link import Link, Transfer
+from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.segments import Segment
+from beamwright.kv.store import HostedStore
+from beamwright.kv.streams import Piece
 from beamwright.layerwise.offload import Offload
 from beamwright.layerwise.tail import LayeredTail, LayeredTokens, stack_layers
+from beamwright.protocols import Direction
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class LayeredStore(HostedStore):
     def make_tail(self, capacity: int, *, stays: bool = False) -> LayeredTail:
         """The tail of a decode session over these segments; its memory never outlives the rows."""
         del stays
-        return LayeredTail(self.pool.layout, capacity, self.scratch, self._device, self.link)
+        return LayeredTail(self.pool.layout, capacity, self.scratch, self.compute_device, self.link)
 
     # --- counts ------------------------------------------------------------------------------
 
@@ -154,14 +150,14 @@ class LayeredStore(HostedStore):
         if held is None or held.shape[:2] != (resident, num_blocks):
             block = (2, layout.block_tokens, layout.num_kv_heads, layout.head_dim)
             size = (resident, num_blocks, *block)
-            grown = torch.zeros(size, dtype=layout.dtype, device=self._device)
+            grown = torch.zeros(size, dtype=layout.dtype, device=self.compute_device)
             if held is not None:
                 kept = min(num_blocks, held.shape[1])
                 grown[:, :kept] = held[:resident, :kept]
             self._on_device[segment] = held = grown
         start, step = segment.length, layout.block_tokens
-        positions = torch.arange(start, start + fresh.num_tokens, device=self._device)
-        values = fresh.on_device[:, :resident].to(self._device, layout.dtype)
+        positions = torch.arange(start, start + fresh.num_tokens, device=self.compute_device)
+        values = fresh.on_device[:, :resident].to(self.compute_device, layout.dtype)
         # Indices that a slice parts come first: [tokens, layers, 2, kv_heads, head_dim].
         held[:, positions // step, :, positions % step] = values
 
@@ -169,7 +165,7 @@ class LayeredStore(HostedStore):
 
     def host_memory(self, size: Sequence[int]) -> torch.Tensor:
         """Host memory that the link can read and write at full speed."""
-        pinned = self._device.type == "cuda"
+        pinned = self.compute_device.type == "cuda"
         return torch.empty(tuple(size), dtype=self.pool.layout.dtype, pin_memory=pinned)
 
     def device_layers(self, segment: Segment) -> int:
@@ -199,7 +195,7 @@ class LayeredStore(HostedStore):
         layers = [
             self.device_layer(segment, visible, layer)
             if layer < held
-            else self.host_layer(segment, visible, layer).to(self._device)
+            else self.host_layer(segment, visible, layer).to(self.compute_device)
             for layer in range(self.pool.layout.num_layers)
         ]
         return torch.stack(layers).transpose(1, 2)
@@ -233,7 +229,7 @@ class LayeredStore(HostedStore):
     def add_layer(self, segment: Segment, tokens: torch.Tensor) -> None:
         """Device tokens [all, 2, kv_heads, head_dim] of the layer after those that are there."""
         held, size = self._on_device[segment], self.pool.block_tokens
-        positions = torch.arange(segment.length, device=self._device)
+        positions = torch.arange(segment.length, device=self.compute_device)
         layer = held.new_zeros((1, *held.shape[1:]))
         layer[0, positions // size, :, positions % size] = tokens
         self._on_device[segment] = torch.cat([held, layer])

@@ -12,11 +12,15 @@ from contextlib import suppress
 
 from beamwright.attention.layers import Entry, LayerSource
 from beamwright.errors import LinkError, format_bytes
-from beamwright.kv import Direction, Piece, Segment, SegmentStore, Transfer
+from beamwright.kv.link import Transfer
+from beamwright.kv.segments import Segment
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.streams import Piece
 from beamwright.layerwise.packed import PackedLayers
 from beamwright.layerwise.placement import NUM_BUFFERS, Placement, resident_layers
 from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.tail import LayeredTail
+from beamwright.protocols import Direction
 
 
 class LayerStreams:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from beamwright.kv import KVLayout, Link, Piece, ScratchMeter, Transfer
+from beamwright.kv.link import Link, Transfer
+from beamwright.kv.pool import KVLayout, ScratchMeter
+from beamwright.kv.streams import Piece
 from beamwright.layerwise.placement import NUM_BUFFERS, Placement
 
 FIRST_TOKENS = 16

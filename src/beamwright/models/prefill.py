@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from beamwright.kv import Path, Residency, Segment, Source, copies_needed, visible_path
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import Path, Segment, Source, copies_needed, visible_path
 from beamwright.models.decoder import padded_rows
 
 PREFILL_CHUNK_TOKENS = 256
@@ -45,7 +46,7 @@ Forward = Callable[[list[int], list[Sequence[int]], int], None]
 
 
 def prefill_in_batches(
-    residency: Residency, requests: Sequence[PrefillRequest], chunk_tokens: int, forward: Forward
+    residency: CacheManager, requests: Sequence[PrefillRequest], chunk_tokens: int, forward: Forward
 ) -> None:
     """Call `forward` for every batch of chunks, with all that it reads and writes held.
 
@@ -65,7 +66,7 @@ def prefill_in_batches(
         residency.write_back(request.segment for request in requests)
 
 
-def _count(residency: Residency, requests: Sequence[PrefillRequest]) -> None:
+def _count(residency: CacheManager, requests: Sequence[PrefillRequest]) -> None:
     """Count what these needed. What is computed again is needed by whoever asked for it."""
     fresh = [request for request in requests if not request.again]
     residency.needed(request.path for request in fresh)
@@ -74,7 +75,9 @@ def _count(residency: Residency, requests: Sequence[PrefillRequest]) -> None:
     residency.counts.prefilled_tokens += num_tokens
 
 
-def prefill_needs(residency: Residency, requests: Sequence[PrefillRequest]) -> dict[Segment, int]:
+def prefill_needs(
+    residency: CacheManager, requests: Sequence[PrefillRequest]
+) -> dict[Segment, int]:
     """Device copies of each segment that these requests read."""
     paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
     return copies_needed(paths, per_beam=residency.copies_per_beam)
@@ -101,7 +104,7 @@ def recompute_levels(lost: Sequence[Segment]) -> list[list[PrefillRequest]]:
 
 
 def _batches(
-    residency: Residency, requests: Sequence[PrefillRequest], offset: int, chunk_tokens: int
+    residency: CacheManager, requests: Sequence[PrefillRequest], offset: int, chunk_tokens: int
 ) -> Iterator[list[int]]:
     """Requests that still have tokens at `offset`, longest first, in bounded batches."""
     length = {

@@ -13,7 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from beamwright.kv import Path, Segment, SegmentStore, visible_path
+from beamwright.kv.segments import Path, Segment, visible_path
+from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.protocols import AttentionBackend, DecodeView
 

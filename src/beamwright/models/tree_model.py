@@ -14,19 +14,11 @@ from itertools import accumulate
 import torch
 
 from beamwright.errors import DeviceMemoryError
-from beamwright.kv import (
-    BlockPool,
-    ByteBudget,
-    HostTier,
-    KVLayout,
-    Link,
-    Path,
-    ScratchMeter,
-    Segment,
-    SegmentStore,
-    visible_path,
-)
-from beamwright.kv.movement import ResidenceLog
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.link import KVLog, Link
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, ScratchMeter
+from beamwright.kv.segments import Path, Segment, visible_path
+from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.models.prefill import (
@@ -69,7 +61,7 @@ class TreeModel:
 
     host: the host tier; None if all KV is on the device. make_store: makes another store than that
     of a device and its host tier. shared: the memory that this model's budget is a part of, where
-    `Residency.resize` may change how large a part.
+    `CacheManager.resize` may change how large a part.
     """
 
     def __init__(
@@ -80,7 +72,7 @@ class TreeModel:
         prefill_chunk_tokens: int = PREFILL_CHUNK_TOKENS,
         *,
         host: HostOptions | None = None,
-        log: ResidenceLog | None = None,
+        log: KVLog | None = None,
         make_store: StoreMaker | None = None,
         shared: SharedBytes | None = None,
     ) -> None:

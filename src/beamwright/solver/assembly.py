@@ -25,7 +25,8 @@ from beamwright.engine.threads import GiveWay, Threads
 from beamwright.engine.timeline import Timeline
 from beamwright.engine.trial import Trial
 from beamwright.errors import DeviceMemoryError, InputError
-from beamwright.kv import BlockPool, ByteBudget, HostedStore, KVLayout
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
+from beamwright.kv.store import HostedStore
 from beamwright.layerwise import LayeredStore, LayerwiseAttention
 from beamwright.models import HostOptions, LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.decoder import Decoder

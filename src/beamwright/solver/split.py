@@ -6,7 +6,7 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.engine.moving import MovingSplit
-from beamwright.kv import ScratchMeter
+from beamwright.kv.pool import ScratchMeter
 from beamwright.models import SharedBytes, TreeModel
 from beamwright.models.address_space import address_space_left
 from beamwright.plan.costs import ModelCosts

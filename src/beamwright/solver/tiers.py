@@ -12,7 +12,8 @@ import torch
 from beamwright.config import Settings
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.kv import CudaStreams, HostStreams, Link, StreamLink, Wire
+from beamwright.kv.link import Link, StreamLink, Wire
+from beamwright.kv.streams import CudaStreams, HostStreams
 from beamwright.models import HostOptions
 from beamwright.models.address_space import address_space_left
 from beamwright.plan.cards import card_of_device

@@ -10,7 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from beamwright.kv import BlockPool, ByteBudget, Direction, HostedStore, Link, Piece, Segment
+from beamwright.kv.link import Link
+from beamwright.kv.pool import BlockPool, ByteBudget
+from beamwright.kv.segments import Segment
+from beamwright.kv.store import HostedStore
+from beamwright.kv.streams import Piece
+from beamwright.protocols import Direction
 
 
 class HotSet:
@@ -68,7 +73,7 @@ class HomeStore(HostedStore):
     def gather(self, segment: Segment, visible: int, copy: int = 0) -> torch.Tensor:
         """On the device: what reads all of a path has it cross the link."""
         held = super().gather(segment, visible, copy).contiguous()
-        found = torch.empty_like(held, device=self._device)
+        found = torch.empty_like(held, device=self.compute_device)
         self._cross(Direction.H2D, [Piece(found, held, held.nbytes)])
         return found
 
@@ -83,7 +88,7 @@ class HomeStore(HostedStore):
             CapacityError: if the device's budget is too small for what is selected.
         """
         kv_heads, hot = self.pool.layout.num_kv_heads, self._hot[layer]
-        heads = torch.arange(kv_heads, device=self._device)[None, :, None]
+        heads = torch.arange(kv_heads, device=self.compute_device)[None, :, None]
         each = [slots * kv_heads + heads for slots in wanted]
         ids, places = torch.cat([one.flatten() for one in each]).unique(return_inverse=True)
         at, there = hot.split(ids)
@@ -102,7 +107,7 @@ class HomeStore(HostedStore):
         slots, size = (ids // kv_heads).cpu(), self.pool.block_tokens
         heads = (ids % kv_heads).cpu()
         pack = self.pool.storage[slots // size, layer, :, slots % size, heads]
-        found = torch.empty_like(pack, device=self._device)
+        found = torch.empty_like(pack, device=self.compute_device)
         self.counts.rank_link_s += self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
         return found
 
@@ -118,7 +123,7 @@ class HomeStore(HostedStore):
         """What was in the places of tokens from here on is no longer."""
         kv_heads = self.pool.layout.num_kv_heads
         slots = self.slots_of(segment, first, segment.length)
-        ids = (slots[:, None] * kv_heads + torch.arange(kv_heads)).flatten().to(self._device)
+        ids = (slots[:, None] * kv_heads + torch.arange(kv_heads)).flatten().to(self.compute_device)
         for hot in self._hot:
             before = len(hot.ids)
             hot.forget(ids)

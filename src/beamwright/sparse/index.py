@@ -12,7 +12,9 @@ import torch
 from beamwright.attention.layers import Entry
 from beamwright.attention.partial import round_up
 from beamwright.attention.shared import Bucket, SharedSegments
-from beamwright.kv import Path, SegmentStore, Tail
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 from beamwright.sparse.rule import PAGE
 
 COLUMN_MULTIPLE = 32

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from beamwright.kv import Segment
+from beamwright.kv.segments import Segment
 
 
 @dataclass

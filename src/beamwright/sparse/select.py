@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.attention.partial import round_up
-from beamwright.kv import Path, SegmentStore, Tail
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 from beamwright.sparse.choose import choose, probabilities
 from beamwright.sparse.index import COLUMN_MULTIPLE, PathIndex, bounded, page_bounds
 from beamwright.sparse.memory import RowMemory

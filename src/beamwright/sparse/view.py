@@ -17,7 +17,9 @@ import torch.nn.functional as F
 
 from beamwright.attention.partial import attend_few
 from beamwright.attention.tree import TreeAttention, TreeDecode
-from beamwright.kv import Path, Segment, SegmentStore, Tail
+from beamwright.kv.segments import Path, Segment
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import Tail
 from beamwright.protocols import AttentionView
 from beamwright.sparse.memory import RowMemory, memories
 from beamwright.sparse.predict import PREDICTORS

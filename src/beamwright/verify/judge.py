@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
-from beamwright.kv import Path, PathPart, Segment, copies_needed
+from beamwright.kv.segments import Path, PathPart, Segment, copies_needed
 from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
 from beamwright.models.session import DecodeSession

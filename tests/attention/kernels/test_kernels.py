@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright.attention.kernels.choice import is_interpreted
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 
 NAMES = ["triton-tree", "triton-dense"]
 CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -6,7 +6,7 @@ import torch
 
 from beamwright.attention.kernels.cuts import Cuts
 from beamwright.attention.kernels.worklist import WorkBuffers, decode_work, prefill_work
-from beamwright.kv import PathPart
+from beamwright.kv.segments import PathPart
 
 CUTS = Cuts(part_tokens=32, fresh_tokens=32)
 

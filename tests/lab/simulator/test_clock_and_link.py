@@ -1,8 +1,8 @@
 import pytest
 
 from beamwright.engine.timeline import Timeline
-from beamwright.kv import Direction, TransferState
-from beamwright.kv.link import Piece
+from beamwright.kv.link import Piece, TransferState
+from beamwright.protocols import Direction
 from beamwright_lab.simulator import VirtualClock, VirtualLink
 
 

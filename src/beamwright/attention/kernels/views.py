@@ -19,7 +19,9 @@ from beamwright.attention.kernels.launch import Partials, decode_attention, pref
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
 from beamwright.attention.kernels.worklist import DecodeWork, WorkBuffers, decode_work, prefill_work
 from beamwright.errors import InputError
-from beamwright.kv import Path, RowTails, SegmentStore
+from beamwright.kv.segments import Path
+from beamwright.kv.store import SegmentStore
+from beamwright.kv.tails import RowTails
 
 _STAYING_ROOM = 128
 

@@ -20,7 +20,7 @@ import torch
 
 from beamwright.attention.kernels.cuts import Cuts, TokenRun, cut_path
 from beamwright.attention.kernels.tiles import power_of_two
-from beamwright.kv import Path, Segment
+from beamwright.kv.segments import Path, Segment
 
 Ints = npt.NDArray[np.int32]
 

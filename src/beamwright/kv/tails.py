@@ -1,29 +1,123 @@
-"""RowTails: the newest tokens of the rows being decoded, contiguous per row, of any lengths.
+"""Tails: the newest tokens of the rows being decoded, contiguous per row, of any lengths.
 
 Tokens of one head lie next to each other: at 256 rows that reads four to six times as fast as
 token by token (docs/experiments.md). It is a working copy in the layout that attention wants; the
-tokens are stored in the blocks that are filled beside it. Keys are padded to few lengths, so that a
-row's sums do not depend on how long the other rows' tails are.
+tokens are stored in the blocks that are filled beside it. Where a token is written and how many are
+read is in tensors, at addresses that stay as long as `num_moves` does: a captured step can be
+replayed.
 
-Where a token is written and how many are read is in tensors, at addresses that stay as long as
-`num_moves` does: a captured step can be replayed.
+Keys are padded to few lengths, so that a row's sums do not depend on how long others' are. With
+zeros behind a row's own tokens its sums are the same at every length given here, because
+
+- sums of vectors go to four accumulators in turn, and a rest of fewer than four vectors to the
+  first: a length holds a multiple of four vectors, or is so short that all is rest;
+- a product below some size is torch's own loop, which rounds differently: heads of few dimensions
+  get more tokens;
+- MKL cuts the sums of a product at 192 tokens, but in halves where fewer than 384 are left (seen on
+  a CPU with AVX2 alone, four queries or more per head).
+
+The start-up self-test asks the machine at hand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any, Protocol
 
 import torch
 
-from beamwright.kv.budget import ScratchMeter
-from beamwright.kv.padding import padded_tail
-from beamwright.kv.pool import KVLayout
+from beamwright.kv.pool import KVLayout, ScratchMeter
+
+_LEAST_PRODUCT = 400
+_SHORTEST = 16
+
+
+def padded_tail(count: int, head_dim: int) -> int:
+    """16, 32, 64, 128, 256: no tail is longer, and 192 and 256 do not go together."""
+    tokens = _SHORTEST
+    while tokens < count or tokens * head_dim <= _LEAST_PRODUCT:
+        tokens *= 2
+    return tokens
+
+
+def padded_path(count: int, head_dim: int) -> int:
+    """16, 32, 64, 128, 192, and from 384 on multiples of 64."""
+    tokens = max(padded_tail(min(count, 64), head_dim), -(-count // 64) * 64 if count > 64 else 0)
+    return 384 if 192 < tokens < 384 else tokens
+
+
+class Tail(Protocol):
+    """What a decode session and its attention views ask of a tail, wherever its layers reside.
+
+    `RowTails` has them on the device; `layerwise` has a tail whose layers are streamed.
+    capacity: most tokens of a row. num_rows: padding included. num_tokens: for which every row has
+    places. num_moves: how often memory was allocated anew.
+    places: [rows] where each row's current token is written. mask: additive [rows, 1, 1, tokens]
+    over what `read` returns; None where all of it is seen.
+    """
+
+    capacity: int
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def num_moves(self) -> int: ...
+
+    @property
+    def places(self) -> torch.Tensor: ...
+
+    @property
+    def mask(self) -> torch.Tensor | None: ...
+
+    def arrange(self, kept: Sequence[int], num_rows: int) -> None:
+        """Go on with these rows in this order, and with free ones behind them."""
+        ...
+
+    def restore(self, row: int, held: torch.Tensor) -> None:
+        """Put back a row's tokens [layers, 2, tokens, kv_heads, head_dim]."""
+        ...
+
+    def begin(self, lengths: Sequence[int | None], max_tokens: int) -> None:
+        """Rows hold so many tokens each, and get up to `max_tokens` more; None for unread rows."""
+        ...
+
+    def advance(self) -> None:
+        """The current token is complete."""
+        ...
+
+    def write(self, layer: int, key_value: torch.Tensor) -> None:
+        """Store the current token of every row: [rows, 2, kv_heads, head_dim]."""
+        ...
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [rows, kv_heads, tokens, head_dim], the current token included."""
+        ...
+
+    def take(self, row: int, first: int, end: int) -> Any:
+        """A row's tokens [first, end), as the `append` of its store wants them."""
+        ...
+
+    def close(self) -> None:
+        """No rows are left."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory back."""
+        ...
 
 
 class RowTails:
     """KV [layer, K or V, row, kv_head, token, head_dim] of up to `capacity` tokens a row.
 
+    storage: all of it, as it is shaped now.
     places: [rows] int64, where each row's current token is written. counts: [rows] int32, tokens
     that attention reads, the current one included. mask: additive [rows, 1, 1, tokens].
     stays: its memory outlives the rows, until `release`.
@@ -51,24 +145,14 @@ class RowTails:
         self._masks = torch.empty(0, 0, dtype=layout.dtype, device=device)
         self._mask: torch.Tensor | None = None
         self._layers: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self.storage = self._view(0, 0)
-
-    @property
-    def storage(self) -> torch.Tensor:
-        """All of it, as it is shaped now."""
-        return self._storage
-
-    @storage.setter
-    def storage(self, storage: torch.Tensor) -> None:
-        self._storage = storage
-        self._layers = []
+        self._show(0, 0)
 
     def _of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """A layer's rows of numbers, its keys and its values: views, made once."""
         if not self._layers:
-            rows = self._storage.view(self.layout.num_layers, -1, self.layout.head_dim)
-            halves = (self._storage[:, 0], self._storage[:, 1])
-            self._layers = list(zip(*(each.unbind(0) for each in (rows, *halves)), strict=True))
+            rows = self.storage.view(self.layout.num_layers, -1, self.layout.head_dim)
+            parts = rows, self.storage[:, 0], self.storage[:, 1]
+            self._layers = list(zip(*(part.unbind(0) for part in parts), strict=True))
         return self._layers[layer]
 
     @property
@@ -131,16 +215,14 @@ class RowTails:
 
     def close(self) -> None:
         """No rows are left."""
-        self.storage = self._view(0, 0)
+        self._show(0, 0)
         if not self._stays:
             self.release()
 
     def release(self) -> None:
         """Give the memory back."""
-        self._flat = self._flat.new_empty(0)
-        self.storage = self._view(0, 0)
-        self.num_moves += 1
-        self._count()
+        self._new_flat(0)
+        self._show(0, 0)
 
     # --- tokens ------------------------------------------------------------------------------
 
@@ -180,7 +262,7 @@ class RowTails:
     # --- memory ------------------------------------------------------------------------------
 
     def _grow(self, count: int) -> None:
-        tokens = min(self._padded(count), self._padded(self.capacity))
+        tokens = padded_tail(min(count, self.capacity), self.layout.head_dim)
         held = self.storage.shape[4]
         if tokens > held:
             old = self.storage.clone() if self.num_rows and held else None
@@ -189,23 +271,15 @@ class RowTails:
                 self.storage[..., :held, :] = old
             self.storage[..., held:, :] = 0  # of other rows, as above
 
-    def _padded(self, count: int) -> int:
-        return padded_tail(count, self.layout.head_dim)
-
     def _resize(self, num_rows: int, num_tokens: int) -> None:
         needed = prod(self._shape(num_rows, num_tokens))
         if needed > self._flat.numel():
-            # The old memory goes first: at 64 rows of a 7B shape it can be gigabytes. Zeros: what
-            # is masked must be a number.
-            self.storage = self._flat = self._flat.new_empty(0)
-            self._flat = self._flat.new_zeros(needed)
-            self.num_moves += 1
-            self._count()
+            self._new_flat(needed)
         if self._num_places(num_rows) > len(self._places):
             self._places = self._places.new_zeros(self._num_places(num_rows))
             self._counts = torch.ones(num_rows, dtype=torch.int32, device=self._device)
             self.num_moves += 1
-        self.storage = self._view(num_rows, num_tokens)
+        self._show(num_rows, num_tokens)
         self._slots = self._places[num_rows : self._num_places(num_rows)]
         heads = torch.arange(2 * num_rows * self.layout.num_kv_heads, device=self._device)
         by_half = (heads * num_tokens).view(2, num_rows, -1)
@@ -215,14 +289,21 @@ class RowTails:
     def _num_places(self, num_rows: int) -> int:
         return num_rows * (1 + 2 * self.layout.num_kv_heads)
 
-    def _view(self, num_rows: int, num_tokens: int) -> torch.Tensor:
+    def _new_flat(self, num_elements: int) -> None:
+        # The old memory goes first: at 64 rows of a 7B shape it can be gigabytes. Zeros: what is
+        # masked must be a number.
+        self._flat = self.storage = self._flat.new_empty(0)
+        self._layers = []
+        self._flat = self._flat.new_zeros(num_elements)
+        self.num_moves += 1
+        self._scratch.add(self._flat.nbytes - self._counted)
+        self._counted = self._flat.nbytes
+
+    def _show(self, num_rows: int, num_tokens: int) -> None:
         shape = self._shape(num_rows, num_tokens)
-        return self._flat[: prod(shape)].view(shape)
+        self.storage = self._flat[: prod(shape)].view(shape)
+        self._layers = []
 
     def _shape(self, num_rows: int, num_tokens: int) -> tuple[int, ...]:
         layout = self.layout
         return (layout.num_layers, 2, num_rows, layout.num_kv_heads, num_tokens, layout.head_dim)
-
-    def _count(self) -> None:
-        self._scratch.add(self._flat.nbytes - self._counted)
-        self._counted = self._flat.nbytes

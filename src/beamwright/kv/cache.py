@@ -1,0 +1,450 @@
+"""CacheManager: which segments are on the device, for how long, and in how many copies.
+
+Segments of one device ledger, with an optional host tier behind a link. Leases hold what a group
+reads; `expect` and `prefetch` look ahead (LBS section 4.1, 4.2). Bookkeeping only: the simulator
+runs this very code without tensors, and `store.SegmentStore` adds them. Every decision follows from
+the order of calls and never from when a transfer happens to finish, so equal runs move equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from itertools import count
+
+from beamwright.counters import Counters
+from beamwright.errors import CapacityError
+from beamwright.kv.host_tier import HostTier
+from beamwright.kv.link import KVLog, Transfer
+from beamwright.kv.pool import BlockLedger
+from beamwright.kv.segments import Lease, Path, Return, Segment, Tally
+from beamwright.protocols import Direction
+
+
+class CacheManager:
+    """Creates, grows, leases, moves and frees segments.
+
+    copies_per_beam: every beam of a group gets its own device copy (the LBS paper's layout).
+    outgrown: True once something had to leave the device.
+    recompute_segments: set by the model that can compute KV again; called parents first.
+    """
+
+    def __init__(
+        self,
+        device: BlockLedger,
+        host: HostTier | None = None,
+        *,
+        copies_per_beam: bool = False,
+        log: KVLog | None = None,
+    ) -> None:
+        self.device, self.host = device, host
+        self.copies_per_beam = copies_per_beam
+        self.counts = Counters()
+        self.log = log
+        self.outgrown = False
+        self.recompute_segments: Callable[[Sequence[Segment]], None] | None = None
+        self._segments: dict[Segment, None] = {}
+        self._present: dict[Segment, None] = {}  # those that have blocks on the device
+        self._next_use: dict[Segment, int] = {}
+        self._tally, self._serials, self._tick = Tally(), count(), 0
+
+    # --- life of a segment -------------------------------------------------------------------
+
+    def create(self, name: str = "", start: int = 0) -> Segment:
+        """An empty segment that owns no block yet. start: position of its first token."""
+        segment = Segment(name, start=start, serial=next(self._serials), tally=self._tally)
+        self._segments[segment] = None
+        return segment
+
+    def free(self, segment: Segment) -> None:
+        """Free a segment's blocks in both tiers at once; twice is an AssertionError."""
+        if segment.freed:
+            raise AssertionError("a segment was freed twice")
+        self.clear(segment)
+        segment.freed = True
+        self._segments.pop(segment, None)
+        self._next_use.pop(segment, None)
+
+    def clear(self, segment: Segment) -> None:
+        """Forget a segment's tokens and free its blocks; transfers of it are cancelled."""
+        if segment.transfers and self.host is not None:
+            self.counts.cancelled_transfers += sum(not t.finished for t in segment.transfers)
+            self.host.link.cancel(segment.transfers)
+            segment.transfers = []
+        had = segment.length
+        for blocks in segment.copies:
+            self.device.free(blocks)
+        if self.host is not None:
+            self.host.ledger.free(segment.host_blocks)
+        segment.copies, segment.host_blocks = [], []
+        segment.length = segment.host_length = 0
+        segment.returned = segment.memory = None
+        self._placed(segment, log=bool(had))
+
+    def reserve(self, wanted: Mapping[Segment, int]) -> None:
+        """Make sure that every copy of each segment has blocks for so many tokens; evicts others.
+
+        Raises:
+            CapacityError: if there is no room; nothing has changed then.
+        """
+        missing = {
+            segment: [
+                max(0, self.device.blocks_for(num_tokens) - len(blocks))
+                for blocks in segment.copies or [[]]
+            ]
+            for segment, num_tokens in wanted.items()
+        }
+        for segment in wanted:
+            if segment.length and not segment.copies:
+                raise AssertionError("only a resident segment can grow")
+            segment.pins += len(segment.copies)  # it must not be its own victim
+        try:
+            fresh = self._take(sum(map(sum, missing.values())))
+        finally:
+            for segment in wanted:
+                segment.pins -= len(segment.copies)
+        for segment, counts in missing.items():
+            if not any(counts):
+                continue
+            segment.copies = segment.copies or [[]]
+            for blocks, num_blocks in zip(segment.copies, counts, strict=True):
+                blocks.extend(fresh[:num_blocks])
+                del fresh[:num_blocks]
+            self._placed(segment, log=False)
+
+    def extend(self, segment: Segment, num_tokens: int) -> None:
+        """Count `num_tokens` more tokens, for which blocks are reserved first."""
+        self.reserve({segment: segment.length + num_tokens})
+        segment.length += num_tokens
+        segment.last_touch = self._tick
+        if num_tokens and segment.length == num_tokens:
+            self._placed(segment)
+
+    def trim(self, segment: Segment) -> None:
+        """Give back reserved blocks that hold no token."""
+        kept = self.device.blocks_for(segment.length)
+        for blocks in segment.copies:
+            self.device.free(blocks[kept:])
+            del blocks[kept:]
+        if not kept:
+            segment.copies = []
+        self._placed(segment, log=False)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def lease(self, needs: Mapping[Segment, int]) -> Lease:
+        """Hold these segments on the device, in so many copies each; loads what is missing.
+
+        Raises:
+            CapacityError: if they do not fit; LinkError: if the link has failed.
+        """
+        return self._hold(needs, needs)
+
+    def acquire(self, needs: Mapping[Segment, int]) -> Lease:
+        """The same for rows that join others: so many copies more than are held already."""
+        return self._hold(needs, self.beside_others(needs))
+
+    def _hold(self, needs: Mapping[Segment, int], wanted: Mapping[Segment, int]) -> Lease:
+        lease = Lease(needs)
+        try:
+            self._make_resident(wanted)
+        except BaseException:
+            lease.keep({})
+            raise
+        return lease
+
+    def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
+        """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
+        if not self.evicts:
+            return self.is_free(needs, grown)
+        blocks = self._tally.pinned_blocks - sum(segment.pinned_blocks for segment in needs)
+        for segment, copies in needs.items():
+            size = self.device.blocks_for(max(segment.length, grown.get(segment, 0)))
+            held = min(segment.pins, len(segment.copies))
+            blocks += max(copies, held) * max(size, len(segment.blocks))
+        blocks += sum(self.device.blocks_for(n) for s, n in grown.items() if s not in needs)
+        return blocks <= self.device.num_blocks
+
+    def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
+        """Are there blocks for them that nobody has, so that nothing has to leave?"""
+        blocks = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
+        for segment, num_tokens in grown.items():
+            wanted = max(1, len(segment.copies)) * self.device.blocks_for(num_tokens)
+            blocks += max(0, wanted - sum(map(len, segment.copies)))
+        return blocks <= self.device.num_free
+
+    def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
+        """Copies that the device must hold for these and for those who hold the segments now."""
+        if not self.copies_per_beam:
+            return dict(needs)
+        return {s: min(s.pins, len(s.copies)) + copies for s, copies in needs.items()}
+
+    def needed(self, paths: Iterable[Path]) -> None:
+        """Count the tokens of paths that were needed and are on the device."""
+        counts = self.counts
+        for part in (part for path in paths for part in path):
+            returned = part.segment.returned
+            counts.needed_tokens += part.visible
+            counts.loaded_tokens += part.visible * (returned is Return.LOADED)
+            counts.dropped_tokens += part.visible * (returned is Return.RECOMPUTED)
+            part.segment.returned = None
+
+    # --- ahead of need -----------------------------------------------------------------------
+
+    @property
+    def evicts(self) -> bool:
+        """True if there is a way to make room."""
+        return self.host is not None
+
+    def expect(self, upcoming: Sequence[Iterable[Segment]]) -> None:
+        """Say which segments the later groups of this round need, in order."""
+        self._next_use = {
+            segment: distance
+            for distance, needs in reversed(list(enumerate(upcoming, start=1)))
+            for segment in needs
+        }
+
+    def prefetch(self, needs: Mapping[Segment, int]) -> None:
+        """Start loading what the next group needs.
+
+        It makes room only at the cost of what the rest of the round does not use: that would have
+        to go anyway when the next group's turn comes, so fetching ahead adds no traffic.
+        """
+        if self.host is None or self.host.recompute:
+            return
+        missing = [s for s in needs if not s.resident and s.stored]
+        short = sum(self.device.blocks_for(s.length) for s in missing) - self.device.num_free
+        if short > 0:
+            self._evict([s for s in self._victims() if s not in self._next_use], short)
+        with self.host.link.together():
+            for segment in missing:
+                blocks = self.device.blocks_for(segment.length)
+                if blocks > self.device.num_free:
+                    return
+                self._load(segment, self.device.allocate(blocks), "prefetch")
+
+    def write_back(self, segments: Iterable[Segment], *, sealed: bool = True) -> None:
+        """Start copying what the host lacks: whole blocks, and the tail of sealed segments.
+
+        Raises:
+            CapacityError: if the host tier is full.
+        """
+        host, size = self.host, self.device.block_tokens
+        if host is None or host.recompute:
+            return
+        with host.link.together():
+            for segment in segments:
+                until = segment.length if sealed else segment.length // size * size
+                if segment.copies and until > segment.host_length:
+                    host.store(segment, until, self.device)
+                    self._placed(segment)
+
+    def write_ahead(
+        self, needs: Mapping[Segment, int], growth: Iterable[int], growing: Collection[Segment]
+    ) -> None:
+        """Start storing what would have to go for these segments and steps of so many tokens.
+
+        When their turn comes, evicting it costs nothing. growing: segments that are not complete.
+        """
+        if self.host is None or self.host.recompute:
+            return
+        missing = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
+        short = missing + sum(map(self.device.blocks_for, growth)) - self.device.num_free
+        if short <= 0:
+            return
+        leaving = []
+        others = (s for s in self._resident() if s not in needs and s not in growing)
+        for segment in self.host.in_order(others, self._next_use):
+            if short <= 0:
+                break
+            short -= sum(map(len, segment.copies))
+            leaving.append(segment)
+        with suppress(CapacityError):  # it is found out, and said, when the room is needed
+            self.write_back(leaving)
+
+    def dirty(self) -> list[Segment]:
+        """Resident segments that are not wholly on the host, in the order of eviction."""
+        return [s for s in self._victims() if not s.stored]
+
+    # --- making room -------------------------------------------------------------------------
+
+    def evict_all(self) -> None:
+        """Empty the device of everything that is not pinned (no reuse between steps)."""
+        self._evict(self._victims(), self.device.num_blocks)
+
+    def resize(self, total_bytes: int) -> int:
+        """Make the device's budget this large; what is in the way leaves it, least urgent first.
+
+        Segments that are held stay. Returns the budget in bytes.
+
+        Raises:
+            CapacityError: if the host tier is full; LinkError: if the link has failed.
+        """
+        device = self.device
+        excess = device.num_blocks - device.num_free - total_bytes // device.bytes_per_block
+        if excess > 0 and self.host is not None:
+            self._evict(self._victims(), excess)
+        return device.resize(total_bytes)
+
+    def _take(self, num_blocks: int) -> list[int]:
+        """Device blocks, evicting what is wanted last."""
+        self._make_room(num_blocks)
+        return self.device.allocate(num_blocks)
+
+    def _make_room(self, num_blocks: int) -> None:
+        """Evict until so many blocks are free; if that cannot be, evict nothing."""
+        missing = num_blocks - self.device.num_free
+        if missing <= 0 or self.host is None:
+            return
+        victims = self._victims()
+        if sum(len(b) for s in victims for b in s.copies[s.pins :]) >= missing:
+            self._evict(victims, missing)
+
+    def _resident(self) -> list[Segment]:
+        """Segments that hold something on the device, in the order in which they were made."""
+        return sorted((s for s in self._present if s.length), key=lambda s: s.serial)
+
+    def _victims(self) -> list[Segment]:
+        """Segments with an unpinned copy, the one to go first in front."""
+        if self.host is None:
+            return []
+        unpinned = (s for s in self._resident() if len(s.copies) > s.pins)
+        return self.host.in_order(unpinned, self._next_use)
+
+    def _evict(self, victims: Sequence[Segment], num_blocks: int) -> None:
+        """Free `num_blocks` blocks if these victims have them; dirty ones are stored first."""
+        self.outgrown = self.outgrown or bool(victims)
+        chosen: list[Segment] = []
+        for segment in victims:
+            if num_blocks <= 0:
+                break
+            chosen.append(segment)
+            num_blocks -= sum(map(len, segment.copies[segment.pins :]))
+        leaving = [s for s in chosen if s.pins == 0]
+        self.write_back(leaving)
+        self.counts.evicted_blocks += sum(len(segment.blocks) for segment in leaving)
+        for segment in chosen:
+            self._wait_for(segment, *Direction)  # they read or write these blocks
+            for blocks in segment.copies[segment.pins :]:
+                self.device.free(blocks)
+            del segment.copies[segment.pins :]
+            self._placed(segment)
+
+    # --- loading -----------------------------------------------------------------------------
+
+    def _make_resident(self, needs: Mapping[Segment, int]) -> None:
+        self._tick += 1
+        for segment in needs:
+            segment.last_use = segment.last_touch = self._tick
+        if self.host is not None and self.host.victims == "lru":
+            for segment in self._present:
+                if segment.pins:
+                    segment.last_touch = self._tick
+        self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
+        lost = {s: None for s in needs if not s.resident and not s.stored}
+        waiting: list[Transfer] = []
+        with self.host.link.together() if self.host is not None else nullcontext():
+            for segment, copies in needs.items():
+                if segment in lost or not segment.length:
+                    continue
+                # Without shared loads, every further copy crosses the link on its own.
+                shared = self.host is None or self.host.share_loads or not segment.stored
+                while len(segment.copies) < (1 if shared else copies):
+                    self._load(segment, self._take(self.device.blocks_for(segment.length)), "load")
+                waiting += segment.transfers
+        if lost:
+            self._recompute(list(lost))
+        self._wait([t for t in waiting if t.direction is Direction.H2D])
+        for segment, copies in needs.items():
+            segment.transfers = segment.unfinished()
+            self._duplicate(segment, copies)
+
+    def _duplicate(self, segment: Segment, copies: int) -> None:
+        """Further copies by copying on the device."""
+        while segment.length and len(segment.copies) < copies:
+            blocks = self._take(self.device.blocks_for(segment.length))
+            segment.copies.append(blocks)
+            self._placed(segment, log=False)
+            self.copy_on_device(segment.copies[0], blocks)
+
+    def _missing_blocks(self, segment: Segment, copies: int) -> int:
+        missing = max(0, copies - len(segment.copies)) if segment.length else 0
+        return missing * self.device.blocks_for(segment.length)
+
+    def _load(self, segment: Segment, blocks: list[int], kind: str) -> None:
+        """Start loading a segment from the host into fresh device blocks."""
+        assert self.host is not None
+        if not segment.copies:
+            segment.returned = Return.LOADED
+            self.counts.loaded_blocks += len(blocks)
+        segment.copies.append(blocks)  # owned before anything can fail
+        # A store of the same blocks may still be under way: the load must read its result.
+        self._wait_for(segment, Direction.D2H)
+        self.host.load(segment, blocks, kind, self.device)
+        self._placed(segment)
+
+    def _recompute(self, lost: list[Segment]) -> None:
+        if self.recompute_segments is None:
+            raise AssertionError("a segment is neither on the device nor on the host")
+        self.counts.recomputed_tokens += sum(segment.length for segment in lost)
+        for segment in lost:
+            self.counts.recomputed_blocks += self.device.blocks_for(segment.length)
+            self.clear(segment)
+            segment.returned = Return.RECOMPUTED
+        self.recompute_segments(lost)
+
+    def copy_on_device(self, source: Sequence[int], destination: Sequence[int]) -> None:
+        """Copy blocks within the device; without tensors there is nothing to do."""
+
+    def _wait_for(self, segment: Segment, *directions: Direction) -> None:
+        self._wait([t for t in segment.transfers if t.direction in directions])
+        segment.transfers = segment.unfinished()
+
+    def _wait(self, transfers: Iterable[Transfer]) -> None:
+        """Compute waits for these: that is the stall."""
+        pending = [transfer for transfer in transfers if not transfer.finished]
+        if not pending or self.host is None:
+            return
+        with self.log.span("wait", "stall") if self.log is not None else nullcontext():
+            self.counts.transfer_wait_s += self.host.link.wait(pending)
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def _placed(self, segment: Segment, *, log: bool = True) -> None:
+        """Its blocks, or the tiers that have some, are others now."""
+        segment.pin()
+        if segment.copies:
+            self._present[segment] = None
+        else:
+            self._present.pop(segment, None)
+        if log and self.log is not None and segment.name:
+            self.log.residence(segment.name, segment.place or "none")
+
+    @property
+    def held_bytes(self) -> int:
+        """Whole blocks of all segments, wherever they are; a copy of each."""
+        blocks = sum(self.device.blocks_for(segment.length) for segment in self._segments)
+        return blocks * self.device.bytes_per_block
+
+    @property
+    def num_segments(self) -> int:
+        """Segments that are not freed."""
+        return len(self._segments)
+
+    def check(self) -> None:
+        """Conservation: every block is free or owned by one copy of one live segment."""
+        live = list(self._segments)
+        self.device.check([b for s in live for blocks in s.copies for b in blocks])
+        if self.host is not None:
+            self.host.ledger.check([block for segment in live for block in segment.host_blocks])
+        for segment in live:
+            wanted = self.device.blocks_for(segment.length)
+            if any(len(blocks) < wanted for blocks in segment.copies):
+                raise AssertionError(f"{segment.length} tokens lack blocks")
+            if segment.pins > max(1, len(segment.copies)) and not segment.length:
+                raise AssertionError("a pin without a copy")
+            if bool(segment.copies) != (segment in self._present):
+                raise AssertionError("a segment is not where it is taken to be")
+        pinned = sum(min(s.pins, len(s.copies)) * len(s.blocks) for s in live)
+        if pinned != self._tally.pinned_blocks:
+            raise AssertionError(f"{pinned} blocks are pinned, {self._tally.pinned_blocks} counted")
