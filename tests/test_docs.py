@@ -75,9 +75,9 @@ def check_beamwright(words):
     if words[:1] and words[0].startswith("--"):
         assert words[0] in {"--version", "--help"}, words
         return
-    group = typer.main.get_command(cli_app._make_app())
-    command = group.commands[words[0]]
+    group = typer.main.get_command(cli_app.make_app())
     with group.make_context("beamwright", [words[0]], resilient_parsing=True) as parent:
+        _, command, _ = group.resolve_command(parent, words)
         command.make_context(words[0], words[1:], parent=parent)
     named = OF_ONES_OWN & set(words) if words[0] == "solve" else {"measured"} & set(words)
     if words[0] in RUN and not named and not any("/" in word for word in words):

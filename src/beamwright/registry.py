@@ -21,30 +21,44 @@ from beamwright.errors import InputError
 
 
 def option(
-    default: Any, *, help: str, metavar: str | None = None, common: bool = False, **limits: Any
+    default: Any,
+    *,
+    help: str,
+    metavar: str | None = None,
+    common: bool = False,
+    recipe_only: bool = False,
+    also: str = "",
+    **limits: Any,
 ) -> Any:
     """A field that is an option of its declaration: a setting, a flag, a key of recipes.
 
     help: for the command line. metavar: what its value is called there. common: `--help` shows it,
-    and not `--help-all` alone. limits: of `pydantic.Field`, such as ge, gt, le, lt, min_length,
-    allow_inf_nan.
+    and not `--help-all` alone. recipe_only: a part of an ablation, which no command has unless it
+    asks for it. also: other words that people look for it by. limits: of `pydantic.Field`, such as
+    ge, gt, le, lt, min_length, allow_inf_nan.
     """
-    extra: JsonDict = {"metavar": metavar, "common": common}
+    extra: JsonDict = {
+        "metavar": metavar,
+        "common": common,
+        "recipe_only": recipe_only,
+        "also": also,
+    }
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
 def metavar_of(field: FieldInfo) -> str | None:
     """What an option's value is called on the command line; None: as its type."""
-    found = _extra(field, "metavar")
+    found = extra_of(field, "metavar")
     return None if found is None else str(found)
 
 
 def is_common(field: FieldInfo) -> bool:
     """Most people want to know of it."""
-    return bool(_extra(field, "common"))
+    return bool(extra_of(field, "common"))
 
 
-def _extra(field: FieldInfo, key: str) -> Any:
+def extra_of(field: FieldInfo, key: str) -> Any:
+    """What else `option` was told of it."""
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
 

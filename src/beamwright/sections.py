@@ -89,6 +89,7 @@ class ModelSettings(OpenSection):
 
     model: Text = option(
         "bundled",
+        also="generator llm",
         common=True,
         metavar="MODEL",
         help="Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE; "
@@ -97,6 +98,7 @@ class ModelSettings(OpenSection):
     )
     verifier: TextOrNone = option(
         None,
+        also="prm reward scorer judge",
         common=True,
         metavar="MODEL",
         help="What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... "
@@ -116,7 +118,9 @@ class ModelSettings(OpenSection):
     model_key: TextOrNone = option(
         None, metavar="FILE", help="openai:...: a file that holds the server's API key."
     )
-    device: str = option("cpu", common=True, help="Where the models run: cpu, cuda, cuda:1.")
+    device: str = option(
+        "cpu", also="cuda cpu gpu", common=True, help="Where the models run: cpu, cuda, cuda:1."
+    )
     verifier_device: str | None = option(
         None,
         help="Where the verifier runs, apart from the generator: --memory is then of each "
@@ -124,6 +128,7 @@ class ModelSettings(OpenSection):
     )
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option(
         "auto",
+        also="precision float",
         help="Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 "
         "for a checkpoint of 100 million parameters and more in it, where the CPU multiplies it "
         "exactly.",
@@ -134,9 +139,16 @@ class ModelSettings(OpenSection):
             help="How decoding attends to shared prefixes; tree and dense run kernels on a GPU.",
         )
     )
-    context: int | None = option(None, ge=1, metavar="TOKENS", help="Cap on the model's context.")
+    context: int | None = option(
+        None,
+        also="ctx ctx-size max-model-len",
+        ge=1,
+        metavar="TOKENS",
+        help="Cap on the model's context.",
+    )
     weights: Literal["auto", "int8", "int4"] = option(
         "auto",
+        also="quantize quantization int8 int4 bits",
         common=True,
         help="Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, "
         "int4 saves memory only.",
@@ -175,7 +187,7 @@ class ModelSettings(OpenSection):
 class SamplingSettings(Section):
     """How one token is drawn from the logits."""
 
-    temperature: float = option(0.8, common=True, ge=0.0, help="0 is greedy.")
+    temperature: float = option(0.8, also="temp", common=True, ge=0.0, help="0 is greedy.")
     top_p: float = option(
         1.0, gt=0.0, le=1.0, help="Keep the most likely tokens up to this probability."
     )
@@ -197,7 +209,11 @@ class StepSettings(Section):
         "\n\n", min_length=1, help=r"Text that ends a step; \n and \t are understood."
     )
     step_tokens: int | None = option(
-        None, ge=1, metavar="TOKENS", help="Steps of this fixed length instead of the delimiter."
+        None,
+        also="step",
+        ge=1,
+        metavar="TOKENS",
+        help="Steps of this fixed length instead of the delimiter.",
     )
     max_step_tokens: int = option(256, ge=1, metavar="TOKENS", help="Longest step.")
     step_limits: StepLimits = option(
@@ -208,6 +224,7 @@ class StepSettings(Section):
     )
     max_tokens: int | None = option(
         None,
+        also="max-new-tokens length tokens",
         common=True,
         ge=1,
         metavar="TOKENS",
@@ -216,6 +233,7 @@ class StepSettings(Section):
     ignore_eos: bool = option(False, help="Go on after the end-of-text token.")
     stop_strings: StopStrings = option(
         (),
+        also="stop-string",
         common=True,
         max_length=16,
         metavar="TEXT",
@@ -229,14 +247,23 @@ class SearchSettings(OpenSection):
 
     search: str | None = option(
         None,
+        also="strategy method algorithm",
         common=True,
         metavar="NAME",
         help="Strategy; list explains them all (default: beam; majority where there is no "
         "verifier).",
     )
-    n: int = option(16, common=True, ge=1, le=MOST_CANDIDATES, help="Candidates per round.")
+    n: int = option(
+        16,
+        also="beam beams samples candidates best-of num-samples",
+        common=True,
+        ge=1,
+        le=MOST_CANDIDATES,
+        help="Candidates per round.",
+    )
     width: int = option(
         4,
+        also="beam branch branching",
         common=True,
         ge=1,
         le=MOST_CANDIDATES,
@@ -254,7 +281,7 @@ class SearchSettings(OpenSection):
     choose: Literal["best", "majority", "weighted"] | None = option(
         None, help="How the final answer is chosen (default: the strategy's own)."
     )
-    seed: int = option(0, common=True, ge=0, help="Seed of every random draw.")
+    seed: int = option(0, also="random", common=True, ge=0, help="Seed of every random draw.")
 
 
 class StopSettings(OpenSection):
@@ -265,6 +292,7 @@ class StopSettings(OpenSection):
 
     deadline: Duration = option(
         None,
+        also="timeout time",
         common=True,
         metavar="DURATION",
         help="Stop this long after the search starts or is resumed: 30s, 2m, 1h.",
@@ -290,10 +318,18 @@ class MemorySettings(Section):
     """One memory number, and its parts where a user wants to name them."""
 
     memory: Size = option(
-        None, common=True, metavar="SIZE", help="All that may be used on the device, such as 7GiB."
+        None,
+        also="vram gpu ram",
+        common=True,
+        metavar="SIZE",
+        help="All that may be used on the device, such as 7GiB.",
     )
     kv_memory: Size = option(
-        None, common=True, metavar="SIZE", help="Device KV cache alone; overrides the plan."
+        None,
+        also="kv cache kv-cache gpu-memory-utilization",
+        common=True,
+        metavar="SIZE",
+        help="Device KV cache alone; overrides the plan.",
     )
     host_memory: Size = option(
         None,
@@ -318,27 +354,39 @@ class ScheduleSettings(OpenSection):
 
     schedule: str = option("auto", metavar="NAME", help="How beams are arranged on the device.")
     planner: Literal["ranges", "greedy"] = option(
-        "ranges", help="Groups by dynamic programming over ranges, or by LBS's Algorithm 1."
+        "ranges",
+        recipe_only=True,
+        help="Groups by dynamic programming over ranges, or by LBS's Algorithm 1.",
     )
     inter_beam: bool = option(
-        True, help="Group beams that share a prefix, and move the prefix once."
+        True, recipe_only=True, help="Group beams that share a prefix, and move the prefix once."
     )
-    balance: bool = option(True, help="Groups of even size, as few as possible.")
-    prefetch: bool = option(True, help="Load the next group's KV while a group computes.")
-    reuse: bool = option(True, help="Keep what is on the device from one step to the next.")
+    balance: bool = option(True, recipe_only=True, help="Groups of even size, as few as possible.")
+    prefetch: bool = option(
+        True, recipe_only=True, help="Load the next group's KV while a group computes."
+    )
+    reuse: bool = option(
+        True, recipe_only=True, help="Keep what is on the device from one step to the next."
+    )
     evict: Literal["host", "recompute"] = option(
         "host", help="Evicted KV comes back from host memory, or is computed again."
     )
     victims: Victims = option(
         "tree",
+        recipe_only=True,
         help="Whose KV leaves the device first: what the round does not use, then what it uses "
         "last (tree); least recently used, deepest first (lru, as vLLM); what the round does not "
         "use, then what is cheapest to bring back (cost).",
     )
     link_bandwidth: Rate = option(
-        None, metavar="SIZE/s", help="Throttle the link to this rate (emulated)."
+        None,
+        also="pcie bandwidth link",
+        metavar="SIZE/s",
+        help="Throttle the link to this rate (emulated).",
     )
-    max_batch: int | None = option(None, ge=1, metavar="BEAMS", help="Most beams decoded together.")
+    max_batch: int | None = option(
+        None, also="batch batch-size", ge=1, metavar="BEAMS", help="Most beams decoded together."
+    )
     batching: Literal["auto", "continuous", "grouped"] = option(
         "auto",
         help="Beams join as soon as there is room (continuous), or group by group behind "

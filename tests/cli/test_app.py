@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -6,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 import beamwright
-from beamwright.cli.app import _make_app
 from beamwright.errors import CapacityError
 
 
@@ -21,9 +20,9 @@ def flags_in(text):
 def test_help_shows_what_most_people_want_and_help_all_the_rest(cli, command):
     short, whole = (flags_in(cli(command, word).out) for word in ("--help", "--help-all"))
     assert {"--model", "--n", "--memory", "--help-all"} <= short
-    assert not {"--planner", "--warmup", "--sparse"} & short
+    assert not {"--verify-ahead", "--warmup", "--sparse"} & short
     assert short < whole
-    assert {"--planner", "--warmup", "--sparse"} <= whole
+    assert {"--verify-ahead", "--warmup", "--sparse"} <= whole
 
 
 def test_the_help_of_a_model_keeps_its_brackets(cli):
@@ -37,18 +36,38 @@ def test_help(cli, words):
     assert "Usage: beamwright" in outcome.out
 
 
-def test_of_the_commands_only_the_one_that_is_named_is_built():
-    every = set(get_command(_make_app()).commands)
-    assert every >= {"solve", "eval", "report"}
-    assert {name: set(get_command(_make_app(name)).commands) for name in every} == {
-        name: {name} for name in every
-    }
-    assert set(get_command(_make_app("--help")).commands) == every
+def test_mistyped_options_are_answered_by_what_was_meant(cli):
+    for word, meant in [
+        ("--beam", "did you mean --n or --width?"),
+        ("--kv", "did you mean --kv-memory?"),
+        ("--prm", "did you mean --verifier?"),
+        ("--temprature", "did you mean --temperature?"),
+        ("--warm-up", "did you mean --warmup?"),
+        ("--no-prefetch", "it is a recipe's key, schedule: {prefetch: ...}"),
+        ("--planner", "it is a recipe's key, schedule: {planner: ...}"),
+    ]:
+        outcome = cli("solve", "p", word, "4")
+        assert outcome.code == 2
+        assert outcome.complaint.strip().endswith(f"error: No such option: {word}. {meant}")
 
 
-def test_the_list_of_commands_says_what_the_commands_say(cli, capsys):
-    _make_app()(["--help"], prog_name="beamwright", standalone_mode=False)
-    assert capsys.readouterr().out == cli("--help").out
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("so", {"solve"}), ("solve --kv", {"--kv-memory"}), ("solve --warm", {"--warmup"})],
+)
+def test_a_shell_completes_commands_and_options(typed, offered):
+    """As its function asks for it."""
+    words = f"beamwright {typed}"
+    asked = {"_BEAMWRIGHT_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    code = "import sys; from beamwright.cli import main; sys.exit(main([]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked, "COMP_CWORD": str(len(words.split()) - 1)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) == offered
 
 
 HEAVY = {"torch", "transformers", "huggingface_hub", "tokenizers", "numpy", "safetensors"}

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import beamwright
 from beamwright.cli.output import INTERRUPTED, complain
@@ -102,27 +104,32 @@ def _commands(only: str | None) -> Mapping[str, _Command]:
     return {**installed, **_COMMANDS}
 
 
-def _make_app(only: str | None = None, everything: bool = True) -> typer.Typer:
-    """The command of that name if there is one, for any other their list, for None all of them.
+class _Commands(TyperGroup):
+    """Commands that are imported when they run, or when a shell completes their options."""
 
-    everything: the help of a command shows all of its options.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """A command of this name with its options; `--help-all` is a help that shows them all."""
+        row = _commands(args[0]).get(args[0])
+        if row is not None:
+            everything = ctx.resilient_parsing or _HELP_ALL in _before_dashes(args)
+            single = typer.Typer(rich_markup_mode="rich", add_completion=False)
+            single.command(args[0])(row.load(everything))
+            self.add_command(get_command(single), args[0])
+            args = ["--help" if everything and word == _HELP_ALL else word for word in args]
+        return super().resolve_command(ctx, args)
 
-    Raises:
-        InputError: if an option of a plugin's has a name that a command built here takes.
-    """
+
+def make_app() -> typer.Typer:
+    """All commands by what the list says of them."""
     app = typer.Typer(
         name="beamwright",
-        add_completion=False,
+        cls=_Commands,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
     )
     app.callback()(_about)
-    commands = _commands(only)
-    for name, command in commands.items():
-        if only is None or only == name:
-            app.command(name)(command.load(everything))
-        elif only not in commands:
-            app.command(name)(command.listed())
+    for name, row in _commands(None).items():
+        app.command(name)(row.listed())
     return app
 
 
@@ -147,13 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in load_all(_named_plugins(words)):
             complain(line)
-        everything = _HELP_ALL in _before_dashes(words)
-        app = _make_app(_named_command(words), everything)
-        result = app(
-            ["--help" if everything and w == _HELP_ALL else w for w in words],
-            prog_name="beamwright",
-            standalone_mode=False,
-        )
+        if _named_command(words) == "":
+            words = ["--help" if word == _HELP_ALL else word for word in words]
+        result = make_app()(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
@@ -165,9 +168,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         describe = getattr(error, "format_message", None)
         if describe is None:
             raise
-        complain(f"error: {describe().replace('Value error, ', '')}")
+        complain(f"error: {_hint(error) or describe().replace('Value error, ', '')}")
         return _USAGE_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _hint(error: Exception) -> str:
+    """The line about an option, or a command, that is none: what may have been meant by it."""
+    flag = getattr(error, "option_name", None)
+    if flag is not None:
+        from beamwright.cli.options import meant_by
+
+        return f"No such option: {flag}. {meant_by(flag)}".rstrip()
+    missing = "No such command 'simulate'." in str(error)
+    return f"{error} It is the lab's: pip install -e lab" if missing else ""
 
 
 def _named_command(words: Sequence[str]) -> str:

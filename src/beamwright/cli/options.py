@@ -28,8 +28,11 @@ from beamwright.errors import InputError
 from beamwright.registry import (
     TableRow,
     declared_names,
+    declared_options,
     declared_rows,
     declared_under,
+    did_you_mean,
+    extra_of,
     flag_of,
     is_common,
     metavar_of,
@@ -163,7 +166,7 @@ def _settings_parameters(
     for section, info in Settings.model_fields.items():
         fields: dict[str, FieldInfo] = info.annotation.model_fields  # type: ignore[union-attr]
         for name, field in fields.items():
-            taken = only is None or name in only
+            taken = not extra_of(field, "recipe_only") if only is None else name in only
             if taken:
                 parameters[name] = _setting_parameter(name, field, section, everything)
             for own in declared_under(flag_of(name)) if taken or name in under else ():
@@ -299,3 +302,23 @@ def _print_strategies() -> None:
         options = map(flag_of, (*shared, *row.options))
         table.add_row(name, row.meaning, " ".join(options), row.choose)
     Console().print(table)
+
+
+def meant_by(flag: str) -> str:
+    """What somebody may have meant by an option that is none: by its words, then its letters."""
+    name = flag.lstrip("-").removeprefix("no-")
+    fields = {
+        key.replace("_", "-"): (section, field)
+        for section, info in Settings.model_fields.items()
+        for key, field in info.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+    if name in fields and extra_of(fields[name][1], "recipe_only"):
+        return f"it is a recipe's key, {fields[name][0]}: {{{name.replace('-', '_')}: ...}}"
+    known = [key for key in fields if not extra_of(fields[key][1], "recipe_only")]
+    close = [key for key in known if name in str(extra_of(fields[key][1], "also")).split()]
+    close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
+    if not close:
+        declared = (each.replace("_", "-") for each in declared_options())
+        hint = did_you_mean(name, dict.fromkeys([*known, *declared])).rstrip()
+        return hint.replace("mean ", "mean --")
+    return f"did you mean {' or '.join(f'--{key}' for key in close)}?"
