@@ -7,7 +7,8 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.segments import PathPart
-from beamwright.layerwise import LayeredStore, LayerwiseAttention
+from beamwright.layerwise.backend import LayerwiseAttention
+from beamwright.layerwise.store import LayeredStore
 
 LAYERS, TOKENS, FIRST_ROWS = 6, 7, 9
 KEEP, FLUSH = {2: [8, 0, 1, 3, 4, 6], 5: [0, 2, 5]}, (4,)
@@ -139,13 +140,9 @@ class Drive:
         self.tail.close()
 
     @property
-    def offload(self):
-        return self.store.offload
-
-    @property
     def idle(self):
         """Nothing is charged or counted any more."""
-        counters = (self.budget, self.offload.padding, self.store.scratch)
+        counters = (self.budget, self.store.scratch)
         return all(counter.used_bytes == 0 for counter in counters)
 
     @property
@@ -154,7 +151,7 @@ class Drive:
 
     def moved_bytes(self):
         """Bytes to the device, what was fetched in vain included."""
-        return self.streamed_bytes() + self.offload.discarded_bytes
+        return self.streamed_bytes() + self.store.discarded_bytes
 
     def streamed_bytes(self):
         """Eq. 2 for every token, and each layer once when it becomes resident."""

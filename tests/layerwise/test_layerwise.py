@@ -8,7 +8,7 @@ from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, InputError, LinkError, format_bytes
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import HostStreams, Piece
-from beamwright.layerwise import LayerwiseAttention
+from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.protocols import Direction
 from layerwise.drives import (
     FIRST_ROWS,
@@ -36,10 +36,6 @@ def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, fit, k
     moved = streamed.moved_bytes()
     assert link.bytes_moved[Direction.H2D] == moved
     assert streamed.resident[0] == (LAYERS if fit > LAYERS else int(fit) - 2)
-    assert streamed.offload.tokens == TOKENS
-    assert streamed.offload.streamed_layers == sum(
-        LAYERS - resident for resident in streamed.resident
-    )
     assert streamed.idle
     # What the rows' segments hold at the end came back through the link, and is the same.
     for mine, other in zip(plain.own, streamed.own, strict=True):
@@ -52,7 +48,7 @@ def test_streaming_changes_no_bit_and_moves_eq_2(make_forest, link, name, fit, k
 def test_other_precisions(make_forest, link, name, dtype):
     plain, streamed = pair(make_forest, name, link, 3.5, dtype=dtype)
     assert same(plain.run(3).contexts, streamed.run(3).contexts)
-    assert streamed.offload.streamed_layers == 3 * 5
+    assert streamed.resident == [1] * 3
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
@@ -97,7 +93,7 @@ def test_layers_that_fit_again_are_loaded_once(make_forest, link, name):
     assert streamed.resident[1] < streamed.resident[2] == streamed.resident[3]
     loaded = streamed.resident[2] - streamed.resident[1]
     eq_2 = sum((LAYERS - x) * y for x, y in zip(streamed.resident, streamed.held, strict=True))
-    moved = link.bytes_moved[Direction.H2D] - streamed.offload.discarded_bytes
+    moved = link.bytes_moved[Direction.H2D] - streamed.store.discarded_bytes
     assert moved == eq_2 + loaded * streamed.held[2]
 
 
@@ -107,14 +103,13 @@ def test_padding_rows_are_neither_streamed_nor_counted(make_forest, link, name):
     plain.real = 6
     assert same(plain.run(4).contexts, streamed.run(4).contexts)
     assert link.bytes_moved[Direction.H2D] == streamed.moved_bytes()
-    assert streamed.offload.padding.peak_bytes > 0
 
 
 @pytest.mark.parametrize("name", ["dense", "tree"])
 def test_a_discarded_fetch_is_at_most_one_layer_a_view(make_forest, link, name):
     _, streamed = pair(make_forest, name, link, 2.5, dtype=torch.float32)
     streamed.run(3)
-    assert 0 < streamed.offload.discarded_bytes <= max(streamed.held)
+    assert 0 < streamed.store.discarded_bytes <= max(streamed.held)
 
 
 def test_everything_fits_and_the_link_is_never_used(make_forest):
@@ -122,7 +117,8 @@ def test_everything_fits_and_the_link_is_never_used(make_forest):
     link.submit(Direction.H2D, "stream", [Piece(np.zeros(2), np.zeros(3), 0)])
     plain, streamed = pair(make_forest, "tree", link, 50)
     assert same(plain.run(3).contexts, streamed.run(3).contexts)
-    assert streamed.store.stall_s == streamed.offload.streamed_layers == 0
+    assert streamed.store.stall_s == 0
+    assert streamed.resident == [LAYERS] * 3
     assert streamed.budget.peak_bytes == LAYERS * (streamed.held[2] + 9 * streamed.token_bytes)
     link.close()
 
@@ -199,7 +195,6 @@ def test_prefill_streams_each_layer_once(make_forest, link, name, fit):
     host = (sum(longest.values()) + sum(lengths)) * token_bytes
     assert link.bytes_moved[Direction.D2H] == away * host
     assert over.store.device_budget.used_bytes == 0
-    assert over.store.offload.tokens == 0
 
 
 def test_a_small_prefill_does_not_make_more_layers_resident(make_forest, link):
@@ -223,7 +218,6 @@ def test_another_run_repeats_the_same_transfers(make_forest, link):
         again = layered(forest, link, store=store)
         Drive(again, LayerwiseAttention(make_attention("tree")), range(FIRST_ROWS)).run(3)
         moved.append([link.bytes_moved[d] - before.get(d, 0) for d in Direction])
-        assert (store.offload.tokens, store.offload.streamed_layers) == (3, 3 * (LAYERS - 1))
     assert moved[0] == moved[1]
 
 

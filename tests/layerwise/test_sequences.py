@@ -64,4 +64,4 @@ def test_layers_are_found_wherever_earlier_views_left_them(make_forest, link, na
         lengths = [rng.randint(1, 20) for _ in rows]
         one = plain.forest.prefill(name, rows, lengths)
         assert same(one, device.forest.prefill(device.attention, rows, lengths))
-        device.store.forget_landings()
+        device.store.landing = {}

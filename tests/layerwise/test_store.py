@@ -5,7 +5,8 @@ import torch
 
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
-from beamwright.layerwise import Landing, LayeredStore, LayeredTail, LayeredTokens
+from beamwright.layerwise.store import LayeredStore
+from beamwright.layerwise.tail import LayeredTail, LayeredTokens
 from beamwright.protocols import Direction
 from streams import EagerStreams
 
@@ -110,9 +111,7 @@ def test_landed_layers_are_taken_from_where_they_landed(store, layout, link):
     first, second = store.create(), store.create()
     values = tokens(layout, 5)
     landed = values[:, 1] + 1
-    store.land(0, Landing(landed, link.submit(Direction.D2H, "store", [])))
-    store.forget_landings()
-    store.land(1, Landing(landed, link.submit(Direction.D2H, "store", [])))
+    store.landing = {1: (landed, link.submit(Direction.D2H, "store", []))}
     store.append([first, second], list(values.split([2, 3])))
     for segment, part in ((first, slice(0, 2)), (second, slice(2, 5))):
         assert store.device_layers(segment) == 1

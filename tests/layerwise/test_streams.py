@@ -7,7 +7,7 @@ from beamwright.attention import make_attention
 from beamwright.attention.layers import Entry
 from beamwright.kv.link import StreamLink
 from beamwright.kv.streams import CudaStreams, Piece
-from beamwright.layerwise import LayerwiseAttention
+from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.streams import LayerStreams
 from beamwright.protocols import Direction
 from layerwise.drives import FIRST_ROWS, LAYERS, TOKENS, Drive, layered, pair, same

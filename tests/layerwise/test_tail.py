@@ -5,7 +5,7 @@ import torch
 
 from beamwright.kv.link import StreamLink
 from beamwright.kv.pool import KVLayout, ScratchMeter
-from beamwright.layerwise import LayeredTail
+from beamwright.layerwise.tail import LayeredTail
 from streams import EagerStreams
 
 CAPACITY = 50

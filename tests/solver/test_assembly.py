@@ -7,7 +7,7 @@ import pytest
 from beamwright.config import Settings
 from beamwright.engine import choice
 from beamwright.errors import CapacityError
-from beamwright.layerwise import LayeredStore
+from beamwright.layerwise.store import LayeredStore
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.solver import tiers
 from beamwright.solver.memory import ModelBytes

@@ -3,9 +3,3 @@
 One implementation: over a card's streams, and over a copier beside compute on a CPU. Knows one
 link and two budgets; which beams are decoded is not its business.
 """
-
-from beamwright.layerwise.backend import LayerwiseAttention
-from beamwright.layerwise.store import Landing, LayeredStore
-from beamwright.layerwise.tail import LayeredTail, LayeredTokens
-
-__all__ = ["Landing", "LayeredStore", "LayeredTail", "LayeredTokens", "LayerwiseAttention"]

@@ -16,10 +16,9 @@ from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.placement import NUM_BUFFERS
-from beamwright.layerwise.store import Landing, LayeredStore
+from beamwright.layerwise.store import LayeredStore
 from beamwright.layerwise.streams import LayerStreams
-from beamwright.layerwise.tail import LayeredTail
+from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail
 from beamwright.protocols import AttentionBackend
 
 
@@ -33,7 +32,7 @@ class LayerwiseDecode:
         paths: Sequence[Path],
         tail: LayeredTail,
     ) -> None:
-        self._offload, self._tail = store.offload, tail
+        self._tail = tail
         self._streams = LayerStreams(store, len(paths), tail)
         self._inner = inner.decode_view(store, paths, tail, self._streams.hold)
 
@@ -47,9 +46,7 @@ class LayerwiseDecode:
         streams, placement = self._streams, self._streams.placement
         if layer == 0:
             self._tail.make_room()
-            streams.begin(placement.num_real * streams.token_bytes, streams.num_layers)
-            self._offload.tokens += 1
-            self._offload.streamed_layers += streams.num_layers - placement.resident
+            streams.begin(placement.num_real, streams.num_layers)
         streams.ready(layer)
         context = self._inner.attend(layer, query, key_value)
         streams.done(
@@ -96,26 +93,23 @@ class LayerwisePrefill:
         self._store, self._num_tokens = store, sum(lengths)
         self._streams = LayerStreams(store, len(paths))
         self._inner = inner.prefill_view(store, paths, lengths, self._streams.hold)
-        store.forget_landings()
+        store.landing = {}
 
     def attend(self, layer: int, query: torch.Tensor, key_value: torch.Tensor) -> torch.Tensor:
         """Raises what `LayerwiseDecode.attend` does."""
         streams = self._streams
-        num_bytes = self._num_tokens * streams.token_bytes
         if layer == 0:
             # A batch of a few rows that would fit says nothing about all the others.
-            streams.begin(num_bytes, streams.resident_before)
+            streams.begin(self._num_tokens, streams.resident_before)
         if layer >= streams.placement.resident:
-            self._write_back(layer, key_value[: self._num_tokens].contiguous(), num_bytes)
+            fresh = key_value[: self._num_tokens].contiguous()
+            host = self._store.host_memory(fresh.shape)
+            transfer = streams.store([Piece(host, fresh, fresh.nbytes)])
+            self._store.landing[layer] = host, transfer
         streams.ready(layer)
         context = self._inner.attend(layer, query, key_value)
         streams.done(layer, another_token=False)
         return context
-
-    def _write_back(self, layer: int, fresh: torch.Tensor, num_bytes: int) -> None:
-        host = self._store.host_memory(fresh.shape)
-        transfer = self._streams.store([Piece(host, fresh, num_bytes)])
-        self._store.land(layer, Landing(host, transfer))
 
     def close(self) -> None:
         self._inner.close()

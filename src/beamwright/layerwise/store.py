@@ -9,7 +9,6 @@ layers; who moves a layer says so here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,23 +18,22 @@ from beamwright.kv.pool import BlockPool, ByteBudget
 from beamwright.kv.segments import Segment
 from beamwright.kv.store import HostedStore
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.offload import Offload
 from beamwright.layerwise.tail import LayeredTail, LayeredTokens, stack_layers
 from beamwright.protocols import Direction
 
-
-@dataclass(frozen=True)
-class Landing:
-    """A layer of a prefill's new tokens on its way to the host: [tokens, 2, kv_heads, head_dim]."""
-
-    tokens: torch.Tensor
-    transfer: Transfer
+Landing = dict[int, tuple[torch.Tensor, Transfer]]
+"""By layer: new tokens [tokens, 2, kv_heads, head_dim] on the host, and what brings them there."""
 
 
 class LayeredStore(HostedStore):
     """A `HostedStore` of which the device has whole layers.
 
     device_budget: bytes of the device's resident layers and stream buffers while a view is open.
+    resident: layers [0, resident) are on the device between views; None before the first forward,
+        when whatever exists counts as resident in all layers.
+    landing: layers of a prefill's new tokens, which are appended next.
+    token_bytes: of one layer.
+    discarded_bytes: fetched ahead for a token that did not come, or not with the same rows.
     """
 
     streams_layers = True
@@ -44,11 +42,13 @@ class LayeredStore(HostedStore):
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
     ) -> None:
         super().__init__(pool, device, link, device_budget)
-        self.offload = Offload(link)
+        self.token_bytes = pool.layout.bytes_per_token // pool.layout.num_layers
+        self.resident: int | None = None
+        self.discarded_bytes, self._waited_s = 0, 0.0
         # Per segment, its layers [0, n) on the device: [n, block, 2, token, kv_head, head_dim].
         self._on_device: WeakKeyDictionary[Segment, torch.Tensor] = WeakKeyDictionary()
         self._host_from: WeakKeyDictionary[Segment, int] = WeakKeyDictionary()
-        self._landing: dict[int, Landing] = {}
+        self.landing: Landing = {}
 
     def make_tail(self, capacity: int, *, stays: bool = False) -> LayeredTail:
         """The tail of a decode session over these segments; its memory never outlives the rows."""
@@ -59,30 +59,34 @@ class LayeredStore(HostedStore):
 
     @property
     def stall_s(self) -> float:
-        self.offload.order([])
-        return super().stall_s + self.offload.stall_s
+        self.order([])
+        return super().stall_s + self._waited_s
+
+    def order(self, transfers: Sequence[Transfer]) -> None:
+        """Compute waits, be it on the host or on the device: that is the stall.
+
+        A device reports later: without transfers, only what it has reported meanwhile is added.
+        """
+        self._waited_s += self.link.order(transfers)
+
+    def wait(self, transfers: Sequence[Transfer]) -> None:
+        """The host waits, because it reads what has moved."""
+        if transfers:
+            self._waited_s += self.link.wait(transfers)
 
     def reset_peaks(self) -> None:
         """Forgets what is resident, too; no view may be open."""
         super().reset_peaks()
-        self.offload = Offload(self.link)
+        self.resident, self.discarded_bytes, self._waited_s = None, 0, 0.0
 
     # --- writing -----------------------------------------------------------------------------
-
-    def forget_landings(self) -> None:
-        """Nothing has been written back yet of what is appended next."""
-        self._landing = {}
-
-    def land(self, layer: int, landing: Landing) -> None:
-        """A layer of the tokens that are appended next is written back by this transfer."""
-        self._landing[layer] = landing
 
     def append(
         self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor | LayeredTokens]
     ) -> None:
-        """Whole tensors stay on the device, but for the layers that `land`."""
-        landing, self._landing = self._landing, {}
-        self.link.wait([each.transfer for each in landing.values()])
+        """Whole tensors stay on the device, but for the layers in `landing`."""
+        landing, self.landing = self.landing, {}
+        self.link.wait([transfer for _, transfer in landing.values()])
         first, written = 0, list[LayeredTokens]()
         for values in key_values:
             if isinstance(values, LayeredTokens):
@@ -212,7 +216,7 @@ class LayeredStore(HostedStore):
             return
         for number, block in enumerate(segment.blocks[: self.pool.blocks_for(segment.length)]):
             host = self.pool.storage[block, layer]
-            num_bytes = self._token_bytes * self._in_block(visible, number)
+            num_bytes = self.token_bytes * self._in_block(visible, number)
             yield Piece(host, self._on_device[segment][layer, number], num_bytes)
 
     def _in_block(self, num_tokens: int, number: int) -> int:
@@ -249,19 +253,17 @@ class LayeredStore(HostedStore):
             self._on_device[segment] = grown
             for layer in range(len(held), resident):
                 for number, block in enumerate(segment.blocks[: held.shape[1]]):
-                    num_bytes = self._token_bytes * self._in_block(segment.length, number)
+                    num_bytes = self.token_bytes * self._in_block(segment.length, number)
                     host = self.pool.storage[block, layer]
                     pieces.append(Piece(grown[layer, number], host, num_bytes))
         return [self.link.submit(Direction.H2D, "stream", pieces)] if pieces else []
 
-    @property
-    def _token_bytes(self) -> int:
-        return self.pool.layout.bytes_per_token // self.pool.layout.num_layers
 
-
-def _landed(values: torch.Tensor, landing: Mapping[int, Landing], tokens: slice) -> LayeredTokens:
+def _landed(
+    values: torch.Tensor, landing: Mapping[int, tuple[torch.Tensor, Transfer]], tokens: slice
+) -> LayeredTokens:
     """Whole new tokens [tokens, layers, 2, kv_heads, head_dim], split by where layers reside."""
     resident = min(landing, default=values.shape[1])
-    on_host = [landing[layer].tokens[tokens] for layer in sorted(landing)]
+    on_host = [landing[layer][0][tokens] for layer in sorted(landing)]
     stacked = stack_layers(on_host, (len(values), 0, *values.shape[2:]), values.dtype)
     return LayeredTokens(values[:, :resident], stacked, 0)

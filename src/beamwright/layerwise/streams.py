@@ -2,46 +2,234 @@
 
 The mechanism of `layerwise` (LBS section 4.1, Eq. 1-2): which layers are resident for a token, what
 crosses the link and when. Knows no attention operator.
+
+Attention reads a padded layout [K or V, entry, kv_head, token, head_dim]. A link that takes strided
+pieces (a copier of the CPU) moves the tokens of that layout from the host into a stream buffer. For
+a card a layer is one flat run of tokens [token, 2, kv_head, head_dim] on the host and in the
+buffers, so that one large copy fills a buffer; then compute spreads it. Resident layers are in the
+padded layout.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
+
+import torch
 
 from beamwright.attention.layers import Entry, LayerSource
 from beamwright.errors import LinkError, format_bytes
 from beamwright.kv.link import Transfer
-from beamwright.kv.segments import Segment
+from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.packed import PackedLayers
-from beamwright.layerwise.placement import NUM_BUFFERS, Placement, resident_layers
+from beamwright.kv.tails import Tail
 from beamwright.layerwise.store import LayeredStore
-from beamwright.layerwise.tail import LayeredTail
+from beamwright.layerwise.tail import NUM_BUFFERS, LayeredTail, Placement, resident_layers
 from beamwright.protocols import Direction
+
+
+class PackedLayers:
+    """A `LayerSource` over a link.
+
+    tail: holds the rows' own tokens, which cross the link once, with it.
+    parts: of all entries, in their order.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        tail: LayeredTail,
+        store: LayeredStore,
+        entries: Sequence[Entry],
+        num_tokens: int,
+    ) -> None:
+        self._placement, self._tail, self._store = placement, tail, store
+        self._strided = store.link.strided
+        self._entries, self._used = entries, list[int]()
+        self._lengths = [entry.num_tokens for entry in entries]
+        self._grows = any(entry.room for entry in entries)
+        self.parts: Path = tuple(part for entry in entries for part in entry.parts)
+        layout, device = store.pool.layout, store.compute_device
+        token = (2, layout.num_kv_heads, layout.head_dim)
+        self._starts = [0, *accumulate(self._lengths)]
+        self._flat = (self._starts[-1], *token)
+        self._padded = (2, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
+        self._moved = self._padded if self._strided else self._flat  # what a buffer holds
+        self._entry = torch.repeat_interleave(torch.tensor(self._lengths)).to(device)
+        self._at = torch.cat([torch.arange(length) for length in self._lengths]).to(device)
+        self._slices: list[tuple[tuple[slice, ...], int]] = []  # what is moved, and its tokens
+        self._fetched: dict[tuple[int, int], list[Piece]] = {}
+        self._on_device: dict[int, torch.Tensor] = {}
+        self._on_host: dict[int, torch.Tensor] = {}
+        self._landing: dict[int, torch.Tensor] = {}
+        self._buffers: list[torch.Tensor] = []
+        self._working: torch.Tensor | None = None
+        # Where the present rows' own tokens are: entry and place [token, row].
+        self._own: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    # --- what attention reads ----------------------------------------------------------------
+
+    def layer(self, number: int) -> torch.Tensor:
+        """A flat buffer is free again after it."""
+        buffer = self._placement.buffer_of(number)
+        if buffer is None:
+            if number not in self._on_device:
+                self._on_device[number] = self._resident(number)
+            return self._on_device[number]
+        held = self._buffers[buffer]
+        if not self._strided:
+            if self._working is None:
+                self._working = self._zeros(self._padded)
+            held = self._spread(self._working, held)
+        return self._add_own(held, number)
+
+    def restore(self, tail: Tail) -> None:
+        """Every layer that it gives out has the tail's tokens."""
+
+    def _resident(self, number: int) -> torch.Tensor:
+        """A layer that is on the device: where it just landed, or as its segments hold it."""
+        landed = self._landing.pop(number, None)
+        if landed is None:
+            stored = self._store.device_layer
+            held = [stored(part.segment, part.visible, number) for part in self.parts]
+            flat = torch.cat(held) if held else self._zeros(self._flat)
+        else:
+            flat = landed[:, self._entry, :, self._at] if self._strided else landed
+            self._settle(flat, number)
+        return self._add_own(self._spread(self._zeros(self._padded), flat), number)
+
+    def _settle(self, flat: torch.Tensor, number: int) -> None:
+        """Parts that present rows read have landed, and their segments have the layer now.
+
+        Segments that nobody read while the layer was streamed may still have it, and the host not.
+        """
+        for entry in self._used:
+            at = self._starts[entry]
+            for part in self._entries[entry].parts:
+                landed = flat[at : at + part.visible]
+                num_layers = self._store.device_layers(part.segment)
+                if num_layers > number:
+                    landed.copy_(self._store.device_layer(part.segment, part.visible, number))
+                elif num_layers == number and part.visible == part.segment.length:
+                    self._store.add_layer(part.segment, landed)
+                at += part.visible
+
+    def _spread(self, padded: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+        """Flat tokens to their places."""
+        # Indices that a slice parts come first: [tokens, 2, kv_heads, head_dim].
+        padded[:, self._entry, :, self._at] = flat
+        return padded
+
+    def _add_own(self, padded: torch.Tensor, number: int) -> torch.Tensor:
+        """The rows' own tokens behind their entries, where there is room."""
+        if not self._grows or not self._tail.length:
+            return padded
+        own = self._tail.own_tokens(number)
+        if self._own is None or self._own[0].shape != own.shape[:2]:
+            real = self._placement.rows[: own.shape[1]]
+            ends = torch.tensor([self._lengths[row] for row in real], device=own.device)
+            at = ends + torch.arange(len(own), device=own.device).unsqueeze(1)
+            self._own = torch.tensor(real, device=own.device).expand_as(at), at
+        rows, at = self._own
+        padded[:, rows, :, at] = own
+        return padded
+
+    # --- what crosses the link ---------------------------------------------------------------
+
+    def open_buffers(self) -> None:
+        """Allocate the two stream buffers."""
+        if not self._buffers:
+            self._buffers = [self._zeros(self._moved) for _ in range(NUM_BUFFERS)]
+
+    def choose(self, rows: set[int]) -> int:
+        """From here on move only what these rows read; returns the tokens that are there."""
+        self._own = None
+        self._used = [
+            number for number, entry in enumerate(self._entries) if not rows.isdisjoint(entry.rows)
+        ]
+        self._fetched.clear()
+        self._slices, runs, whole = [], list[range](), slice(None)
+        for number in self._used:  # neighbours, which in the padded layout are equally long, too
+            last = runs[-1] if runs else None
+            alike = not self._strided or self._lengths[number - 1] == self._lengths[number]
+            if last is not None and last.stop == number and alike:
+                runs[-1] = range(last.start, number + 1)
+            else:
+                runs.append(range(number, number + 1))
+        for run in runs:
+            first, end = self._starts[run.start], self._starts[run.stop]
+            length = self._lengths[run.start]
+            padded = whole, slice(run.start, run.stop), whole, slice(length)
+            self._slices.append((padded if self._strided else (slice(first, end),), end - first))
+        return sum(num_tokens for _, num_tokens in self._slices)
+
+    @property
+    def used_parts(self) -> Iterator[PathPart]:
+        """The parts that present rows read."""
+        return (part for number in self._used for part in self._entries[number].parts)
+
+    def fetched_pieces(self, layer: int, buffer: int) -> list[Piece]:
+        """The parts that present rows read, into a stream buffer.
+
+        They cannot change while the view lives and its rows stay.
+        """
+        if (layer, buffer) not in self._fetched:
+            self._on_host[layer] = self._host_copy(layer)
+            self._fetched[layer, buffer] = self._pieces(self._buffers[buffer], self._on_host[layer])
+        return self._fetched[layer, buffer]
+
+    def landing_pieces(self, layer: int) -> list[Piece]:
+        """The same parts of a layer that becomes resident, into memory of their own."""
+        self._landing[layer] = self._zeros(self._moved)
+        return self._pieces(self._landing[layer], self._host_copy(layer))
+
+    def drop_layers(self, resident: int) -> None:
+        """Layers from `resident` on have been written back: the device forgets them."""
+        self._on_device = {n: held for n, held in self._on_device.items() if n < resident}
+
+    def _pieces(self, destination: torch.Tensor, source: torch.Tensor) -> list[Piece]:
+        return [
+            Piece(destination[at], source[at], num_tokens * self._store.token_bytes)
+            for at, num_tokens in self._slices
+            if num_tokens
+        ]
+
+    def _host_copy(self, layer: int) -> torch.Tensor:
+        """The parts of a layer on the host, packed once for all fetches."""
+        if layer in self._on_host:
+            return self._on_host[layer]
+        flat = self._store.host_memory(self._flat)
+        at = 0
+        for part in self.parts:
+            flat[at : at + part.visible] = self._store.host_layer(part.segment, part.visible, layer)
+            at += part.visible
+        return self._spread(flat.new_zeros(self._padded), flat) if self._strided else flat
+
+    def _zeros(self, size: tuple[int, ...]) -> torch.Tensor:
+        """Device memory. Zeros: masked positions must never hold NaN bits."""
+        dtype, device = self._store.pool.layout.dtype, self._store.compute_device
+        return torch.zeros(size, dtype=dtype, device=device)
 
 
 class LayerStreams:
     """The layers of one view, token by token: `begin`, then per layer `ready` and `done`."""
 
     def __init__(self, store: LayeredStore, num_rows: int, tail: LayeredTail | None = None) -> None:
-        layout = store.pool.layout
-        self.num_layers = layout.num_layers
-        self.token_bytes = layout.bytes_per_token // layout.num_layers
-        self.placement = Placement(layout.num_layers, list(range(num_rows)), num_rows)
-        self._store, self._offload, self._tail = store, store.offload, tail
+        self.num_layers = store.pool.layout.num_layers
+        self.placement = Placement(self.num_layers, list(range(num_rows)), num_rows)
+        self._store, self._tail = store, store.make_tail(0) if tail is None else tail
         self._copies: list[PackedLayers] = []
         self._sealed_tokens: int | None = None
         self._fetching: dict[int, list[Transfer]] = {}
         self._storing: list[Transfer] = []
         self._leaving: dict[int, Transfer] = {}
         self._ahead: Transfer | None = None
-        self._charged = self._padding = 0
+        self._charged = 0
         self._begun = False
-        if tail is not None:
-            tail.open(self.placement, self.store)
+        self._tail.open(self.placement, self.store)
 
     def hold(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> LayerSource:
         assert store is self._store
@@ -52,7 +240,7 @@ class LayerStreams:
     @property
     def resident_before(self) -> int:
         """Layers that stayed on the device when the view before ended."""
-        before = self._offload.resident
+        before = self._store.resident
         return self.num_layers if before is None else before
 
     def use_rows(self, rows: list[int], num_real: int) -> None:
@@ -60,12 +248,11 @@ class LayerStreams:
         self._discard_ahead()
         self.placement.rows, self.placement.num_real = rows, num_real
         self._sealed_tokens = None
-        if self._tail is not None:
-            self._tail.count_rows(num_real)
+        self._tail.count_rows(num_real)
 
     def next_is_alike(self) -> bool:
         """True if one more token per row leaves the same layers resident."""
-        layer_bytes = self.held_bytes() + 2 * self.placement.num_real * self.token_bytes
+        layer_bytes = self.held_bytes() + 2 * self.placement.num_real * self._store.token_bytes
         free = self._store.device_budget.free_bytes + self._charged
         return resident_layers(self.num_layers, free, layer_bytes) == self.placement.resident
 
@@ -75,18 +262,21 @@ class LayerStreams:
         if self._sealed_tokens is None:
             real = set(placement.rows[: placement.num_real])
             self._sealed_tokens = sum(copy.choose(real) for copy in self._copies)
-        own = self._tail.length * placement.num_real if self._tail is not None else 0
-        return (self._sealed_tokens + own) * self.token_bytes
+        own = self._tail.length * placement.num_real
+        return (self._sealed_tokens + own) * self._store.token_bytes
 
     # --- one token ---------------------------------------------------------------------------
 
-    def begin(self, new_bytes: int, max_layers: int) -> None:
+    def begin(self, num_new: int, max_layers: int) -> None:
         """Decide what is resident (Eq. 1, at most `max_layers` layers) and start the first fetches.
+
+        num_new: tokens that are being computed.
 
         Raises:
             CapacityError: if not even two stream buffers fit.
         """
-        budget, layer_bytes = self._store.device_budget, self.held_bytes() + new_bytes
+        store = self._store
+        budget, layer_bytes = store.device_budget, self.held_bytes() + num_new * store.token_bytes
         self._release()
         resident = min(max_layers, resident_layers(self.num_layers, budget.free_bytes, layer_bytes))
         if resident != self.placement.resident:
@@ -99,22 +289,27 @@ class LayerStreams:
         )
         self._charged = num_held * layer_bytes
         before = self.resident_before
-        self.placement.resident = self._offload.resident = resident
-        self._count_padding(num_held)
+        self.placement.resident = store.resident = resident
         if not self._begun or resident < before:
             self._write_back(resident)
-        if not self._begun:
-            self._bring(min(before, resident))
+        if not self._begun:  # segments that no row read while layers became resident lack those
+            parts = [part for copy in self._copies for part in copy.parts]
+            segments = dict.fromkeys(part.segment for part in parts)
+            store.order(store.bring(segments, min(before, resident)))
         self._begun = True
         for layer in range(before, resident):
-            self._load(layer)
+            pieces = [piece for copy in self._copies for piece in copy.landing_pieces(layer)]
+            pieces += self._tail.landing_pieces(layer)
+            self._fetching[layer] = [self._submit(Direction.H2D, pieces)]
         if resident < self.num_layers:
-            self._open_buffers()
+            for copy in self._copies:
+                copy.open_buffers()
+            self._tail.open_buffers()
             self._fetch_first()
 
     def ready(self, layer: int) -> None:
         """Compute from here on finds a layer's KV on the device."""
-        self._offload.order(self._fetching.get(layer, []))
+        self._store.order(self._fetching.get(layer, []))
         self._fetching.pop(layer, None)
 
     def done(self, layer: int, *, another_token: bool) -> None:
@@ -125,17 +320,16 @@ class LayerStreams:
         """
         if layer < self.placement.resident:
             return
-        following = layer + NUM_BUFFERS
+        following, buffer = layer + NUM_BUFFERS, self.placement.buffers[layer]
         if following < self.num_layers:
-            self._fetch(following, self.placement.buffers[layer])
+            self._fetch(following, buffer)
         elif following == self.num_layers and another_token:
-            buffer, first = self.placement.buffers[layer], self.placement.resident
-            pieces = [p for copy in self._copies for p in copy.fetched_pieces(first, buffer)]
-            self._ahead = self._submit(Direction.H2D, pieces)
+            first = self.placement.resident
+            self._ahead = self._submit(Direction.H2D, self._sealed(first, buffer))
             self.placement.buffers[first] = buffer
         if layer == self.num_layers - 1:
             # The next token's fetches read what this one has stored.
-            self._offload.order(self._storing)
+            self._store.order(self._storing)
             self._storing = []
 
     def store(self, pieces: Sequence[Piece]) -> Transfer:
@@ -147,14 +341,12 @@ class LayerStreams:
         """Give back the budget; what is on its way arrives first, so that equal runs move
         equal bytes."""
         self._release()
-        self._offload.padding.add(-self._padding)
-        self._padding = 0
-        fetching = [transfer for each in self._fetching.values() for transfer in each]
+        fetching = [transfer for transfers in self._fetching.values() for transfer in transfers]
         pending, leaving = [*self._storing, *fetching], [*self._leaving.values()]
         self._storing, self._leaving, self._fetching = [], {}, {}
         with suppress(LinkError):  # whoever needed the bytes has had the error
-            self._offload.wait(leaving)  # the next view reads them on the host
-            self._offload.order(pending)
+            self._store.wait(leaving)  # the next view reads them on the host
+            self._store.order(pending)
             self._discard_ahead()
 
     def _write_back(self, resident: int) -> None:
@@ -168,35 +360,21 @@ class LayerStreams:
         for segment, visible in leaving.items():
             for layer in range(resident, self._store.host_from(segment)):
                 by_layer[layer] += self._store.leave(segment, visible, layer)
-        for layer, pieces in self._tail.leaving_pieces(resident) if self._tail is not None else ():
+        for layer, pieces in self._tail.leaving_pieces(resident):
             by_layer[layer] += pieces
         for layer, pieces in sorted(by_layer.items()):
             self._leaving[layer] = self._submit(Direction.D2H, pieces)
-        for copy in self._copies:
-            copy.drop_layers(resident)
         for segment in leaving:
             self._store.drop_layers(segment, resident)
-        if self._tail is not None:
-            self._tail.drop_layers(resident)
-
-    def _bring(self, resident: int) -> None:
-        """Segments that no row read while layers became resident lack those."""
-        parts = [part for copy in self._copies for part in copy.parts]
-        segments = dict.fromkeys(part.segment for part in parts)
-        self._offload.order(self._store.bring(segments, resident))
-
-    def _load(self, layer: int) -> None:
-        """A layer that was not resident becomes so."""
-        pieces = [piece for copy in self._copies for piece in copy.landing_pieces(layer)]
-        if self._tail is not None:
-            pieces += self._tail.landing_pieces(layer)
-        self._fetching[layer] = [self._submit(Direction.H2D, pieces)]
+        for copy in self._copies:
+            copy.drop_layers(resident)
+        self._tail.drop_layers(resident)
 
     def _fetch_first(self) -> None:
         first, buffer = self.placement.resident, 0
         if self._ahead is not None:
             buffer = self.placement.buffers[first]
-            rest = self._submit(Direction.H2D, self._own_pieces(first, buffer))
+            rest = self._submit(Direction.H2D, self._tail.fetched_pieces(first, buffer))
             self._fetching[first] = [self._ahead, rest]
             self._ahead = None
         else:
@@ -207,14 +385,13 @@ class LayerStreams:
     def _fetch(self, layer: int, buffer: int) -> None:
         leaving = self._leaving.pop(layer, None)
         if leaving is not None:  # it can only be fetched once the host has it
-            self._offload.wait([leaving])
-        sealed = [piece for copy in self._copies for piece in copy.fetched_pieces(layer, buffer)]
-        pieces = [*sealed, *self._own_pieces(layer, buffer)]
+            self._store.wait([leaving])
+        pieces = [*self._sealed(layer, buffer), *self._tail.fetched_pieces(layer, buffer)]
         self._fetching[layer] = [self._submit(Direction.H2D, pieces)]
         self.placement.buffers[layer] = buffer
 
-    def _own_pieces(self, layer: int, buffer: int) -> list[Piece]:
-        return [] if self._tail is None else self._tail.fetched_pieces(layer, buffer)
+    def _sealed(self, layer: int, buffer: int) -> list[Piece]:
+        return [piece for copy in self._copies for piece in copy.fetched_pieces(layer, buffer)]
 
     def _submit(self, direction: Direction, pieces: Sequence[Piece]) -> Transfer:
         kind = "stream" if direction is Direction.H2D else "store"
@@ -223,22 +400,8 @@ class LayerStreams:
     def _discard_ahead(self) -> None:
         if self._ahead is not None:
             ahead, self._ahead = self._ahead, None
-            self._offload.discarded_bytes += ahead.num_bytes
-            self._offload.order([ahead])
-
-    def _open_buffers(self) -> None:
-        for copy in self._copies:
-            copy.open_buffers()
-        if self._tail is not None:
-            self._tail.open_buffers()
-
-    def _count_padding(self, num_held: int) -> None:
-        layer = sum(copy.layer_bytes for copy in self._copies)
-        if self._tail is not None:
-            layer += self._tail.layer_bytes
-        padding = max(0, num_held * layer - self._charged)
-        self._offload.padding.add(padding - self._padding)
-        self._padding = padding
+            self._store.discarded_bytes += ahead.num_bytes
+            self._store.order([ahead])
 
     def _release(self) -> None:
         self._store.device_budget.release(self._charged)

@@ -1,4 +1,5 @@
-"""LayeredTail: a tail whose streamed layers reside on the host, token by token.
+"""Where layers reside for a token, and LayeredTail: rows' tokens whose streamed layers are on the
+host.
 
 A layer's tokens are contiguous on either side [token, row, 2, kv_head, head_dim], so that one copy
 stores a token and one copy loads all of them. Only real rows are kept: what pads a batch
@@ -8,16 +9,45 @@ has no KV of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from beamwright.kv.link import Link, Transfer
 from beamwright.kv.pool import KVLayout, ScratchMeter
 from beamwright.kv.streams import Piece
-from beamwright.layerwise.placement import NUM_BUFFERS, Placement
+
+NUM_BUFFERS = 2
+
+
+def resident_layers(num_layers: int, budget_bytes: int, layer_bytes: int) -> int:
+    """Eq. 1 with the two stream buffers inside the budget."""
+    if num_layers * layer_bytes <= budget_bytes:
+        return num_layers
+    return max(0, budget_bytes // layer_bytes - NUM_BUFFERS)
+
+
+@dataclass
+class Placement:
+    """The present token's layers and rows.
+
+    resident: layers [0, resident) stay on the device. buffers: the stream buffer of each other
+    layer that was fetched. rows: original numbers of the rows of the present batch; the first
+    `num_real` have KV of their own, the others pad the batch.
+    """
+
+    resident: int
+    rows: list[int]
+    num_real: int
+    buffers: dict[int, int] = field(default_factory=dict)
+
+    def buffer_of(self, layer: int) -> int | None:
+        """The stream buffer that holds a layer; None if the layer is resident."""
+        return None if layer < self.resident else self.buffers[layer]
+
 
 FIRST_TOKENS = 16
+_CPU = torch.device("cpu")
 
 Send = Callable[[Sequence[Piece]], Transfer]
 """Stores pieces on the host while the layer computes."""
@@ -73,6 +103,7 @@ class LayeredTail:
     ) -> None:
         self.layout, self.capacity = layout, capacity
         self._scratch, self._device, self._link = scratch, device, link
+        self._token = (2, layout.num_kv_heads, layout.head_dim)
         self._token_bytes = layout.bytes_per_token // layout.num_layers
         self._counted = 0
         self.close()
@@ -101,11 +132,6 @@ class LayeredTail:
     @property
     def places(self) -> torch.Tensor:
         return torch.full((self.num_rows,), self.length, device=self._device)
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of one layer, room for further tokens included."""
-        return self.num_tokens * self.num_rows * self._token_bytes
 
     # --- a view reads and writes -------------------------------------------------------------
 
@@ -157,7 +183,7 @@ class LayeredTail:
     def host_layer(self, layer: int) -> torch.Tensor:
         """The same on the host, pinned where there is a GPU."""
         if layer not in self._on_host:
-            self._on_host[layer] = self._fresh_on_host()
+            self._on_host[layer] = self._fresh(_CPU)
         return self._on_host[layer]
 
     def _held_tokens(self, layer: int) -> torch.Tensor:
@@ -239,10 +265,10 @@ class LayeredTail:
             return
         self.settle()
         self.num_tokens = min(2 * self.num_tokens, self.capacity)
-        for layer, old in self._on_device.items():
-            self._on_device[layer] = self._moved(old, self._fresh(old.device))
-        for layer, old in self._on_host.items():
-            self._on_host[layer] = self._moved(old, self._fresh_on_host())
+        for held in (self._on_device, self._on_host):
+            for layer, old in held.items():
+                held[layer] = self._fresh(old.device)
+                held[layer][: self.length] = old[: self.length]
         self._measure()
 
     def advance(self) -> None:
@@ -256,11 +282,10 @@ class LayeredTail:
         kept, streamed = range(self.resident), range(self.resident, self.layout.num_layers)
         on_device = [self.device_layer(layer)[first:end, row] for layer in kept]
         on_host = [self.host_layer(layer)[first - before : end, row] for layer in streamed]
-        size = (2, self.layout.num_kv_heads, self.layout.head_dim)
-        dtype = self.layout.dtype
+        none = (end - first, 0, *self._token), (end - first + before, 0, *self._token)
         return LayeredTokens(
-            stack_layers(on_device, (end - first, 0, *size), dtype),
-            stack_layers(on_host, (end - first + before, 0, *size), dtype),
+            stack_layers(on_device, none[0], self.layout.dtype),
+            stack_layers(on_host, none[1], self.layout.dtype),
             before,
         )
 
@@ -269,29 +294,21 @@ class LayeredTail:
         self.num_real = len(rows)
         self._on_device = {n: old[:, rows.to(old.device)] for n, old in self._on_device.items()}
         for number, old in self._on_host.items():
-            picked = self._fresh_on_host()
+            picked = self._fresh(_CPU)
             picked[: self.length] = old[: self.length, rows]
             self._on_host[number] = picked
         self._measure()
 
     # --- memory ------------------------------------------------------------------------------
 
-    def _moved(self, old: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-        fresh[: self.length] = old[: self.length]
-        return fresh
-
     def _fresh(self, device: torch.device) -> torch.Tensor:
         """Memory for one layer, the host's pinned where there is a GPU.
 
         Zeros: masked positions must never hold NaN bits.
         """
-        layout = self.layout
-        size = (self.num_tokens, self.num_real, 2, layout.num_kv_heads, layout.head_dim)
+        size = (self.num_tokens, self.num_real, *self._token)
         pinned = device.type == "cpu" and self._device.type == "cuda"
-        return torch.zeros(size, dtype=layout.dtype, device=device, pin_memory=pinned)
-
-    def _fresh_on_host(self) -> torch.Tensor:
-        return self._fresh(torch.device("cpu"))
+        return torch.zeros(size, dtype=self.layout.dtype, device=device, pin_memory=pinned)
 
     def _measure(self) -> None:
         self._scratch.add(self.num_bytes - self._counted)

@@ -27,7 +27,8 @@ from beamwright.engine.trial import Trial
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import HostedStore
-from beamwright.layerwise import LayeredStore, LayerwiseAttention
+from beamwright.layerwise.backend import LayerwiseAttention
+from beamwright.layerwise.store import LayeredStore
 from beamwright.models import HostOptions, LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.decoder import Decoder
 from beamwright.models.device_memory import cap_memory, free_bytes, is_out_of_memory
