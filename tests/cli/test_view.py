@@ -11,12 +11,12 @@ import pytest
 
 import beamwright
 from beamwright.engine.timeline import NullTimeline
-from beamwright.evaluate.tree_page import ShownTree, write_tree_page
+from beamwright.serve.runs import write_tree_page
 
 
 @pytest.fixture
 def page(tmp_path, searched):
-    write_tree_page([ShownTree(*searched)], NullTimeline(), tmp_path / "page.html", "A search")
+    write_tree_page(*searched, NullTimeline(), tmp_path / "page.html", "A search")
     return tmp_path / "page.html"
 
 

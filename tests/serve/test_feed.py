@@ -341,7 +341,7 @@ def test_gauges_are_shown_where_they_are_known(feed):
 
 @pytest.mark.parametrize(
     ("path", "parts"),
-    [("/", {"main.js", "tree.js", "base.css", "live.css"}), ("/docs", {"docs.js", "api.js"})],
+    [("/", {"main.js", "tree.js", "page.css", "timeline.js"}), ("/docs", {"docs.js", "api.js"})],
 )
 def test_every_file_of_a_page_is_served_with_the_policy(feed, path, parts):
     app = feeding.make_app(feed)

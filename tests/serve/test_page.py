@@ -6,9 +6,9 @@ import pytest
 
 import feeding
 from beamwright.engine.timeline import NullTimeline
-from beamwright.evaluate.tree_page import ShownTree, write_tree_page
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
+from beamwright.serve.runs import write_tree_page
 from beamwright_lab.serve.browser import running
 from beamwright_lab.serve.page_frames import made_up_search
 from chromium import chromium
@@ -188,7 +188,7 @@ def test_it_follows_the_newest_search_until_one_is_picked(visit):
 
 def test_the_api_is_listed(visit, serve):
     page = visit(f"{serve().url}/docs")
-    page.wait_for_selector("#routes >> text=/v1/chat/completions")
+    page.wait_for_selector("#routes h2:has-text('POST /v1/chat/completions')")
 
 
 def test_what_cannot_be_searched_is_said(visit, live):
@@ -325,12 +325,17 @@ def test_keys_walk_the_tree_and_a_click_reads_a_step(visit, serve_runs):
 
 def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path, searched):
     tree, chosen = searched
-    write_tree_page([ShownTree(tree, chosen)], NullTimeline(), tmp_path / "page.html", "A search")
+    write_tree_page(tree, chosen, NullTimeline(), tmp_path / "page.html", "A search")
     page = visit((tmp_path / "page.html").as_uri())
-    assert page.inner_text("#details h3") == "0.0.0"
+    assert page.inner_text("#details h3") == "0.0"
+    assert page.is_visible("#time-empty")
+    assert page.is_hidden("#ask")
+    assert page.is_hidden("#runs")
     page.focus("#tree")
     page.keyboard.press("ArrowLeft")
-    assert page.inner_text("#details h3") == "0.0"
+    assert page.inner_text("#details h3") == "0"
+    page.fill("#round", "1")
+    until(page, "window.beamwright.pane.tree.rounds === 1")
     page.check("[name=pruned][value=hide]", force=True)
 
 
@@ -458,7 +463,7 @@ def test_steps_below_a_score_fade(visit, serve_runs):
 def test_what_is_exported_can_be_opened_again(visit, serve_runs, tmp_path):
     from xml.etree import ElementTree
 
-    from beamwright.serve.saved_runs import read_runs
+    from beamwright.serve.runs import read_runs
 
     run = a_run(**{"0.0": {"text": HOSTILE}})
     page = visit(serve_runs(run))

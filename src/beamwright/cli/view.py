@@ -48,7 +48,7 @@ def view(
         with needs_serve("view"):
             import uvicorn
 
-            from beamwright.serve.saved_runs import read_runs, with_unique_ids
+            from beamwright.serve.runs import read_runs, with_unique_ids
 
             runs = with_unique_ids([run for path in paths for run in read_runs(path)])
             app = make_app(runs)

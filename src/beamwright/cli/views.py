@@ -81,10 +81,10 @@ def _write_page(
     file: Path, tree: SearchTree, solution: Solution | None, timeline: Timeline | None = None
 ) -> None:
     from beamwright.engine.timeline import NullTimeline
-    from beamwright.evaluate.tree_page import ShownTree, write_tree_page
+    from beamwright.serve.runs import write_tree_page
 
     chosen = None if solution is None else tree.node(solution.lineage)
-    write_tree_page([ShownTree(tree, chosen)], timeline or NullTimeline(), file, _title(tree))
+    write_tree_page(tree, chosen, timeline or NullTimeline(), file, _title(tree))
 
 
 def tree_page(folder: Path, index: int) -> Path:

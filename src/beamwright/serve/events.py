@@ -1,4 +1,4 @@
-"""What the page is told of a search: it begins, rounds of changed steps, it ends. Data only.
+"""A tree as JSON: what the page is told of a search, that begins, decides rounds, and ends.
 
 A run is the list of its events: what a live search appends to, what a saved one is read into, and
 what the page exports. A step is sent whole once, and later with its lineage and what has changed.
@@ -6,11 +6,17 @@ what the page exports. A step is sent whole once, and later with its lineage and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
-RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # of an exported run
+from beamwright.finite import finite
+from beamwright.search.answers import extract_answer, normalise_answer
+from beamwright.tree import Node, NodeState, SearchTree
+
+RUN_FORMAT, RUN_VERSION = "beamwright run", 1  # of a run in a file
 
 
 class StepEvent(TypedDict):
@@ -66,12 +72,15 @@ class RoundEvent(TypedDict):
     elapsed_s: float | None
 
 
+EndState = Literal["done", "failed", "cancelled", "saved"]
+
+
 class End(TypedDict):
     """A search is over. chosen: the lineage of its answer's candidate; stats: figures by kind;
     warnings: what makes the answer doubtful, where that is known."""
 
     event: Literal["end"]
-    state: Literal["done", "failed", "cancelled", "saved"]
+    state: EndState
     nodes: list[StepEvent]
     answer: str | None
     chosen: str | None
@@ -90,10 +99,140 @@ def begin(run_id: str, about: About, *, started: float | None = None) -> Begin:
     return {"event": "begin", "id": run_id, "started": started, **about}
 
 
-def end(state: Literal["done", "failed", "cancelled", "saved"], **known: Any) -> End:
+def decided(
+    number: int, nodes: list[StepEvent], tokens: int, elapsed_s: float | None
+) -> RoundEvent:
+    """A round is decided; see `RoundEvent`."""
+    return {
+        "event": "round", "round": number, "nodes": nodes, "tokens": tokens, "elapsed_s": elapsed_s,
+    }  # fmt: skip
+
+
+def end(state: EndState, **known: Any) -> End:
     """The last event of a run: what is known of its end."""
     blank: End = {
         "event": "end", "state": state, "nodes": [], "answer": None, "chosen": None,
         "reason_fewer": None, "error": None, "elapsed_s": None, "stats": {},
     }  # fmt: skip
     return {**blank, **known}  # type: ignore[typeddict-item]
+
+
+# --- from a tree -----------------------------------------------------------------------------
+
+
+class PageTree:
+    """One tree as the page knows it. Looks at a tree only in the thread that grows it.
+
+    places: where the KV of a node is; None where nobody knows.
+    """
+
+    def __init__(self, places: Callable[[Node], str | None] | None = None) -> None:
+        self._places = places
+        self._known: dict[Node, tuple[Any, ...]] = {}
+        self._kv: dict[Node, str | None] = {}
+        self.num_tokens = 0
+
+    def changes(self, tree: SearchTree, *, texts: bool = True) -> list[StepEvent]:
+        """New nodes and what has changed of others, parents first; looks past pruned branches.
+
+        texts: send the text of new steps too.
+        """
+        steps: list[StepEvent] = []
+        stack = [tree.root]
+        while stack:
+            node = stack.pop()
+            step = self._change(node, texts=texts)
+            if step is not None:
+                steps.append(step)
+            if node.state is not NodeState.PRUNED or step is not None:
+                stack.extend(reversed(node.children))
+        return steps
+
+    def over(self, tree: SearchTree) -> list[StepEvent]:
+        """What has changed last; that no step has KV any more goes without saying."""
+        self._places = None
+        self._kv.clear()
+        return self.changes(tree)
+
+    def _change(self, node: Node, *, texts: bool) -> StepEvent | None:
+        now = (node.state, node.score, node.step_score, node.stop, len(node.token_ids))
+        before = self._known.get(node)
+        if now == before and node.state is NodeState.PRUNED and self._kv.get(node) is None:
+            return None  # most of a large tree
+        kv = None if self._places is None else self._places(node)
+        moved = self._kv.get(node) != kv
+        if now == before and not moved:
+            return None
+        step: StepEvent = {"lineage": dotted(node)}
+        if now != before:
+            self._known[node] = now
+            step.update(_judged(node))
+            if before is None or before[-1] != now[-1]:
+                step.update(_written(node, texts=texts))
+            elif not texts:
+                step["text"] = None
+            self.num_tokens += len(node.token_ids) - (0 if before is None else before[-1])
+        if moved:
+            step["kv"] = self._kv[node] = kv
+        return step
+
+
+def dotted(node: Node) -> str:
+    """Its lineage, without the problem's id."""
+    return ".".join(map(str, node.lineage[1:]))
+
+
+def _written(node: Node, *, texts: bool) -> StepEvent:
+    text = node.step_text if node.turn is None else node.turn.text
+    step: StepEvent = {
+        "lineage": dotted(node),
+        "round": node.round,
+        "tokens": len(node.token_ids),
+        "text": text if texts else None,
+    }
+    if node.usage["speculated_kept"]:
+        step["ahead"] = node.usage["speculated_kept"]
+    return step
+
+
+def _judged(node: Node) -> StepEvent:
+    """What a verdict changes of a node."""
+    step: StepEvent = {
+        "lineage": dotted(node),
+        "state": node.state.value,
+        "stop": None if node.stop is None else node.stop.value,
+        "score": finite(node.score),
+        "step_score": finite(node.step_score),
+    }
+    if node.notes:
+        step["notes"] = dict(node.notes)
+    if node.state is NodeState.FINISHED:
+        step["answer"] = extract_answer(node.text)
+        step["vote"] = normalise_answer(step["answer"]) if step["answer"] else None
+    return step
+
+
+def saved_run(
+    run_id: str,
+    about: About,
+    steps: Sequence[StepEvent],
+    *,
+    elapsed_s: float | None = None,
+    **known: Any,
+) -> list[Event]:
+    """A whole run of steps that are as they ended: a tree that was saved says in which round a step
+    was opened, not when each verdict about it fell. known: of its end."""
+    rounds: list[RoundEvent] = []
+    num_tokens = 0
+    for number, group in groupby(sorted(steps, key=_shown_in), key=_shown_in):
+        nodes = list(group)
+        num_tokens += sum(step.get("tokens", 0) for step in nodes if step["lineage"])
+        rounds.append(decided(number, nodes, num_tokens, None))
+    if rounds:
+        rounds[-1]["elapsed_s"] = elapsed_s
+    return [begin(run_id, about), *rounds, end("saved", elapsed_s=elapsed_s, **known)]
+
+
+def _shown_in(step: StepEvent) -> int:
+    """Its round; the prompt comes with the first."""
+    return max(1, step.get("round", 0))

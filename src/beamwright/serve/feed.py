@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.finite import finite
 from beamwright.protocols import RoundReport
-from beamwright.serve.events import About, Event, begin, end
-from beamwright.serve.shown import PageTree, Places
+from beamwright.serve.events import About, EndState, Event, PageTree, begin, decided, dotted, end
+from beamwright.tree import Node
 
 if TYPE_CHECKING:
+    from beamwright.serve.job import SearchJob
     from beamwright.solver.solution import Solution
 
 KEEP_ALIVE_S = 15.0
@@ -30,20 +31,10 @@ MOST_BYTES = 128 << 20
 """Of all runs; those that ended first go first."""
 
 
-class Watched(Protocol):
-    """A search that somebody asked for. owner: whoever did, None where there are no keys."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def owner(self) -> str | None: ...
-    def cancel(self) -> None: ...
-
-
 class SearchEvents:
     """The events of one search, a line of JSON each."""
 
-    def __init__(self, first: Event, job: Watched | None = None) -> None:
+    def __init__(self, first: Event, job: SearchJob | None = None) -> None:
         assert first["event"] == "begin"
         self.begin, self.job = first, job
         self.owner = None if job is None else job.owner
@@ -121,7 +112,7 @@ class Feed:
         self,
         about: Callable[[Any], About],
         *,
-        places: Places | None = None,
+        places: Callable[[Node], str | None] | None = None,
         most: float = MOST_RUNS,
         most_bytes: float = MOST_BYTES,
     ) -> None:
@@ -134,7 +125,7 @@ class Feed:
 
     # --- what the queue says, from any thread -------------------------------------------------
 
-    def begun(self, job: Watched) -> None:
+    def begun(self, job: SearchJob) -> None:
         """A search waits, or begins; nothing, if its first round was quicker to say so."""
         with self._lock:
             if job.id in self._runs:
@@ -144,7 +135,7 @@ class Feed:
             self._runs[job.id] = SearchEvents(first, job)
         self._forget_old()
 
-    def round(self, job: Watched, report: RoundReport) -> None:
+    def round(self, job: SearchJob, report: RoundReport) -> None:
         """A round of it is decided."""
         self.begun(job)
         run, shown = self._runs[job.id], self._trees.get(job.id)
@@ -153,33 +144,25 @@ class Feed:
         before = shown.num_tokens
         nodes = shown.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
         self._tokens += shown.num_tokens - before
-        run.append(
-            {
-                "event": "round",
-                "round": report.round,
-                "nodes": nodes,
-                "tokens": shown.num_tokens,
-                "elapsed_s": report.elapsed_s,
-            }
-        )
+        run.append(decided(report.round, nodes, shown.num_tokens, report.elapsed_s))
 
-    def ended(self, job: Watched, outcome: Solution | BaseException) -> None:
+    def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """It has a solution, or none."""
         run, shown = self._runs.get(job.id), self._trees.pop(job.id, None)
         if run is None or shown is None:
             return
+        state: EndState = "failed"
+        solution = getattr(outcome, "partial", None)
         if not isinstance(outcome, BaseException):
-            run.append(end("done", **ending(outcome, shown)))
-        else:
-            partial = getattr(outcome, "partial", None)
-            known = {} if partial is None else ending(partial, shown)
-            if isinstance(outcome, Cancelled):
-                run.append(end("cancelled", **known))
-            else:
-                # Only what was raised on purpose is fit to show.
-                deliberate = isinstance(outcome, BeamwrightError)
-                why = str(outcome) if deliberate else type(outcome).__name__
-                run.append(end("failed", error=why, **known))
+            state, solution = "done", outcome
+        elif isinstance(outcome, Cancelled):
+            state = "cancelled"
+        known = {} if solution is None else _ending(solution, shown)
+        if state == "failed":
+            # Only what was raised on purpose is fit to show.
+            deliberate = isinstance(outcome, BeamwrightError)
+            known["error"] = str(outcome) if deliberate else type(outcome).__name__
+        run.append(end(state, **known))
         self._forget_old()
 
     # --- what is kept ------------------------------------------------------------------------
@@ -229,14 +212,14 @@ class Feed:
                     num_bytes -= self._runs.pop(run_id).num_bytes
 
 
-def ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
+def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
     """What there is to say of a search that is over; shown: what the page knows of its tree."""
     figures: Mapping[str, Any] = solution.to_json()
     names = ("tokens", "kv", "time", "speculation", "goodput_tok_s", "rounds", "tree_hash")
     return {
         "nodes": shown.over(solution.tree),
         "answer": solution.answer,
-        "chosen": ".".join(map(str, solution.lineage[1:])),
+        "chosen": dotted(solution.tree.node(solution.lineage)),
         "reason_fewer": solution.reason_fewer,
         "warnings": list(solution.warnings),
         "elapsed_s": solution.time.total_s,

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from beamwright.evaluate.page_file import page_part
 from beamwright.search import STRATEGIES
-from beamwright.serve.body import ServerLimits, parsed, read_body
+from beamwright.serve.body import parsed, read_body
 from beamwright.serve.errors import AsciiJSON
-from beamwright.serve.feed import Feed, SearchEvents, Watched
+from beamwright.serve.feed import Feed, SearchEvents
 from beamwright.serve.guard import owner_of
+from beamwright.serve.runs import filled_page
+
+if TYPE_CHECKING:
+    from beamwright.serve.queue import RequestQueue
 
 POLICY = "; ".join(
     [
@@ -39,25 +42,15 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
-# Of the saved tree page; the rest of the page is this room's own.
-_SHARED = (
-    "base.css", "tree_page.css", "common.js", "layout.js", "tree.js", "details.js", "rounds.js",
-)  # fmt: skip
+_HEAD = (
+    '<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/page/page.css">\n'
+    '<script type="module" src="/page/main.js"></script>'
+)
 
 Gauges = Callable[[], Sequence[Mapping[str, Any]]]
 """Figures of the moment, in the order in which they are shown: {name, value, unit?, of?}, or
 {name, total, unit?} for what only grows and is shown per second. unit: "bytes" or a word; of: what
 the value is at most. A value that is None is not shown."""
-
-
-class SearchQueue(Protocol):
-    """Where a search is asked for. Raises `ApiError` for what cannot be searched."""
-
-    limits: ServerLimits
-
-    async def begin_search(
-        self, problem: str, options: dict[str, Any], owner: str | None
-    ) -> Watched: ...
 
 
 class FeedProblem(BaseModel):
@@ -70,14 +63,14 @@ class FeedProblem(BaseModel):
 
 
 # Read by hand, for its limits, and declared all the same.
-_ASKED = {
+_BODY = {
     "required": True,
     "content": {"application/json": {"schema": FeedProblem.model_json_schema()}},
 }
 
 
-def feed_routes(feed: Feed, desk: SearchQueue | None, gauges: Gauges | None = None) -> APIRouter:
-    """`/feed/*`. desk: None where runs can only be looked at. gauges: else the feed's own."""
+def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges | None = None) -> APIRouter:
+    """`/feed/*`. queue: None where runs can only be looked at. gauges: else the feed's own."""
     routes = APIRouter(prefix="/feed", tags=["feed"])
 
     def kept(run_id: str, request: Request) -> SearchEvents:
@@ -90,20 +83,16 @@ def feed_routes(feed: Feed, desk: SearchQueue | None, gauges: Gauges | None = No
     async def searches(request: Request) -> Response:
         """What is running, waiting, or over, the newest first; of this key alone."""
         mine = [run.summary() for run in feed.runs() if run.owner == owner_of(request)]
-        content = {
-            "asks": desk is not None,
-            "methods": list(STRATEGIES),
-            "searches": mine,
-        }
-        return AsciiJSON(content)
+        asks, methods = queue is not None, list(STRATEGIES)
+        return AsciiJSON({"asks": asks, "methods": methods, "searches": mine})
 
-    @routes.post("/searches", openapi_extra={"requestBody": _ASKED})
+    @routes.post("/searches", openapi_extra={"requestBody": _BODY})
     async def ask(request: Request) -> dict[str, Any]:
         """Begin a search."""
-        if desk is None:
+        if queue is None:
             raise HTTPException(405, "saved runs can only be looked at")
-        asked = await read_body(request, desk.limits, partial(parsed, FeedProblem))
-        job = await desk.begin_search(asked.problem, asked.options, owner_of(request))
+        given = await read_body(request, queue.limits, partial(parsed, FeedProblem))
+        job = await queue.begin_search(given.problem, given.options, owner_of(request))
         return {"id": job.id}
 
     @routes.get("/searches/{run_id}")
@@ -112,9 +101,8 @@ def feed_routes(feed: Feed, desk: SearchQueue | None, gauges: Gauges | None = No
     ) -> StreamingResponse:
         """Its events from a number on, a line of JSON each, until it is over."""
         lines = kept(run_id, request).follow(start)
-        return StreamingResponse(
-            lines, media_type="application/x-ndjson", headers={"Cache-Control": "no-store"}
-        )
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
 
     @routes.delete("/searches/{run_id}")
     async def cancel(request: Request, run_id: str) -> dict[str, Any]:
@@ -128,9 +116,8 @@ def feed_routes(feed: Feed, desk: SearchQueue | None, gauges: Gauges | None = No
     async def figures() -> dict[str, Any]:
         """Memory, link and rates as they are now, where they are known."""
         shown = feed.gauges() if gauges is None else gauges()
-        return {
-            "gauges": [each for each in shown if each.get("value", each.get("total")) is not None]
-        }
+        known = [gauge for gauge in shown if gauge.get("value", gauge.get("total")) is not None]
+        return {"gauges": known}
 
     return routes
 
@@ -138,9 +125,9 @@ def feed_routes(feed: Feed, desk: SearchQueue | None, gauges: Gauges | None = No
 def page_routes() -> APIRouter:
     """`/`, `/docs` and `/page/*`: the pages' files, read once."""
     routes = APIRouter(include_in_schema=False)
-    own = resources.files("beamwright.serve") / "page"
-    files = {each.name: each.read_bytes() for each in own.iterdir() if each.is_file()}
-    files.update({name: page_part(name).encode() for name in _SHARED})
+    folder = resources.files("beamwright.serve") / "page"
+    files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}
+    files["index.html"] = filled_page(_HEAD, "", title="Beamwright").encode()
 
     def served(name: str) -> Response:
         kind = _TYPES.get(name.rpartition(".")[2])

@@ -1,15 +1,13 @@
-// The live page: asks, follows, and shows one search or two beside each other.
+// The page: asks, follows, and shows one search or two beside each other, live ones or saved ones.
 
 import { connectZoomButtons, count, element, make, oneLine, shortened, shownScore, shownSeconds } from "./common.js";
-import { fetched, request, sent } from "./api.js";
+import { fetched, request, sent, timeline } from "./api.js";
+import { Gauges, Replay, showVotes } from "./controls.js";
 import { showDetails, showTreeLegend } from "./details.js";
-import { firstDivergence } from "./divergence.js";
 import { exportJson, exportSvg } from "./export.js";
-import { Gauges } from "./gauges.js";
-import { Pane } from "./pane.js";
-import { Replay } from "./replay.js";
+import { Pane, firstDivergence } from "./pane.js";
 import { RoundsPanel } from "./rounds.js";
-import { showVotes } from "./votes.js";
+import { TimePanel } from "./timeline.js";
 
 const LIST_EVERY_MS = 2000;
 const TYPING = "input, textarea, select";
@@ -23,6 +21,8 @@ class Page {
     this.other = new Pane(element("other-tree"), () => this.ask(), (i) => this.select(this.pane.tree.byLineage.get(this.other.tree.nodes[i].lineage)?.i ?? null, this.other.tree.nodes[i].lineage));
     this.rounds = new RoundsPanel((i) => this.select(i));
     this.rounds.show(this.pane.tree);
+    element("time-section").hidden = timeline === null;
+    this.time = timeline && new TimePanel(timeline, (i) => this.select(i));
     this.replay = new Replay(() => this.ask());
     this.listen();
   }
@@ -48,6 +48,8 @@ class Page {
     showDetails(element("details"), tree, pane.panel.selected, select);
     showVotes(element("votes"), element("votes-note"), tree, select);
     this.rounds.show(tree);
+    this.time?.show(tree);
+    this.time?.select(pane.panel.selected);
   }
   showOpening(tree) {
     const answer = element("answer");
@@ -70,6 +72,7 @@ class Page {
       ["steps", count(steps.length)],
       ["pruned", inState("pruned")],
       ["final candidates", inState("finished", "candidate")],
+      ["tokens in the prompt", tree.nodes.length ? count(tree.nodes[0].tokens) : null],
       ["tokens", count(tree.tokens || steps.reduce((sum, node) => sum + node.tokens, 0))],
       ["speculated", tree.stats?.speculation?.tokens ? `${count(tree.stats.speculation.kept)} kept of ${count(tree.stats.speculation.tokens)}` : null],
       ["time", tree.elapsed_s === null ? null : shownSeconds(tree.elapsed_s)],
@@ -112,6 +115,7 @@ class Page {
     this.touched = true;
     if (this.following && this.pane.run !== null) this.pick(this.pane.run.id); // it is being read
     this.pane.panel.select(i);
+    this.time?.select(i);
     if (this.other.run !== null) this.other.selectLineage(lineage);
     const shown = i === null && lineage !== null ? this.other : this.pane;
     showDetails(element("details"), shown.tree, shown.panel.selected, (to) => this.select(shown === this.pane ? to : this.pane.tree.byLineage.get(shown.tree.nodes[to].lineage)?.i ?? null, shown.tree.nodes[to].lineage));
@@ -149,6 +153,7 @@ class Page {
     const { asks, methods, searches } = await fetched("/feed/searches");
     this.asks = asks;
     element("ask").hidden = !asks;
+    element("runs").hidden = !asks && searches.length < 2;
     const method = element("ask-method");
     if (asks && method.options.length === 1) method.append(...methods.map((name) => make("option", { value: name }, name)));
     const named = ({ id, problem, method: by, n, state }) => make("option", { value: id }, `${shortened(oneLine(problem) || id, 70)} \u00b7 ${[by, n && `n ${n}`, state].filter(Boolean).join(", ")}`);

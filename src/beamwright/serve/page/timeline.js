@@ -40,11 +40,15 @@ export class TimePanel {
     const entries = [...this.tracks.map(({ track, word }) => [track, word]), ...(this.moved ? PLACES : [])];
     element("time-legend").replaceChildren(...entries.map(([name, word]) => make("span", {}, make("i", { style: `--c: var(--${name})` }), word)));
   }
-  // Segments of this tree in depth-first order, then those that belong to no tree at all.
-  show(tree, others) {
-    const { residences } = this.timeline;
-    this.rows = tree.nodes.filter((node) => residences[node.lineage]).map((node) => ({ segment: node.lineage, node, stays: residences[node.lineage] }));
-    for (const segment of others) this.rows.push({ segment, node: null, stays: residences[segment] });
+  // Segments of this tree in the order of its nodes, then those that belong to none of them.
+  show(tree) {
+    if (tree === this.tree && tree.nodes.length === this.numNodes) return; // who has zoomed keeps the place
+    Object.assign(this, { tree, numNodes: tree.nodes.length });
+    const { residences, root } = this.timeline;
+    const nodes = new Map(tree.nodes.map((node) => [[root, node.lineage].filter(Boolean).join("."), node]));
+    const known = [...nodes.keys()].filter((segment) => residences[segment]);
+    const others = Object.keys(residences).filter((segment) => !nodes.has(segment));
+    this.rows = [...known, ...others].map((segment) => ({ segment, node: nodes.get(segment) ?? null, stays: residences[segment] }));
     this.view.world = { width: Math.max(this.timeline.end, 1e-9), height: Math.max(1, this.rows.length) };
     this.selected = null;
     element("time").style.height = `${clamp(this.top + this.rows.length * 13 + 10, this.top + 8, 640)}px`;

@@ -1,0 +1,265 @@
+"""Runs in files: the page of a search (`--tree`), and whatever `beamwright view` opens.
+
+A page is one file that loads nothing from anywhere: the live page's own, with the run in it. Text
+of a model reaches it as data only, never as markup. What can be read: runs that a page exported,
+pages, checkpoints, recorded trees, and folders of an evaluation.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from beamwright.errors import InputError
+from beamwright.files import read_regular, write_whole
+from beamwright.search.answers import extract_answer
+from beamwright.serve.events import (
+    RUN_FORMAT,
+    RUN_VERSION,
+    About,
+    Event,
+    PageTree,
+    StepEvent,
+    dotted,
+    end,
+    saved_run,
+)
+from beamwright.tree import Node, SearchTree
+
+if TYPE_CHECKING:
+    from beamwright.engine.timeline import Timeline
+    from beamwright.saved.checkpoint import Checkpoint
+    from beamwright.tree import RecordedTree
+
+_PARTS = Path(__file__).parent / "page"
+# Each may name what those before it export; `saved.js` stands for `api.js`.
+_SCRIPTS = (
+    "common", "layout", "tree", "details", "rounds", "timeline", "saved", "run", "pane", "controls",
+    "export", "main",
+)  # fmt: skip
+_MODULE_WORDS = re.compile(r"^(?:import .*\n|export )", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+_PAGE_DATA = re.compile(rb'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_NAME = re.compile(r"[^\w.-]+")
+
+
+# --- pages -----------------------------------------------------------------------------------
+
+
+def page_part(name: str) -> str:
+    """The text of a file of the page."""
+    return (_PARTS / name).read_text(encoding="ascii")
+
+
+def filled_page(head: str, scripts: str, *, title: str, problem: str = "", answer: str = "") -> str:
+    """The page as markup. head, scripts: markup; the others are text."""
+    texts = {"title": title, "problem": problem, "answer": answer}
+    parts = {name: html.escape(text) for name, text in texts.items()}
+    parts |= {"head": head, "scripts": scripts}
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], page_part("index.html"))
+
+
+def write_tree_page(
+    tree: SearchTree, chosen: Node | None, timeline: Timeline, path: Path, title: str
+) -> None:
+    """Write the page of a tree. chosen: the final candidate that was chosen, if any.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    problem = tree.root.problem_text
+    answer = None if chosen is None else extract_answer(chosen.text)
+    events = saved_run(
+        path.stem,
+        _about(problem),
+        PageTree().changes(tree),
+        answer=answer,
+        chosen=None if chosen is None else dotted(chosen),
+        reason_fewer=tree.reason_fewer,
+    )
+    root = ".".join(map(str, tree.root.lineage))
+    run = {"format": RUN_FORMAT, "version": RUN_VERSION, "events": events}
+    run["timeline"] = {"root": root, **_timeline(timeline)}
+    # No `<` inside a script element, so neither `</script>` nor `<!--`.
+    data = json.dumps(run, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    script = "\n".join(_MODULE_WORDS.sub("", page_part(f"{name}.js")) for name in _SCRIPTS)
+    page = filled_page(
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f"<style>\n{page_part('page.css')}</style>",
+        f'<script type="application/json" id="data">{data}</script>\n'
+        f'<script>\n"use strict";\n{script}</script>',
+        title=title,
+        problem=problem,
+        answer=answer or "",
+    )
+    # ASCII throughout: a model's text may hold what UTF-8 cannot.
+    write_whole(path, page.encode("ascii", "xmlcharrefreplace").decode("ascii"))
+
+
+def _timeline(timeline: Timeline) -> dict[str, Any]:
+    """Seconds from the first thing that happened; loading the models went before it.
+
+    residences: per segment, `[from, to, place]` of every stay, in the order of time.
+    """
+    spans, residences = timeline.spans, timeline.residences
+    times = [*(span.start_s for span in spans), *(stay.time_s for stay in residences)]
+    origin_s = min(times, default=timeline.started_s)
+    end_s = max([*times, *(span.end_s for span in spans)], default=origin_s)
+    changes: dict[str, list[tuple[float, str]]] = {}
+    for stay in residences:
+        changes.setdefault(stay.segment, []).append((stay.time_s - origin_s, stay.change))
+    shown = [
+        [span.track, span.name, span.start_s - origin_s, span.end_s - origin_s, _args(span.args)]
+        for span in sorted(spans, key=lambda span: span.start_s)
+    ]
+    stays = {name: list(_stays(moves, end_s - origin_s)) for name, moves in changes.items()}
+    return {"end": end_s - origin_s, "spans": shown, "residences": stays}
+
+
+def _stays(
+    changes: Sequence[tuple[float, str]], end_s: float
+) -> Iterator[tuple[float, float, str]]:
+    """Of one segment; the last lasts to the end, and equal neighbours become one."""
+    start_s, place = changes[0]
+    for time_s, new_place in [*changes[1:], (end_s, "")]:
+        if new_place != place:
+            yield (start_s, time_s, place)
+            start_s, place = time_s, new_place
+
+
+def _args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON can hold them: whole numbers stay numbers, the rest becomes text."""
+    return {
+        name: value if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        for name, value in args.items()
+    }
+
+
+def _about(problem: str, search: Mapping[str, Any] | None = None) -> About:
+    known = search or {}
+    return {
+        "problem": problem,
+        "model": known.get("model"),
+        "method": known.get("search"),
+        "n": known.get("n"),
+        "width": known.get("width"),
+        "seed": known.get("seed"),
+    }
+
+
+# --- what is read ----------------------------------------------------------------------------
+
+
+def read_runs(path: Path) -> list[list[Event]]:
+    """The runs in a file, or in the trees of an evaluation's folder; ids are names of files.
+
+    Raises:
+        InputError: if there is none, or a file is damaged; names it.
+    """
+    if not path.is_dir():
+        return [_read_file(path)]
+    pages = sorted(page for folder in path.rglob("trees") for page in folder.glob("*.html"))
+    if not pages:
+        raise InputError(f"{path}: holds no trees (eval --out DIR --trees K writes some)")
+    return [_read_file(page) for page in pages]
+
+
+def with_unique_ids(runs: Sequence[list[Event]]) -> list[list[Event]]:
+    """The same, with a number behind the id of each that has another's."""
+    seen: set[str] = set()
+    for run in runs:
+        first = run[0]
+        assert first["event"] == "begin"
+        name = _NAME.sub("-", first["id"]).strip(".") or "run"
+        ids = (name, *(f"{name}-{number}" for number in range(2, len(runs) + 2)))
+        first["id"] = next(free for free in ids if free not in seen)
+        seen.add(first["id"])
+    return list(runs)
+
+
+def _read_file(path: Path) -> list[Event]:
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+    page = _PAGE_DATA.search(content)
+    try:
+        saved = json.loads(content if page is None else page[1])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: neither a saved run nor a tree page") from error
+    kind = saved.get("format") if isinstance(saved, dict) else None
+    if kind == RUN_FORMAT:
+        return _of_run(path, saved, named=page is None)
+    if page is not None:
+        raise InputError(f"{path}: not a page that --tree wrote, or a damaged or older one")
+    if kind == "beamwright checkpoint":
+        from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
+
+        return _of_checkpoint(path, read_checkpoint(path), saved.get(ENDED))
+    if isinstance(saved, dict) and "prompt_tokens" in saved:
+        from beamwright.saved.recorded import read_recorded  # noqa: PLC0415
+
+        return _of_recording(path, read_recorded(path))
+    raise InputError(f"{path}: neither a saved run nor a tree page")
+
+
+def _of_run(path: Path, saved: Mapping[str, Any], *, named: bool) -> list[Event]:
+    """named: its own id is shown, else the file's name."""
+    version = saved.get("version")
+    if version != RUN_VERSION:
+        raise InputError(f"{path}: a run of version {version!r}; this program reads {RUN_VERSION}")
+    events = _checked(path, saved.get("events"))
+    begins = [number for number, event in enumerate(events) if event["event"] == "begin"]
+    if begins != [0] or events[0]["event"] != "begin":
+        raise InputError(f"{path}: the run does not begin with its beginning")
+    if not named:
+        events[0]["id"] = path.stem
+    if events[-1]["event"] != "end":  # exported while it grew
+        events.append(end("saved"))
+    return events
+
+
+def _checked(path: Path, events: Any) -> list[Event]:
+    try:
+        return TypeAdapter(list[Event]).validate_python(events)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise InputError(f"{path}: a damaged run: {place:.80}: {fault['msg']}") from error
+
+
+def _of_checkpoint(path: Path, saved: Checkpoint, ended: Any) -> list[Event]:
+    """ended: as `CheckpointWriter.end` was told; None where the search may go on."""
+    tree, given = saved.tree, ended if isinstance(ended, dict) else {}
+    known = {name: given.get(name) for name in ("answer", "chosen", "reason_fewer")}
+    about = _about(tree.root.problem_text, saved.settings)
+    steps = PageTree().changes(tree)
+    return _checked(path, saved_run(path.stem, about, steps, elapsed_s=saved.elapsed_s, **known))
+
+
+def _of_recording(path: Path, saved: RecordedTree) -> list[Event]:
+    steps: list[StepEvent] = [
+        {"lineage": "", "round": 0, "state": "kept", "tokens": saved.prompt_tokens}
+    ]
+    for node in saved.nodes:
+        steps.append(
+            {
+                "lineage": ".".join(map(str, node.lineage)),
+                "round": node.round,
+                "text": None,
+                "tokens": node.tokens,
+                "score": node.score,
+                "step_score": None,
+                "state": node.state.value,
+                "stop": node.stop.value,
+            }
+        )
+    about = _about(f"{saved.problem_id} (recorded without its text)")
+    return saved_run(path.stem, about, steps)

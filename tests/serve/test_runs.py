@@ -1,0 +1,307 @@
+"""Runs in files: the page of a search is self-contained, safe and complete, and all are read."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from pydantic import TypeAdapter
+
+from beamwright.engine.timeline import NullTimeline, Timeline
+from beamwright.errors import InputError
+from beamwright.saved.recorded import write_recorded
+from beamwright.serve.events import Event, begin, end
+from beamwright.serve.runs import read_runs, with_unique_ids, write_tree_page
+from beamwright.tree import StopReason
+from fakes import add_step, grow, new_tree
+
+HOSTILE = '</script><b onclick="alert(1)">bold</b><!-- <script>{{title}}{{data}}&amp; \u2028 \ud800'
+ABOUT = dict.fromkeys(("model", "method", "n", "width", "seed"))
+
+
+class Page(HTMLParser):
+    """A page as a browser reads it: elements with their attributes, text by element id."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.source = path.read_bytes().decode("ascii")
+        self.elements, self.text, self._open_id = [], {}, None
+        self.feed(self.source)
+        self.close()
+        self.data = json.loads(self.text["data"], parse_constant=pytest.fail)
+        (self.run,) = read_runs(path)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self._open_id = dict(attrs).get("id", tag)
+
+    def handle_endtag(self, tag):
+        self._open_id = None
+
+    def handle_data(self, data):
+        if self._open_id is not None:
+            self.text[self._open_id] = self.text.get(self._open_id, "") + data
+
+    @property
+    def tags(self):
+        return [tag for tag, _ in self.elements]
+
+
+@pytest.fixture
+def write_page(tmp_path):
+    def write(tree, chosen=None, timeline=None, title="A search"):
+        path = tmp_path / "trees" / "0007.html"
+        path.parent.mkdir(exist_ok=True)
+        write_tree_page(tree, chosen, timeline or NullTimeline(), path, title)
+        return Page(path)
+
+    return write
+
+
+def steps(run, kinds=("begin", "round", "round", "end")):
+    found = {step["lineage"]: step for event in run for step in event.get("nodes", ())}
+    TypeAdapter(list[Event]).validate_python(run)
+    assert [event["event"] for event in run] == list(kinds)
+    return found
+
+
+# --- the page as a document ------------------------------------------------------------------
+
+
+def test_it_loads_nothing_and_its_scripts_find_every_element_and_set_text_alone(
+    write_page, searched
+):
+    page = write_page(*searched)
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|//cdn|@import|url\(", page.source)
+    assert not re.search(r"\bfetch\(|XMLHttpRequest|^import ", page.source, re.MULTILINE)
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    for _, attributes in page.elements:
+        assert not {"src", "href", "action", "srcset"} & set(attributes)
+    (policy,) = [a["content"] for _, a in page.elements if "http-equiv" in a]
+    assert policy.startswith("default-src 'none';")
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    asked = set(re.findall(r'\belement\("([\w-]+)"\)', page.source))
+    assert asked <= set(ids)
+    assert "{{" not in re.sub(r'<script type="application/json".*?</script>', "", page.source)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", page.source)
+
+
+def test_problem_answer_and_title_stand_in_the_page_itself(write_page, searched):
+    page = write_page(*searched, title="n = 4 < 8")
+    assert page.text["problem"] == "What is 1+1?"
+    assert page.text["answer"] == "2"
+    assert page.text["title"] == "n = 4 < 8"
+
+
+def test_hostile_text_stays_text(write_page):
+    tree = new_tree("p</script>", text=HOSTILE)
+    (node,) = grow(tree, tree.root, [f"{HOSTILE} The answer is <i>4</i>"], StopReason.EOS)
+    tree.finish(node)
+    timeline = Timeline(lambda: 50.0)
+    timeline.residence(HOSTILE, "host")
+    timeline.add(HOSTILE, "h2d", 50.0, 51.0, kind=HOSTILE)
+    plain = write_page(new_tree())
+    page = write_page(tree, node, timeline, HOSTILE)
+    assert page.tags == plain.tags
+    assert steps(page.data["events"], ("begin", "round", "end"))["0"]["text"].startswith(HOSTILE)
+    assert page.data["events"][-1]["answer"] == "<i>4</i>"
+    assert page.data["timeline"]["spans"][0][1] == HOSTILE
+    assert "<" not in page.source.split('id="data">')[1].split("</script>")[0]
+
+
+def test_a_page_that_cannot_be_written_is_an_input_error(tmp_path, searched):
+    with pytest.raises(InputError, match="cannot be written"):
+        write_tree_page(*searched, NullTimeline(), tmp_path / "missing" / "page.html", "title")
+
+
+# --- the tree --------------------------------------------------------------------------------
+
+
+def test_every_node_is_there_with_its_facts(write_page, searched):
+    tree, chosen = searched
+    run = write_page(*searched).run
+    found, nodes = steps(run), list(tree.nodes())
+    assert sorted(found) == sorted(".".join(map(str, node.lineage[1:])) for node in nodes)
+    for node in nodes:
+        shown = found[".".join(map(str, node.lineage[1:]))]
+        assert shown["text"] == node.step_text
+        assert shown["tokens"] == len(node.token_ids)
+        assert (shown["state"], shown["stop"]) == (node.state, node.stop)
+    assert (run[0]["id"], run[0]["problem"]) == ("0007", "What is 1+1?")
+    assert run[-1]["chosen"] == ".".join(map(str, chosen.lineage[1:])) == "0.0"
+    assert (run[-1]["state"], run[-1]["answer"], found["0.0"]["vote"]) == ("saved", "2", "2")
+    assert {name: (node["score"], node["step_score"]) for name, node in found.items()} == {
+        "": (None, None),
+        "0": (0.9, 0.9),
+        "0.0": (0.75, 0.5),
+        "0.1": (None, None),  # minus infinity is no number that JSON knows
+        "0.2": (None, None),
+        "1": (0.25, 0.25),
+        "2": (None, None),
+    }
+
+
+def test_a_search_without_a_chosen_candidate_is_shown(write_page):
+    tree = new_tree()
+    tree.reason_fewer = "nothing to extend"
+    run = write_page(tree).run
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)
+    assert run[-1]["reason_fewer"] == "nothing to extend"
+    assert list(steps(run, ("begin", "round", "end"))) == [""]
+
+
+def test_a_step_is_labelled_with_its_round_and_not_its_depth(write_page):
+    """As `mcts` goes on where it is best: the second round opens a step beside the first one's."""
+    tree = new_tree()
+    (first,) = grow(tree, tree.root, ["a"])
+    tree.keep(first)
+    tree.rounds = 1
+    (beside,) = grow(tree, tree.root, ["b"])
+    tree.keep(beside)
+    tree.rounds = 2
+    grow(tree, first, ["c"])
+    page = write_page(tree)
+    found = steps(page.run, ("begin", "round", "round", "round", "end"))
+    rounds = {name: step["round"] for name, step in found.items()}
+    assert rounds == {"": 0, "0": 1, "0.0": 3, "1": 2}
+    assert not re.search(r"round \$\{[\w.]*depth\}", page.source)
+
+
+def test_deep_and_wide_trees_are_written_whole(write_page):
+    tree = new_tree()
+    node = tree.root
+    for _ in range(1500):  # deeper than Python's recursion limit
+        node, *others = tree.expand(node, 3)
+        for each in (node, *others):
+            add_step(tree, each, ".")
+        tree.keep(node)
+    assert sum(len(event.get("nodes", ())) for event in write_page(tree).run) == 4501
+
+
+# --- the timeline ----------------------------------------------------------------------------
+
+
+def test_residences_become_stays_in_seconds_from_the_first_event(write_page, searched):
+    times = [50.0]
+    timeline = Timeline(lambda: times[-1])
+    for time_s, segment, change in [
+        (51.0, "0", "device"),
+        (52.0, "0.0", "device"),
+        (53.0, "0", "both"),
+        (54.0, "0", "both"),
+        (55.0, "0", "host"),
+        (56.0, "0.0", "none"),
+    ]:
+        times.append(time_s)
+        timeline.residence(segment, change)
+    timeline.add("group 0", "compute", 51.0, 58.0, group=0, share=0.5)
+    found = write_page(*searched, timeline).data["timeline"]
+    assert (found["root"], found["end"]) == ("0", 7.0)
+    assert found["residences"] == {
+        "0": [[0.0, 2.0, "device"], [2.0, 4.0, "both"], [4.0, 7.0, "host"]],
+        "0.0": [[1.0, 5.0, "device"], [5.0, 7.0, "none"]],
+    }
+    assert found["spans"] == [["compute", "group 0", 0.0, 7.0, {"group": 0, "share": "0.5"}]]
+
+
+def test_without_a_timeline_the_page_claims_nothing_about_kv(write_page, searched):
+    page = write_page(*searched)
+    assert page.data["timeline"] == {"root": "0", "end": 0.0, "spans": [], "residences": {}}
+    assert "nor where the KV was have been recorded" in page.source
+
+
+# --- what is read ----------------------------------------------------------------------------
+
+
+def test_the_trees_of_an_evaluation(write_page, searched, tmp_path):
+    write_page(*searched)
+    assert [run[0]["id"] for run in read_runs(tmp_path)] == ["0007"]
+
+
+def test_a_recorded_tree_has_no_text(tmp_path, searched):
+    write_recorded(searched[0], tmp_path / "tree.json")
+    (run,) = read_runs(tmp_path / "tree.json")
+    step = steps(run)["0.0"]
+    assert (step["text"], step["tokens"], run[-2]["tokens"]) == (None, 3, 8)
+
+
+def test_a_checkpoint(tmp_path, make_solver):
+    file = tmp_path / "saved.json"
+    with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
+        solution = solver.solve("1+1", checkpoint=file)
+        assert solver.resume(file).tree_hash == solution.tree_hash
+    (run,) = read_runs(file)
+    assert (run[0]["problem"], run[0]["n"], run[0]["seed"]) == ("1+1", 4, 5)
+    chosen = ".".join(map(str, solution.lineage[1:]))
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (chosen, solution.answer)
+    assert run[-1]["reason_fewer"] == solution.reason_fewer
+    saved = {step["lineage"]: step for event in run for step in event.get("nodes", ())}
+    for node in solution.tree.nodes():
+        assert saved[".".join(map(str, node.lineage[1:]))]["text"] == node.step_text
+
+
+def test_a_checkpoint_of_a_search_that_was_stopped_has_no_answer(tmp_path, make_solver):
+    def stop(report):
+        if report.round == 2:
+            raise ZeroDivisionError
+
+    file = tmp_path / "saved.json"
+    with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
+        with pytest.raises(ZeroDivisionError):
+            solver.solve("1+1", checkpoint=file, on_round=stop)
+        (run,) = read_runs(file)
+    assert (run[-1]["chosen"], run[-1]["answer"]) == (None, None)
+
+
+def exported(*events, version=1):
+    return json.dumps({"format": "beamwright run", "version": version, "events": list(events)})
+
+
+def test_what_the_page_exported_while_it_grew_has_an_end(tmp_path):
+    first = begin("a", {"problem": "p", **ABOUT})
+    (tmp_path / "run.json").write_text(exported(first))
+    assert read_runs(tmp_path / "run.json") == [[first, end("saved")]]
+
+
+DATA = '<script type="application/json" id="data">'
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "neither"),
+        ("[1]", "neither"),
+        ('{"version": 1}', "neither"),
+        ("[" * 10_000, "neither"),
+        (f"{DATA}{{}}</script>", "damaged"),
+        (f'{DATA}{{"trees": [{{"nodes": []}}]}}</script>', "older"),
+        (f"{DATA}{exported({'event': 'begin'})}</script>", "damaged run"),
+        (exported(version=2), "version 2"),
+        (exported(), "beginning"),
+        (exported(end("saved")), "beginning"),
+        (exported({"event": "begin", "id": 5}), "damaged run"),
+        ('{"prompt_tokens": 3}', "not a recorded tree"),
+        ('{"format": "beamwright checkpoint"}', "version"),
+    ],
+)
+def test_what_is_no_run_is_refused(tmp_path, content, why):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=why) as refused:
+        read_runs(tmp_path / "run.json")
+    assert "run.json" in str(refused.value)
+
+
+def test_a_folder_without_trees_and_a_missing_file_are_refused(tmp_path):
+    with pytest.raises(InputError, match="holds no trees"):
+        read_runs(tmp_path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_runs(tmp_path / "none.json")
+
+
+def test_ids_are_told_apart_and_stand_in_an_address():
+    def run(name):
+        return [begin(name, {"problem": "p", **ABOUT}), end("saved")]
+
+    runs = with_unique_ids([run("a"), run("a"), run("a-2"), run("../b c/d"), run("..")])
+    assert [each[0]["id"] for each in runs] == ["a", "a-2", "a-2-2", "-b-c-d", "run"]
