@@ -99,8 +99,7 @@ def test_the_page_marks_the_chosen_candidate_among_equal_texts(cli, fake, tmp_pa
     data = re.search(
         r'<script[^>]*id="data"[^>]*>(.*?)</script>', (tmp_path / "tree.html").read_text()
     )
-    tree = json.loads(data[1])["trees"][0]
-    assert tree["nodes"][tree["chosen"]]["lineage"] == "0.0.1"
+    assert json.loads(data[1])["events"][-1]["chosen"] == "0.1"
 
 
 def test_a_picture_for_a_readme(cli, fake, tmp_path):
