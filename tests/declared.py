@@ -4,7 +4,6 @@ from typing import Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from beamwright.protocols import AsksAgain
 from beamwright.search import STRATEGIES
 from engines import CHAT
 
@@ -40,7 +39,7 @@ def real_options(name, reply_tokens=10, **changes):
     row, options = STRATEGIES[name], {"search": name}
     if row.step_limits is not None:
         options["step_limits"] = SHORT_STEPS
-    if isinstance(row.make(), AsksAgain):
+    if hasattr(row.make(), "turns"):
         options |= {"chat_template": CHAT, "max_tokens": reply_tokens, "max_rounds": 20}
         if "critique_prompt" in row.options:
             options["critique_prompt"] = "be"

@@ -117,8 +117,13 @@ class ScriptedExecutor:
     cancelled: list = field(default_factory=list)
     queue: list = field(default_factory=list)
     unscored: list = field(default_factory=list)
-    running: tuple = ()
+    running_nodes: tuple = ()
+    ahead: None = None
     patience_s: float | None = None
+
+    @property
+    def writer(self):
+        return self
 
     @property
     def busy(self):

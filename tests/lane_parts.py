@@ -3,6 +3,10 @@
 import random
 import threading
 
+from beamwright.engine.accounting import Accounting
+from beamwright.engine.executor import OverlappedExecutor, PlainExecutor
+from beamwright.engine.scoring import Scoring
+from beamwright.engine.verifier_worker import VerifierWorker
 from beamwright.protocols import ScheduleView, StepDecoded
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
@@ -79,8 +83,18 @@ def by_lineage(node):
     return (StopReason.EOS if rng.random() < 0.3 else StopReason.DELIMITER), rng.random()
 
 
-def lanes():
+def workers():
     return [thread for thread in threading.enumerate() if thread.name == "verifier"]
+
+
+def plain(writer, scorer, accounting=None):
+    return PlainExecutor(writer, Scoring(scorer, accounting or Accounting()))
+
+
+def overlapped(writer, scorer, accounting=None, progress=None, **options):
+    """An executor whose verifier has a thread; options: of its `VerifierWorker`."""
+    worker = VerifierWorker(Scoring(scorer, accounting or Accounting()), **options)
+    return OverlappedExecutor(writer, worker, progress=progress)
 
 
 def open_scorer(script):

@@ -1,6 +1,6 @@
 """The seams between rooms: what each room promises the loop. Types and data only, no torch.
 
-Work goes down to an executor, events come back up; policies get views and return data
+Work goes down to a step writer, events come back up; policies get views and return data
 (docs/architecture.md). The imports under TYPE_CHECKING name types and are never executed.
 """
 
@@ -79,66 +79,44 @@ class StepAwaited:
 Event = StepDecoded | StepScored | StepFailed | StepDropped | StepAwaited
 
 
-class Executor(Protocol):
-    """Mechanism: does bounded work and reports what happened.
+class StepWriter(Protocol):
+    """Writes the steps of open nodes: running batch, remote generator, simulation, script.
 
-    patience_s: seconds that a tree whose deadline has passed still waits for scores, where they
-    may never come; None where they surely will.
+    running_nodes: whose steps are under way; a plan says nothing about them. busy: steps are under
+    way, or wait in the order of a plan. num_groups: groups begun so far.
     """
 
     @property
-    def patience_s(self) -> float | None: ...
+    def running_nodes(self) -> Collection[Node]: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def num_groups(self) -> int: ...
+
+    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
+        """What a schedule may know of these open nodes."""
+        ...
 
     def submit(self, plan: Plan) -> None:
         """Decode what the plan says instead of what waited; steps under way go on."""
         ...
 
-    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Score these finished steps of one tree; those of a larger priority first."""
-        ...
-
-    def wait(self) -> list[Event]:
-        """Do one bounded piece of work: an iteration of the running batch, or a batch of scores.
-
-        Returns no event where no step has ended, where there was nothing to do, and where scores
-        have not come for `patience_s`.
-        """
-        ...
-
-    @property
-    def running(self) -> Collection[Node]:
-        """Nodes whose steps are under way; a plan says nothing about them."""
-        ...
-
-    @property
-    def busy(self) -> bool:
-        """True while steps are under way, or wait in the order of a plan."""
+    def iterate(self) -> Sequence[Event]:
+        """One bounded piece of work; no event where no step has ended."""
         ...
 
     def cancel(self, nodes: Sequence[Node]) -> None:
         """Give up open steps and free what they hold."""
         ...
 
-    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        """What a schedule may know of these open nodes."""
-        ...
-
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own, as soon as nobody reads it."""
-        ...
-
-    def close(self) -> None:
-        """Stop what runs beside the caller; returns when all that was released is free.
-
-        What waits for a score is forgotten. It can be used again.
-        """
+        """Free every KV segment that these nodes own."""
         ...
 
 
 @runtime_checkable
 class DecodesAhead(Protocol):
-    """An executor, or what it lets write, that may decode children that selection has not opened
-    yet (FlashTTS 4.1).
+    """A step writer that may decode children that selection has not opened yet (FlashTTS 4.1).
 
     speculation: whether it ever does ("off"), always ("exact", "truncate"), or where it pays.
     speculating: there are some that it can go on with. last_rows: those of the last iteration whose
@@ -215,6 +193,7 @@ class Strategy(Protocol):
     """Policy: what to extend, prune or finish in a tree whose round is complete.
 
     rng: this round's random stream, the same whenever this round of this problem is decided.
+    turns, where it has them: what it answers ended replies with (`Ask`).
     """
 
     def select(self, tree: SearchTree, rng: Random) -> list[Action]: ...
@@ -248,13 +227,6 @@ class Foresees(Protocol):
     def prospects(
         self, tree: SearchTree, beams: Sequence[Node], ahead: Sequence[Node]
     ) -> Sequence[Prospect]: ...
-
-
-@runtime_checkable
-class AsksAgain(Protocol):
-    """A strategy that answers ended replies with these turns."""
-
-    turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True)
@@ -328,7 +300,9 @@ class Verifier(Protocol):
 
     probabilities: every score lies between 0 and 1, whatever the step. listwise, where it has
     that: scores may depend on the other nodes of a call, which are then all of a round's; every
-    other verifier's score is a function of its node's path alone.
+    other verifier's score is a function of its node's path alone. beside_decoding, where it has
+    that: it may be called on a thread of its own while steps are decoded; it reads nothing but the
+    nodes that it is given, with those above them, and what it keeps itself.
     """
 
     default_aggregate: str
@@ -347,17 +321,6 @@ class ReadsTokenStats(Protocol):
     """
 
     token_stats: frozenset[str]
-
-
-@runtime_checkable
-class ScoresBeside(Protocol):
-    """A verifier that may be called on a thread of its own while steps are decoded.
-
-    beside_decoding: it reads nothing but the nodes that it is given, with those above them, and
-    what it keeps itself.
-    """
-
-    beside_decoding: bool
 
 
 # --- attention -------------------------------------------------------------------------------

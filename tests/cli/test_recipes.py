@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.running import RunningBatch
 from beamwright.evaluate.recipes import read_recipe
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
@@ -35,13 +35,13 @@ def test_a_shipped_recipe_runs_every_setting_and_can_be_reported(cli, small, rec
 
 def test_chapter_4_samples_nothing_past_its_depth(make_solver, monkeypatch):
     """No end-of-sequence sampling (thesis, 4.3.4), and nothing ahead of selection either."""
-    ahead, speculate = [], PlainExecutor.speculate
+    ahead, speculate = [], RunningBatch.speculate
 
-    def noted(executor, nodes):
+    def noted(batch, nodes):
         ahead.extend(nodes)
-        speculate(executor, nodes)
+        speculate(batch, nodes)
 
-    monkeypatch.setattr(PlainExecutor, "speculate", noted)
+    monkeypatch.setattr(RunningBatch, "speculate", noted)
     (path,) = [each for each in SHIPPED if each.stem == "decoupled_chapter4"]
     endless = {"max_step_tokens": 6, "max_tokens": 999, "ignore_eos": True, "speculation": "exact"}
     trees = []

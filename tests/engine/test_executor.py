@@ -1,11 +1,11 @@
 import pytest
 
 from beamwright.engine.accounting import Accounting
-from beamwright.engine.executor import PlainExecutor
 from beamwright.errors import CapacityError, InputError, LinkError
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed, StepScored
 from beamwright.tree import StopReason
 from fakes import new_tree
+from lane_parts import plain
 
 
 class Writer:
@@ -50,9 +50,9 @@ class Scorer(Writer):
 def test_one_piece_of_work_at_a_time_and_scores_first():
     tree, accounting = new_tree(), Accounting()
     first, second, third = tree.expand(tree.root, 3)
-    executor = PlainExecutor(Writer(), Scorer(), accounting)
+    executor = plain(Writer(), Scorer(), accounting)
     assert executor.wait() == []
-    executor.submit(Plan(((second,), (first,))))
+    executor.writer.submit(Plan(((second,), (first,))))
     executor.verify(())
     executor.verify((third, second))
     found = [executor.wait() for _ in range(3)]
@@ -63,7 +63,7 @@ def test_one_piece_of_work_at_a_time_and_scores_first():
     ]
     assert [e.score for e in found[0]] == [2.0, 1.0]
     assert executor.wait() == []
-    assert not executor.busy
+    assert not executor.writer.busy
     assert accounting.counts.groups == 1
     assert {"decode", "verify"} <= set(accounting.counts.seconds) <= {"decode", "verify", "stall"}
 
@@ -72,7 +72,7 @@ def test_release_reaches_both_owners_and_what_waits_for_a_score():
     tree = new_tree()
     nodes = tree.expand(tree.root, 2)
     writer, scorer = Writer(), Scorer()
-    executor = PlainExecutor(writer, scorer, Accounting())
+    executor = plain(writer, scorer, Accounting())
     executor.verify(nodes)
     executor.release([tree.root, *nodes])
     assert writer.released == scorer.released == [tree.root, *nodes]
@@ -82,7 +82,7 @@ def test_release_reaches_both_owners_and_what_waits_for_a_score():
 def test_a_verifier_that_fails_names_a_node_of_its_tree():
     tree, scorer = new_tree(), Scorer()
     nodes = tree.expand(tree.root, 2)
-    executor = PlainExecutor(Writer(), scorer, Accounting())
+    executor = plain(Writer(), scorer, Accounting())
     scorer.error = CapacityError("a thing", 8, 4, 4)
     executor.verify(nodes)
     assert executor.wait() == [StepFailed(node, scorer.error) for node in nodes]

@@ -9,9 +9,8 @@ from beamwright.counters import Counters
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
-from beamwright.engine.payoff import Payoff
-from beamwright.engine.scoring import Scoring
-from beamwright.engine.scoring_queue import ScoringQueue
+from beamwright.engine.scoring import Scoring, ScoringQueue
+from beamwright.engine.speculation import Payoff
 from beamwright.errors import CapacityError, InputError
 from beamwright.protocols import StepFailed, StepScored
 from beamwright.sections import ScheduleSettings
@@ -43,7 +42,7 @@ def test_the_trees_are_those_of_each_alone(make_solver, alone, explore, executor
 
 
 def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypatch):
-    decide, seen = Engine._decide, []
+    decide, seen = Engine._select, []
 
     def noted(engine, run):
         if run.tree.rounds:
@@ -51,7 +50,7 @@ def test_in_lockstep_nobody_decides_before_all_are_scored(make_solver, monkeypat
             assert all(not other.open or other.tree.rounds > 0 for other in engine._live.values())
         decide(engine, run)
 
-    monkeypatch.setattr(Engine, "_decide", noted)
+    monkeypatch.setattr(Engine, "_select", noted)
     with make_solver(**FAST, explore="lockstep") as solver:
         solver.solve_many(PROBLEMS[:3])
     rounds = [number for _, _, number in seen]

@@ -8,7 +8,7 @@ import torch
 
 from beamwright.cli.live import draw_tree
 from beamwright.cli.output import print_json
-from beamwright.engine.scores import scored
+from beamwright.engine.scoring import scored
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.search.choose import choose
 from engines import PROBLEM, assert_nothing_allocated

@@ -6,10 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from beamwright.engine.accounting import Accounting
-from beamwright.engine.executor import PlainExecutor
-from beamwright.engine.lanes import OverlappedExecutor
-from beamwright.engine.scoring_queue import without
+from beamwright.engine.scoring import without
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,
@@ -23,47 +20,47 @@ from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import tree_hash, unborn
 from fakes import new_tree
-from lane_parts import Scorer, Writer, by_lineage, lanes, open_scorer, search
+from lane_parts import Scorer, Writer, by_lineage, open_scorer, overlapped, plain, search, workers
 from played import Loop, new_run
 
 
 @pytest.fixture
-def overlapped():
+def make_overlapped():
     """Makes executors, and closes them; no thread survives."""
     made = []
 
     def make(writer, scorer, **options):
-        made.append((OverlappedExecutor(writer, scorer, Accounting(), **options), scorer))
+        made.append((overlapped(writer, scorer, **options), scorer))
         return made[-1][0]
 
     yield make
     for executor, scorer in made:
         scorer.gate.release(1000)
         executor.close()
-    assert not lanes()
+    assert not workers()
 
 
-def test_decoding_goes_on_while_the_lane_scores(overlapped):
+def test_decoding_goes_on_while_the_lane_scores(make_overlapped):
     tree, scorer, writer = new_tree(), Scorer(), Writer()
     first, second, third = tree.expand(tree.root, 3)
-    executor = overlapped(writer, scorer)
+    executor = make_overlapped(writer, scorer)
     assert executor.wait() == []
     executor.verify(())
-    assert not lanes(), "a lane starts with its first batch"
+    assert not workers(), "a lane starts with its first batch"
     executor.verify((third, second))
     scorer.entered.acquire()
-    executor.submit(Plan(((first,),)))
+    executor.writer.submit(Plan(((first,),)))
     assert [type(event) for event in executor.wait()] == [StepDecoded]
-    assert not executor.busy
+    assert not executor.writer.busy
     scorer.gate.release()
     assert executor.wait() == [StepScored(third, 2.0), StepScored(second, 1.0)]
     assert executor.wait() == []
     assert threading.current_thread() not in scorer.threads
 
 
-def test_scores_come_first_and_in_their_order(overlapped):
+def test_scores_come_first_and_in_their_order(make_overlapped):
     trees, scorer, writer = [new_tree(i) for i in range(3)], Scorer(), Writer()
-    executor = overlapped(writer, scorer)
+    executor = make_overlapped(writer, scorer)
     nodes = [tree.expand(tree.root, 1)[0] for tree in trees]
     for node in nodes:
         executor.verify((node,))
@@ -76,16 +73,16 @@ def test_scores_come_first_and_in_their_order(overlapped):
     executor.verify((nodes[1],))
     scorer.gate.release()
     scorer.entered.acquire()
-    while executor._lane.busy:
+    while executor._worker.busy:
         pass
     found = [executor.wait()[0] for _ in range(2)]
     assert [type(event) for event in found] == [StepScored, StepDecoded]
 
 
-def test_what_the_lane_reads_is_freed_when_it_has_finished(overlapped):
+def test_what_the_lane_reads_is_freed_when_it_has_finished(make_overlapped):
     tree, other, scorer, writer = new_tree(0), new_tree(1), Scorer(), Writer()
     nodes, waiting = tree.expand(tree.root, 2), other.expand(other.root, 2)
-    executor = overlapped(writer, scorer)
+    executor = make_overlapped(writer, scorer)
     executor.verify(nodes)
     executor.verify(waiting)
     scorer.entered.acquire()
@@ -101,18 +98,18 @@ def test_what_the_lane_reads_is_freed_when_it_has_finished(overlapped):
     assert scorer.scored == [tuple(nodes)], "what waited is not scored"
 
 
-def test_without_a_lane_release_is_at_once(overlapped):
+def test_without_a_lane_release_is_at_once(make_overlapped):
     tree, scorer = new_tree(), Scorer()
-    executor = overlapped(Writer(), scorer)
+    executor = make_overlapped(Writer(), scorer)
     executor.release([tree.root])
     assert scorer.released == [tree.root]
     assert scorer.threads == {threading.current_thread()}
 
 
-def test_a_verifier_that_fails_ends_its_tree_alone(overlapped):
+def test_a_verifier_that_fails_ends_its_tree_alone(make_overlapped):
     tree, scorer = new_tree(), Scorer()
     nodes = tree.expand(tree.root, 2)
-    executor = overlapped(Writer(), scorer)
+    executor = make_overlapped(Writer(), scorer)
     scorer.gate.release(10)
     scorer.error = CapacityError("a thing", 8, 4, 4)
     executor.verify(nodes)
@@ -136,7 +133,7 @@ def test_a_verifier_that_fails_ends_its_tree_alone(overlapped):
     assert [type(event) for event in executor.wait()] == [StepScored] * 2, "it goes on"
 
 
-def test_a_tree_that_has_failed_is_not_scored_any_more(overlapped):
+def test_a_tree_that_has_failed_is_not_scored_any_more(make_overlapped):
     """Its other steps may wait already, where steps are scored as they end."""
     tree, other = new_tree(), new_tree()
     first, second = tree.expand(tree.root, 2)
@@ -148,7 +145,7 @@ def test_a_tree_that_has_failed_is_not_scored_any_more(overlapped):
         return None, 0.5
 
     scorer = Scorer(script)
-    executor = overlapped(Writer(), scorer)
+    executor = make_overlapped(Writer(), scorer)
     for batch in ((first,), (second,), (third,)):
         executor.verify(batch)
     scorer.gate.release(3)
@@ -163,15 +160,15 @@ def test_a_batch_waits_for_its_open_steps():
     first, second = tree.expand(tree.root, 2)
     ahead = unborn(first, 0)
     batches = [(first, ahead), (second,)]
-    assert without(batches, [ahead]) == [(first,), (second,)]
-    assert without(batches, [first]) == [(second,)]
-    assert without(batches, [second]) == [(first, ahead)]
+    assert [without(batch, [ahead]) for batch in batches] == [(first,), (second,)]
+    assert [without(batch, [first]) for batch in batches] == [None, (second,)]
+    assert [without(batch, [second]) for batch in batches] == [(first, ahead), None]
 
 
-def test_what_freeing_raises_is_raised_in_the_loop(overlapped):
+def test_what_freeing_raises_is_raised_in_the_loop(make_overlapped):
     tree, scorer = new_tree(), Scorer()
     nodes = tree.expand(tree.root, 1)
-    executor = overlapped(Writer(), scorer)
+    executor = make_overlapped(Writer(), scorer)
     executor.verify(nodes)
     scorer.entered.acquire()
     scorer.release = lambda nodes: 1 / 0
@@ -183,17 +180,17 @@ def test_what_freeing_raises_is_raised_in_the_loop(overlapped):
     scorer.release = lambda nodes: None
 
 
-def test_close_forgets_what_waits_and_the_executor_can_be_used_again(overlapped):
+def test_close_forgets_what_waits_and_the_executor_can_be_used_again(make_overlapped):
     tree, scorer = new_tree(), Scorer()
     nodes = tree.expand(tree.root, 2)
-    executor = overlapped(Writer(), scorer)
+    executor = make_overlapped(Writer(), scorer)
     for _ in range(3):
         executor.verify(nodes[:1])
         executor.verify(nodes[1:])
         scorer.entered.acquire()
         scorer.gate.release()
         executor.close()
-        assert not lanes()
+        assert not workers()
         assert executor.wait() == [], "a score that came too late"
     assert scorer.scored[:1] == [(nodes[0],)]
     executor.verify(nodes)
@@ -225,13 +222,13 @@ class Compute:
             self.note("is empty")
 
 
-def test_a_lane_computes_in_its_own_place_from_first_to_last(overlapped):
+def test_a_lane_computes_in_its_own_place_from_first_to_last(make_overlapped):
     tree, scorer, compute = new_tree(), Scorer(), Compute()
     nodes = tree.expand(tree.root, 1)
     here = threading.current_thread().name
     scorer.script = lambda node: (None, compute.note("scores"))
     scorer.release = lambda nodes: compute.note("frees")
-    executor = overlapped(Writer(), scorer, compute=compute)
+    executor = make_overlapped(Writer(), scorer, context=compute)
     executor.verify(nodes)
     assert compute.log == [("made", here), ("begins", "verifier")]
     scorer.gate.release()
@@ -245,10 +242,10 @@ def test_a_lane_computes_in_its_own_place_from_first_to_last(overlapped):
     ]
 
 
-def test_a_lane_that_cannot_start_says_so_and_loses_nothing(overlapped):
+def test_a_lane_that_cannot_start_says_so_and_loses_nothing(make_overlapped):
     tree, scorer = new_tree(), Scorer()
     nodes = tree.expand(tree.root, 1)
-    executor = overlapped(Writer(), scorer, compute=Compute(fails=True))
+    executor = make_overlapped(Writer(), scorer, context=Compute(fails=True))
     executor.verify(nodes)
     executor.release(nodes)
     with pytest.raises(RuntimeError, match="no stream"):
@@ -287,15 +284,15 @@ def breaks(node):
 def test_a_lane_that_ends_at_any_time_changes_no_tree(seed):
     """Trees that fail or are cancelled in the middle of a score do not change the others."""
     rng = random.Random(seed)
-    expected = search(PlainExecutor(Writer(by_lineage), open_scorer(breaks), Accounting()))
+    expected = search(plain(Writer(by_lineage), open_scorer(breaks)))
     writer, scorer = Writer(by_lineage, rng.randint(1, 9)), Scorer(breaks)
     chance = Chance(writer, scorer, rng)
-    executor = OverlappedExecutor(writer, scorer, Accounting(), progress=chance)
+    executor = overlapped(writer, scorer, progress=chance)
     cancels = [(rng.randrange(9), rng.randint(2, 40)) for _ in range(3)]
     close = executor.close
     executor.close = lambda: scorer.gate.release(1000) or close()
     found = search(executor, cancels)
-    assert not lanes()
+    assert not workers()
     for one, other in zip(expected, found, strict=True):
         name = one.tree.root.problem_id
         assert isinstance(one.error, BeamwrightError) == (name == 5)
@@ -313,7 +310,7 @@ def test_a_lane_that_ends_at_any_time_changes_no_tree(seed):
 def test_an_error_in_the_loop_leaves_nothing_running():
     scorer = open_scorer(by_lineage)
     loop = Loop(
-        OverlappedExecutor(Writer(by_lineage), scorer, Accounting()),
+        overlapped(Writer(by_lineage), scorer),
         make_strategy(SearchSettings(n=4, width=2)),
     )
 
@@ -322,4 +319,4 @@ def test_an_error_in_the_loop_leaves_nothing_running():
 
     with pytest.raises(KeyboardInterrupt):
         loop.run([new_run(new_tree(i)) for i in range(3)], stop)
-    assert not lanes()
+    assert not workers()

@@ -13,7 +13,6 @@ from beamwright.engine.limits import (
     num_generated,
     reaches,
     vote_is_settled,
-    weights_are_settled,
 )
 from beamwright.errors import InputError
 from beamwright.registry import restored
@@ -135,7 +134,9 @@ def test_a_vote_is_settled_when_nobody_can_draw_level(answers, remaining, settle
     ],
 )
 def test_weights_are_settled_when_ones_could_not_draw_level(answers, scores, remaining, settled):
-    assert weights_are_settled(ended(answers, scores), remaining) is settled
+    assert (
+        vote_is_settled(ended(answers, scores), weighted=True, num_remaining=remaining) is settled
+    )
 
 
 def chosen(nodes):
@@ -150,10 +151,10 @@ def test_settled_weights_choose_the_same_whatever_follows():
         answers = rng.choices("123", weights=(8, 1, 1), k=6)
         scores = [round(rng.random(), 2) for _ in answers]
         winner = chosen(ended(answers, scores))
-        if weights_are_settled(ended(answers, scores), 2):
+        if vote_is_settled(ended(answers, scores), weighted=True, num_remaining=2):
             for late in ("22", "33", "23", "44"):
                 assert chosen(ended([*answers, *late], [*scores, 1.0, 1.0])) == winner
-        elif not weights_are_settled(ended(answers, scores), 0):
+        elif not vote_is_settled(ended(answers, scores), weighted=True, num_remaining=0):
             tied = sorted(math.fsum(s for a, s in zip(answers, scores, strict=True) if a == each)
                           for each in set(answers))  # fmt: skip
             assert tied[-1] - tied[-2] <= 2e-6

@@ -1,13 +1,11 @@
 """Whole searches with the verifier on a lane of its own: the trees of the plain executor."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 
-from beamwright.engine import choice
-from beamwright.engine.choice import RunConditions, overlaps
-from beamwright.engine.threads import Threads
+from beamwright.engine import concurrency, executor
+from beamwright.engine.concurrency import overlaps
 from beamwright.errors import Cancelled, InputError, Interrupted, LinkError
 from beamwright.kv.link import StreamLink
 from beamwright.solver import tiers
@@ -184,7 +182,7 @@ class Hangs(OwnBeside):
 @pytest.fixture
 def stuck(make_solver, monkeypatch):
     """A solver whose verifier never comes back from problem 3."""
-    monkeypatch.setattr(choice, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(executor, "PATIENCE_S", 0.0)
     solver = make_solver(verifier=Hangs(3), executor="overlapped", dtype="float64", **SMALL)
     hangs = solver.verifier.function
     yield solver, hangs
@@ -235,15 +233,15 @@ def test_a_solver_closes_while_its_verifier_hangs(stuck):
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr(choice, "num_cores", lambda: 2)
+    monkeypatch.setattr(concurrency, "num_cores", lambda: 2)
 
 
 def chosen(solver, **changes):
     """Does this solver overlap, were it run so?"""
-    run = replace(RunConditions(4, exact=True, threads=Threads(1, "")), **changes)
+    how = {"in_flight": 4, "exact": True, "num_threads": 1, **changes}
     parts = solver._machinery.parts
     models = (parts.generator, parts.scorer)
-    return overlaps(solver.settings.schedule, run, solver.verifier, models)
+    return overlaps(solver.settings.schedule, solver.verifier, models, **how)
 
 
 def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_solver, two_cores):
@@ -251,7 +249,7 @@ def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_s
     assert chosen(solver)
     assert not chosen(solver, in_flight=1)
     assert not chosen(solver, exact=False)
-    assert not chosen(solver, threads=Threads(2, ""))
+    assert not chosen(solver, num_threads=2)
     assert not chosen(make_solver(verifier="logprob", executor="auto"))
     assert not chosen(make_solver(verifier=OwnBeside(), executor="auto"))
     solver.generator.store.outgrown = True
@@ -260,4 +258,4 @@ def test_auto_overlaps_only_where_it_was_measured_to_be_faster(make_pair, make_s
 
 def test_what_the_settings_name_is_what_runs(make_pair, two_cores):
     assert not chosen(make_pair(executor="plain"))
-    assert chosen(make_pair(executor="overlapped"), in_flight=1, threads=Threads(2, ""))
+    assert chosen(make_pair(executor="overlapped"), in_flight=1, num_threads=2)

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 
 from beamwright.engine.accounting import Accounting
+from beamwright.engine.admission import PATIENT_ROUNDS, WAITING_ROUNDS, Fairness, PriorityQueue
 from beamwright.engine.engine import Engine
-from beamwright.engine.scoring_queue import MOST_PASSED, ScoringQueue
+from beamwright.engine.scoring import MOST_PASSED, ScoringQueue
 from beamwright.engine.tree_run import TreeRun
-from beamwright.engine.turns import PATIENT_ROUNDS, WAITING_ROUNDS, PriorityQueue, Turns
 from beamwright.protocols import Plan
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import SearchSettings
@@ -63,14 +63,14 @@ def test_of_trees_in_flight_those_of_a_higher_priority_end_first(reverse):
 
 
 def test_a_group_is_cut_where_ranks_differ():
-    turns, runs = Turns(), [a_run("low"), a_run("high", priority=2)]
+    fairness, runs = Fairness(), [a_run("low"), a_run("high", priority=2)]
     low, high = (run.tree.expand(run.tree.root, 2) for run in runs)
     plan = Plan(((low[0], high[0]), (low[1], high[1])), write_back=True)
-    found = turns.cut(plan, runs)
+    found = fairness.cut(plan, runs)
     assert found.groups == ((high[0],), (high[1],), (low[0],), (low[1],))
     assert found.write_back
     runs[1].priority = 0
-    assert turns.cut(plan, runs) is plan, "as it is where nobody is in front"
+    assert fairness.cut(plan, runs) is plan, "as it is where nobody is in front"
 
 
 def test_a_stream_of_urgent_newcomers_does_not_keep_another_waiting():
@@ -79,8 +79,8 @@ def test_a_stream_of_urgent_newcomers_does_not_keep_another_waiting():
     ended = finish(engine, [a_run("patient"), *urgent[:3]], urgent[3:])
     rounds, in_a_round = 6, 4 * 2
     assert ended.index("patient") <= rounds * WAITING_ROUNDS * in_a_round
-    assert engine.turns.longest <= WAITING_ROUNDS * engine.turns.round_steps
-    assert engine.turns.longest >= PATIENT_ROUNDS * engine.turns.round_steps - in_a_round
+    assert engine.fairness.longest <= WAITING_ROUNDS * engine.fairness.round_steps
+    assert engine.fairness.longest >= PATIENT_ROUNDS * engine.fairness.round_steps - in_a_round
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -93,7 +93,7 @@ def test_nobody_waits_longer_than_the_bound(seed):
     first = chance.randint(2, 12)
     engine = an_engine(schedule=Grouping(chance.randint(1, 9), chance.random() < 0.5))
     assert len(finish(engine, many[:first], many[first:])) == len(many)
-    assert engine.turns.longest <= WAITING_ROUNDS * engine.turns.round_steps
+    assert engine.fairness.longest <= WAITING_ROUNDS * engine.fairness.round_steps
 
 
 def test_no_tree_depends_on_priorities():

@@ -103,14 +103,14 @@ LONG = "a cab " * 30
 @pytest.fixture
 def pieces(monkeypatch):
     """Prompts are read eight tokens at a time; open steps that wait for more, piece by piece."""
-    found, commit = [], Engine._commit
+    found, commit = [], Engine._settle
 
     def noted(engine, run, event):
         found.extend([event] * isinstance(event, StepAwaited))
         commit(engine, run, event)
 
     monkeypatch.setattr(chains, "_PIECE_TOKENS", 8)
-    monkeypatch.setattr(Engine, "_commit", noted)
+    monkeypatch.setattr(Engine, "_settle", noted)
     return found
 
 
@@ -142,13 +142,13 @@ def test_between_two_pieces_deadlines_are_heard(make_solver, pieces):
 def test_between_two_pieces_who_gives_up_is_heard(make_solver, pieces, monkeypatch):
     with make_solver(n=4) as solver:
         handles = []
-        commit = Engine._commit
+        commit = Engine._settle
 
         def cancel(engine, run, event):
             commit(engine, run, event)
             handles[0].cancel()
 
-        monkeypatch.setattr(Engine, "_commit", cancel)
+        monkeypatch.setattr(Engine, "_settle", cancel)
         with solver._calls.turn():
             handles.append(solver.submit(LONG))
         with pytest.raises(Cancelled):

@@ -7,15 +7,15 @@ import pytest
 
 from beamwright import Solver
 from beamwright.engine.engine import Engine
-from beamwright.engine.obeyed import foreseen
 from beamwright.engine.running import RunningBatch
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import SpeculativeChildren
 from beamwright.engine.tree_run import TreeRun
+from beamwright.engine.validation import foreseen
 from beamwright.errors import CapacityError, PolicyError
 from beamwright.evaluate import load_problems
 from beamwright.models import PrefillRequest
-from beamwright.protocols import Prospect, StepDecoded, StepDropped
+from beamwright.protocols import Prospect, StepDropped
 from beamwright.search import STRATEGIES
 from beamwright.tree import NodeState, StopReason
 from declared import real_options
@@ -102,7 +102,7 @@ def test_the_tree_is_the_same_wherever_it_is_kept(make_solver, monkeypatch, plac
 
 @pytest.mark.parametrize("executor", ["plain", "overlapped"])
 def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, executor):
-    to_score, level = TreeRun.to_score, Scoring._level
+    to_score, level = TreeRun.to_score, Scoring._call
     early, refused, ahead = set(), [], [False]
 
     def noted(run):
@@ -125,7 +125,7 @@ def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, exe
     with Solver(**options, speculation="off") as solver:
         expected, _ = facts(solver, problem)
     monkeypatch.setattr(TreeRun, "to_score", noted)
-    monkeypatch.setattr(Scoring, "_level", sometimes)
+    monkeypatch.setattr(Scoring, "_call", sometimes)
     with Solver(**options, speculation="exact") as solver:
         for ahead[0] in (False, True):
             assert facts(solver, problem)[0] == expected
@@ -177,7 +177,7 @@ def test_what_a_tree_foresees_is_what_it_would_if_it_were_asked_anew(
 
 def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     """Decoupled exploration, Alg. 4: the PRM never scores speculation; the tree is the same."""
-    level, ahead = Scoring._level, []
+    level, ahead = Scoring._call, []
 
     def noted(scoring, nodes):
         ahead.extend(node for node in nodes if node.speculative)
@@ -187,7 +187,7 @@ def test_the_verifier_may_be_kept_from_what_is_ahead(monkeypatch):
     options = {"model": "bundled", "verifier": "bundled", "search": "beam", "n": 16, "width": 2}
     options |= {"dtype": exact_dtype(), "speculation": "exact"}
     found = {}
-    monkeypatch.setattr(Scoring, "_level", noted)
+    monkeypatch.setattr(Scoring, "_call", noted)
     for verify_ahead in ("never", "slack"):
         with Solver(**options, verify_ahead=verify_ahead) as solver:
             found[verify_ahead], solution = facts(solver, problem)
@@ -278,7 +278,7 @@ def begun_tree():
     for node in (first, second):
         add_step(tree, node, "x.")
     children = SpeculativeChildren()
-    made = children.of([Prospect(first, 2), Prospect(second, 1)])
+    made = [*children.of(Prospect(first, 2)), *children.of(Prospect(second, 1))]
     return tree, first, second, children, made
 
 
@@ -288,14 +288,14 @@ def test_children_have_the_lineage_that_they_would_have():
         (*first.lineage, 0), (*first.lineage, 1), (*second.lineage, 0),
     ]  # fmt: skip
     assert all(node.speculative and node in children for node in made)
-    assert children.of([Prospect(first, 2)]) == made[:2], "each is made once"
+    assert children.of(Prospect(first, 2)) == made[:2], "each is made once"
     assert not first.children
     assert list(tree.nodes()) == [tree.root, first, second]
 
 
 def test_what_is_opened_is_taken_as_it_is():
     tree, first, second, children, made = begun_tree()
-    children.decoded(tree, StepDecoded(made[0], (5, 6), (0.0, 0.0), StopReason.DELIMITER, "y."))
+    add_step(tree, made[0], "y.", tokens=(5, 6))
     made[0].usage["speculated"] = made[2].usage["speculated"] = 2
     tree.keep(first)
     tree.prune(second)
@@ -313,15 +313,15 @@ def test_what_is_opened_is_taken_as_it_is():
 def test_a_rollout_is_no_drawn_step():
     _, first, _, children, made = begun_tree()
     assert children.taken(first, 2, greedy=True) == {}
-    (rollout,) = children.of([Prospect(first, 1, greedy=True)])
+    (rollout,) = children.of(Prospect(first, 1, greedy=True))
     assert rollout.greedy
     assert rollout is not made[0]
 
 
 def test_parents_that_nothing_was_decided_about_keep_theirs():
     tree, first, second, children, made = begun_tree()
-    children.decoded(tree, StepDecoded(made[0], (5,), (0.0,), StopReason.DELIMITER, "y."))
-    (deeper,) = children.of([Prospect(made[0], 1)])
+    add_step(tree, made[0], "y.", tokens=(5,))
+    (deeper,) = children.of(Prospect(made[0], 1))
     tree.keep(first)
     tree.expand(first, 1, begun=children.taken(first, 1, greedy=False))
     assert children.rest(tree) == [made[1]], "nothing was decided about what was opened"

@@ -5,14 +5,12 @@ import threading
 import pytest
 
 from beamwright.engine.accounting import Accounting
-from beamwright.engine.executor import PlainExecutor
-from beamwright.engine.lanes import OverlappedExecutor
 from beamwright.engine.limits import StopRule
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import tree_hash
 from fakes import new_tree
-from lane_parts import Scorer, Writer, by_lineage, lanes, open_scorer, search
+from lane_parts import Scorer, Writer, by_lineage, open_scorer, overlapped, plain, search, workers
 from played import Loop, new_run
 
 
@@ -43,9 +41,9 @@ def hangs():
     scorer = Hangs()
     yield scorer
     scorer.late.set()
-    for lane in lanes():  # with no patience at all, `close` does not wait for a healthy one either
-        lane.join(600)
-    assert not lanes()
+    for worker in workers():  # without patience, `close` waits for no healthy one
+        worker.join(600)
+    assert not workers()
 
 
 def steps(tree):
@@ -55,12 +53,12 @@ def steps(tree):
 def test_a_call_that_nobody_needs_is_left_to_itself_and_another_thread_goes_on(hangs):
     tree, other, accounting = new_tree(0), new_tree(1), Accounting()
     stuck, waiting = steps(tree), steps(other)
-    executor = OverlappedExecutor(Writer(), hangs, accounting, patience_s=0.0)
+    executor = overlapped(Writer(), hangs, accounting, patience_s=0.0)
     executor.verify(stuck)
     executor.verify(waiting)
     hangs.entered.acquire()
     assert executor.wait() == []
-    assert lanes() == [hangs.stuck], "while it is needed it keeps its thread"
+    assert workers() == [hangs.stuck], "while it is needed it keeps its thread"
     executor.release(stuck)
     while not (events := executor.wait()):
         pass
@@ -79,14 +77,14 @@ def test_a_call_that_nobody_needs_is_left_to_itself_and_another_thread_goes_on(h
 def test_close_does_not_wait_for_a_call_that_hangs(hangs):
     tree, other = new_tree(0), new_tree(1)
     stuck = steps(tree)
-    executor = OverlappedExecutor(Writer(), hangs, Accounting(), patience_s=0.0)
+    executor = overlapped(Writer(), hangs, patience_s=0.0)
     for _ in range(2):
         executor.verify(stuck)
         hangs.entered.acquire()
         before = hangs.stuck
         executor.release(stuck)
         executor.close()
-        assert before in lanes()
+        assert before in workers()
     assert hangs.released == stuck * 2
     executor.verify(steps(other))
     while not executor.wait():
@@ -99,8 +97,8 @@ def test_close_does_not_wait_for_a_call_that_hangs(hangs):
 def test_a_deadline_ends_a_tree_whose_scores_never_come(hangs):
     """With what is scored so far; the others are those of an executor that never waits in vain."""
     hangs.depth = 2
-    expected = search(PlainExecutor(Writer(by_lineage), open_scorer(by_lineage), Accounting()))
-    executor = OverlappedExecutor(Writer(by_lineage), hangs, Accounting(), patience_s=0.0)
+    expected = search(plain(Writer(by_lineage), open_scorer(by_lineage)))
+    executor = overlapped(Writer(by_lineage), hangs, patience_s=0.0)
     settings = SearchSettings(n=6, width=3, max_rounds=8)
     loop = Loop(executor, make_strategy(settings), clock=hangs.clock)
     runs = [new_run(new_tree(i)) for i in range(9)]

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.engine import threads
-from beamwright.engine.selftest import threads_agree
-from beamwright.engine.threads import (
+from beamwright.engine import concurrency
+from beamwright.engine.concurrency import (
     SMALL_PARAMETERS,
     GiveWay,
     Threads,
     free_cores,
     threads_for,
 )
+from beamwright.engine.selftest import threads_agree
 from beamwright.models.decoder import Decoder, Linear
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.models.weights import random_weights
@@ -80,8 +80,8 @@ def test_the_self_test_asks_with_the_threads_that_are_used(make_solver, monkeypa
 
 @pytest.mark.usefixtures("host_threads")
 def test_only_free_cores_are_taken_and_one_at_least(monkeypatch):
-    monkeypatch.setattr(threads, "_LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(threads, "_LOOK_SHARE", math.inf)
+    monkeypatch.setattr(concurrency, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(concurrency, "_LOOK_SHARE", math.inf)
     free = [2]
     give_way, seen = GiveWay(2, lambda: free[0]), []
     for free[0] in (2, 1, 0, -5, 9, None):
@@ -91,7 +91,7 @@ def test_only_free_cores_are_taken_and_one_at_least(monkeypatch):
 
 
 def test_it_looks_a_few_hundred_times_a_second_at_most(monkeypatch):
-    monkeypatch.setattr(threads, "_LOOK_EVERY_S", 3600.0)
+    monkeypatch.setattr(concurrency, "_LOOK_EVERY_S", 3600.0)
     looks = []
     give_way = GiveWay(torch.get_num_threads(), lambda: looks.append(1))
     for _ in range(5):
@@ -100,9 +100,9 @@ def test_it_looks_a_few_hundred_times_a_second_at_most(monkeypatch):
 
 
 def test_looking_takes_a_small_share_of_the_time(monkeypatch):
-    monkeypatch.setattr(threads, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(concurrency, "_LOOK_EVERY_S", 0.0)
     now = [0.0]
-    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(concurrency.time, "perf_counter", lambda: now[0])
 
     def look():
         now[0] += 0.001
@@ -125,13 +125,13 @@ def test_cores_that_others_run_on_are_not_free(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     load = tmp_path.parent / "loadavg"
     load.write_text("0.50 0.40 0.30 5/321 999\n")
-    monkeypatch.setattr(threads, "_LOAD", load)
-    monkeypatch.setattr(threads, "_OWN", tmp_path)
+    monkeypatch.setattr(concurrency, "_LOAD", load)
+    monkeypatch.setattr(concurrency, "_OWN", tmp_path)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert free_cores() == 8 - (5 - 2)
     load.write_text("no such thing")
     assert free_cores() is None
-    monkeypatch.setattr(threads, "_LOAD", tmp_path / "nowhere")
+    monkeypatch.setattr(concurrency, "_LOAD", tmp_path / "nowhere")
     assert free_cores() is None
 
 

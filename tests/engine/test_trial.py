@@ -2,8 +2,8 @@
 
 import pytest
 
-from beamwright.engine import choice
-from beamwright.engine.trial import LASTS, PAIRS, WINDOW_S, Trial
+from beamwright.engine import concurrency
+from beamwright.engine.concurrency import LASTS, PAIRS, WINDOW_S, Trial
 from engines import assert_nothing_allocated, exact_dtype, tiny_solver
 
 
@@ -63,8 +63,8 @@ def test_time_between_runs_counts_for_nobody():
 
 def test_trees_do_not_depend_on_it(generator_folder, verifier_folder, monkeypatch):
     """A window for every piece of work: it changes its mind all the time."""
-    monkeypatch.setattr("beamwright.engine.trial.WINDOW_S", 0.0)
-    monkeypatch.setattr(choice, "num_cores", lambda: 2)
+    monkeypatch.setattr("beamwright.engine.concurrency.WINDOW_S", 0.0)
+    monkeypatch.setattr(concurrency, "num_cores", lambda: 2)
     problems = [(i, f"Ann has {i + 3} apples. She eats {i % 3}.") for i in range(6)]
     options = {"n": 8, "width": 4, "max_rounds": 6, "verifier": str(verifier_folder)}
     found = {}
@@ -76,5 +76,5 @@ def test_trees_do_not_depend_on_it(generator_folder, verifier_folder, monkeypatc
             found[executor] = {name: each.tree_hash for name, each in solved.items()}
             assert_nothing_allocated(solver)
             windows = solver._machinery.trial._windows
-        assert (windows > 0) == (executor == "auto" and solver.threads.count == 1)
+        assert bool(windows) == (executor == "auto" and solver.threads.count == 1)
     assert found["plain"] == found["auto"]

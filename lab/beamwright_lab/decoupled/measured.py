@@ -24,8 +24,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from beamwright import Solution, Solver
-from beamwright.engine.payoff import CallCosts
 from beamwright.engine.scoring import Scoring
+from beamwright.engine.speculation import CallCosts
 from beamwright.evaluate import load_problems
 from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table
@@ -72,7 +72,7 @@ class Verifying:
     """Times every call of the verifier."""
 
     def __init__(self) -> None:
-        self.costs, self._score = CallCosts(), Scoring._level
+        self.costs, self._score = CallCosts(), Scoring._call
 
     def __enter__(self) -> Verifying:
         score, costs = self._score, self.costs
@@ -85,11 +85,11 @@ class Verifying:
                 costs.several = True
             return found
 
-        Scoring._level = timed  # type: ignore[method-assign,assignment]
+        Scoring._call = timed  # type: ignore[method-assign,assignment]
         return self
 
     def __exit__(self, *error: object) -> None:
-        Scoring._level = self._score  # type: ignore[method-assign]
+        Scoring._call = self._score  # type: ignore[method-assign]
 
 
 def measure(
@@ -127,7 +127,7 @@ def rows_of(
     one_s = min(run.wall_s for run in runs["one"])
     for mode, each in runs.items():
         best, walls = min(each, key=lambda run: run.wall_s), [run.wall_s for run in each]
-        parts = best.tokens * decoding.of_a_step, steps * verifying.of_a_step
+        parts = best.tokens * decoding.fit()[1], steps * verifying.fit()[1]
         least_s = max(parts) if "overlap" in mode else sum(parts)
         shown.append(
             {
@@ -169,10 +169,10 @@ def compared(
         decoding.add(solvers[mode]._machinery.payoff.decoding)
     peak = sum(model.store.device_peak_bytes for model in solvers["continuous"]._tree_models)
     num_runs = sum(map(len, runs.values()))
-    shown = rows_of(kv, runs, decoding, verifying.costs, round(verifying.costs.steps / num_runs))
-    say(f"a pass {decoding.of_a_call * 1e3:.2f} ms + {decoding.of_a_step * 1e6:.0f} us a row;")
-    costs = verifying.costs
-    say(f"a call {costs.of_a_call * 1e3:.2f} ms + {costs.of_a_step * 1e6:.0f} us a step")
+    shown = rows_of(kv, runs, decoding, verifying.costs, round(verifying.costs.total[1] / num_runs))
+    for costs, call, item in ((decoding, "pass", "row"), (verifying.costs, "call", "step")):
+        of_a_call, of_an_item = costs.fit()
+        say(f"a {call} {of_a_call * 1e3:.2f} ms + {of_an_item * 1e6:.0f} us a {item}")
     for solver in solvers.values():
         solver.close()
     return shown, {run.hashes for each in runs.values() for run in each}, peak

@@ -15,14 +15,14 @@ from random import Random
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import Admission
 from beamwright.engine.batching import Batching
-from beamwright.engine.choice import STEPS_TOGETHER
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PlainExecutor, StepWriter
+from beamwright.engine.executor import STEPS_TOGETHER, PlainExecutor
 from beamwright.engine.lengths import StepLengths
 from beamwright.engine.moving import MovingSplit
-from beamwright.engine.payoff import Payoff
 from beamwright.engine.request import Decoding, Decodings
 from beamwright.engine.running import RunningBatch
+from beamwright.engine.scoring import Scoring
+from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
@@ -34,7 +34,7 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
-from beamwright.protocols import Foresees, Verifier
+from beamwright.protocols import Foresees, StepWriter, Verifier
 from beamwright.schedule import make_schedule, schedule_row
 from beamwright.sections import ScheduleSettings, Speculation, StepSettings
 from beamwright.tree import RecordedTree
@@ -59,7 +59,7 @@ class Simulation:
     costs: of the device, in the layout that attention reads. kv_budget_bytes: device KV.
     step: how long steps may be, as far as the schedule could know. context: of the model.
     host_bytes: KV on the host; None for as much as it takes. verifier: None where scores are free.
-    split: of `runtime.moving`, by which memory moves between the two models while the search runs;
+    split: of `engine.moving`, by which memory moves between the two models while the search runs;
     None where their parts stay. hardware: what `roofline` reckons with.
     speculation: in the place of the schedule's, whose default depends on a real machine's clock.
     foresees: who says beforehand what selection may extend, see `ReplayStrategy`.
@@ -148,7 +148,7 @@ class Bench:
     # --- trees -------------------------------------------------------------------------------
 
     def run(self, in_flight: int | None) -> list[TreeRun]:
-        """Grow the trees to their end, taken in by `runtime.admission` in their order.
+        """Grow the trees to their end, taken in by `engine.admission` in their order.
 
         in_flight: at most so many at a time; None for as many as there is work for. One that does
         not fit beside others is tried once more behind all, alone.
@@ -254,15 +254,8 @@ class Bench:
                 most_steps=most_steps,
             )
         verifier = self._verifier(self.clock)
-        return PlainExecutor(
-            self._writer,
-            verifier,
-            self.accounting,
-            self._stalled_s,
-            timeline,
-            self._progress,
-            most_steps=most_steps,
-        )
+        scoring = Scoring(verifier, self.accounting, self._stalled_s, timeline, most_steps)
+        return PlainExecutor(self._writer, scoring, self._stalled_s, self._progress)
 
     def _verifier(self, clock: VirtualClock) -> Verifier:
         found = self.case.verifier

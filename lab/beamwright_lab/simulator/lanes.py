@@ -4,7 +4,7 @@ Work is taken to share a device like a fluid. What leaves bandwidth, arithmetic,
 launches unused leaves it to the other; where both want more than there is, they slow down by the
 same factor. So lanes are never faster than the roofline of all that they do; a real card, whose
 kernels compete for caches, registers and schedulers as well, is slower than that. The executor's
-rules are those of `runtime.lanes`.
+rules are those of `engine.executor`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from beamwright.engine.accounting import Accounting
-from beamwright.engine.executor import PlainExecutor, StepWriter
+from beamwright.engine.executor import PlainExecutor
 from beamwright.engine.scoring import Scoring
-from beamwright.engine.scoring_queue import ScoringQueue
-from beamwright.protocols import Event, Verifier
+from beamwright.protocols import Event, StepWriter, Verifier
 from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import Work
@@ -54,14 +53,14 @@ class Tape(VirtualClock):
 
 
 class SimulatedLane:
-    """A verifier that scores batch after batch on a tape. most_steps: see `ScoringQueue`.
+    """A verifier that scores batch after batch on a tape.
 
     A batch's KV is allocated when it begins; its scores are known when its work is done.
     """
 
-    def __init__(self, scoring: Scoring, tape: Tape, most_steps: int = 1) -> None:
+    def __init__(self, scoring: Scoring, tape: Tape) -> None:
         self._scoring, self._tape = scoring, tape
-        self._unscored = ScoringQueue(most_steps)
+        self._unscored = scoring.queue
         self._now: list[Event] | None = None
         self._begins = False
         self.results: deque[list[Event]] = deque()
@@ -168,7 +167,7 @@ def _rate(together: Sequence[Work]) -> float:
 
 
 class LanedExecutor(PlainExecutor):
-    """`runtime.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier.
+    """`engine.OverlappedExecutor` on a virtual clock, with a lane for each copy of the verifier.
 
     All steps of a problem are scored by one copy, which has its KV: by the one that had the fewest
     problems when it came.
@@ -184,10 +183,11 @@ class LanedExecutor(PlainExecutor):
         *,
         most_steps: int = 1,
     ) -> None:
-        super().__init__(writer, verifiers[0][0], accounting, stalled_s)
+        super().__init__(writer, Scoring(verifiers[0][0], accounting), stalled_s)
         self._clock = clock
         self._lanes = [
-            SimulatedLane(Scoring(each, accounting), tape, most_steps) for each, tape in verifiers
+            SimulatedLane(Scoring(verifier, accounting, most_steps=most_steps), tape)
+            for verifier, tape in verifiers
         ]
         clock.lanes = self._lanes
         self._lane_of: dict[Node, SimulatedLane] = {}
@@ -203,13 +203,14 @@ class LanedExecutor(PlainExecutor):
         """Scores come first: a round waits for them."""
         scoring = [lane.piece() is not None for lane in self._lanes]
         if not self._has_results():
-            if self._writer.busy or (any(scoring) and self.speculating):
+            ahead = self.ahead is not None and self.ahead.speculating
+            if self.writer.busy or (any(scoring) and ahead):
                 return self._iterate()
             self._clock.until(self._has_results)
         return next((lane.results.popleft() for lane in self._lanes if lane.results), [])
 
     def release(self, nodes: Sequence[Node]) -> None:
-        self._writer.release(nodes)
+        self.writer.release(nodes)
         for lane in self._lanes:
             lane.release([node for node in nodes if self._lane_of.get(node.root) is lane])
         for node in nodes:

@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.engine import Engine
+from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.scoring import Scoring
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded, StepScored
+from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded
 from beamwright.schedule import make_schedule
 from beamwright.search import make_strategy, round_rng
 from beamwright.sections import ScheduleSettings, SearchSettings
@@ -85,7 +87,9 @@ def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
     schedule = make_schedule(ScheduleSettings(schedule="in-gpu"))
     settings = _settings(search)
     run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
-    Engine(_Chance(search), schedule, Accounting()).run([run])
+    chance, accounting = _Chance(search), Accounting()
+    executor = PlainExecutor(chance, Scoring(chance, accounting))
+    Engine(executor, schedule, accounting).run([run])
     if run.error is not None:
         raise run.error
     nodes = tuple(map(_step, _decoded(tree)))
@@ -124,15 +128,15 @@ def _settings(search: SyntheticSearch) -> SearchSettings:
 
 
 class _Chance:
-    """An executor that draws lengths and scores."""
+    """A step writer that draws lengths, and a verifier that draws scores."""
+
+    default_aggregate, probabilities, num_groups = "last", False, 0
+    running_nodes: frozenset[Node] = frozenset()
 
     def __init__(self, search: SyntheticSearch) -> None:
         self._search = search
         self._random = random.Random(search.seed)
         self._nodes: list[Node] = []
-        self._unscored: list[Node] = []
-        self.running: frozenset[Node] = frozenset()
-        self.patience_s: float | None = None
 
     @property
     def busy(self) -> bool:
@@ -140,9 +144,6 @@ class _Chance:
 
     def submit(self, plan: Plan) -> None:
         self._nodes = [node for group in plan.groups for node in group]
-
-    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        self._unscored += nodes
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         return ScheduleView(beams)
@@ -153,13 +154,12 @@ class _Chance:
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is held."""
 
-    def close(self) -> None:
-        """Nothing runs beside the caller."""
-
-    def wait(self) -> list[Event]:
+    def iterate(self) -> list[Event]:
         decoded, self._nodes = [self._decode(node) for node in self._nodes], []
-        scored, self._unscored = [StepScored(n, self._score(n)) for n in self._unscored], []
-        return [*decoded, *scored]
+        return [*decoded]
+
+    def score(self, nodes: Sequence[Node]) -> list[float | None]:
+        return [self._score(node) for node in nodes]
 
     def _decode(self, node: Node) -> StepDecoded:
         left = self._search.generate_tokens - (node.start - self._search.prompt_tokens)

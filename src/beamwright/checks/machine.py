@@ -10,7 +10,7 @@ import torch
 
 from beamwright.attention import BACKENDS, make_attention, triton_version
 from beamwright.engine import selftest
-from beamwright.engine.threads import SMALL_PARAMETERS, threads_for
+from beamwright.engine.concurrency import SMALL_PARAMETERS, threads_for
 from beamwright.plan.machines import write_profile
 from beamwright.plan.probe import measure_profile
 

@@ -1,27 +1,43 @@
-"""Admission: whether one more problem is taken in beside those in flight.
+"""Who is taken in beside the trees under way, and who goes first where not all can go at once.
 
 `decoupled` fills the generator's batch from queued problems before anything else (eager; decoupled
 tree exploration, Alg. 5), up to the rows beyond which another one costs as much as it is worth, and
 only where its KV fits as well. How much that becomes is known when the first tree has ended. Where
 a number of problems is given, it is taken at its word: KV that has to leave may cost less than rows
 that stay empty (docs/experiments.md).
+
+A larger priority goes first. Decoding, and of equal priority, whoever was served least; elsewhere,
+whoever came first. Nobody waits for ever: waits are bounded by a share of everybody's work
+(`Fairness`), or by how many may pass (`PriorityQueue`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Generic, TypeVar
 
-from beamwright.engine.payoff import Payoff
+from beamwright.engine.speculation import Payoff
 from beamwright.engine.tree_run import TreeRun
 from beamwright.kv.cache import CacheManager
+from beamwright.protocols import Plan
 from beamwright.sections import ScheduleSettings
+from beamwright.tree import Node
+
+T = TypeVar("T")
 
 USUAL_ROWS = 64
 """Candidates of all problems together that keep most devices busy."""
 
-FAR_ROWS = 256
-"""The same of a generator elsewhere, which has a batch, memory and a queue of its own."""
+REMOTE_ROWS = 256
+"""The same of a remote generator, which has a batch, memory and a queue of its own."""
+
+PATIENT_ROUNDS = 2
+"""Rounds of all trees under way that may be decoded before one that waits goes before all."""
+
+WAITING_ROUNDS = PATIENT_ROUNDS + 1
+"""The bound: behind what stood in front of it then, whoever waits is decoded."""
 
 _MOST_ROWS = 512
 _CALL_SHARE = 0.1  # of a pass: what it takes whatever is in it
@@ -30,7 +46,7 @@ _LEAST_PASSES = 64
 
 @dataclass
 class Admission:
-    """A place for one more, or none.
+    """A place for one more tree, or none.
 
     in_flight: problems at a time at most; None for as many as there is work for. usual_rows:
     candidates of all problems together that keep the generator busy.
@@ -48,19 +64,19 @@ class Admission:
     _evicted: int = field(default=0, init=False)
 
     def has_place(self, live: Mapping[TreeRun, int], num_open: int) -> bool:
-        """live: trees in flight, and how many candidates each may have; num_open: their steps that
+        """live: trees under way, and how many candidates each may have; num_open: their steps that
         are decoded, or wait for it."""
         self._look(live)
-        if not live:
-            self._filling = True
-            return True
         least = self.settings.min_problems
         if least is None and self.settings.explore == "lockstep":
             least = 1
-        if self._is_full(list(live.values()), num_open):
+        if not live:
+            self._filling = True
+        elif self._is_full(list(live.values()), num_open):
             self._filling = least is None
             return False
-        self._filling = self._filling or (least is not None and len(live) < least)
+        else:
+            self._filling = self._filling or (least is not None and len(live) < least)
         return self._filling
 
     def _is_full(self, sizes: Sequence[int], num_open: int) -> bool:
@@ -76,9 +92,10 @@ class Admission:
     def most_rows(self) -> int:
         """Rows of which a pass's own cost is a tenth; as usual until that is known (N_LLM)."""
         passes = self.payoff.decoding
-        if not passes.several or passes.calls < _LEAST_PASSES:
+        if not passes.several or passes.total[0] < _LEAST_PASSES:
             return self.usual_rows
-        rows = (1 / _CALL_SHARE - 1) * passes.of_a_call / max(passes.of_a_step, 1e-12)
+        of_a_call, of_a_row = passes.fit()
+        rows = (1 / _CALL_SHARE - 1) * of_a_call / max(of_a_row, 1e-12)
         return round(min(_MOST_ROWS, max(self.usual_rows, rows)))
 
     def _look(self, live: Mapping[TreeRun, int]) -> None:
@@ -99,3 +116,127 @@ class Admission:
         room = sum(store.device.budget.total_bytes for store in self.stores)
         roomy = self._ended and not self.payoff.pressed
         return roomy and tree_bytes * (num_live + 1) <= room
+
+
+class Fairness:
+    """The order in which trees under way are decoded.
+
+    A tree *waits* while it has open steps of which none runs. Its wait is counted in steps of
+    other trees that are decoded meanwhile. A round of all is as many steps as all trees under way
+    have in the rounds that they are in. After `PATIENT_ROUNDS` of them the tree goes before all
+    others, and what is in front of it by then is at most one more.
+
+    longest: of all waits so far; round_steps: the most steps of a round of all.
+    """
+
+    def __init__(self) -> None:
+        self.longest = self.round_steps = self._num_decoded = 0
+        self._since: dict[TreeRun, int] = {}
+
+    def began(self, run: TreeRun) -> None:
+        """A round of this tree begins: it waits."""
+        self._since[run] = self._num_decoded
+
+    def note(self, runs: Collection[TreeRun], running: Iterable[Node]) -> None:
+        """See who waits still. running: nodes whose steps are under way."""
+        served = {node.root for node in running if not node.speculative}
+        waiting = [run for run in runs if run.open and run.tree.root not in served]
+        before, self._since = self._since, {}
+        for run in waiting:
+            self._since[run] = before.pop(run, self._num_decoded)
+        for since in before.values():
+            self._waited_since(since)
+        self.round_steps = max(self.round_steps, _round_steps(runs))
+
+    def decoded(self, run: TreeRun) -> None:
+        """A step of this tree is complete."""
+        self._waited_since(self._since.pop(run, self._num_decoded))
+        self._num_decoded += 1
+
+    def _waited_since(self, since: int) -> None:
+        self.longest = max(self.longest, self._num_decoded - since)
+
+    def order(self, runs: Collection[TreeRun]) -> list[TreeRun]:
+        """Those in front first."""
+        ranks = self._ranks(runs)
+        return sorted(runs, key=lambda run: (ranks[run.tree.root], run.served))
+
+    def cut(self, plan: Plan, runs: Collection[TreeRun]) -> Plan:
+        """A plan whose groups are cut so that who is in front comes first, whatever it says."""
+        ranks = self._ranks(runs)
+        if len(set(ranks.values())) < 2:
+            return plan
+
+        def rank(node: Node) -> tuple[int, int]:
+            return ranks[node.root]
+
+        parts = [
+            tuple(nodes)
+            for group in plan.groups
+            for _, nodes in groupby(sorted(group, key=rank), rank)
+        ]
+        return replace(plan, groups=tuple(sorted(parts, key=lambda nodes: rank(nodes[0]))))
+
+    def _ranks(self, runs: Collection[TreeRun]) -> dict[Node, tuple[int, int]]:
+        """Who has waited for too long first, the longest in front; then by priority."""
+        too_long = PATIENT_ROUNDS * _round_steps(runs)
+        ranks = {run.tree.root: (1, -run.priority) for run in runs}
+        for run in runs:
+            since = self._since.get(run)
+            if since is not None and self._num_decoded - since >= too_long:
+                ranks[run.tree.root] = (0, since)
+        return ranks
+
+
+def _round_steps(runs: Iterable[TreeRun]) -> int:
+    return sum(len(run.beams) for run in runs)
+
+
+class PriorityQueue(Generic[T]):
+    """Who waits in the order of their turns: a larger priority first, then who came first.
+
+    most_passed: nobody is passed by more than so many who came later.
+    """
+
+    def __init__(self, most_passed: int) -> None:
+        self._most_passed = most_passed
+        self._entries: list[_Entry[T]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[T]:
+        return (entry.item for entry in self._entries)
+
+    def put(self, item: T, priority: int = 0) -> None:
+        """Wait from now on."""
+        number = len(self._entries)
+        while number and self._gives_way(self._entries[number - 1], priority):
+            number -= 1
+            self._entries[number].passed += 1
+        self._entries.insert(number, _Entry(item, priority))
+
+    def take(self) -> T:
+        """The first one waits no more."""
+        return self._entries.pop(0).item
+
+    def change(self, change: Callable[[T], T | None]) -> None:
+        """Put something else in the place of each; None: it waits no more."""
+        changed = [(entry, change(entry.item)) for entry in self._entries]
+        self._entries = [replace(entry, item=item) for entry, item in changed if item is not None]
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._entries.clear()
+
+    def _gives_way(self, entry: _Entry[T], priority: int) -> bool:
+        return entry.priority < priority and entry.passed < self._most_passed
+
+
+@dataclass
+class _Entry(Generic[T]):
+    """passed: how many who came later stand in front of it, or stood there."""
+
+    item: T
+    priority: int
+    passed: int = 0

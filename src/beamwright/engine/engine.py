@@ -1,6 +1,7 @@
-"""The engine: plan, run, commit, select. Any number of trees in flight, each in a round of its own.
+"""The engine: admit, run, settle, decide. Any number of trees at a time, each in its own round.
 
-Data flows one way: problem -> tree -> plan -> device -> tree -> answer.
+Data flows one way: problem -> tree -> plan -> device -> tree -> answer. Knows trees, policies and
+an executor; no model, no KV.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from beamwright.engine.accounting import Accounting
-from beamwright.engine.obeyed import planned
-from beamwright.engine.payoff import Payoff
-from beamwright.engine.scores import check_path_score
-from beamwright.engine.speculation import commit
+from beamwright.engine.admission import Fairness
+from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.scoring import check_path_score
+from beamwright.engine.speculation import Payoff
 from beamwright.engine.tree_run import TreeRun
-from beamwright.engine.turns import Turns
+from beamwright.engine.validation import planned
 from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
 from beamwright.protocols import (
     DecodesAhead,
     Event,
-    Executor,
     SchedulePolicy,
     StepAwaited,
     StepDecoded,
@@ -30,7 +30,7 @@ from beamwright.protocols import (
     StepScored,
 )
 from beamwright.sections import Explore
-from beamwright.tree import Node, NodeState
+from beamwright.tree import Node, NodeState, SearchTree
 
 
 class Engine:
@@ -42,7 +42,7 @@ class Engine:
     payoff: what earlier runs know of decoding ahead. explore: in `lockstep` no tree decides before
     all have decoded, and scored, their round; `decoupled`, children are decoded ahead beside other
     trees, too, where that pays. verify_ahead: what is decoded ahead may be scored before it is
-    opened; without, as in the decoupled thesis (Alg. 4), never. turns: see `Turns`.
+    opened; without, as in the decoupled thesis (Alg. 4), never.
     listwise: all steps of a tree's round are scored in one call. patience_s: seconds that a tree
     with nothing to return still waits for steps when its deadline has passed, where they may never
     come; None where they surely will.
@@ -50,7 +50,7 @@ class Engine:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: PlainExecutor,
         schedule: SchedulePolicy,
         accounting: Accounting,
         clock: Callable[[], float] = time.perf_counter,
@@ -61,14 +61,13 @@ class Engine:
         listwise: bool = False,
         patience_s: float | None = None,
     ) -> None:
-        self._executor, self._schedule = executor, schedule
-        self._patience_s, self._listwise = patience_s, listwise
-        self._lockstep, self._beside = explore == "lockstep", explore == "decoupled"
-        self._ahead = executor if isinstance(executor, DecodesAhead) else None
-        self._payoff, self._asks_ahead = payoff or Payoff(), verify_ahead and not listwise
-        self._accounting, self._clock = accounting, clock
+        self._executor, self._writer, self._ahead = executor, executor.writer, executor.ahead
+        self._schedule, self._accounting, self._clock = schedule, accounting, clock
+        self._payoff, self._explore = payoff or Payoff(), explore
+        self._scores_ahead, self._listwise = verify_ahead and not listwise, listwise
+        self._patience_s = patience_s
         self._live: dict[Node, TreeRun] = {}
-        self.turns = Turns()
+        self.fairness = Fairness()
         self._changed = self._foresee = False
         # What each tree foresees, until something becomes of it.
         self._foreseen: dict[TreeRun, list[tuple[float, list[Node]]]] = {}
@@ -80,17 +79,11 @@ class Engine:
 
     @property
     def num_live(self) -> int:
-        """Trees in flight."""
+        """Trees under way."""
         return len(self._live)
 
-    def run(
-        self,
-        runs: Sequence[TreeRun],
-        look: Callable[[Sequence[TreeRun]], object] = lambda live: None,
-    ) -> None:
+    def run(self, runs: Sequence[TreeRun]) -> None:
         """Grow these trees to their end, all at a time; `TreeRun.error` says which could not be.
-
-        look: sees those in flight before every piece of work, while no model runs.
 
         Raises:
             LinkError: if the link has failed; all KV is freed first.
@@ -99,24 +92,9 @@ class Engine:
             for run in runs:
                 self.admit(run)
             while self._live:
-                look(list(self._live.values()))
                 self.step()
         finally:
             self.abort()
-
-    def admit(self, run: TreeRun) -> list[TreeRun]:
-        """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
-        run.started_s = self._clock()
-        # A newcomer is level with whoever was served least, not in front of all for long.
-        run.served = min((each.served for each in self._live.values()), default=0)
-        self._live[run.tree.root] = run
-        if run.tree.rounds == 0:
-            run.save_round(self._clock())
-        self._decide(run)
-        if run.restore is not None and not run.tree.done and run.tree.rounds > 0:
-            with self._fails_alone(run):
-                run.restore([node for node in run.tree.held if node.state is not NodeState.OPEN])
-        return [run] if run.tree.done else []
 
     def cancel(self, run: TreeRun) -> None:
         """Give a tree up; its KV is freed at once."""
@@ -131,156 +109,102 @@ class Engine:
         finally:
             self._executor.close()
 
+    # --- the cycle ---------------------------------------------------------------------------
+
     def step(self) -> list[TreeRun]:
         """One bounded piece of work; returns the trees that have ended with it."""
         before = list(self._live.values())
         self._cut_overdue()
-        waiting = self._waiting() if self._changed or not self._executor.busy else ()
-        if waiting:
-            with self._accounting.phase("schedule"):
-                plan = planned(self._schedule, self._executor.view(waiting))
-                self._executor.submit(self.turns.cut(plan, self._live.values()))
-            self._changed = False
-        for event in self._executor.wait():
+        for event in self._run():
             run = self._live.get(event.node.root)
             if run is not None:
-                self._commit(run, event)
+                self._settle(run, event)
         if len(self._live) > 1:
-            self.turns.note(self._live.values(), self._executor.running)
-        for run in self._at_their_end():
-            self._end_round(run)
+            self.fairness.note(self._live.values(), self._writer.running_nodes)
+        for run in self._whose_round_is_over():
+            self._decide(run)
         if self._foresee and self._ahead is not None:
             self._speculate(self._ahead)
         return [run for run in before if run.tree.done]
 
-    # --- inside ------------------------------------------------------------------------------
+    def admit(self, run: TreeRun) -> list[TreeRun]:
+        """Take a tree in: decide what it begins, or goes on, with; itself if that is its end."""
+        run.clock, run.started_s = self._clock, self._clock()
+        # A newcomer is level with whoever was served least, not in front of all for long.
+        run.served = min((other.served for other in self._live.values()), default=0)
+        self._live[run.tree.root] = run
+        if run.tree.rounds == 0:
+            run.save_round()
+        self._select(run)
+        if run.restore is not None and not run.tree.done and run.tree.rounds > 0:
+            with self._fails_alone(run):
+                run.restore([node for node in run.tree.held if node.state is not NodeState.OPEN])
+        return [run] if run.tree.done else []
 
-    def _at_their_end(self) -> list[TreeRun]:
-        """Trees with nothing left to be decoded, or to be scored, before they go on."""
-        runs = [run for run in self._live.values() if not run.open and not run.unscored]
-        if self._lockstep and len(runs) < len(self._live):
-            return [run for run in runs if run.cut]
-        return runs
+    def _run(self) -> list[Event]:
+        """Plan what waits, where that has changed, and let the executor do one piece of work."""
+        waiting = self._waiting() if self._changed or not self._writer.busy else ()
+        if waiting:
+            with self._accounting.phase("schedule"):
+                plan = planned(self._schedule, self._writer.view(waiting))
+                self._writer.submit(self.fairness.cut(plan, self._live.values()))
+            self._changed = False
+        return self._executor.wait()
 
-    def _waiting(self) -> tuple[Node, ...]:
-        """Open nodes, those of the tree whose turn it is in front."""
-        runs, running = self.turns.order(self._live.values()), self._executor.running
-        return tuple(node for run in runs for node in run.open if node not in running)
-
-    def _speculate(self, executor: DecodesAhead) -> None:
-        """Say which children of finished steps may be decoded where nothing else can be."""
-        self._foresee = False
-        if not self._pays(executor):
-            self._foreseen.clear()
-            executor.speculate(())
-            return
-        for run in [run for run in self._live.values() if run not in self._foreseen]:
-            if run.scores_early and not self._listwise:
-                self._have_scored(run)
-            if run.error is None:
-                with self._fails_alone(run):
-                    self._foreseen[run] = self._children_of(run, executor)
-        found = [each for run in self._live.values() for each in self._foreseen[run]]
-        found.sort(key=lambda each: -each[0])
-        executor.speculate([child for _, children in found for child in children])
-
-    def _children_of(self, run: TreeRun, executor: DecodesAhead) -> list[tuple[float, list[Node]]]:
-        """What a tree foresees: children that may be opened, and how likely that is."""
-        found = run.prospects()
-        if executor.speculation == "truncate":  # one writes, and its siblings begin alike
-            found = [replace(prospect, children=1) for prospect in found]
-        return [(each.potential, run.speculative.of([each])) for each in found]
-
-    def _pays(self, executor: DecodesAhead) -> bool:
-        """True if children of finished steps are to be decoded ahead."""
-        if executor.speculation == "auto":
-            if len(self._live) == 1:
-                return self._payoff.pays
-            return self._beside and self._payoff.pays_beside(self.num_open)
-        return executor.speculation in ("exact", "truncate")
-
-    def _commit(self, run: TreeRun, event: Event) -> None:
+    def _settle(self, run: TreeRun, event: Event) -> None:
         """Write an event into its tree, or keep it until it is known whether it belongs there."""
         node = event.node
         self._foreseen.pop(run, None)
         if node.speculative:
-            self._note(run, event)
+            self._settle_ahead(run, event)
         elif isinstance(event, StepDecoded):
             run.open.pop(node, None)
             self._foresee = True
             run.served += len(event.token_ids)
-            self.turns.decoded(run)
-            commit(run.tree, event)
+            self.fairness.decoded(run)
+            _commit(run.tree, event)
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)
             self._score(run, node, event.score)
             self._foresee = True
         elif isinstance(event, StepFailed) and not run.put_off(node, event.error):
             self._fail(run, event.error)
-        elif isinstance(event, StepAwaited) and run.out_of_time(self._clock()):
+        elif isinstance(event, StepAwaited) and run.out_of_time() and not run.overdue():
             assert run.rule is not None  # what was written before is cut with the next step
-            if not run.overdue(self._clock()):
-                self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
+            self._fail(run, InputError(f"{run.rule.deadline} while the prompt was read"))
 
-    def _note(self, run: TreeRun, event: Event) -> None:
-        """What has become of a speculative child; late news of one that is gone are dropped."""
-        node, children = event.node, run.speculative
-        if node not in children:
-            return
-        if isinstance(event, StepDecoded):
-            children.decoded(run.tree, event)
-            self._foresee = True
-        elif isinstance(event, StepScored):
-            children.scored(node, event.score)
-        elif isinstance(event, StepDropped):
-            children.forget(node)
-            self._executor.release([node])
-
-    def _score(self, run: TreeRun, node: Node, score: float | None) -> None:
-        with self._fails_alone(run):
-            node.step_score = score
-            node.score = run.aggregate([step.step_score for step in node.reply()])
-            check_path_score(node)
-
-    def _have_scored(self, run: TreeRun) -> None:
-        """Give the verifier what it does not have yet of this round's steps."""
-        new = run.to_score()
-        for node in new:
-            known, score = run.speculative.score_of(node)
-            if known:
-                self._score(run, node, score)
-            else:
-                run.unscored[node] = None
-        steps = [node for node in new if node in run.unscored]
-        if steps:
-            run.num_asked += 1
-            ahead = run.steps_ahead(len(steps)) if self._asks_ahead else ()
-            self._executor.verify((*steps, *ahead), run.priority)
-
-    def _drop_rest(self, run: TreeRun) -> None:
-        """Free what was decoded ahead and cannot be opened any more."""
-        left = run.speculative.rest(run.tree)
-        self._payoff.speculated += sum(node.usage["speculated"] for node in left)
-        self._executor.release(left)
-
-    def _end_round(self, run: TreeRun) -> None:
-        """All steps are decoded: have them scored, then decide."""
+    def _decide(self, run: TreeRun) -> None:
+        """All steps are decoded: have them scored, and when they are, select."""
         self._foreseen.pop(run, None)
-        self._have_scored(run)
+        self._submit_scores(run)
         if run.unscored:
             return
         run.tree.rounds += 1
         run.note_costs(self._payoff, self._accounting.counts.copy(), alone=len(self._live) == 1)
-        run.save_round(self._clock())
-        self._decide(run)
+        run.save_round()
+        self._select(run)
 
-    def _decide(self, run: TreeRun) -> None:
+    # --- inside ------------------------------------------------------------------------------
+
+    def _waiting(self) -> tuple[Node, ...]:
+        """Open nodes, those of the tree whose turn it is in front."""
+        runs, running = self.fairness.order(self._live.values()), self._writer.running_nodes
+        return tuple(node for run in runs for node in run.open if node not in running)
+
+    def _whose_round_is_over(self) -> list[TreeRun]:
+        """Trees with nothing left to be decoded, or to be scored, before they go on."""
+        runs = [run for run in self._live.values() if not run.open and not run.unscored]
+        if self._explore == "lockstep" and len(runs) < len(self._live):
+            return [run for run in runs if run.cut]
+        return runs
+
+    def _select(self, run: TreeRun) -> None:
         """Let the strategy decide, obey, free what nobody needs, report to the caller."""
-        tree, clock = run.tree, self._clock
+        tree = run.tree
         candidates = tuple(tree.candidates())
         with self._fails_alone(run):
             with self._accounting.phase("schedule"):
-                actions = run.decide(clock())
+                actions = run.decide()
             for action in actions:
                 run.obey(action)
         if run.error is not None:
@@ -289,17 +213,94 @@ class Engine:
             for node, begun, share in run.duplicates():
                 self._ahead.begin_like(node, begun, share)
         self._drop_rest(run)
-        total_s = run.note_ends(candidates, clock())
+        report = run.report(candidates)
         self._executor.release(tree.release_dead())
         if tree.done:
             self._close(run)
         else:
             run.begin_round()
-            self.turns.began(run)
+            self.fairness.began(run)
             run.began = self._accounting.counts.copy()
             self._changed = self._foresee = True
         if run.on_round is not None and tree.rounds > 0:
-            run.on_round(run.report(candidates, total_s))
+            run.on_round(report)
+
+    def _submit_scores(self, run: TreeRun) -> None:
+        """Give the verifier what it does not have yet of this round's steps."""
+        steps: list[Node] = []
+        for node in run.to_score():
+            known, score = run.speculative.score_of(node)
+            if known:
+                self._score(run, node, score)
+            else:
+                run.unscored[node] = None
+                steps.append(node)
+        if steps:
+            run.num_submits += 1
+            ahead = run.steps_ahead(len(steps)) if self._scores_ahead else ()
+            self._executor.verify((*steps, *ahead), run.priority)
+
+    def _score(self, run: TreeRun, node: Node, score: float | None) -> None:
+        with self._fails_alone(run):
+            node.step_score = score
+            node.score = run.aggregate([step.step_score for step in node.reply()])
+            check_path_score(node)
+
+    # --- ahead of selection ------------------------------------------------------------------
+
+    def _speculate(self, ahead: DecodesAhead) -> None:
+        """Say which children of finished steps may be decoded where nothing else can be."""
+        self._foresee = False
+        if not self._pays(ahead):
+            self._foreseen.clear()
+            ahead.speculate(())
+            return
+        for run in [run for run in self._live.values() if run not in self._foreseen]:
+            if run.scores_early and not self._listwise:
+                self._submit_scores(run)
+            if run.error is None:
+                with self._fails_alone(run):
+                    self._foreseen[run] = self._children_of(run, ahead)
+        likely = [pair for run in self._live.values() for pair in self._foreseen[run]]
+        likely.sort(key=lambda pair: -pair[0])
+        ahead.speculate([child for _, children in likely for child in children])
+
+    def _children_of(self, run: TreeRun, ahead: DecodesAhead) -> list[tuple[float, list[Node]]]:
+        """What a tree foresees: how likely children are opened, and they."""
+        prospects = run.prospects()
+        if ahead.speculation == "truncate":  # one writes, and its siblings begin alike
+            prospects = [replace(prospect, children=1) for prospect in prospects]
+        return [(each.potential, run.speculative.of(each)) for each in prospects]
+
+    def _pays(self, ahead: DecodesAhead) -> bool:
+        """True if children of finished steps are to be decoded ahead."""
+        if ahead.speculation != "auto":
+            return ahead.speculation in ("exact", "truncate")
+        if len(self._live) == 1:
+            return self._payoff.pays
+        return self._explore == "decoupled" and self._payoff.pays_beside(self.num_open)
+
+    def _settle_ahead(self, run: TreeRun, event: Event) -> None:
+        """What has become of a speculative child; late news of one that is gone are dropped."""
+        node, children = event.node, run.speculative
+        if node not in children:
+            return
+        if isinstance(event, StepDecoded):
+            _commit(run.tree, event)
+            self._foresee = True
+        elif isinstance(event, StepScored):
+            children.scored(node, event.score)
+        elif isinstance(event, StepDropped):
+            children.forget(node)
+            self._executor.release([node])
+
+    def _drop_rest(self, run: TreeRun) -> None:
+        """Free what was decoded ahead and cannot be opened any more."""
+        left = run.speculative.rest(run.tree)
+        self._payoff.speculated += sum(node.usage["speculated"] for node in left)
+        self._executor.release(left)
+
+    # --- trees that end ----------------------------------------------------------------------
 
     def _cut_overdue(self) -> None:
         """Trees whose deadline has passed end their round with what is decoded.
@@ -307,17 +308,17 @@ class Engine:
         Where scores may never come, they go without those that are not in after a while; where
         steps may never come, a tree without any fails.
         """
-        now, steps_s, patience_s = self._clock(), self._patience_s, self._executor.patience_s
+        steps_s, scores_s = self._patience_s, self._executor.patience_s
         for run in list(self._live.values()):
-            if run.overdue(now):
+            if run.overdue():
                 run.cut = True
-                self._executor.cancel(tuple(run.open))
+                self._writer.cancel(tuple(run.open))
                 run.open.clear()
-            elif run.unscored and patience_s is not None and run.out_of_time(now - patience_s):
+            elif run.unscored and scores_s is not None and run.out_of_time(scores_s):
                 run.cut = True
                 run.unscored.clear()
-                self._end_round(run)
-            elif run.open and steps_s is not None and run.out_of_time(now - steps_s):
+                self._decide(run)
+            elif run.open and steps_s is not None and run.out_of_time(steps_s):
                 assert run.rule is not None
                 self._fail(run, UnavailableError(f"{run.rule.deadline}, and nothing is there"))
 
@@ -340,7 +341,20 @@ class Engine:
         run.tree.done = True
         self._live.pop(run.tree.root, None)
         self._foreseen.pop(run, None)
-        self._executor.cancel(tuple(run.open))
+        self._writer.cancel(tuple(run.open))
         run.open.clear()
         self._drop_rest(run)
         self._executor.release(run.tree.release_dead())
+
+
+def _commit(tree: SearchTree, event: StepDecoded) -> None:
+    """Write a step into its open node, whether it is a child of the tree already or not."""
+    tree.commit(
+        event.node,
+        event.token_ids,
+        event.logprobs,
+        event.stop,
+        event.text,
+        event.stats,
+        event.top,
+    )

@@ -1,42 +1,40 @@
-"""PlainExecutor: one piece of work at a time, scores first.
+"""Executors: the step writer and the verifier on one device, in turn or beside each other.
 
-This is the specification that the overlapped executor (`lanes`) is compared with.
+`PlainExecutor` does one piece of work at a time, scores first: it is the specification that
+`OverlappedExecutor`, and the simulator's, are compared with. When scores arrive depends on the
+clock, what they are does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from beamwright.engine.accounting import Accounting
+from beamwright.engine.concurrency import Models, Trial, are_apart, overlaps
 from beamwright.engine.scoring import Scoring, no_more_memory
-from beamwright.engine.scoring_queue import ScoringQueue
-from beamwright.engine.timeline import NullTimeline, Timeline
+from beamwright.engine.timeline import Timeline
+from beamwright.engine.verifier_worker import OnCuda, VerifierWorker, on_host
+from beamwright.models import TreeModel
 from beamwright.progress import Progress
-from beamwright.protocols import DecodesAhead, Event, Plan, ScheduleView, Verifier
+from beamwright.protocols import DecodesAhead, Event, StepDecoded, StepWriter, Verifier
+from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 
+STEPS_TOGETHER = {"lockstep": 2**31, "continuous": 1, "decoupled": 64}
+"""Steps of several trees that are scored in one call of a verifier that is a model."""
 
-class StepWriter(Protocol):
-    """Writes the steps of open nodes: `decode.RunningBatch`, or a simulation of another way."""
-
-    @property
-    def running_nodes(self) -> Collection[Node]: ...
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def num_groups(self) -> int: ...
-    def view(self, beams: tuple[Node, ...]) -> ScheduleView: ...
-    def submit(self, plan: Plan) -> None: ...
-    def iterate(self) -> Sequence[Event]: ...
-    def cancel(self, nodes: Sequence[Node]) -> None: ...
-    def release(self, nodes: Sequence[Node]) -> None: ...
+PATIENCE_S = 1.0
+"""Seconds that nobody needs a user's verifier any more before its thread is left to itself."""
 
 
 class PlainExecutor:
-    """An `Executor` that runs iterations and scores one after the other on one device.
+    """Runs iterations of the writer and calls of the verifier one after the other on one device.
 
-    stalled_s: seconds that models have waited for the link so far. most_steps: see `ScoringQueue`.
+    ahead: the writer, where it may decode children that selection has not opened yet.
+    stalled_s: seconds that models have waited for the link so far.
+    patience_s: seconds that a tree whose deadline has passed still waits for scores, where they
+    may never come; None where they surely will.
     """
 
     patience_s: float | None = None
@@ -44,88 +42,143 @@ class PlainExecutor:
     def __init__(
         self,
         writer: StepWriter,
-        verifier: Verifier,
-        accounting: Accounting,
+        scoring: Scoring,
         stalled_s: Callable[[], float] = lambda: 0.0,
-        timeline: Timeline | None = None,
         progress: Progress | None = None,
-        *,
-        most_steps: int = 1,
     ) -> None:
-        self._writer, self._accounting, self._stalled_s = writer, accounting, stalled_s
-        self._ahead = writer if isinstance(writer, DecodesAhead) else None
-        self._timeline = timeline or NullTimeline()
-        self._progress = progress or Progress()
-        self._scoring = Scoring(verifier, accounting, stalled_s, self._timeline)
-        self._unscored = ScoringQueue(most_steps)
-        self._groups_before = writer.num_groups - accounting.counts.groups
-
-    @property
-    def running(self) -> Collection[Node]:
-        return self._writer.running_nodes
-
-    @property
-    def busy(self) -> bool:
-        return self._writer.busy
-
-    def view(self, beams: tuple[Node, ...]) -> ScheduleView:
-        return self._writer.view(beams)
-
-    def submit(self, plan: Plan) -> None:
-        self._writer.submit(plan)
-
-    @property
-    def speculation(self) -> str:
-        return "off" if self._ahead is None else self._ahead.speculation
-
-    @property
-    def last_rows(self) -> tuple[int, int]:
-        return (0, 0) if self._ahead is None else self._ahead.last_rows
-
-    @property
-    def speculating(self) -> bool:
-        return self._ahead is not None and self._ahead.speculating
-
-    def speculate(self, nodes: Sequence[Node]) -> None:
-        if self._ahead is not None:
-            self._ahead.speculate(nodes)
-
-    def begin_like(self, node: Node, begun: Node, share: float) -> None:
-        if self._ahead is not None:
-            self._ahead.begin_like(node, begun, share)
-
-    def cancel(self, nodes: Sequence[Node]) -> None:
-        self._writer.cancel(nodes)
+        self.writer, self._scoring, self._stalled_s = writer, scoring, stalled_s
+        self.ahead = writer if isinstance(writer, DecodesAhead) else None
+        self._accounting, self._progress = scoring.accounting, progress or Progress()
+        self._groups_before = writer.num_groups - self._accounting.counts.groups
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        self._unscored.put(nodes, priority)
+        """Score these finished steps of one tree; those of a larger priority first."""
+        self._scoring.queue.put(nodes, priority)
 
     def wait(self) -> list[Event]:
-        """Scores come first: a round waits for them."""
-        if self._unscored:
-            nodes = self._unscored.take()
+        """Do one bounded piece of work: a batch of scores, or an iteration of the running batch.
+
+        Scores come first: a round waits for them. Returns no event where no step has ended, where
+        there was nothing to do, and where scores have not come for `patience_s`.
+        """
+        if self._scoring.queue:
+            nodes = self._scoring.queue.take()
             self._progress.doing(f"round {nodes[0].round}: scoring {len(nodes)} steps")
             return self._scoring.score(nodes)
-        return self._iterate() if self._writer.busy else []
+        return self._iterate() if self.writer.busy else []
 
     def release(self, nodes: Sequence[Node]) -> None:
-        """Free every KV segment that these nodes own, and forget what waits for a score."""
-        self._unscored.release(nodes)
-        self._writer.release(nodes)
+        """Free every KV segment that these nodes own, as soon as nobody reads it.
+
+        What waits for a score is forgotten.
+        """
+        self._scoring.queue.release(nodes)
+        self.writer.release(nodes)
         self._scoring.release(nodes)
 
     def close(self) -> None:
-        """Nothing runs beside the loop."""
+        """Stop what runs beside the caller; returns when all that was released is free.
+
+        What waits for a score is forgotten. It can be used again.
+        """
 
     def _iterate(self) -> list[Event]:
-        number = self._writer.num_groups - self._groups_before
+        number = self.writer.num_groups - self._groups_before
         with (
             no_more_memory("decode"),
             self._accounting.phase("decode", self._stalled_s),
-            self._timeline.span("decode", "compute", group=number) as facts,
+            self._scoring.timeline.span("decode", "compute", group=number) as facts,
         ):
-            events = list(self._writer.iterate())
-            if self._ahead is not None:
-                facts["open_rows"], facts["rows_ahead"] = self._ahead.last_rows
-        self._accounting.counts.groups = self._writer.num_groups - self._groups_before
+            events = list(self.writer.iterate())
+            if self.ahead is not None:
+                facts["open_rows"], facts["rows_ahead"] = self.ahead.last_rows
+        self._accounting.counts.groups = self.writer.num_groups - self._groups_before
         return events
+
+
+class OverlappedExecutor(PlainExecutor):
+    """Decodes while a thread of its own scores; waits only where there is nothing to decode.
+
+    stalled_s: of the generator alone. trial: says when it takes turns after all; None: never.
+    """
+
+    def __init__(
+        self,
+        writer: StepWriter,
+        worker: VerifierWorker,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+        progress: Progress | None = None,
+        trial: Trial | None = None,
+    ) -> None:
+        super().__init__(writer, worker.scoring, stalled_s, progress)
+        self._worker, self.patience_s, self._trial = worker, worker.patience_s, trial
+        if trial is not None:
+            trial.begin()
+
+    def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        if nodes:
+            self._worker.put(nodes, priority)
+
+    def wait(self) -> list[Event]:
+        events = self._worker.take()
+        if events is None:
+            events = self._decode_or_wait()
+        if self._trial is not None:
+            steps = [event.token_ids for event in events if isinstance(event, StepDecoded)]
+            self._trial.note(sum(map(len, steps)), awaited=self._worker.busy)
+        return events
+
+    def _decode_or_wait(self) -> list[Event]:
+        scoring, ahead = self._worker.busy, self.ahead is not None and self.ahead.speculating
+        waits = scoring and self._trial is not None and self._trial.drains
+        if not waits and (self.writer.busy or (scoring and ahead)):
+            return self._iterate()
+        if scoring:
+            self._progress.doing("scoring steps")
+        return self._worker.take(wait=True) or []
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Free the generator's KV of these nodes at once, the verifier's before it scores anything
+        more."""
+        self.writer.release(nodes)
+        self._worker.release(nodes)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def make_executor(
+    settings: ScheduleSettings,
+    writer: StepWriter,
+    verifier: Verifier,
+    accounting: Accounting,
+    models: Models,
+    timeline: Timeline,
+    progress: Progress,
+    *,
+    in_flight: int | None,
+    exact: bool,
+    num_threads: int,
+    trial: Trial,
+) -> PlainExecutor:
+    """The executor for a run; see `overlaps`. trial: of earlier problems."""
+    generator, scorer = models
+    beside = overlaps(
+        settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=num_threads
+    )
+    most_steps = 1 if scorer is None else STEPS_TOGETHER[settings.explore]
+    stalled_s = partial(_stalled_s, models[1:] if beside else models)
+    scoring = Scoring(verifier, accounting, stalled_s, timeline, most_steps)
+    if not beside:
+        return PlainExecutor(writer, scoring, stalled_s, progress)
+    device = None if (model := scorer or generator) is None else model.decoder.device
+    context = OnCuda(device) if device is not None and device.type == "cuda" else on_host
+    worker = VerifierWorker(scoring, context, PATIENCE_S if scorer is None else None)
+    # Whether the worker is faster is to be measured where both share a device.
+    tries = settings.executor == "auto" and generator is not None and not are_apart(models)
+    stalled_s = partial(_stalled_s, models[:1])
+    return OverlappedExecutor(writer, worker, stalled_s, progress, trial if tries else None)
+
+
+def _stalled_s(models: Sequence[TreeModel | None]) -> float:
+    return sum(model.store.stall_s for model in models if model is not None)

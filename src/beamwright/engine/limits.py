@@ -7,10 +7,10 @@ search: whatever stops it, the best so far is its result.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from beamwright.engine.validation import call_policy
 from beamwright.errors import InputError, PolicyError
 from beamwright.protocols import Action, Complete, Finish, Prune
 from beamwright.search import strategy_row
@@ -108,7 +108,7 @@ class StopRule:
             return f"--token-budget {settings.token_budget} was spent"
         if self.out_of_time(elapsed_s):
             return self.deadline
-        return next((why for rule in self._own if (why := _asked(rule, tree)) is not None), None)
+        return next((why for stop in self._own if (why := _asked(stop, tree)) is not None), None)
 
     def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
         """End the search: ended paths are complete; of the rest the best-scored stay as
@@ -116,7 +116,9 @@ class StopRule:
         """
         kept, given_up = self._candidates(tree, actions), self._given_up(actions)
         out = {node for node in given_up if node.state is NodeState.FINISHED}
-        places = self._n - len(tree.finished()) - self._num_given_up(tree) - len(given_up - out)
+        places = self._n - len(tree.finished()) - len(given_up - out)
+        if not self._row.competes:  # what such a strategy has pruned keeps its place
+            places -= sum(node.state is NodeState.PRUNED for node in tree.nodes())
         ended = [node for node in kept if node.ended]
         if self._row.finals is None:
             ended = ranked(ended)[:places]
@@ -140,19 +142,11 @@ class StopRule:
             return set()
         return {action.node for action in actions if isinstance(action, Prune)}
 
-    def _num_given_up(self, tree: SearchTree) -> int:
-        """Paths that such a strategy has pruned already."""
-        if self._row.competes:
-            return 0
-        return sum(node.state is NodeState.PRUNED for node in tree.nodes())
-
     def _vote_is_settled(self, ended: Sequence[Node]) -> bool:
         if self._row.finals is not None:  # the first n to finish vote, say
             ended = self._row.finals(ended, self._n)[: len(ended)]
         remaining = max(0, self._n - len(ended))
-        if self._search.choose == "weighted":
-            return weights_are_settled(ended, remaining)
-        return vote_is_settled(ended, remaining)
+        return vote_is_settled(ended, remaining, weighted=self._search.choose == "weighted")
 
     def _candidates(self, tree: SearchTree, actions: Sequence[Action]) -> list[Node]:
         """Candidates without rollouts, those given up, and duplicates where those are dropped."""
@@ -163,15 +157,11 @@ class StopRule:
         return [node for node in found if node not in dropped]
 
 
-def _asked(rule: StopFunction, tree: SearchTree) -> str | None:
-    name = getattr(rule, "__name__", type(rule).__name__)
-    try:
-        why: Any = rule(tree)
-    except Exception as error:  # whatever a user's function raises
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise PolicyError(f"stop {name}: it raised {line}") from error
+def _asked(stop: StopFunction, tree: SearchTree) -> str | None:
+    name = f"stop {getattr(stop, '__name__', type(stop).__name__)}"
+    why: Any = call_policy(name, stop, tree)
     if why is not None and not isinstance(why, str):
-        raise PolicyError(f"stop {name}: it returned {type(why).__name__}, not a reason or None")
+        raise PolicyError(f"{name}: it returned {type(why).__name__}, not a reason or None")
     return why
 
 
@@ -195,37 +185,22 @@ def reaches(ended: Iterable[Node], score: float) -> bool:
     return any(node.score is not None and node.score >= score for node in ended if node.complete)
 
 
-def vote_is_settled(ended: Iterable[Node], num_remaining: int) -> bool:
-    """True if the most frequent answer stays so whatever the remaining candidates say.
+def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool = False) -> bool:
+    """True if the leading answer stays so whatever the remaining candidates say.
 
     Who votes is who votes in `search.choose`: paths that ended by themselves and state an answer.
-    An answer that could draw level could still win by its scores.
+    An answer that could draw level could still win by its scores. weighted: scores are summed; they
+    have to be probabilities, so that a candidate that remains adds at most 1 to an answer.
     """
-    votes = Counter(answer for answer, _ in _ballots(ended))
-    (_, most), (_, second) = (*votes.most_common(2), ("", 0), ("", 0))[:2]
-    return most > second + num_remaining
-
-
-def weights_are_settled(ended: Iterable[Node], num_remaining: int) -> bool:
-    """True if the answer with the largest summed score stays so whatever the remaining say.
-
-    Scores have to be probabilities: a candidate that remains adds at most 1 to an answer.
-    """
-    weights: dict[str, list[float]] = {}
-    for answer, score in _ballots(ended):
-        if score is not None:
-            weights.setdefault(answer, []).append(score)
-    totals = sorted((math.fsum(scores) for scores in weights.values()), reverse=True)
-    most, second = (*totals, 0.0, 0.0)[:2]
-    return most > second + num_remaining + TIE
-
-
-def _ballots(ended: Iterable[Node]) -> Iterator[tuple[str, float | None]]:
-    """The answer and the score of everybody who votes."""
+    votes: dict[str, list[float]] = {}
     for node in ended:
         answer = extract_answer(node.text) if node.complete else None
-        if answer:
-            yield normalise_answer(answer), node.score
+        vote = node.score if weighted else 1.0
+        if answer and vote is not None:
+            votes.setdefault(normalise_answer(answer), []).append(vote)
+    totals = sorted(map(math.fsum, votes.values()), reverse=True)
+    most, second = (*totals, 0.0, 0.0)[:2]
+    return most > second + num_remaining + TIE
 
 
 def num_generated(tree: SearchTree) -> int:

@@ -11,7 +11,7 @@ from beamwright.config import Settings
 from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.models import TextCodec
-from beamwright.protocols import AsksAgain, Strategy
+from beamwright.protocols import Strategy
 from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, Turn
 
@@ -108,7 +108,7 @@ class Prompts:
             InputError: if the model has no tokenizer or no chat template, or a turn is no text, or
             longer than its context.
         """
-        for turn in dict.fromkeys(strategy.turns if isinstance(strategy, AsksAgain) else ()):
+        for turn in dict.fromkeys(getattr(strategy, "turns", ())):
             self._turn_ids(turn)
 
     def turn(self, node: Node, turn: Turn) -> tuple[int, ...] | None:

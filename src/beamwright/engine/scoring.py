@@ -1,24 +1,81 @@
-"""Scoring: a batch of steps through the verifier, and what comes of it as events."""
+"""Scoring: steps that wait for the verifier, its calls, and what comes of them as events.
+
+Knows one verifier and its clocks, no thread. What a verifier returns is checked here, whoever
+wrote it. The queue is Alg. 2 of decoupled tree exploration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from numbers import Real
 
 from beamwright.engine.accounting import Accounting
-from beamwright.engine.scores import scored
+from beamwright.engine.admission import PriorityQueue
 from beamwright.engine.timeline import NullTimeline, Timeline
-from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError, LinkError
+from beamwright.errors import (
+    BeamwrightError,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    LinkError,
+    NotFiniteError,
+)
 from beamwright.models.device_memory import is_out_of_memory
-from beamwright.protocols import Event, ScoresBeside, StepFailed, Verifier
+from beamwright.protocols import Event, StepFailed, StepScored, Verifier
 from beamwright.tree import Node, by_root
 
+MOST_PASSED = 8
+"""Batches of a larger priority that one may be scored behind, of those that came later."""
+
+_LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
 _LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
+class ScoringQueue:
+    """The verifier's work queue: a batch for each tree, in their order.
+
+    One call takes the first batch, and what waits behind it while both fit `most_steps`: thesis,
+    7.2, N_PRM. With 1 every tree has calls of its own.
+    """
+
+    def __init__(self, most_steps: int = 1) -> None:
+        self.most_steps = most_steps
+        self._batches: PriorityQueue[tuple[Node, ...]] = PriorityQueue(MOST_PASSED)
+        self.clear = self._batches.clear
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
+        """Steps of one tree, and speculative children below them, wait from now on."""
+        if nodes:
+            self._batches.put(tuple(nodes), priority)
+
+    def take(self) -> tuple[Node, ...]:
+        """The steps of the next call; none if nothing waits."""
+        taken: list[Node] = []
+        for batch in list(self._batches):
+            if taken and len(taken) + len(batch) > self.most_steps:
+                break
+            taken += self._batches.take()
+        return tuple(taken)
+
+    def release(self, nodes: Sequence[Node]) -> None:
+        """Forget batches that nobody waits for when these nodes are gone, and speculative ones."""
+        gone = frozenset(nodes)
+        self._batches.change(lambda batch: without(batch, gone))
+
+
+def without(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:
+    """A batch without these nodes; None if nobody waits for what is left."""
+    left = tuple(node for node in batch if node not in gone)
+    return left if any(not node.speculative for node in left) else None
+
+
 class Scoring:
-    """A verifier with its clocks. One thread at a time may call it.
+    """A verifier with its queue and its clocks. One thread at a time may call it.
 
     stalled_s: seconds that the verifier has waited for the link so far.
     """
@@ -29,9 +86,10 @@ class Scoring:
         accounting: Accounting,
         stalled_s: Callable[[], float] = lambda: 0.0,
         timeline: Timeline | None = None,
+        most_steps: int = 1,
     ) -> None:
-        self._verifier, self._accounting, self._stalled_s = verifier, accounting, stalled_s
-        self._timeline = timeline or NullTimeline()
+        self._verifier, self.accounting, self._stalled_s = verifier, accounting, stalled_s
+        self.queue, self.timeline = ScoringQueue(most_steps), timeline or NullTimeline()
         self._failed: set[Node] = set()
         self._without_room: set[Node] = set()
 
@@ -41,7 +99,7 @@ class Scoring:
         What there was no room for is released, and may be asked about again.
 
         Speculative children, where a verifier says that it may be asked about them, come behind
-        their parents, level by level in the same turn: FlashTTS (section 4.1.3) sends both steps as
+        their parents, level by level in the same call: FlashTTS (section 4.1.3) sends both steps as
         one request, which reads as little KV and would change a score's last bits. What cannot be
         scored of them gets no event.
 
@@ -52,27 +110,29 @@ class Scoring:
         nodes = [node for node in nodes if node.root not in self._failed]
         steps = [node for node in nodes if not node.speculative]
         try:
-            events = self._level(steps)
+            events = self._call(steps)
         except LinkError:
             raise
         except BeamwrightError as error:
-            return self._without(steps, error)
-        beside = isinstance(self._verifier, ScoresBeside) and self._verifier.beside_decoding
-        ahead = [node for node in nodes if node.speculative and beside]
-        ahead.sort(key=lambda node: node.depth)
-        for _, level in groupby(ahead, key=lambda node: node.depth):
-            children = list(level)
-            ready = [child for child in children if child.parent not in self._without_room]
-            try:
-                events += self._level(ready)
-            except LinkError:
-                raise
-            except BeamwrightError:
-                ready = []
-            self._give_up([child for child in children if child not in ready])
+            return self._apart(steps, error)
+        if getattr(self._verifier, "beside_decoding", False):
+            ahead = sorted((node for node in nodes if node.speculative), key=_depth)
+            for _, level in groupby(ahead, key=_depth):
+                events += self._score_ahead(list(level))
         return events
 
-    def _without(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
+    def _score_ahead(self, children: Sequence[Node]) -> list[Event]:
+        ready = [child for child in children if child.parent not in self._without_room]
+        try:
+            events = self._call(ready)
+        except LinkError:
+            raise
+        except BeamwrightError:
+            events, ready = [], []
+        self._give_up([child for child in children if child not in ready])
+        return events
+
+    def _apart(self, steps: Sequence[Node], error: BeamwrightError) -> list[Event]:
         """These could not be scored together: each tree on its own, or what went wrong."""
         trees = by_root(steps)
         if len(trees) == 1 and not isinstance(error, CapacityError):
@@ -88,31 +148,67 @@ class Scoring:
         self._without_room.update(nodes)
         self._verifier.release(nodes)
 
-    def _level(self, nodes: Sequence[Node]) -> list[Event]:
+    def _call(self, nodes: Sequence[Node]) -> list[Event]:
         if not nodes:
             return []
         with (
             no_more_memory("verify"),
-            self._accounting.phase("verify", self._stalled_s),
-            self._timeline.span("verify", "verify", steps=len(nodes)),
+            self.accounting.phase("verify", self._stalled_s),
+            self.timeline.span("verify", "verify", steps=len(nodes)),
         ):
             scores = self._verifier.score(nodes)
         self._without_room.difference_update(nodes)
-        counts = self._accounting.counts
+        counts = self.accounting.counts
         counts.verifier_calls += 1
         counts.scored_steps += len(nodes)
         counts.scored_tokens += sum(len(node.token_ids) for node in nodes)
         return [*scored(self._verifier, nodes, scores)]
-
-    def leave(self, thread: int | None) -> None:
-        """Stop the clocks of a thread that may never come back from `score`."""
-        self._accounting.leave(thread)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free what the verifier keeps on these nodes."""
         self._failed.difference_update(nodes)
         self._without_room.difference_update(nodes)
         self._verifier.release(nodes)
+
+
+def scored(
+    verifier: Verifier, nodes: Sequence[Node], scores: Sequence[float | None]
+) -> list[StepScored]:
+    """An event per step.
+
+    Raises:
+        NotFiniteError: if a score is NaN, infinite, or too large to be summed.
+        InputError: if there is not one number, or None, per step.
+    """
+    name = f"verifier {getattr(verifier, 'name', type(verifier).__name__)}"
+    if len(scores) != len(nodes):
+        raise InputError(f"{name}: {len(scores)} scores for {len(nodes)} steps")
+    for node, score in zip(nodes, scores, strict=True):
+        if not isinstance(score, Real | None):
+            raise InputError(f"{name}: {_place(node)}: {type(score).__name__}, not a number")
+        if not _is_usable(score):
+            raise NotFiniteError(f"{name}: the score of {_place(node)} is {score!s:.40}")
+    plain = [None if score is None else float(score) for score in scores]
+    return [StepScored(node, score) for node, score in zip(nodes, plain, strict=True)]
+
+
+def check_path_score(node: Node) -> None:
+    """Raises NotFiniteError if what was made of a path's scores cannot be reckoned with."""
+    if not _is_usable(node.score):
+        steps = [step.step_score for step in node.reply()]
+        raise NotFiniteError(f"the scores of {_place(node)}, {steps[-3:]}, make {node.score}")
+
+
+def _is_usable(score: float | None) -> bool:
+    return score is None or abs(score) <= _LARGEST_SCORE  # false of NaN
+
+
+def _place(node: Node) -> str:
+    return f"problem {node.problem_id}, step {node.depth}"
+
+
+def _depth(node: Node) -> int:
+    return node.depth
 
 
 @contextmanager

@@ -1,66 +1,73 @@
-"""Speculative children of one tree: decoded, perhaps scored, before selection has opened them.
+"""Steps decoded, and perhaps scored, before selection has opened them; and whether that pays.
 
-They hang below their parents and are in no tree. What they write follows from their lineage, so
-those that selection opens are taken as they are, and the others cost nothing but their time
-(FlashTTS section 4.1).
+Speculative children hang below their parents and are in no tree. What they write follows from their
+lineage, so those that selection opens are taken as they are, and the others cost nothing but their
+time (FlashTTS section 4.1).
+
+A round lasts as long as its longest step; the other rows' slots are idle for the rest of it. Tokens
+that are written there, and kept, are missing from the next round. What it costs is a call of the
+verifier for every few steps that end, in the place of one for all of them, and as often rows join:
+that takes about as long as a token of all rows (docs/experiments.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from beamwright.protocols import Prospect, StepDecoded
+import numpy as np
+
+from beamwright.counters import Counters
+from beamwright.protocols import Prospect
 from beamwright.tree import Node, NodeState, SearchTree, unborn
+
+_MARGIN = 1.25
+_CALLS, _TOKENS_PER_CALL = 4, 16  # of a round: slots are filled when a quarter has ended
+_LEAST_ROUNDS = 2
+_FEW_TOKENS = 500
+_HOPE = 0.005
+_MOST_REST = 64
 
 
 class SpeculativeChildren:
-    """By parent, ordinal, and whether they are greedy."""
+    """The speculative children of one tree: by parent, ordinal, and whether they are greedy."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[Node | None, bool], dict[int | str, Node]] = {}
-        self._asked: set[Node] = set()
+        self._submitted: set[Node] = set()
         self._scores: dict[Node, float | None] = {}
 
     def __contains__(self, node: Node) -> bool:
-        return self._below(node).get(node.lineage[-1]) is node
+        return self._siblings(node).get(node.lineage[-1]) is node
 
     def __iter__(self) -> Iterator[Node]:
+        """Parents come first."""
         return (node for children in self._children.values() for node in children.values())
 
-    def of(self, prospects: Sequence[Prospect]) -> list[Node]:
+    def of(self, prospect: Prospect) -> list[Node]:
         """The children that are meant and not complete; those that are new are made."""
-        found: list[Node] = []
-        for prospect in prospects:
-            parent = prospect.node
-            known = self._children.setdefault((parent, prospect.greedy), {})
-            first = len(parent.children)
-            for ordinal in range(first, first + prospect.children):
-                if ordinal not in known:
-                    known[ordinal] = unborn(parent, ordinal, greedy=prospect.greedy)
-                if known[ordinal].state is NodeState.OPEN:
-                    found.append(known[ordinal])
-        return found
-
-    def decoded(self, tree: SearchTree, event: StepDecoded) -> None:
-        """A child has its step; it is still in no tree."""
-        commit(tree, event)
+        parent, greedy = prospect.node, prospect.greedy
+        known, first = self._children.setdefault((parent, greedy), {}), len(parent.children)
+        ordinals = range(first, first + prospect.children)
+        for ordinal in ordinals:
+            if ordinal not in known:
+                known[ordinal] = unborn(parent, ordinal, greedy=greedy)
+        return [known[i] for i in ordinals if known[i].state is NodeState.OPEN]
 
     def complete(self) -> list[Node]:
         """Those that have their step."""
         return [node for node in self if node.state is NodeState.CANDIDATE]
 
-    def to_score(self, behind: Container[Node], most: int) -> list[Node]:
+    def to_score(self, submitted: Container[Node], most: int) -> list[Node]:
         """Up to so many that have their step, whose parents are scored or about to be; once."""
-        found: list[Node] = []
-        for node in self:  # parents come first
-            if len(found) >= most:
-                break
-            complete = node.state is NodeState.CANDIDATE and node.answers
-            sure = node.parent in behind or node.parent in self._asked
-            if complete and sure and node not in self._asked:
-                found.append(node)
-                self._asked.add(node)
-        return found
+        chosen: list[Node] = []
+        for node in self.complete():
+            sure = node.parent in submitted or node.parent in self._submitted
+            if len(chosen) < most and node.answers and sure and node not in self._submitted:
+                chosen.append(node)
+                self._submitted.add(node)
+        return chosen
 
     def scored(self, node: Node, score: float | None) -> None:
         """A child has been scored behind its parent."""
@@ -68,26 +75,26 @@ class SpeculativeChildren:
 
     def score_of(self, node: Node) -> tuple[bool, float | None]:
         """If it has been scored, and its score; once."""
-        self._asked.discard(node)
+        self._submitted.discard(node)
         return node in self._scores, self._scores.pop(node, None)
 
     def forget(self, node: Node) -> None:
         """A child has lost what it had; its parent bears what it cost."""
-        self._below(node).pop(node.lineage[-1], None)
+        self._siblings(node).pop(node.lineage[-1], None)
         self._scores.pop(node, None)
-        self._asked.discard(node)
+        self._submitted.discard(node)
         assert node.parent is not None
         node.parent.usage.update(node.usage)
 
     def taken(self, parent: Node, num_children: int, *, greedy: bool) -> dict[int | str, Node]:
         """What has been begun of these children, which selection has opened."""
-        known = self._children.get((parent, greedy), {})
-        first = len(parent.children)
-        ordinals = [i for i in range(first, first + num_children) if i in known]
-        found: dict[int | str, Node] = {i: known.pop(i) for i in ordinals}
-        for node in found.values():
+        known, first = self._children.get((parent, greedy), {}), len(parent.children)
+        begun: dict[int | str, Node] = {
+            i: known.pop(i) for i in range(first, first + num_children) if i in known
+        }
+        for node in begun.values():
             node.usage["speculated_kept"] = node.usage["speculated"]
-        return found
+        return begun
 
     def rest(self, tree: SearchTree) -> list[Node]:
         """Those that cannot be opened any more; they are forgotten, the last made first.
@@ -95,7 +102,7 @@ class SpeculativeChildren:
         A parent that nothing was decided about may still get children, unless the search is over.
         """
         gone: dict[Node, None] = {}
-        for node in self:  # parents come first
+        for node in self:
             assert node.parent is not None
             undecided = node.parent.state is NodeState.CANDIDATE and not tree.done
             if node.parent in gone or not undecided:
@@ -105,18 +112,147 @@ class SpeculativeChildren:
         self._children = {key: known for key, known in self._children.items() if known}
         return list(reversed(gone))
 
-    def _below(self, node: Node) -> dict[int | str, Node]:
+    def _siblings(self, node: Node) -> dict[int | str, Node]:
         return self._children.get((node.parent, node.greedy), {})
 
 
-def commit(tree: SearchTree, event: StepDecoded) -> None:
-    """Write a step into its open node, whether it is a child of the tree already or not."""
-    tree.commit(
-        event.node,
-        event.token_ids,
-        event.logprobs,
-        event.stop,
-        event.text,
-        event.stats,
-        event.top,
-    )
+class CallCosts:
+    """Seconds of calls as a sum of so much for each call and so much for each item in it.
+
+    Least squares through rounds, of which some had several calls.
+    """
+
+    def __init__(self) -> None:
+        self.total, self._products = np.zeros(3), np.zeros((3, 3))
+        self.several = False
+
+    def note(self, calls: float, items: float, seconds: float) -> None:
+        """A round's calls, their items, and what they took."""
+        row = np.array([calls, items, seconds], dtype=float)
+        self.total, self._products = self.total + row, self._products + np.outer(row, row)
+        self.several = self.several or calls > 1
+
+    def add(self, others: CallCosts) -> None:
+        """What others have noted counts, too."""
+        self.total, self._products = self.total + others.total, self._products + others._products
+        self.several = self.several or others.several
+
+    def fit(self) -> tuple[float, float]:
+        """Seconds that a call takes whatever is in it, a hopeful guess until any round had two;
+        and those that one more item in it takes."""
+        calls, items, seconds = map(float, self.total)
+        if not calls:
+            return 0.0, 0.0
+        of_a_call, products = _HOPE * seconds / calls, self._products[:2, :2]
+        if self.several and np.linalg.det(products) > 1e-9 * products[0, 0] * products[1, 1]:
+            solution = np.linalg.solve(products, self._products[:2, 2])
+            of_a_call = min(seconds / calls, max(0.0, float(solution[0])))
+        rest_s = max(0.0, seconds - of_a_call * calls)
+        return of_a_call, rest_s / items if items else 0.0
+
+
+@dataclass
+class Payoff:
+    """Adds up rounds: what they cost, of trees that had the device to themselves.
+
+    speculated, kept: tokens that were decoded ahead, and those that selection has opened.
+    decoding: passes of the generator, as calls with so many rows. idle, idle_fills: slots that
+    the rows of a round had left, in tokens, and how often such are filled, of trees beside others.
+    pressed: of late, KV has had to leave the device while several were under way.
+    waited: tokens that the longest steps had more than the mean ones; tokens, decode_s: of the
+    longest steps, and what their rounds took.
+    rest: rounds to come without a try; twice as many after every try in vain, which is one whose
+    steps were scored early and nothing had room.
+    """
+
+    speculated: int = 0
+    kept: int = 0
+    rounds: int = 0
+    waited: float = 0.0
+    fills: float = 0.0
+    scoring: CallCosts = field(default_factory=CallCosts)
+    decoding: CallCosts = field(default_factory=CallCosts)
+    idle: int = 0
+    idle_fills: float = 0.0
+    pressed: bool = False
+    decode_s: float = 0.0
+    tokens: int = 0
+    rest: int = 0
+    _next_rest: int = 1
+    _last_try: tuple[int, int] = (0, 0)
+
+    def note_round(self, lengths: Sequence[int], spent: Counters, submitted: int) -> None:
+        """A round of steps of these lengths is over.
+
+        spent: on it, and on what was decoded and scored ahead meanwhile. submitted: how often steps
+        were given to the verifier: more than once if some were scored early.
+        """
+        longest = max(lengths)
+        self.rounds += 1
+        self._note_try(submitted)
+        self.waited += longest - sum(lengths) / len(lengths)
+        self.fills += _fills(longest)
+        self.scoring.note(spent.verifier_calls, spent.scored_tokens, spent.verify_s)
+        self.decode_s, self.tokens = self.decode_s + spent.decode_s, self.tokens + longest
+
+    def _note_try(self, submitted: int) -> None:
+        """What the round before was tried for is known when this one is over."""
+        tried, speculated = self._last_try
+        self.rest = max(0, self.rest - 1)
+        if tried > 1:
+            if speculated == self.speculated:
+                self.rest, self._next_rest = self._next_rest, min(_MOST_REST, 2 * self._next_rest)
+            else:
+                self._next_rest = 1
+        self._last_try = submitted, self.speculated
+
+    @contextmanager
+    def noting(self, counts: Counters) -> Iterator[None]:
+        """Note the generator's passes meanwhile, and what they take, by these counters."""
+        before = counts.copy()
+        yield
+        spent = counts - before
+        self.note_passes(spent.steps, spent.row_tokens, spent.decode_s + spent.both_s)
+
+    def note_passes(self, passes: float, row_tokens: float, seconds: float) -> None:
+        """The generator has made so many passes, which wrote so many tokens."""
+        if passes > 0:
+            self.decoding.note(passes, row_tokens, seconds)
+
+    def note_beside(self, lengths: Sequence[int]) -> None:
+        """A round of steps of these lengths is over, of a tree beside others."""
+        longest = max(lengths)
+        self.idle += longest * len(lengths) - sum(lengths)
+        self.idle_fills += _fills(longest)
+
+    @property
+    def kept_share(self) -> float:
+        """Of what is decoded ahead; a half until something is known."""
+        return (self.kept + _FEW_TOKENS / 2) / (self.speculated + _FEW_TOKENS)
+
+    @property
+    def pays(self) -> bool:
+        """True if what is won is more than what it costs, with a margin."""
+        if self.rounds < _LEAST_ROUNDS or self.rest:
+            return False
+        token_s = self.decode_s / max(1, self.tokens)
+        gain_s = self.kept_share * self.waited * token_s
+        return gain_s > _MARGIN * self.fills * (self.scoring.fit()[0] + token_s)
+
+    def pays_beside(self, num_rows: int) -> bool:
+        """True if the same holds beside other trees, where so many rows share each pass.
+
+        A token that is kept saves its share of a later pass; one that is not costs a row in this.
+        """
+        if not self.decoding.several or self.pressed:
+            return False
+        of_a_pass, per_row_s = self.decoding.fit()
+        pass_s = of_a_pass / max(1, num_rows)
+        calls_s = self.idle_fills / max(1, self.idle) * (self.scoring.fit()[0] + pass_s)
+        cost_s = (1 - self.kept_share) * per_row_s + calls_s
+        return self.kept_share * pass_s > _MARGIN * cost_s
+
+
+def _fills(longest: int) -> float:
+    """How often slots are filled in a round whose longest step has so many tokens."""
+    return _CALLS + longest / _TOKENS_PER_CALL

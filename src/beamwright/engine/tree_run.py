@@ -1,16 +1,19 @@
-"""TreeRun: one tree in flight. Its rounds, what waits for whom, and what is measured of it."""
+"""TreeRun: one tree under way. Its rounds, what waits for whom, and what is measured of it.
+
+Knows one tree and its policies; no executor, no other tree.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.counters import Counters
 from beamwright.engine.limits import StopRule, cut_short
-from beamwright.engine.obeyed import decided, foreseen
-from beamwright.engine.payoff import Payoff
-from beamwright.engine.speculation import SpeculativeChildren
+from beamwright.engine.speculation import Payoff, SpeculativeChildren
+from beamwright.engine.validation import decided, foreseen
 from beamwright.errors import BeamwrightError, CapacityError
 from beamwright.protocols import (
     Action,
@@ -33,7 +36,7 @@ RenderTurn = Callable[[Node, Turn], tuple[int, ...] | None]
 
 @dataclass(eq=False)
 class TreeRun:
-    """One tree in flight, and what is measured of it.
+    """One tree under way, and what is measured of it.
 
     strategy, aggregate, rng: how its rounds are decided; render_turn: for strategies that ask
     again. on_round: hears of every round.
@@ -51,7 +54,7 @@ class TreeRun:
     priority: a larger one is decoded and scored first. waited_s: seconds before it was started
     that its deadline counts.
     speculative: children that selection may open when the round is over.
-    began: what was spent when the round began. num_asked: how often the verifier was asked in it.
+    began: what was spent when the round began. num_submits: of this round, to the verifier.
     error: why the tree could not be finished.
     """
 
@@ -65,6 +68,7 @@ class TreeRun:
     unscored: dict[Node, None] = field(default_factory=dict)
     submitted: set[Node] = field(default_factory=set)
     beams: tuple[Node, ...] = ()
+    clock: Callable[[], float] = time.perf_counter
     elapsed_s: float = 0.0
     started_s: float | None = None
     ended_s: float = 0.0
@@ -79,20 +83,45 @@ class TreeRun:
     waited_s: float = 0.0
     speculative: SpeculativeChildren = field(default_factory=SpeculativeChildren)
     began: Counters = field(default_factory=Counters)
-    num_asked: int = 0
+    num_submits: int = 0
     error: BeamwrightError | None = None
     _early: set[Node] = field(default_factory=set)
     _put_off: bool = False
     _complete: list[Node] = field(default_factory=list)
     _opened: list[list[Node]] = field(default_factory=list)
 
-    def own_s(self, now: float) -> float:
-        """Seconds that this process has spent on the tree."""
-        return 0.0 if self.started_s is None else now - self.started_s
+    # --- its time ----------------------------------------------------------------------------
 
-    def total_s(self, now: float) -> float:
-        """Seconds that all processes have spent on the tree."""
-        return self.elapsed_s + self.own_s(now)
+    @property
+    def _own_s(self) -> float:
+        """Seconds that this process has spent on the tree."""
+        return 0.0 if self.started_s is None else self.clock() - self.started_s
+
+    def out_of_time(self, patience_s: float = 0.0) -> bool:
+        """True if the deadline has passed, and so many seconds more."""
+        spent_s = self._own_s + self.waited_s - patience_s
+        return self.rule is not None and self.rule.out_of_time(spent_s)
+
+    def overdue(self) -> bool:
+        """True if the deadline has passed in decoding and there is something to return.
+
+        A tree without any step goes on.
+        """
+        if self.cut or not self.open or not self.out_of_time():
+            return False
+        return bool(self.tree.candidates() or self.tree.finished() or cut_short(self.tree))
+
+    def goodput_tok_s(
+        self, nodes: Sequence[Node], answer: Callable[[Node], Node] = lambda leaf: leaf
+    ) -> float | None:
+        """FlashTTS's precise goodput (6.1): mean path tokens over mean seconds from admission to
+        the end of scoring, of these candidates; None without any.
+
+        answer: which node of a finished leaf's path is its candidate.
+        """
+        ended_s = {answer(leaf): seconds for leaf, seconds in self.finished_s.items()}
+        total_s = sum(ended_s.get(node, self.ended_s) for node in nodes)
+        return sum(node.num_path_tokens for node in nodes) / total_s if total_s > 0 else None
 
     # --- a round -----------------------------------------------------------------------------
 
@@ -103,16 +132,15 @@ class TreeRun:
         self.beams = tuple(sorted(beams, key=lambda node: node.lineage[1:]))
         self.open = {n: None for n in self.beams if n.state is NodeState.OPEN}
         self.submitted, self._early, self._put_off = set(), set(), False
-        self.num_asked = 0
-        self.round_tokens.append(_distinct_tokens(self.beams))
-
-    def decoded(self) -> tuple[Node, ...]:
-        """This round's steps that can be scored, in the order of its beams."""
-        return tuple(n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers)
+        self.num_submits = 0
+        paths = {node for beam in self.beams if beam.parent for node in beam.parent.path()}
+        self.round_tokens.append(sum(len(node.token_ids) for node in paths))
 
     def to_score(self) -> list[Node]:
-        """Those that the verifier was not given yet; they count as given from now on."""
-        new = [node for node in self.decoded() if node not in self.submitted]
+        """This round's steps, in the order of its beams, that can be scored and the verifier was
+        not given yet; they count as given from now on."""
+        decoded = [n for n in self.beams if n.state is NodeState.CANDIDATE and n.answers]
+        new = [node for node in decoded if node not in self.submitted]
         self.submitted.update(new)
         if self.open:
             self._early.update(new)
@@ -145,12 +173,10 @@ class TreeRun:
             payoff.kept += node.usage["speculated_kept"]
             payoff.speculated += node.usage["speculated_kept"]
         lengths = [len(node.token_ids) for node in self.beams if node.token_ids]
-        if not lengths:
-            return
-        if not alone:
+        if lengths and alone:
+            payoff.note_round(lengths, spent - self.began, self.num_submits)
+        elif lengths:
             payoff.note_beside(lengths)
-            return
-        payoff.note_round(lengths, spent - self.began, self.num_asked)
 
     @property
     def scores_early(self) -> bool:
@@ -162,32 +188,14 @@ class TreeRun:
         """What the strategy may extend when this round is over."""
         return foreseen(self.strategy, self.tree, self.beams, self.speculative.complete())
 
-    def overdue(self, now: float) -> bool:
-        """True if the deadline has passed in decoding and there is something to return.
-
-        A tree without any step goes on.
-        """
-        tree = self.tree
-        return (
-            not self.cut
-            and bool(self.open)
-            and self.out_of_time(now)
-            and bool(tree.candidates() or tree.finished() or cut_short(tree))
-        )
-
-    def out_of_time(self, now: float) -> bool:
-        """True if the deadline has passed."""
-        return self.rule is not None and self.rule.out_of_time(self._deadline_s(now))
-
-    def _deadline_s(self, now: float) -> float:
-        return self.own_s(now) + self.waited_s
-
-    def save_round(self, now: float) -> None:
+    def save_round(self) -> None:
         """Half a round depends on when the deadline struck, and is no place to resume from."""
         if self.save is not None and not self.cut:
-            self.save(self, self.total_s(now))
+            self.save(self, self.elapsed_s + self._own_s)
 
-    def decide(self, now: float) -> list[Action]:
+    # --- its end -----------------------------------------------------------------------------
+
+    def decide(self) -> list[Action]:
         """The strategy's actions, or the end of the search if something stops it."""
         tree, rule = self.tree, self.rule
         whole = not self.cut or (rule is not None and rule.paths_stand_alone)
@@ -195,7 +203,7 @@ class TreeRun:
         ends = not self.cut and any(isinstance(action, Finish) for action in actions)
         if rule is None or ends or tree.rounds == 0:
             return actions
-        why = rule.why(tree, self._deadline_s(now), actions, cut=self.cut)
+        why = rule.why(tree, self._own_s + self.waited_s, actions, cut=self.cut)
         return actions if why is None else rule.ending(tree, why, actions)
 
     def obey(self, action: Action) -> None:
@@ -227,50 +235,26 @@ class TreeRun:
     def duplicates(self) -> list[tuple[Node, Node, float]]:
         """FlashTTS's DuplicateThenTruncate (Alg. 1): children of which nothing is written, with a
         sibling that has tokens, and the share of these that they begin with."""
-        found: list[tuple[Node, Node, float]] = []
+        pairs: list[tuple[Node, Node, float]] = []
         for siblings in self._opened:
             begun = next((node for node in siblings if node.usage["speculated"]), None)
-            for node in siblings:
-                if begun is not None and not node.usage["speculated"]:
-                    found.append((node, begun, truncation(node)))
-        return found
+            if begun is not None:
+                fresh = [node for node in siblings if not node.usage["speculated"]]
+                pairs += [(node, begun, truncation(node)) for node in fresh]
+        return pairs
 
-    def note_ends(self, candidates: Sequence[Node], now: float) -> float:
-        """Count the seconds of what has been decided about these; returns those so far."""
-        total_s = self.total_s(now)
-        for node in candidates:
-            if node.state is NodeState.FINISHED:
-                self.finished_s[node] = total_s
+    def report(self, candidates: tuple[Node, ...]) -> RoundReport:
+        """What became of these candidates; counts the seconds of those that are final."""
+        total_s = self.elapsed_s + self._own_s
+        survivors, pruned, finished = (
+            tuple(node for node in candidates if node.state is state)
+            for state in (NodeState.KEPT, NodeState.PRUNED, NodeState.FINISHED)
+        )
+        self.finished_s.update(dict.fromkeys(finished, total_s))
         if self.tree.done:
             self.ended_s = total_s
-        return total_s
-
-    def goodput_tok_s(
-        self, nodes: Sequence[Node], answer: Callable[[Node], Node] = lambda leaf: leaf
-    ) -> float | None:
-        """FlashTTS's precise goodput (6.1): mean path tokens over mean seconds from admission to
-        the end of scoring, of these candidates; None without any.
-
-        answer: which node of a finished leaf's path is its candidate.
-        """
-        ended_s = {answer(leaf): seconds for leaf, seconds in self.finished_s.items()}
-        total_s = sum(ended_s.get(node, self.ended_s) for node in nodes)
-        return sum(node.num_path_tokens for node in nodes) / total_s if total_s > 0 else None
-
-    def report(self, candidates: tuple[Node, ...], elapsed_s: float) -> RoundReport:
-        """What became of these candidates."""
-
-        def in_state(state: NodeState) -> tuple[Node, ...]:
-            return tuple(node for node in candidates if node.state is state)
-
         return RoundReport(
-            tree=self.tree,
-            round=self.tree.rounds,
-            candidates=candidates,
-            survivors=in_state(NodeState.KEPT),
-            pruned=in_state(NodeState.PRUNED),
-            finished=in_state(NodeState.FINISHED),
-            elapsed_s=elapsed_s,
+            self.tree, self.tree.rounds, candidates, survivors, pruned, finished, total_s
         )
 
 
@@ -278,9 +262,3 @@ def truncation(node: Node, mean: float = 0.85, spread: float = 0.1) -> float:
     """FlashTTS's R ~ N(0.85, 0.1), between 0 and 1: drawn by lineage, whatever else is drawn."""
     drawn = Random(f"truncate {node.lineage}").gauss(mean, spread)
     return min(1.0, max(0.0, drawn))
-
-
-def _distinct_tokens(beams: Sequence[Node]) -> int:
-    """Tokens in the union of the beams' paths, the open steps left out."""
-    nodes = {ancestor for beam in beams if beam.parent for ancestor in beam.parent.path()}
-    return sum(len(node.token_ids) for node in nodes)

@@ -15,15 +15,13 @@ import torch
 from beamwright.attention import KERNEL_BACKENDS, check_deterministic, make_attention
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Usage
-from beamwright.engine.executor import StepWriter
+from beamwright.engine.concurrency import GiveWay, Threads, Trial
 from beamwright.engine.moving import MovingSplit
-from beamwright.engine.payoff import Payoff
 from beamwright.engine.prompts import with_system_prompt
 from beamwright.engine.request import Decoding
 from beamwright.engine.selftest import threads_agree
-from beamwright.engine.threads import GiveWay, Threads
+from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Timeline
-from beamwright.engine.trial import Trial
 from beamwright.errors import DeviceMemoryError, InputError
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import HostedStore
@@ -34,7 +32,7 @@ from beamwright.models.decoder import Decoder
 from beamwright.models.device_memory import cap_memory, free_bytes, is_out_of_memory
 from beamwright.models.load import check_device
 from beamwright.progress import Progress
-from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, Verifier
+from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, StepWriter, Verifier
 from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import ServedSchedule
 from beamwright.schedule import schedule_row

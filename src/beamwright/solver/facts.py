@@ -11,8 +11,8 @@ from beamwright.counters import Counters
 from beamwright.engine.accounting import Accounting
 from beamwright.engine.limits import num_generated
 from beamwright.engine.moving import MovingSplit
-from beamwright.engine.obeyed import policy_name
 from beamwright.engine.tree_run import TreeRun
+from beamwright.engine.validation import policy_name
 from beamwright.models import TreeModel
 from beamwright.protocols import SchedulePolicy
 from beamwright.remote.generator import RemoteGenerator

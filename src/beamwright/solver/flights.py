@@ -11,10 +11,9 @@ from typing import Protocol
 
 from beamwright.counters import Counters
 from beamwright.engine.accounting import Accounting
-from beamwright.engine.admission import FAR_ROWS, USUAL_ROWS, Admission
-from beamwright.engine.choice import PATIENCE_S, RunConditions, make_executor
+from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PlainExecutor
+from beamwright.engine.executor import PATIENCE_S, PlainExecutor, make_executor
 from beamwright.engine.moving import MovingSplit
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
@@ -130,7 +129,7 @@ class Flights:
             model.store.reset_peaks()
         self._engine, self._moving, self._meter = self._made(in_flight)
         stores = [model.store for model in parts.tree_models]
-        rows = USUAL_ROWS if parts.generator is not None else FAR_ROWS
+        rows = USUAL_ROWS if parts.generator is not None else REMOTE_ROWS
         self._admission = Admission(machinery.settings, in_flight, stores, machinery.payoff, rows)
         if parts.moving is not None:
             parts.moving.restart()
@@ -144,13 +143,16 @@ class Flights:
         settings, parts = machinery.settings, machinery.parts
         executor = make_executor(
             settings,
-            RunConditions(in_flight, machinery.exact, machinery.threads, machinery.trial),
             machinery.batch,
             parts.verifier,
             accounting,
             (parts.generator, parts.scorer),
             machinery.timeline,
             machinery.progress,
+            in_flight=in_flight,
+            exact=machinery.exact,
+            num_threads=machinery.threads.count,
+            trial=machinery.trial,
         )
         engine = Engine(
             executor,

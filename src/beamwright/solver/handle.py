@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-from beamwright.engine.turns import PriorityQueue
+from beamwright.engine.admission import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver.flights import Arrivals, Flight, Outcome

@@ -17,12 +17,12 @@ from typing import Any, Literal, Unpack, overload
 from beamwright.config import Settings
 from beamwright.conversation import Problem
 from beamwright.counters import Counters, Usage
+from beamwright.engine.concurrency import threads_for
 from beamwright.engine.limits import check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.resume import restore_kv
 from beamwright.engine.sampling import stats_read_by
 from beamwright.engine.selftest import batches_are_exact, unlike
-from beamwright.engine.threads import threads_for
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError

@@ -5,7 +5,7 @@ A policy that would hang the loop, or be half obeyed, ends the search with an er
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +37,10 @@ def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
             be left to do while the search goes on.
     """
     name = f"strategy {policy_name(strategy)}, round {tree.rounds}"
-    found = _asked(name, strategy.select, tree, rng)
-    if not isinstance(found, Iterable) or isinstance(found, str):
-        raise PolicyError(f"{name}: select returned {_shown(found)}, not a list of actions")
-    actions = list(found)
+    answer = call_policy(name, strategy.select, tree, rng)
+    if not isinstance(answer, Iterable) or isinstance(answer, str):
+        raise PolicyError(f"{name}: select returned {_shown(answer)}, not a list of actions")
+    actions = list(answer)
     judged: set[Node] = set()
     for action in actions:
         if not isinstance(action, _ACTIONS):
@@ -49,7 +49,7 @@ def decided(strategy: Strategy, tree: SearchTree, rng: Any) -> list[Action]:
         if not isinstance(action, Finish):
             problem = "decides twice about" if action.node in judged else _wrong(action, tree)
             if problem:
-                raise PolicyError(f"{name}: {problem} {_path(action.node)}")
+                raise PolicyError(f"{name}: {problem} {_shown(action.node)}")
             judged.add(action.node)
     if not any(isinstance(action, Extend | Ask | Finish) for action in actions):
         num_waiting = len(tree.candidates())
@@ -71,17 +71,16 @@ def foreseen(
     if not isinstance(strategy, Foresees):
         return []
     name = f"strategy {policy_name(strategy)}, round {tree.rounds + 1}"
-    found = list(_asked(name, strategy.prospects, tree, beams, ahead))
-    for prospect in found:
+    prospects = list(call_policy(name, strategy.prospects, tree, beams, ahead))
+    for prospect in prospects:
         if not isinstance(prospect, Prospect):
             raise PolicyError(f"{name}: {_shown(prospect)} is no Prospect")
-        problem = _wrong_extension(Extend(prospect.node, prospect.children))
-        if problem or prospect.node.root is not tree.root:
-            raise PolicyError(
-                f"{name}: foresees {problem or 'what is no node of this tree:'} "
-                f"{_path(prospect.node)}"
-            )
-    return found
+        problem = _wrong_extension(prospect.node, prospect.children)
+        if prospect.node.root is not tree.root:
+            problem = problem or "what is no node of this tree:"
+        if problem:
+            raise PolicyError(f"{name}: foresees {problem} {_shown(prospect.node)}")
+    return prospects
 
 
 def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
@@ -91,7 +90,7 @@ def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
         PolicyError: if it raises, or its groups are not distinct beams of the view, at least one.
     """
     name = f"schedule {policy_name(schedule)}"
-    plan = _asked(name, schedule.plan, view)
+    plan = call_policy(name, schedule.plan, view)
     if not isinstance(plan, Plan):
         raise PolicyError(f"{name}: plan returned {_shown(plan)}, not a Plan")
     groups = tuple(tuple(group) for group in plan.groups if group)
@@ -100,7 +99,7 @@ def planned(schedule: SchedulePolicy, view: ScheduleView) -> Plan:
         if beam not in known:
             raise PolicyError(f"{name}: {_shown(beam)} in a group is no beam that waits")
         if beam in seen:
-            raise PolicyError(f"{name}: {_path(beam)} is in two groups, or twice in one")
+            raise PolicyError(f"{name}: {_shown(beam)} is in two groups, or twice in one")
         seen.add(beam)
     if not groups and view.beams:
         raise PolicyError(f"{name}: an empty plan, while {len(view.beams)} beams wait")
@@ -114,35 +113,39 @@ def policy_name(policy: Any) -> str:
     return name if isinstance(name, str) else type(policy).__name__
 
 
-def _asked(name: str, method: Any, *arguments: Any) -> Any:
+def call_policy(name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's policy answers.
+
+    Raises:
+        PolicyError: for whatever it raises.
+    """
     try:
         return method(*arguments)
     except BeamwrightError:
         raise
-    except Exception as error:  # whatever a user's policy raises
+    except Exception as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise PolicyError(f"{name}: it raised {line}") from error
 
 
 def _wrong(action: Extend | Ask | Prune | Complete, tree: SearchTree) -> str | None:
     """Why an action cannot be obeyed; None if it can."""
-    node, found = action.node, None
+    node = action.node
     if not isinstance(node, Node) or node.root is not tree.root:
         return "acts on what is no node of this tree:"
     match action:
         case Extend():
-            found = _wrong_extension(action)
+            return _wrong_extension(node, action.children)
         case Ask() if node.state is not NodeState.CANDIDATE or not node.ended:
-            found = "asks about what is no ended candidate:"
+            return "asks about what is no ended candidate:"
         case Complete() if node.state is not NodeState.CANDIDATE:
-            found = f"completes a node that is {node.state}:"
+            return f"completes a node that is {node.state}:"
         case Prune() if node.parent is None or node.state is NodeState.OPEN:
-            found = "prunes what is not decoded:"
-    return found
+            return "prunes what is not decoded:"
+    return None
 
 
-def _wrong_extension(action: Extend) -> str | None:
-    node, children = action.node, action.children
+def _wrong_extension(node: Node, children: int) -> str | None:
     if type(children) is not int or children < 1:
         return f"gives {_shown(children)} children to"
     if node.ended:
@@ -152,10 +155,8 @@ def _wrong_extension(action: Extend) -> str | None:
     return None
 
 
-def _path(node: Any) -> str:
-    return f"path {'.'.join(map(str, node.lineage))}" if isinstance(node, Node) else _shown(node)
-
-
 def _shown(value: Any) -> str:
+    if isinstance(value, Node):
+        return f"path {'.'.join(map(str, value.lineage))}"
     text = repr(value)
     return text if len(text) < 80 else f"{text[:80]}..."
