@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from beamwright import Solver
-from beamwright.engine.selftest import run_selftest
+from beamwright.checks.machine import run_selftest
 from beamwright.models import TreeModel
 from beamwright.models.decoder import Decoder
 from beamwright.solver.own import IGNORED

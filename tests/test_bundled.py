@@ -7,7 +7,7 @@ import pytest
 
 import beamwright
 from beamwright import Solver
-from beamwright.checks.parity import check_parity
+from beamwright.checks.model import check_parity
 from beamwright.sections import ModelSettings
 from engines import exact_dtype, grow
 from fakes import Grouping

@@ -23,7 +23,7 @@ def inspected(monkeypatch):
 
     parity = {"prefill": 1e-6, "chunked": 2e-6, "decode": 3e-6}
     monkeypatch.setattr("beamwright.models.inspect_model", inspect_model)
-    monkeypatch.setattr("beamwright.checks.parity.check_parity", lambda settings: parity)
+    monkeypatch.setattr("beamwright.checks.model.check_parity", lambda settings: parity)
     return seen
 
 
@@ -66,7 +66,7 @@ def test_the_machine(cli, monkeypatch):
 def test_an_exact_backend_is_named_where_the_default_is_not(cli, monkeypatch, tree, dense, hinted):
     checks = {"tree": tree, "dense": dense, "reference": True}
     checks |= {name: True for name in ("triton-tree", "triton-dense")}
-    monkeypatch.setattr("beamwright.engine.selftest.run_selftest", lambda: checks)
+    monkeypatch.setattr("beamwright.checks.machine.run_selftest", lambda: checks)
     report = cli("doctor", "--json").json
     assert ("--attention dense is" in (report["hint"] or "")) == hinted
 

@@ -36,7 +36,23 @@ def script(node):
 
 
 def an_engine(size=2, schedule=None):
-    return Engine(ScriptedExecutor(script), schedule or Grouping(size), Accounting())
+    engine = Engine(ScriptedExecutor(script), schedule or Grouping(size), Accounting())
+    engine.fairness = Watched()
+    return engine
+
+
+class Watched(Fairness):
+    """Remembers the longest wait, and the most steps of a round of all trees."""
+
+    longest = round_steps = 0
+
+    def note(self, runs, running):
+        self.round_steps = max(self.round_steps, sum(len(run.beams) for run in runs))
+        super().note(runs, running)
+
+    def decoded(self, run):
+        self.longest = max(self.longest, self.waits().get(run, 0))
+        super().decoded(run)
 
 
 def finish(engine, runs=(), arrivals=()):

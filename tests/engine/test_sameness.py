@@ -2,8 +2,9 @@
 
 import pytest
 
-from beamwright.engine import selftest
-from beamwright.engine.selftest import batches_are_exact, run_selftest
+from beamwright.checks import machine
+from beamwright.checks.machine import run_selftest
+from beamwright.engine.selftest import batches_are_exact
 from engines import PROBLEM, exact_dtype, grow
 from fakes import Grouping
 
@@ -89,7 +90,7 @@ def test_the_self_test_covers_every_backend():
 def test_the_self_test_asks_what_the_search_runs(make_solver, monkeypatch):
     """A loaded model's products are prepacked where they can be, and so are the self-test's."""
     asked = []
-    monkeypatch.setattr(selftest, "batches_are_exact", lambda decoder, _: asked.append(decoder))
+    monkeypatch.setattr(machine, "batches_are_exact", lambda decoder, _: asked.append(decoder))
     run_selftest()
     searching = make_solver(dtype="float32").generator.decoder.weights
     kind = type(searching.layers[0].qkv)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from beamwright.checks.drift import compare_logits, measure_drift
+from beamwright.checks.model import compare_logits, measure_drift
 from beamwright.sections import ModelSettings
 
 SAMPLES = [("Ann has 12 apples.", "She eats 3.\n\nThe answer is 9."), ("1+1?", "2")]

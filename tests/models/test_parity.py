@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 import fakes
-from beamwright.checks.parity import check_parity
+from beamwright.checks.model import check_parity
 from beamwright.errors import InputError
 from beamwright.models import inspect_model, load_model
 from beamwright.sections import ModelSettings

@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.checks.drift import measure_score_drift
+from beamwright.checks.model import measure_score_drift
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 

@@ -8,18 +8,31 @@ from typing import Any
 
 import torch
 
-from beamwright.attention import BACKENDS, make_attention, triton_version
-from beamwright.engine import selftest
+from beamwright.attention import (
+    BACKENDS,
+    KERNEL_BACKENDS,
+    make_attention,
+    triton_version,
+    why_no_kernels,
+)
 from beamwright.engine.concurrency import SMALL_PARAMETERS, threads_for
+from beamwright.engine.selftest import batches_are_exact
+from beamwright.models.decoder import TILE_ROWS, Decoder
+from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.onednn import prepack
+from beamwright.models.shape import ModelShape
+from beamwright.models.weights import random_weights
 from beamwright.plan.machines import write_profile
 from beamwright.plan.probe import measure_profile
+
+_SHAPE = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
 
 
 def inspect_machine() -> dict[str, Any]:
     """Versions, threads and the exactness self-test of this machine."""
     small, large = threads_for(SMALL_PARAMETERS), threads_for(SMALL_PARAMETERS + 1)
     with small.in_use():
-        checks = selftest.run_selftest()
+        checks = run_selftest()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "torch": torch.__version__,
@@ -41,6 +54,31 @@ def _exactness_hint(checks: dict[str, bool]) -> str | None:
     if checks["tree"] or not checks["dense"]:
         return None
     return "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
+
+
+def run_selftest() -> dict[str, bool]:
+    """The self-test of every backend on a small random shape (`beamwright doctor`).
+
+    Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
+    """
+    shape = shape_from_text(_SHAPE)
+    decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
+    found = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    return {**found, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
+
+
+def _on_gpu(shape: ModelShape) -> dict[str, bool]:
+    """The same on the first CUDA device, in the dtype that it computes in by default."""
+    device = torch.device("cuda")
+    weights = random_weights(shape, torch.bfloat16, "cuda", 0)
+    names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
+    found = {}
+    for name in names or BACKENDS:
+        backend = make_attention(name, device, torch.bfloat16)
+        for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
+            decoder = Decoder(shape, weights, tile_rows)
+            found[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
+    return found
 
 
 def probe_machine() -> dict[str, Any]:

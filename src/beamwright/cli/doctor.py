@@ -69,15 +69,15 @@ def doctor(
     try:
         with quiet_stdout():
             check_models(settings.model_copy(update={"verifier": "none"}))
-            with first_import("beamwright.checks.parity"):
-                from beamwright.checks.parity import check_parity
+            with first_import("beamwright.checks.model"):
+                from beamwright.checks.model import check_parity
                 from beamwright.models import inspect_model
 
             report = inspect_model(settings)
             if parity:
                 report["max_abs_logit_diff"] = check_parity(settings)
             if settings.weights != "auto" or settings.verifier_weights != "auto":
-                from beamwright.checks.drift import check_weights
+                from beamwright.checks.model import check_weights
 
                 report |= check_weights(settings, problems)
     except UnsupportedModelError as error:

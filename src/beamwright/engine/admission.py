@@ -125,36 +125,30 @@ class Fairness:
     other trees that are decoded meanwhile. A round of all is as many steps as all trees under way
     have in the rounds that they are in. After `PATIENT_ROUNDS` of them the tree goes before all
     others, and what is in front of it by then is at most one more.
-
-    longest: of all waits so far; round_steps: the most steps of a round of all.
     """
 
     def __init__(self) -> None:
-        self.longest = self.round_steps = self._num_decoded = 0
+        self._num_decoded = 0
         self._since: dict[TreeRun, int] = {}
 
     def began(self, run: TreeRun) -> None:
         """A round of this tree begins: it waits."""
         self._since[run] = self._num_decoded
 
-    def note(self, runs: Collection[TreeRun], running: Iterable[Node]) -> None:
+    def decoded(self, run: TreeRun) -> None:
+        """A step of this tree is complete."""
+        self._since.pop(run, None)
+        self._num_decoded += 1
+
+    def note(self, runs: Iterable[TreeRun], running: Iterable[Node]) -> None:
         """See who waits still. running: nodes whose steps are under way."""
         served = {node.root for node in running if not node.speculative}
         waiting = [run for run in runs if run.open and run.tree.root not in served]
-        before, self._since = self._since, {}
-        for run in waiting:
-            self._since[run] = before.pop(run, self._num_decoded)
-        for since in before.values():
-            self._waited_since(since)
-        self.round_steps = max(self.round_steps, _round_steps(runs))
+        self._since = {run: self._since.get(run, self._num_decoded) for run in waiting}
 
-    def decoded(self, run: TreeRun) -> None:
-        """A step of this tree is complete."""
-        self._waited_since(self._since.pop(run, self._num_decoded))
-        self._num_decoded += 1
-
-    def _waited_since(self, since: int) -> None:
-        self.longest = max(self.longest, self._num_decoded - since)
+    def waits(self) -> dict[TreeRun, int]:
+        """Steps that were decoded of others since each tree waits."""
+        return {run: self._num_decoded - since for run, since in self._since.items()}
 
     def order(self, runs: Collection[TreeRun]) -> list[TreeRun]:
         """Those in front first."""
@@ -179,17 +173,13 @@ class Fairness:
 
     def _ranks(self, runs: Collection[TreeRun]) -> dict[Node, tuple[int, int]]:
         """Who has waited for too long first, the longest in front; then by priority."""
-        too_long = PATIENT_ROUNDS * _round_steps(runs)
-        ranks = {run.tree.root: (1, -run.priority) for run in runs}
-        for run in runs:
-            since = self._since.get(run)
-            if since is not None and self._num_decoded - since >= too_long:
-                ranks[run.tree.root] = (0, since)
-        return ranks
-
-
-def _round_steps(runs: Iterable[TreeRun]) -> int:
-    return sum(len(run.beams) for run in runs)
+        too_long, waits = PATIENT_ROUNDS * sum(len(run.beams) for run in runs), self.waits()
+        return {
+            run.tree.root: (0, -waits[run])
+            if waits.get(run, -1) >= too_long
+            else (1, -run.priority)
+            for run in runs
+        }
 
 
 class PriorityQueue(Generic[T]):

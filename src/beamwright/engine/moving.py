@@ -17,19 +17,12 @@ from beamwright.errors import CapacityError, InputError
 from beamwright.kv.cache import CacheManager
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.split import (
-    TreeState,
-    best_split,
-    fixed_split,
-    in_turn,
-    tree_case,
-)
+from beamwright.plan.split import TreeState, best_split, fixed_split, in_turn, tree_case
 from beamwright.tree import Node
 
 _FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
 _LEAST_GAIN = 0.02  # of the seconds of a round, by the cost model
 _LEAST_MOVE = 0.05  # of the memory
-
 
 MOVING = ("auto", "roofline", "offload")
 """Splits that move; any other is a share that stays."""
@@ -83,7 +76,7 @@ class MovingSplit:
         self._seen: tuple[int, ...] = ()
         self._takes_turns = self._split != "roofline"
         self.counts = Counters()
-        self._move(self._first_bytes)
+        self._give(self._generator, self._first_bytes)
         self.counts = Counters()
         self.most_generator_bytes = self.generator_bytes
 
@@ -100,9 +93,14 @@ class MovingSplit:
         self._seen = seen
         with suppress(CapacityError):  # of the host tier: everything stays where it is
             if scoring:
-                self._score(scoring, beams)
+                needed = _need_bytes(self._verifier, [len(n.token_ids) + 1 for n in scoring])
+                self._make_room(self._verifier, self._generator, needed, scoring, beams)
             else:
-                self._decode(beams)
+                step_tokens = _step_tokens(beams)
+                needed = _need_bytes(self._generator, [step_tokens] * len(beams))
+                if self._split == "roofline":
+                    self._choose(beams, step_tokens)
+                self._make_room(self._generator, self._verifier, needed, beams, beams)
 
     def check(self) -> None:
         """Conservation: of blocks in both stores, of bytes between them."""
@@ -116,56 +114,46 @@ class MovingSplit:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _decode(self, beams: Sequence[Node]) -> None:
-        """Decoding is next."""
-        step = _step_tokens(beams)
-        needed = _need_bytes(self._generator, [step] * len(beams))
-        if self._split == "roofline":
-            self._choose(beams, step)
-        if self._takes_turns and self._is_short(needed > self.generator_bytes):
-            kept = self._kept(self._verifier, beams, needed)
-            self._move(min(self._part(needed, self._verifier), self.total_bytes - kept))
-        # A step may be longer than those that the need was estimated from.
-        least = min(self._least(self._generator, beams), self.total_bytes)
-        if least > self.generator_bytes:
-            self._move(least)
+    def _make_room(
+        self,
+        store: CacheManager,
+        idle: CacheManager,
+        needed_bytes: int,
+        nodes: Sequence[Node],
+        beams: Sequence[Node],
+    ) -> None:
+        """The model of this store runs next, on these nodes; beams are decoded meanwhile, or then.
 
-    def _score(self, nodes: Sequence[Node], beams: Sequence[Node]) -> None:
-        """Scoring is next; the beams are decoded meanwhile, or after it."""
-        needed = _need_bytes(self._verifier, [len(node.token_ids) + 1 for node in nodes])
-        if self._takes_turns and self._is_short(needed > self.verifier_bytes):
-            kept = self._kept(self._generator, beams, needed)
-            self._move(max(self.total_bytes - self._part(needed, self._generator), kept))
-        # A step that was decoded ahead may be longer than any that the parts were chosen for.
-        least = min(self._least(self._verifier, nodes), self.total_bytes)
-        if least > self.verifier_bytes:
-            self._move(self.total_bytes - least)
-
-    def _kept(self, idle: CacheManager, beams: Sequence[Node], needed_bytes: int) -> int:
-        """What the model whose turn it is not keeps: a path, where there is room for that.
-
-        Where there is not, a score that comes too early is put off until the round's end.
+        Needs are estimates, so once memory was short all that is free is taken.
         """
-        if not (self._scores_early and beams):
-            return 0
-        least = self._least(idle, beams)
-        return least if needed_bytes + least <= self.total_bytes else 0
-
-    def _is_short(self, now: bool) -> bool:
-        """Memory is short, or has been: needs are estimates, so all that is free is taken then."""
-        return now or self.counts.moves > 0 or self._split != "auto"
-
-    def _part(self, needed_bytes: int, idle: CacheManager) -> int:
-        """What the model that runs next gets: its need, and what the idle one has no use for."""
-        if self._split != "auto":
-            return self.total_bytes
-        spare = self.total_bytes - idle.device.budget.used_bytes
-        return min(self.total_bytes, max(needed_bytes, spare))
+        total = self.total_bytes
+        short = needed_bytes > store.device.budget.total_bytes or self.counts.moves > 0
+        if self._takes_turns and (short or self._split != "auto"):
+            part = total
+            if self._split == "auto":  # its need, and what the idle one has no use for
+                part = min(total, max(needed_bytes, total - idle.device.budget.used_bytes))
+            if self._scores_early and beams:
+                # The idle one keeps a path, where there is room for that; where there is not, a
+                # score that comes too early is put off until the round's end.
+                kept = self._least(idle, beams)
+                part = min(part, total - kept if needed_bytes + kept <= total else total)
+            self._give(store, part)
+        # A step may be longer than those that the need was estimated from.
+        least = min(self._least(store, nodes), total)
+        if least > store.device.budget.total_bytes:
+            self._give(store, least)
 
     def _choose(self, beams: Sequence[Node], step_tokens: int) -> None:
         """The faster of two parts and of turns; see `cost.split`."""
         total = self.total_bytes
-        case = tree_case(self._state(beams, step_tokens), *self._costs, self._hardware)
+        state = TreeState(
+            len(beams),
+            sum(map(_path_tokens, beams)) / len(beams),
+            self._generator.held_bytes / self._generator.device.bytes_per_token,
+            self._verifier.held_bytes / self._verifier.device.bytes_per_token,
+            step_tokens,
+        )
+        case = tree_case(state, *self._costs, self._hardware)
         best, turns = best_split(case, total), None
         with suppress(InputError):  # not one path fits on average
             turns = in_turn(case, total)
@@ -175,7 +163,7 @@ class MovingSplit:
         least = self._least(self._generator, beams)
         most = total - self._least(self._verifier, beams)
         if least > most:  # nobody can be sure of a path: as in the beginning
-            self._move(self._first_bytes)
+            self._give(self._generator, self._first_bytes)
             return
         wanted = min(most, max(best.generator_bytes, least))
         if least <= self.generator_bytes <= most:
@@ -184,16 +172,7 @@ class MovingSplit:
                 return
             if abs(wanted - self.generator_bytes) < _LEAST_MOVE * total:
                 return
-        self._move(wanted)
-
-    def _state(self, beams: Sequence[Node], step_tokens: int) -> TreeState:
-        return TreeState(
-            len(beams),
-            sum(map(_path_tokens, beams)) / len(beams),
-            self._generator.held_bytes / self._generator.device.bytes_per_token,
-            self._verifier.held_bytes / self._verifier.device.bytes_per_token,
-            step_tokens,
-        )
+        self._give(self._generator, wanted)
 
     def _least(self, store: CacheManager, beams: Sequence[Node]) -> int:
         """What the longest path and the longest step take: every beam can be decoded and scored."""
@@ -203,15 +182,14 @@ class MovingSplit:
         blocks = device.blocks_for(_path_tokens(longest) + depth) + depth + device.blocks_for(step)
         return (blocks + 1) * device.bytes_per_block
 
-    def _move(self, generator_bytes: int) -> None:
-        """Give the generator so much, and the verifier the rest, as far as what is held allows."""
+    def _give(self, store: CacheManager, num_bytes: int) -> None:
+        """Give this model so much, and the other one the rest, as far as what is held allows."""
         before, total = self.generator_bytes, self.total_bytes
-        if generator_bytes < before:
-            kept = self._generator.resize(generator_bytes)
-            self._verifier.resize(total - kept)
-        else:
-            kept = self._verifier.resize(total - generator_bytes)
-            self._generator.resize(total - kept)
+        other = self._verifier if store is self._generator else self._generator
+        if num_bytes > store.device.budget.total_bytes:
+            store, other, num_bytes = other, store, total - num_bytes
+        kept = store.resize(num_bytes)  # the one that shrinks first
+        other.resize(total - kept)
         moved = abs(self.generator_bytes - before)
         if moved:
             self.counts.moves += 1

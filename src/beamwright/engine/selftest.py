@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
+from typing import Any
 
 import torch
 
-from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention, why_no_kernels
+from beamwright.attention import KERNEL_BACKENDS
 from beamwright.engine.row_sampling import RowSampling
 from beamwright.engine.sampling import Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel
-from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
-from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import prepack
-from beamwright.models.shape import ModelShape
-from beamwright.models.weights import random_weights
+from beamwright.models.decoder import Decoder, Linear
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SamplingSettings
 
@@ -75,20 +73,18 @@ def batches_are_exact(decoder: Decoder, backend: AttentionBackend) -> bool:
             f"a context of {decoder.shape.context} tokens is too short to search in: "
             f"--context must be at least {LEAST_CONTEXT}"
         )
-    first = _first_layer(decoder)
-    splits = _splits(decoder.device, backend)
+    first, num_states = _first_layer(decoder), sum(_BATCH_SIZES)
+    *apart, joining = _splits(decoder.device, backend)
     try:
-        if not _layers_are_exact(first):
-            return False
-        rows = _Rows(first, backend, splits[0][-1].stop)
+        # Everything but attention and the LM head, in batches of every size.
+        states = [_on_their_own(first, num_states, s) for s in ([num_states], _BATCH_SIZES)]
+        rows = _Rows(first, backend, joining[-1].stop)
         whole = rows.decode([range(rows.num_rows)])
-        *apart, last = splits
-        if not torch.equal(whole, rows.decode(last)):
-            return False
-        return all(
-            torch.equal(rows.decode([batch]), whole[batch.start : batch.stop])
-            for split in apart
-            for batch in split
+        batches = [batch for split in apart for batch in split]
+        return (
+            torch.equal(*states)
+            and torch.equal(whole, rows.decode(joining))
+            and all(torch.equal(rows.decode([b]), whole[b.start : b.stop]) for b in batches)
         )
     except torch.OutOfMemoryError:
         return False
@@ -101,13 +97,6 @@ def _first_layer(decoder: Decoder) -> Decoder:
     return Decoder(shape, weights, decoder.tile_rows)
 
 
-def _layers_are_exact(decoder: Decoder) -> bool:
-    """Everything but attention and the LM head, in batches of every size."""
-    rows = sum(_BATCH_SIZES)
-    whole, parts = (_on_their_own(decoder, rows, sizes) for sizes in ([rows], _BATCH_SIZES))
-    return torch.equal(whole, parts)
-
-
 def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> torch.Tensor:
     """Hidden states of rows [rows, hidden] that see nothing but themselves, in batches."""
     generator = torch.Generator().manual_seed(0)
@@ -116,13 +105,6 @@ def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> to
     places = (torch.arange(num_rows) % decoder.shape.context).to(decoder.device)
     both = zip(tokens, places.split(list(batches)), strict=True)
     return torch.cat([decoder.hidden(*each, _OwnTokenOnly()) for each in both])
-
-
-@torch.inference_mode()
-def sample_bits(decoder: Decoder) -> bytes:
-    """What the model computes of fixed tokens: other instructions or libraries, other bits."""
-    states = _on_their_own(decoder, sum(_THREADED_ROWS), _THREADED_ROWS)
-    return states.float().cpu().numpy().tobytes()
 
 
 @torch.inference_mode()
@@ -155,7 +137,10 @@ class _OwnTokenOnly:
 
 
 def _splits(device: torch.device, backend: AttentionBackend) -> list[list[range]]:
-    """Ways to part a batch. Batches are padded to 8 rows, so the whole is larger than that."""
+    """Ways to part a batch; the last one's parts join one another.
+
+    Batches are padded to 8 rows, so the whole is larger than that.
+    """
     if device.type != "cpu":  # libraries choose kernels by size, up to that of a tile and beyond
         return [
             [range(1), range(1, 9), range(9, 30), range(30, _GPU_ROWS)],
@@ -174,20 +159,17 @@ class _Rows:
 
     def __init__(self, decoder: Decoder, backend: AttentionBackend, num_rows: int) -> None:
         self._decoder, self._backend, self.num_rows = decoder, backend, num_rows
-        generator = torch.Generator().manual_seed(0)
-        vocab = decoder.shape.vocab
+        generator, vocab = torch.Generator().manual_seed(0), decoder.shape.vocab
 
-        def draw(count: int) -> list[int]:
-            drawn: list[int] = torch.randint(vocab, (count,), generator=generator).tolist()
-            return drawn
+        def draw(count: int) -> Any:
+            return torch.randint(vocab, (count,), generator=generator).tolist()
 
         most = decoder.shape.context - LEAST_CONTEXT
         self._prompt = draw(_PROMPT)
         self._steps = [draw(1 + row % 4) for row in range(num_rows)]
         self._decoded = [draw(min(most, _DECODED[row % len(_DECODED)])) for row in range(num_rows)]
-        pairs = zip(self._steps, self._decoded, strict=True)
-        starts = [_PROMPT + len(step) + len(decoded) for step, decoded in pairs]
-        self._starts = torch.tensor(starts, device=decoder.device)
+        starts = map(len, map(add, self._steps, self._decoded))
+        self._starts = _PROMPT + torch.tensor([*starts], device=decoder.device)
         self._tokens = torch.tensor([draw(_STEPS) for _ in range(num_rows)], device=decoder.device)
         keys = torch.randint(2**31 - 1, (num_rows, 2), generator=generator)
         self._keys = keys.to(decoder.device, torch.int32)
@@ -259,29 +241,3 @@ class _Rows:
         how = RowSampling.of([SamplingSettings()] * session.num_rows, logits.device)
         _, logprobs = self._sampler.sample(logits, self._keys[index], positions, how)
         return (logprobs.float() + logits[:, 0].float())[: len(rows)]
-
-
-def run_selftest() -> dict[str, bool]:
-    """The self-test of every backend on a small random shape (`beamwright doctor`).
-
-    Where there is a GPU, also of what runs on it, in tiles of fixed size and without.
-    """
-    text = "llama,layers=1,hidden=128,heads=4,kv_heads=2,intermediate=384,vocab=512,context=256"
-    shape = shape_from_text(text)
-    decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
-    found = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
-    return {**found, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
-
-
-def _on_gpu(shape: ModelShape) -> dict[str, bool]:
-    """The same on the first CUDA device, in the dtype that it computes in by default."""
-    device = torch.device("cuda")
-    weights = random_weights(shape, torch.bfloat16, "cuda", 0)
-    names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
-    found = {}
-    for name in names or BACKENDS:
-        backend = make_attention(name, device, torch.bfloat16)
-        for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
-            decoder = Decoder(shape, weights, tile_rows)
-            found[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
-    return found
