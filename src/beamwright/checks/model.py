@@ -8,6 +8,7 @@ larger one has to fit alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ def _accuracy_change(settings: ModelSettings, num_problems: int) -> dict[str, An
     accuracies, answers = [], []
     for model in (_unquantised(settings), settings):
         records: list[Any] = []
-        options = RunOptions(on_record=lambda record, done, total, to=records: to.append(record))
+        options = RunOptions(on_record=partial(_keep, records))
         run_settings = Settings(model=model, search=_SEARCH)
         with Solver(run_settings) as solver:
             result = run(problem_set, solver.solve_many, run_settings, options)
@@ -151,6 +152,11 @@ def _accuracy_change(settings: ModelSettings, num_problems: int) -> dict[str, An
         "quantised": accuracies[1],
         "same_answers": sum(before[name] == after[name] for name in before),
     }
+
+
+def _keep(records: list[Any], record: Any, done: int, total: int) -> None:
+    del done, total
+    records.append(record)
 
 
 def measure_drift(settings: ModelSettings, samples: Sequence[Sample]) -> dict[str, float]:
