@@ -100,7 +100,10 @@ def conserved(monkeypatch):
 
     def checked(self, runs):
         look(self, runs)
-        self.check()
+        assert self.generator_bytes + self.verifier_bytes == self.total_bytes
+        for store in (self._generator, self._verifier):
+            store.check()
+            assert store.device.budget.used_bytes <= store.device.budget.total_bytes
         parts.append(self.generator_bytes)
 
     monkeypatch.setattr(MovingSplit, "look", checked)

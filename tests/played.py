@@ -3,8 +3,8 @@
 import random
 from functools import partial
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.engine import Engine
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
 from beamwright.schedule import InGpuSchedule
@@ -100,7 +100,13 @@ class Loop:
 
     def run(self, runs, on_round=None):
         self.prepare(runs, on_round)
-        self.engine.run(runs)
+        try:
+            for run in runs:
+                self.engine.admit(run)
+            while self.engine.num_live:
+                self.engine.step()
+        finally:
+            self.engine.abort()
         for run in runs:
             if run.error is not None:
                 raise run.error

@@ -1,7 +1,7 @@
 import threading
 
 from beamwright.counters import Counters
-from beamwright.engine.accounting import Accounting
+from beamwright.engine.timeline import Accounting
 
 
 class Clock:

@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.engine.accounting import Accounting
+from beamwright.engine.timeline import Accounting
 from beamwright.errors import CapacityError, InputError, LinkError
 from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed, StepScored
 from beamwright.tree import StopReason

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from beamwright.counters import Counters
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import USUAL_ROWS, Admission
 from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import Scoring, ScoringQueue
 from beamwright.engine.speculation import Payoff
+from beamwright.engine.timeline import Accounting
 from beamwright.errors import CapacityError, InputError
 from beamwright.protocols import StepFailed, StepScored
 from beamwright.sections import ScheduleSettings

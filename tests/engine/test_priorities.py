@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import PATIENT_ROUNDS, WAITING_ROUNDS, Fairness, PriorityQueue
 from beamwright.engine.engine import Engine
 from beamwright.engine.scoring import MOST_PASSED, ScoringQueue
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Plan
 from beamwright.search import make_strategy, round_rng

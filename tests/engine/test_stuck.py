@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.limits import StopRule
+from beamwright.engine.timeline import Accounting
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import tree_hash

@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.limits import StopRule
+from beamwright.engine.timeline import Accounting
 from beamwright.errors import InputError
 from beamwright.saved.recorded import read_recorded, record_tree, write_recorded
 from beamwright.search import make_strategy

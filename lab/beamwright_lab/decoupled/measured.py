@@ -164,9 +164,7 @@ def compared(
             for mode in list(MODES)[:: -1 if turn % 2 else 1]:
                 runs[mode].append(measure(solvers[mode], problems, MODES[mode]["in_flight"]))
                 say(kv, mode, f"{runs[mode][-1].wall_s:.2f} s")
-    decoding = CallCosts()
-    for mode in ("one", "lockstep", "continuous", "decoupled"):
-        decoding.add(solvers[mode]._machinery.payoff.decoding)
+    decoding = solvers["continuous"]._machinery.payoff.decoding
     peak = sum(model.store.device_peak_bytes for model in solvers["continuous"]._tree_models)
     num_runs = sum(map(len, runs.values()))
     shown = rows_of(kv, runs, decoding, verifying.costs, round(verifying.costs.total[1] / num_runs))

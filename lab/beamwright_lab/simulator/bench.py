@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import Admission
 from beamwright.engine.batching import Batching
 from beamwright.engine.engine import Engine
@@ -23,7 +22,7 @@ from beamwright.engine.request import Decoding, Decodings
 from beamwright.engine.running import RunningBatch
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
-from beamwright.engine.timeline import Timeline
+from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv.host_tier import HostTier

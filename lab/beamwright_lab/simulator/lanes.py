@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.executor import PlainExecutor
 from beamwright.engine.scoring import Scoring
+from beamwright.engine.timeline import Accounting
 from beamwright.protocols import Event, StepWriter, Verifier
 from beamwright.tree import Node
 from beamwright_lab.simulator.clock import VirtualClock

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import PlainExecutor
 from beamwright.engine.scoring import Scoring
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
 from beamwright.protocols import Event, Foresees, Plan, ScheduleView, StepDecoded
@@ -89,7 +89,10 @@ def grow(search: SyntheticSearch, problem_id: int = 0) -> RecordedTree:
     run = TreeRun(tree, make_strategy(settings), _last, partial(round_rng, settings))
     chance, accounting = _Chance(search), Accounting()
     executor = PlainExecutor(chance, Scoring(chance, accounting))
-    Engine(executor, schedule, accounting).run([run])
+    engine = Engine(executor, schedule, accounting)
+    engine.admit(run)
+    while engine.num_live:
+        engine.step()
     if run.error is not None:
         raise run.error
     nodes = tuple(map(_step, _decoded(tree)))

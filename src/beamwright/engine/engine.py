@@ -7,15 +7,15 @@ an executor; no model, no KV.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import Fairness
 from beamwright.engine.executor import PlainExecutor
 from beamwright.engine.scoring import check_path_score
 from beamwright.engine.speculation import Payoff
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.engine.validation import planned
 from beamwright.errors import BeamwrightError, InputError, LinkError, UnavailableError
@@ -30,7 +30,7 @@ from beamwright.protocols import (
     StepScored,
 )
 from beamwright.sections import Explore
-from beamwright.tree import Node, NodeState, SearchTree
+from beamwright.tree import Node, NodeState
 
 
 class Engine:
@@ -81,20 +81,6 @@ class Engine:
     def num_live(self) -> int:
         """Trees under way."""
         return len(self._live)
-
-    def run(self, runs: Sequence[TreeRun]) -> None:
-        """Grow these trees to their end, all at a time; `TreeRun.error` says which could not be.
-
-        Raises:
-            LinkError: if the link has failed; all KV is freed first.
-        """
-        try:
-            for run in runs:
-                self.admit(run)
-            while self._live:
-                self.step()
-        finally:
-            self.abort()
 
     def cancel(self, run: TreeRun) -> None:
         """Give a tree up; its KV is freed at once."""
@@ -162,7 +148,7 @@ class Engine:
             self._foresee = True
             run.served += len(event.token_ids)
             self.fairness.decoded(run)
-            _commit(run.tree, event)
+            run.tree.commit(**vars(event))
         elif isinstance(event, StepScored):
             run.unscored.pop(node, None)
             self._score(run, node, event.score)
@@ -286,7 +272,7 @@ class Engine:
         if node not in children:
             return
         if isinstance(event, StepDecoded):
-            _commit(run.tree, event)
+            run.tree.commit(**vars(event))
             self._foresee = True
         elif isinstance(event, StepScored):
             children.scored(node, event.score)
@@ -345,16 +331,3 @@ class Engine:
         run.open.clear()
         self._drop_rest(run)
         self._executor.release(run.tree.release_dead())
-
-
-def _commit(tree: SearchTree, event: StepDecoded) -> None:
-    """Write a step into its open node, whether it is a child of the tree already or not."""
-    tree.commit(
-        event.node,
-        event.token_ids,
-        event.logprobs,
-        event.stop,
-        event.text,
-        event.stats,
-        event.top,
-    )

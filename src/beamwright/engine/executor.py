@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from beamwright.engine.accounting import Accounting
-from beamwright.engine.concurrency import Models, Trial, are_apart, overlaps
+from beamwright.engine.concurrency import Models, Trial, are_apart
 from beamwright.engine.scoring import Scoring, no_more_memory
-from beamwright.engine.timeline import Timeline
+from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.verifier_worker import OnCuda, VerifierWorker, on_host
 from beamwright.models import TreeModel
 from beamwright.progress import Progress
@@ -155,17 +154,12 @@ def make_executor(
     models: Models,
     timeline: Timeline,
     progress: Progress,
-    *,
-    in_flight: int | None,
-    exact: bool,
-    num_threads: int,
     trial: Trial,
+    *,
+    beside: bool,
 ) -> PlainExecutor:
-    """The executor for a run; see `overlaps`. trial: of earlier problems."""
+    """The executor for a run. trial: of earlier problems. beside: see `overlaps`."""
     generator, scorer = models
-    beside = overlaps(
-        settings, verifier, models, in_flight=in_flight, exact=exact, num_threads=num_threads
-    )
     most_steps = 1 if scorer is None else STEPS_TOGETHER[settings.explore]
     stalled_s = partial(_stalled_s, models[1:] if beside else models)
     scoring = Scoring(verifier, accounting, stalled_s, timeline, most_steps)

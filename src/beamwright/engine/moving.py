@@ -24,9 +24,6 @@ _FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
 _LEAST_GAIN = 0.02  # of the seconds of a round, by the cost model
 _LEAST_MOVE = 0.05  # of the memory
 
-MOVING = ("auto", "roofline", "offload")
-"""Splits that move; any other is a share that stays."""
-
 
 class MovingSplit:
     """Two stores over one memory.
@@ -101,16 +98,6 @@ class MovingSplit:
                 if self._split == "roofline":
                     self._choose(beams, step_tokens)
                 self._make_room(self._generator, self._verifier, needed, beams, beams)
-
-    def check(self) -> None:
-        """Conservation: of blocks in both stores, of bytes between them."""
-        self._generator.check()
-        self._verifier.check()
-        if self.generator_bytes + self.verifier_bytes != self.total_bytes:
-            raise AssertionError("the two budgets do not add up to the memory")
-        for store in (self._generator, self._verifier):
-            if store.device.budget.used_bytes > store.device.budget.total_bytes:
-                raise AssertionError("a store uses more than its budget")
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from itertools import groupby
 from numbers import Real
 
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import PriorityQueue
-from beamwright.engine.timeline import NullTimeline, Timeline
+from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
 from beamwright.errors import (
     BeamwrightError,
     CapacityError,

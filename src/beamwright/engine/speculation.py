@@ -132,11 +132,6 @@ class CallCosts:
         self.total, self._products = self.total + row, self._products + np.outer(row, row)
         self.several = self.several or calls > 1
 
-    def add(self, others: CallCosts) -> None:
-        """What others have noted counts, too."""
-        self.total, self._products = self.total + others.total, self._products + others._products
-        self.several = self.several or others.several
-
     def fit(self) -> tuple[float, float]:
         """Seconds that a call takes whatever is in it, a hopeful guess until any round had two;
         and those that one more item in it takes."""

@@ -1,7 +1,8 @@
-"""When things ran and where each segment's KV was. Knows clocks and names, no torch, no policy.
+"""Clocks of a run: what phases took, when things ran, and where each segment's KV was.
 
-A timeline is off by default: callers hold a `NullTimeline`, which has the same methods and
-does nothing, so that no caller branches. `report` draws what a timeline has collected.
+Knows clocks and names, no torch, no policy. A timeline is off by default: callers hold a
+`NullTimeline`, which has the same methods and does nothing, so that no caller branches. `evaluate`
+draws what a timeline has collected.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from beamwright.counters import Counters
 
 # In the order in which they are drawn.
 TRACKS = ("compute", "h2d", "d2h", "stall", "schedule", "verify")
@@ -99,19 +102,85 @@ class NullTimeline(Timeline):
     """A timeline that is off: takes everything, keeps nothing, reads no clock."""
 
     def __init__(self) -> None:
-        super().__init__(clock=_no_clock)
+        super().__init__(clock=lambda: 0.0)
 
     def add(self, name: str, track: str, start_s: float, end_s: float, **args: Any) -> None:
         """Do nothing."""
-
-    @contextmanager
-    def span(self, name: str, track: str, **args: Any) -> Iterator[dict[str, Any]]:
-        """Run the block."""
-        yield args
 
     def residence(self, segment: str, change: str) -> None:
         """Do nothing."""
 
 
-def _no_clock() -> float:
-    return 0.0
+@dataclass(frozen=True, eq=False)
+class _Phase:
+    name: str
+    thread: int
+
+
+class Accounting:
+    """Adds the seconds of phases ("decode", "verify", "schedule") to counters.
+
+    Phases of one thread do not nest. Instants in which two threads are in a phase count as "both".
+    Tokens are counted on the nodes that they were spent on (`Node.usage`).
+    clock: seconds from any fixed origin. counts: what others count as well.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, counts: Counters | None = None
+    ) -> None:
+        self._clock, self.counts = clock, counts or Counters()
+        self._lock = threading.Lock()
+        self._phases: list[_Phase] = []
+        self._counted_s = 0.0
+
+    def now(self) -> Counters:
+        """A copy of the counters at this instant."""
+        with self._lock:
+            self._count()
+            return self.counts.copy()
+
+    @contextmanager
+    def phase(self, name: str, stalled_s: Callable[[], float] | None = None) -> Iterator[None]:
+        """Time a phase.
+
+        stalled_s: seconds of waiting for transfers so far. What the phase adds to them counts as
+        "stall" instead, but for what another phase has hidden.
+        """
+        stalled = 0.0 if stalled_s is None else stalled_s()
+        phase = _Phase(name, threading.get_ident())
+        with self._lock:
+            self._count()
+            self._phases.append(phase)
+            before = self._seconds(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count()
+                counts = phase in self._phases
+                self._phases = [other for other in self._phases if other is not phase]
+                if counts and stalled_s is not None:
+                    stalled = min(stalled_s() - stalled, self._seconds(name) - before)
+                    self._add(name, -stalled)
+                    self._add("stall", stalled)
+
+    def leave(self, thread: int | None) -> None:
+        """End the phase of a thread that may never come back; what follows of it does not count."""
+        with self._lock:
+            self._count()
+            self._phases = [phase for phase in self._phases if phase.thread != thread]
+
+    def _count(self) -> None:
+        """Give the time since the last look to those who ran."""
+        now = self._clock()
+        if self._phases:
+            name = self._phases[0].name if len(self._phases) == 1 else "both"
+            self._add(name, now - self._counted_s)
+        self._counted_s = now
+
+    def _seconds(self, name: str) -> float:
+        seconds: float = getattr(self.counts, f"{name}_s")
+        return seconds
+
+    def _add(self, name: str, seconds: float) -> None:
+        setattr(self.counts, f"{name}_s", self._seconds(name) + seconds)

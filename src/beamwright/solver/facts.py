@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from beamwright.config import Settings
 from beamwright.counters import Counters
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.limits import num_generated
 from beamwright.engine.moving import MovingSplit
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.engine.validation import policy_name
 from beamwright.models import TreeModel

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Protocol
 
 from beamwright.counters import Counters
-from beamwright.engine.accounting import Accounting
 from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, Admission
+from beamwright.engine.concurrency import overlaps
 from beamwright.engine.engine import Engine
-from beamwright.engine.executor import PATIENCE_S, PlainExecutor, make_executor
+from beamwright.engine.executor import PATIENCE_S, make_executor
 from beamwright.engine.moving import MovingSplit
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import RenderTurn, TreeRun
 from beamwright.errors import (
     BeamwrightError,
@@ -141,18 +142,25 @@ class Flights:
         """The engine for so many problems at a time, and what moves memory beside it."""
         machinery, accounting = self._machinery, self._accounting
         settings, parts = machinery.settings, machinery.parts
+        models = (parts.generator, parts.scorer)
+        beside = overlaps(
+            settings,
+            parts.verifier,
+            models,
+            in_flight=in_flight,
+            exact=machinery.exact,
+            num_threads=machinery.threads.count,
+        )
         executor = make_executor(
             settings,
             machinery.batch,
             parts.verifier,
             accounting,
-            (parts.generator, parts.scorer),
+            models,
             machinery.timeline,
             machinery.progress,
-            in_flight=in_flight,
-            exact=machinery.exact,
-            num_threads=machinery.threads.count,
-            trial=machinery.trial,
+            machinery.trial,
+            beside=beside,
         )
         engine = Engine(
             executor,
@@ -164,8 +172,8 @@ class Flights:
             listwise=getattr(parts.verifier, "listwise", False),
             patience_s=PATIENCE_S if parts.generator is None else None,
         )
-        # Beside a lane nothing moves: its thread alone may touch the verifier's store.
-        moving = parts.moving if type(executor) is PlainExecutor else None
+        # Beside a worker nothing moves: its thread alone may touch the verifier's store.
+        moving = None if beside else parts.moving
         return engine, moving, Meter(machinery, self._schedule, accounting, moving)
 
     @property

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from beamwright.engine.moving import MOVING
 from beamwright.errors import CapacityError
 from beamwright.models.named_shapes import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
@@ -25,6 +24,7 @@ MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)
 GENERATE = 256
 NAMES = ("qwen2.5-math-1.5b", "math-shepherd-7b")
 NEED = 36 * 2**20  # of each model, about
+MOVING = ("auto", "roofline", "offload")
 
 
 pytestmark = pytest.mark.usefixtures("conserved")
