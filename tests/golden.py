@@ -1,7 +1,7 @@
 """What the program prints today, pinned: `python tests/golden.py [NAME ...]` writes it again.
 
 Write it again where a change of it is meant, and say why in the changelog. Everything is asked for
-through the command line, so that a golden outlives the modules behind it.
+through the command line or HTTP, so that a golden outlives the modules behind it.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import golden_commands as commands
+import golden_served as served
 
 FOLDER = Path(__file__).parent / "data" / "golden"
 DIGITS = 12
@@ -20,6 +21,7 @@ GOLDENS = {
     "plan": (commands.PLANNED, commands.planned),
     "solve": (commands.SOLVED, commands.solved),
     "eval": (commands.EVALUATED, commands.evaluated),
+    "serve": (served.CASES, served.said),
 }
 """By file: its cases, and what is found of one."""
 
