@@ -36,17 +36,31 @@ STRATEGIES = {
 SCHEDULES = {
     "locality": {"schedule": "locality", "kv_memory": "560KiB", "speculation": "off"},
     "layerwise": {"schedule": "layerwise", "kv_memory": "900KiB", "speculation": "off"},
+    "speculation": {"schedule": "in-gpu", "speculation": "exact"},
     "decoupled": {"schedule": "in-gpu", "explore": "decoupled", "speculation": "exact"},
 }
 """Each grows the trees of in-gpu. With so little memory KV leaves the device and comes back."""
 
-MORE_MEMORY = {"revise": "1600KiB"}
+MORE_MEMORY = {("locality", "revise"): "1300KiB", ("layerwise", "revise"): "1600KiB"}
 """Its paths are longer."""
+
+SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
+"""Of these, steps are decoded ahead here; others have nothing to decode ahead, or draw what lives
+on."""
 
 SPARSE = (
     "exact", "pages", "quest", "tova", "ahead", "ahead-pages", "window", "asyncspade",
     "algorithm-1", "harmonic", "last",
 )  # fmt: skip
+
+GREEDY = {
+    "greedy beam": {**_SMALL, "verifier": "bundled"},
+    "greedy mcts by log-probability": {
+        **{**_SMALL, "search": "mcts", "nodes": 12},
+        "verifier": "logprob",
+    },
+}
+"""Trees that a generator elsewhere grows, too: it draws with other random numbers."""
 
 
 def grow_trees(options):
@@ -72,13 +86,23 @@ def in_gpu(search):
 
 def sparse(method):
     options = {"schedule": "in-gpu", "sparse": method, "select": 24, "sparse_from": 32}
+    options["max_rounds"] = 5  # a method that misses what matters writes on and on
     return [grow_strategy("beam", **options).tree_hash]
+
+
+def greedy(name, model="bundled", **options):
+    """The tree of likeliest tokens; model: of which the tokenizer is the bundled one."""
+    (problem, _), *_ = bundled_samples(1)
+    given = {"dtype": "float64", "temperature": 0.0, **GREEDY[name], **options}
+    with Solver(model=model, **given) as solver:
+        return [solver.solve(problem).tree_hash]
 
 
 def grow_all():
     """Everything that is pinned: hashes by name."""
     found = {name: grow_trees(options) for name, options in SEARCHES.items()}
     found |= {search: in_gpu(search) for search in STRATEGIES}
+    found |= {name: greedy(name) for name in GREEDY}
     return found | {f"sparse {method}": sparse(method) for method in SPARSE}
 
 

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 
 import bundled_trees
+import golden_served
 from beamwright.search import STRATEGIES
 from beamwright.sections import SparseSettings
 
@@ -27,17 +28,43 @@ def test_every_strategy_grows_the_pinned_tree(search):
     assert bundled_trees.in_gpu(search) == PINNED[search], MEANT
 
 
-@pytest.mark.parametrize("search", sorted({*bundled_trees.STRATEGIES} - LIKE_BEST_OF_N))
-@pytest.mark.parametrize("schedule", bundled_trees.SCHEDULES)
+GROWN = [
+    (schedule, search)
+    for schedule in bundled_trees.SCHEDULES
+    for search in sorted({*bundled_trees.STRATEGIES} - LIKE_BEST_OF_N)
+    if schedule != "speculation" or search in bundled_trees.SPECULATES
+]
+
+
+@pytest.mark.parametrize(("schedule", "search"), GROWN)
 def test_it_is_the_same_tree_under_every_schedule(schedule, search):
-    if (schedule, search) == ("locality", "revise"):
-        pytest.skip("a budget that holds its longest path and makes KV leave is to be found")
     options = dict(bundled_trees.SCHEDULES[schedule])
     if "kv_memory" in options:
-        options["kv_memory"] = bundled_trees.MORE_MEMORY.get(search, options["kv_memory"])
+        options["kv_memory"] = bundled_trees.MORE_MEMORY.get(
+            (schedule, search), options["kv_memory"]
+        )
     found = bundled_trees.grow_strategy(search, **options)
     assert [found.tree_hash] == PINNED[search]
     assert (found.kv.d2h_bytes > 0) == ("kv_memory" in options), "KV leaves where it must"
+    if schedule == "speculation":
+        assert found.speculation.tokens > 0
+
+
+@pytest.fixture(scope="module")
+def elsewhere():
+    """The bundled model behind a server."""
+    with golden_served.running() as http:
+        yield f"openai:{http.base_url.join('v1')}#bundled:plain"
+
+
+@pytest.mark.parametrize("name", bundled_trees.GREEDY)
+def test_the_likeliest_tokens_are_the_pinned_ones(name):
+    assert bundled_trees.greedy(name) == PINNED[name], MEANT
+
+
+@pytest.mark.parametrize("name", bundled_trees.GREEDY)
+def test_a_generator_elsewhere_grows_the_pinned_tree(name, elsewhere):
+    assert bundled_trees.greedy(name, elsewhere, tokenizer="bundled") == PINNED[name]
 
 
 @pytest.mark.parametrize("method", bundled_trees.SPARSE)
@@ -46,7 +73,7 @@ def test_every_sparse_method_grows_the_pinned_tree(method):
 
 
 def test_every_search_is_pinned():
-    named = {*bundled_trees.SEARCHES, *bundled_trees.STRATEGIES}
+    named = {*bundled_trees.SEARCHES, *bundled_trees.STRATEGIES, *bundled_trees.GREEDY}
     assert set(PINNED) == named | {f"sparse {method}" for method in bundled_trees.SPARSE}
 
 
