@@ -1,88 +1,89 @@
+"""Executors: both do the same work; whenever the worker gets to finish, the trees are the same."""
+
+import random
+import threading
+from contextlib import contextmanager
+
 import pytest
 
+from beamwright.engine.scoring import without
 from beamwright.engine.timeline import Accounting
-from beamwright.errors import CapacityError, InputError, LinkError
-from beamwright.protocols import Plan, ScheduleView, StepDecoded, StepFailed, StepScored
-from beamwright.tree import StopReason
+from beamwright.errors import (
+    BeamwrightError,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    LinkError,
+)
+from beamwright.progress import Progress
+from beamwright.protocols import Plan, StepDecoded, StepFailed, StepScored
+from beamwright.search import make_strategy
+from beamwright.sections import SearchSettings
+from beamwright.tree import tree_hash, unborn
 from fakes import new_tree
-from lane_parts import plain
+from played import Loop, new_run
+from worker_parts import OPEN, Scorer, Writer, by_lineage, overlapped, plain, search, workers
 
 
-class Writer:
-    """Decodes one node per iteration."""
+@pytest.fixture
+def make():
+    """Makes executors of a kind, and closes them; no thread survives."""
+    made = []
 
-    def __init__(self):
-        self.released, self.cancelled, self.queue = [], [], []
-        self.running_nodes, self.num_groups = frozenset(), 0
+    def make(kind, writer, scorer, **options):
+        made.append((kind(writer, scorer, **options), scorer))
+        return made[-1][0]
 
-    @property
-    def busy(self):
-        return bool(self.queue)
-
-    def submit(self, plan):
-        self.queue = [node for group in plan.groups for node in group]
-        self.num_groups += 1
-
-    def iterate(self):
-        return [StepDecoded(self.queue.pop(0), (1,), (-0.1,), StopReason.EOS, "x")]
-
-    def cancel(self, nodes):
-        self.cancelled.extend(nodes)
-
-    def view(self, beams):
-        return ScheduleView(beams)
-
-    def release(self, nodes):
-        self.released.extend(nodes)
+    yield make
+    for executor, scorer in made:
+        scorer.gate.release(1000)
+        executor.close()
+    assert not workers()
 
 
-class Scorer(Writer):
-    default_aggregate = "last"
-    probabilities = False
-    error = None
-
-    def score(self, nodes):
-        if self.error is not None:
-            raise self.error
-        return [float(node.lineage[-1]) for node in nodes]
+# --- both ------------------------------------------------------------------------------------
 
 
 def test_one_piece_of_work_at_a_time_and_scores_first():
     tree, accounting = new_tree(), Accounting()
     first, second, third = tree.expand(tree.root, 3)
-    executor = plain(Writer(), Scorer(), accounting)
+    executor = plain(Writer(most=1), Scorer(opened=OPEN), accounting)
     assert executor.wait() == []
     executor.writer.submit(Plan(((second,), (first,))))
     executor.verify(())
     executor.verify((third, second))
     found = [executor.wait() for _ in range(3)]
-    assert [[(type(e), e.node) for e in events] for events in found] == [
-        [(StepScored, third), (StepScored, second)],
+    assert found[0] == [StepScored(third, 2.0), StepScored(second, 1.0)]
+    assert [[(type(e), e.node) for e in events] for events in found[1:]] == [
         [(StepDecoded, second)],
         [(StepDecoded, first)],
     ]
-    assert [e.score for e in found[0]] == [2.0, 1.0]
     assert executor.wait() == []
     assert not executor.writer.busy
     assert accounting.counts.groups == 1
     assert {"decode", "verify"} <= set(accounting.counts.seconds) <= {"decode", "verify", "stall"}
 
 
-def test_release_reaches_both_owners_and_what_waits_for_a_score():
-    tree = new_tree()
+@pytest.mark.parametrize("kind", [plain, overlapped])
+def test_release_reaches_both_owners(make, kind):
+    tree, writer, scorer = new_tree(), Writer(), Scorer(opened=OPEN)
     nodes = tree.expand(tree.root, 2)
-    writer, scorer = Writer(), Scorer()
-    executor = plain(writer, scorer, Accounting())
+    executor = make(kind, writer, scorer)
+    executor.release([tree.root])
+    assert scorer.released == [tree.root]
+    assert scorer.threads == {threading.current_thread()}
     executor.verify(nodes)
-    executor.release([tree.root, *nodes])
+    executor.release(nodes)
+    executor.close()
     assert writer.released == scorer.released == [tree.root, *nodes]
     assert executor.wait() == []
 
 
-def test_a_verifier_that_fails_names_a_node_of_its_tree():
-    tree, scorer = new_tree(), Scorer()
+@pytest.mark.parametrize("kind", [plain, overlapped])
+def test_a_verifier_that_fails_ends_its_tree_alone(make, kind):
+    tree, scorer = new_tree(), Scorer(opened=OPEN)
     nodes = tree.expand(tree.root, 2)
-    executor = plain(Writer(), scorer, Accounting())
+    executor = make(kind, Writer(), scorer)
     scorer.error = CapacityError("a thing", 8, 4, 4)
     executor.verify(nodes)
     assert executor.wait() == [StepFailed(node, scorer.error) for node in nodes]
@@ -90,7 +91,249 @@ def test_a_verifier_that_fails_names_a_node_of_its_tree():
     executor.verify(nodes)
     assert executor.wait() == [StepFailed(nodes[0], scorer.error)]
     executor.release([tree.root])
-    scorer.error = LinkError("gone")
+    scorer.error = MemoryError()
     executor.verify(nodes)
-    with pytest.raises(LinkError):
+    (event,) = executor.wait()
+    assert isinstance(event.error, DeviceMemoryError)
+    executor.release([tree.root])
+    for error in (LinkError("gone"), KeyboardInterrupt(), AssertionError("a bug")):
+        scorer.error = error
+        executor.verify(nodes)
+        with pytest.raises(type(error)):
+            executor.wait()
+    scorer.error = None
+    executor.verify(nodes)
+    assert [type(event) for event in executor.wait()] == [StepScored] * 2, "it goes on"
+
+
+@pytest.mark.parametrize("kind", [plain, overlapped])
+def test_a_tree_that_has_failed_is_not_scored_any_more(make, kind):
+    """Its other steps may wait already, where steps are scored as they end."""
+    tree, other = new_tree(), new_tree()
+    first, second = tree.expand(tree.root, 2)
+    (third,) = other.expand(other.root, 1)
+
+    def script(node):
+        if node is first:
+            raise InputError("no step")
+        return None, 0.5
+
+    scorer = Scorer(script, opened=3)
+    executor = make(kind, Writer(), scorer)
+    for batch in ((first,), (second,), (third,)):
+        executor.verify(batch)
+    (failed,) = executor.wait()
+    assert (type(failed), failed.node) == (StepFailed, first)
+    assert [event.node for event in (*executor.wait(), *executor.wait())] == [third]
+    assert scorer.scored == [(first,), (third,)]
+
+
+def test_a_batch_waits_for_its_open_steps():
+    tree = new_tree()
+    first, second = tree.expand(tree.root, 2)
+    ahead = unborn(first, 0)
+    batches = [(first, ahead), (second,)]
+    assert [without(batch, [ahead]) for batch in batches] == [(first,), (second,)]
+    assert [without(batch, [first]) for batch in batches] == [None, (second,)]
+    assert [without(batch, [second]) for batch in batches] == [(first, ahead), None]
+
+
+# --- a worker --------------------------------------------------------------------------------
+
+
+def test_decoding_goes_on_while_the_worker_scores(make):
+    tree, scorer, writer = new_tree(), Scorer(), Writer()
+    first, second, third = tree.expand(tree.root, 3)
+    executor = make(overlapped, writer, scorer)
+    assert executor.wait() == []
+    executor.verify(())
+    assert not workers(), "a worker starts with its first batch"
+    executor.verify((third, second))
+    scorer.entered.acquire()
+    writer.submit(Plan(((first,),)))
+    assert [type(event) for event in executor.wait()] == [StepDecoded]
+    assert not writer.busy
+    scorer.gate.release()
+    assert executor.wait() == [StepScored(third, 2.0), StepScored(second, 1.0)]
+    assert executor.wait() == []
+    assert threading.current_thread() not in scorer.threads
+
+
+def test_scores_come_first_and_in_their_order(make):
+    trees, scorer, writer = [new_tree(i) for i in range(3)], Scorer(opened=4), Writer()
+    executor = make(overlapped, writer, scorer)
+    nodes = [tree.expand(tree.root, 1)[0] for tree in trees]
+    for node in nodes:
+        executor.verify((node,))
+    for _ in nodes:
+        scorer.entered.acquire()
+    executor.close()
+    assert scorer.scored == [(node,) for node in nodes]
+    writer.queue = [nodes[0]]
+    executor.verify((nodes[1],))
+    scorer.entered.acquire()
+    while executor._worker.busy:
+        pass
+    found = [executor.wait()[0] for _ in range(2)]
+    assert [type(event) for event in found] == [StepScored, StepDecoded]
+
+
+def test_what_the_worker_reads_is_freed_when_it_has_finished(make):
+    tree, other, scorer, writer = new_tree(0), new_tree(1), Scorer(), Writer()
+    nodes, waiting = tree.expand(tree.root, 2), other.expand(other.root, 2)
+    executor = make(overlapped, writer, scorer)
+    executor.verify(nodes)
+    executor.verify(waiting)
+    scorer.entered.acquire()
+    executor.release([tree.root, *nodes])
+    executor.release([other.root, *waiting])
+    assert writer.released == [tree.root, *nodes, other.root, *waiting], "the generator's at once"
+    assert scorer.released == []
+    scorer.gate.release()
+    late = executor.wait()
+    assert [event.node for event in late] == nodes, "nobody knows them any more"
+    executor.close()
+    assert scorer.released == writer.released
+    assert scorer.scored == [tuple(nodes)], "what waited is not scored"
+
+
+def test_what_freeing_raises_is_raised_in_the_loop(make):
+    tree, scorer = new_tree(), Scorer()
+    nodes = tree.expand(tree.root, 1)
+    executor = make(overlapped, Writer(), scorer)
+    executor.verify(nodes)
+    scorer.entered.acquire()
+    scorer.release = lambda nodes: 1 / 0
+    executor.release(nodes)
+    scorer.gate.release()
+    with pytest.raises(ZeroDivisionError):
+        executor.close()
+    executor.close()
+    scorer.release = lambda nodes: None
+
+
+def test_close_forgets_what_waits_and_the_executor_can_be_used_again(make):
+    tree, scorer = new_tree(), Scorer()
+    nodes = tree.expand(tree.root, 2)
+    executor = make(overlapped, Writer(), scorer)
+    for _ in range(3):
+        executor.verify(nodes[:1])
+        executor.verify(nodes[1:])
+        scorer.entered.acquire()
+        scorer.gate.release()
+        executor.close()
+        assert not workers()
+        assert executor.wait() == [], "a score that came too late"
+    assert scorer.scored[:1] == [(nodes[0],)]
+    executor.verify(nodes)
+    scorer.gate.release()
+    assert len(executor.wait()) == 2
+
+
+def test_a_worker_computes_in_its_own_place_from_first_to_last(make):
+    tree, scorer, log = new_tree(), Scorer(), []
+    nodes = tree.expand(tree.root, 1)
+
+    def note(what):
+        log.append((what, threading.current_thread().name))
+
+    def context():
+        @contextmanager
+        def entered():
+            note("begins")
+            yield
+            note("is empty")
+
+        note("made")
+        return entered()
+
+    here = threading.current_thread().name
+    scorer.script = lambda node: (None, note("scores"))
+    scorer.release = lambda nodes: note("frees")
+    executor = make(overlapped, Writer(), scorer, context=context)
+    executor.verify(nodes)
+    assert log == [("made", here), ("begins", "verifier")]
+    scorer.gate.release()
+    executor.wait()
+    executor.release(nodes)
+    executor.close()
+    assert log[2:] == [(what, "verifier") for what in ("scores", "frees", "is empty")]
+
+
+def test_a_worker_that_cannot_start_says_so_and_loses_nothing(make):
+    @contextmanager
+    def broken():
+        raise RuntimeError("no stream")
+        yield
+
+    tree, scorer = new_tree(), Scorer()
+    nodes = tree.expand(tree.root, 1)
+    executor = make(overlapped, Writer(), scorer, context=broken)
+    executor.verify(nodes)
+    executor.release(nodes)
+    with pytest.raises(RuntimeError, match="no stream"):
         executor.wait()
+    executor.close()
+    assert scorer.released == nodes
+
+
+# --- whole searches by a script --------------------------------------------------------------
+
+
+class Chance(Progress):
+    """Opens the gate whenever a coin says so, and when the loop waits for nothing else."""
+
+    def __init__(self, writer, scorer, rng):
+        self.scorer, self.rng, self.real = scorer, rng, writer.iterate
+        writer.iterate = self.iterate
+
+    def iterate(self):
+        if self.rng.random() < 0.4:
+            self.scorer.gate.release(self.rng.randint(1, 3))
+        return self.real()
+
+    def doing(self, what):
+        self.scorer.gate.release()
+
+
+def breaks(node):
+    """Problem 5 cannot be scored after a while."""
+    if node.problem_id == 5 and node.depth > 1:
+        raise InputError("no score")
+    return by_lineage(node)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_worker_that_ends_at_any_time_changes_no_tree(seed):
+    """Trees that fail or are cancelled in the middle of a score do not change the others."""
+    rng = random.Random(seed)
+    expected = search(plain(Writer(by_lineage), Scorer(breaks, opened=OPEN)))
+    writer, scorer = Writer(by_lineage, rng.randint(1, 9)), Scorer(breaks)
+    executor = overlapped(writer, scorer, progress=Chance(writer, scorer, rng))
+    cancels = [(rng.randrange(9), rng.randint(2, 40)) for _ in range(3)]
+    close = executor.close
+    executor.close = lambda: scorer.gate.release(1000) or close()
+    found = search(executor, cancels)
+    assert not workers()
+    for one, other in zip(expected, found, strict=True):
+        name = one.tree.root.problem_id
+        assert isinstance(one.error, BeamwrightError) == (name == 5)
+        if name not in [cancelled for cancelled, _ in cancels]:
+            assert isinstance(other.error, BeamwrightError) == (name == 5)
+            assert name == 5 or tree_hash(other.tree) == tree_hash(one.tree)
+        assert set(other.tree.nodes()) <= set(writer.released)
+    assert len(scorer.released) == len(set(scorer.released)), "freed once"
+    assert set(scorer.released) == set(writer.released)
+
+
+def test_an_error_in_the_loop_leaves_nothing_running():
+    scorer = Scorer(by_lineage, opened=OPEN)
+    strategy = make_strategy(SearchSettings(n=4, width=2))
+    loop = Loop(overlapped(Writer(by_lineage), scorer), strategy)
+
+    def stop(report):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run([new_run(new_tree(i)) for i in range(3)], stop)
+    assert not workers()

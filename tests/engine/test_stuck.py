@@ -5,22 +5,20 @@ import threading
 import pytest
 
 from beamwright.engine.limits import StopRule
-from beamwright.engine.timeline import Accounting
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import tree_hash
 from fakes import new_tree
-from lane_parts import Scorer, Writer, by_lineage, open_scorer, overlapped, plain, search, workers
 from played import Loop, new_run
+from worker_parts import OPEN, Scorer, Writer, by_lineage, overlapped, plain, search, workers
 
 
 class Hangs(Scorer):
     """Comes back from one step of problem 0 only when it is late; `clock` jumps meanwhile."""
 
     def __init__(self):
-        super().__init__(by_lineage)
+        super().__init__(by_lineage, opened=OPEN)
         self.depth, self.late, self.now_s = 1, threading.Event(), 0.0
-        self.gate.release(10_000)
 
     def clock(self):
         return self.now_s
@@ -46,37 +44,40 @@ def hangs():
     assert not workers()
 
 
-def steps(tree):
-    return tree.expand(tree.root, 2)
+def next_events(executor):
+    while not (events := executor.wait()):
+        pass
+    return events
 
 
-def test_a_call_that_nobody_needs_is_left_to_itself_and_another_thread_goes_on(hangs):
-    tree, other, accounting = new_tree(0), new_tree(1), Accounting()
-    stuck, waiting = steps(tree), steps(other)
-    executor = overlapped(Writer(), hangs, accounting, patience_s=0.0)
+@pytest.fixture
+def steps():
+    """Two steps of problem 0, and two of another."""
+    return [tree.expand(tree.root, 2) for tree in (new_tree(0), new_tree(1))]
+
+
+def test_a_call_that_nobody_needs_is_left_to_itself_and_another_thread_goes_on(hangs, steps):
+    stuck, waiting = steps
+    executor = overlapped(Writer(), hangs, patience_s=0.0)
     executor.verify(stuck)
     executor.verify(waiting)
     hangs.entered.acquire()
     assert executor.wait() == []
     assert workers() == [hangs.stuck], "while it is needed it keeps its thread"
     executor.release(stuck)
-    while not (events := executor.wait()):
-        pass
-    assert [event.node for event in events] == waiting
+    assert [event.node for event in next_events(executor)] == waiting
     assert hangs.released == stuck
     hangs.late.set()
     hangs.stuck.join()
     assert executor.wait() == [], "what comes too late is dropped"
     executor.verify(waiting)
-    while not executor.wait():
-        pass
+    next_events(executor)
     executor.close()
     assert hangs.stuck not in hangs.threads
 
 
-def test_close_does_not_wait_for_a_call_that_hangs(hangs):
-    tree, other = new_tree(0), new_tree(1)
-    stuck = steps(tree)
+def test_close_does_not_wait_for_a_call_that_hangs(hangs, steps):
+    stuck, others = steps
     executor = overlapped(Writer(), hangs, patience_s=0.0)
     for _ in range(2):
         executor.verify(stuck)
@@ -86,18 +87,15 @@ def test_close_does_not_wait_for_a_call_that_hangs(hangs):
         executor.close()
         assert before in workers()
     assert hangs.released == stuck * 2
-    executor.verify(steps(other))
-    while not executor.wait():
-        pass
+    executor.verify(others)
+    next_events(executor)
     executor.close()
-    hangs.late.set()
-    before.join()
 
 
 def test_a_deadline_ends_a_tree_whose_scores_never_come(hangs):
     """With what is scored so far; the others are those of an executor that never waits in vain."""
     hangs.depth = 2
-    expected = search(plain(Writer(by_lineage), open_scorer(by_lineage)))
+    expected = search(plain(Writer(by_lineage), Scorer(by_lineage, opened=OPEN)))
     executor = overlapped(Writer(by_lineage), hangs, patience_s=0.0)
     settings = SearchSettings(n=6, width=3, max_rounds=8)
     loop = Loop(executor, make_strategy(settings), clock=hangs.clock)

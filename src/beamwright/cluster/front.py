@@ -34,7 +34,7 @@ class Front:
         self.settings = with_system_prompt(request.settings, known.codec)
         self._request = replace(request, settings=self.settings)
         self._asked = settings.model_copy(update={"model": self.settings.model})
-        self._prompts = Prompts(known, self.settings.model)
+        self._prompts = Prompts(known.codec, known.context, known.vocab, self.settings.model)
         self._prompts.check_turns(request.strategy)
 
     def prompt_tokens(self, problem: Problem) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -30,22 +29,16 @@ def with_system_prompt(settings: Settings, codec: TextCodec | None) -> Settings:
     return settings.model_copy(update={"model": model})
 
 
-class Reader(Protocol):
-    """What reads a prompt: a generator's tokenizer, and how many tokens it takes and knows."""
-
-    @property
-    def codec(self) -> TextCodec | None: ...
-    @property
-    def context(self) -> int: ...
-    @property
-    def vocab(self) -> int: ...
-
-
 class Prompts:
-    """Makes the trees of one generator."""
+    """Makes the trees of one generator.
 
-    def __init__(self, model: Reader, settings: ModelSettings) -> None:
-        self._codec, self._context, self._vocab = model.codec, model.context, model.vocab
+    codec: its tokenizer. context, vocab: how many tokens it takes and knows.
+    """
+
+    def __init__(
+        self, codec: TextCodec | None, context: int, vocab: int, settings: ModelSettings
+    ) -> None:
+        self._codec, self._context, self._vocab = codec, context, vocab
         self._settings = settings
 
     def tree(self, problem_id: str | int, problem: Problem) -> SearchTree:

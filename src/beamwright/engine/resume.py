@@ -8,9 +8,9 @@ last bits, so the tree goes on exactly as before in float64 only
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import groupby
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -19,17 +19,6 @@ from beamwright.engine.paths import OWNER, path_to, segment_name
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState
-
-
-@runtime_checkable
-class KeepsKV(Protocol):
-    """A verifier that keeps KV on the nodes."""
-
-    tree_model: TreeModel
-
-    def restore(self, nodes: Sequence[Node]) -> None:
-        """Give these nodes their handles again, parents first; their scores are known."""
-        ...
 
 
 def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[Node]) -> None:
@@ -45,14 +34,12 @@ def restore_kv(generator: TreeModel | None, verifier: Verifier, nodes: Iterable[
     if generator is not None:
         for _, level in groupby(needed, key=lambda node: node.depth):
             _restore_level(generator, list(level))
-    if isinstance(verifier, KeepsKV):
-        with _current(verifier.tree_model.decoder.device):
-            verifier.restore(needed)
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels are launched on the current device, which is the generator's."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    keeper: Any = verifier if hasattr(verifier, "restore") else None
+    if keeper is not None:  # it keeps KV on the nodes, too
+        device = keeper.tree_model.decoder.device
+        # Kernels are launched on the current device, which is the generator's.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            keeper.restore(needed)
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from numbers import Real
+from operator import attrgetter
 
 from beamwright.engine.admission import PriorityQueue
 from beamwright.engine.timeline import Accounting, NullTimeline, Timeline
@@ -28,6 +29,7 @@ from beamwright.tree import Node, by_root
 MOST_PASSED = 8
 """Batches of a larger priority that one may be scored behind, of those that came later."""
 
+_depth = attrgetter("depth")
 _LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
 _LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
@@ -204,10 +206,6 @@ def _is_usable(score: float | None) -> bool:
 
 def _place(node: Node) -> str:
     return f"problem {node.problem_id}, step {node.depth}"
-
-
-def _depth(node: Node) -> int:
-    return node.depth
 
 
 @contextmanager

@@ -62,9 +62,8 @@ class VerifierWorker:
         """Score these steps of one tree, after or beside those that wait."""
         if self._thread is None:
             self._start()
-        with self._changed:
+        with self._changing():
             self._unscored.put(nodes, priority)
-            self._changed.notify_all()
 
     def take(self, *, wait: bool = False) -> list[Event] | None:
         """What came of a batch; None if none is finished.
@@ -93,12 +92,11 @@ class VerifierWorker:
         if self._thread is None:
             self.scoring.release(nodes)
             return
-        with self._changed:
+        with self._changing():
             self._unscored.release(nodes)
             self._unneeded += nodes
             if self._current and self.patience_s is not None and not without(self._current, nodes):
                 self._unneeded_since_s = self._unneeded_since_s or time.monotonic()
-            self._changed.notify_all()
 
     def close(self) -> None:
         """Forget what waits, finish what runs, free what is to be freed; the thread ends.
@@ -107,12 +105,11 @@ class VerifierWorker:
         """
         if self._thread is None:
             return
-        with self._changed:
+        with self._changing():
             self._closing = True
             self._unscored.clear()
-            self._changed.notify_all()
         self._thread.join(self.patience_s)
-        with self._changed:
+        with self._changing():
             self._leave()
             self._closing = False
             self._results.clear()
@@ -143,29 +140,42 @@ class VerifierWorker:
         if self._thread is not None and self._current is not None:
             self.scoring.accounting.leave(self._thread.ident)
         self._thread = self._current = self._unneeded_since_s = None
-        self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
+    @contextmanager
+    def _changing(self) -> Iterator[bool]:
+        """Others wait meanwhile, and hear of it; see `_is_mine`."""
+        with self._changed:
+            yield self._is_mine
+            self._changed.notify_all()
+
+    @property
+    def _is_mine(self) -> bool:
+        """True on the worker's thread; one that was left is the worker's no more."""
+        return threading.current_thread() is self._thread
+
     # --- on the worker's thread --------------------------------------------------------------
 
     def _work(self, context: AbstractContextManager[object]) -> None:
         try:
             with context:
-                self._tell(started=True)
+                with self._changing() as is_mine:
+                    self._started = self._started or is_mine
                 while self._do_one():
                     pass
         except BaseException as error:  # whatever it is, the loop's thread must hear of it
-            self._tell(failure=error)
+            self._fail(error)
 
     def _do_one(self) -> bool:
         """One piece of work; False if the worker is closed and there is none, or it was left."""
         with self._changed:
-            while self._is_mine and not (self._unneeded or self._unscored or self._closing):
-                self._changed.wait()
+            self._changed.wait_for(
+                lambda: self._unneeded or self._unscored or self._closing or not self._is_mine
+            )
             if not self._is_mine:
                 return False
             unneeded, self._unneeded = self._unneeded, []
@@ -175,7 +185,7 @@ class VerifierWorker:
             try:
                 self.scoring.release(unneeded)
             except BaseException as error:
-                self._tell(failure=error)
+                self._fail(error)
         elif batch is not None:
             self._score(batch)
         return bool(unneeded or batch)
@@ -186,23 +196,15 @@ class VerifierWorker:
             result = self.scoring.score(nodes)
         except BaseException as error:
             result = error
-        with self._changed:
-            if self._is_mine:
+        with self._changing() as is_mine:
+            if is_mine:
                 self._results.append(result)
                 self._current = self._unneeded_since_s = None
-                self._changed.notify_all()
 
-    def _tell(self, *, started: bool = False, failure: BaseException | None = None) -> None:
-        with self._changed:
-            if self._is_mine:
-                self._started = self._started or started
-                self._failure = self._failure or failure
-                self._changed.notify_all()
-
-    @property
-    def _is_mine(self) -> bool:
-        """True on the worker's thread; one that was left is the worker's no more."""
-        return threading.current_thread() is self._thread
+    def _fail(self, error: BaseException) -> None:
+        with self._changing() as is_mine:
+            if is_mine:
+                self._failure = self._failure or error
 
 
 @contextmanager

@@ -234,7 +234,7 @@ def _candidate(node: Node) -> Candidate:
 def _tokens(tree: SearchTree, decoded: Sequence[Node], remote: RemoteStats | None) -> TokenCounts:
     usage: Counter[str] = Counter()
     for node in tree.nodes():
-        usage.update(dict(node.usage))  # a lane may be writing to it still
+        usage.update(dict(node.usage))  # a worker may be writing to it still
     return TokenCounts(
         generated=sum(len(node.token_ids) for node in decoded),
         kept=sum(len(n.token_ids) for n in decoded if n.state is not NodeState.PRUNED),

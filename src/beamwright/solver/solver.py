@@ -95,7 +95,9 @@ class Solver:
         self.token_stats = stats_read_by(self.verifier, self.strategy)
         self._batch = make_writer(parts, self.token_stats, self.progress)
         self._decisive = partial(tree_settings, dtype=parts.dtype)
-        self._prompts = Prompts(self._loaded, self.settings.model)
+        self._prompts = Prompts(
+            self._loaded.codec, self._loaded.context, self._loaded.vocab, self.settings.model
+        )
         self._prompts.check_turns(self.strategy)
         decoders = [model.decoder for model in self._tree_models]
         self.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))

@@ -1,4 +1,4 @@
-"""What runs on both sides of a lane, by a script: a writer, a verifier; whole searches."""
+"""What runs on both sides of a verifier's worker, by a script; whole searches."""
 
 import random
 import threading
@@ -18,11 +18,11 @@ from played import Loop, new_run
 class Writer:
     """Decodes up to `most` nodes per iteration, by a script: node -> (stop, score)."""
 
-    num_groups, running_nodes = 0, frozenset()
+    running_nodes = frozenset()
 
     def __init__(self, script=None, most=2):
         self.script, self.most = script or (lambda node: (StopReason.EOS, 0.5)), most
-        self.queue, self.released, self.calls = [], [], []
+        self.queue, self.released, self.num_groups = [], [], 0
 
     @property
     def busy(self):
@@ -33,9 +33,9 @@ class Writer:
 
     def submit(self, plan):
         self.queue = [node for group in plan.groups for node in group]
+        self.num_groups += 1
 
     def iterate(self):
-        self.calls.append("iterate")
         done, self.queue = self.queue[: self.most], self.queue[self.most :]
         return [
             StepDecoded(node, (node.depth, 9), (-0.1, -0.2), self.script(node)[0], f"{node.text}.")
@@ -50,31 +50,35 @@ class Writer:
 
 
 class Scorer:
-    """Scores by a script once the gate is open; remembers which thread did what."""
+    """Scores by a script, once a gate is open; remembers which thread did what."""
 
     default_aggregate, probabilities, beside_decoding = "last", False, True
 
-    def __init__(self, script=None):
+    def __init__(self, script=None, opened=0):
         self.script = script or (lambda node: (StopReason.EOS, float(node.lineage[-1])))
-        self.entered, self.gate = threading.Semaphore(0), threading.Semaphore(0)
+        self.entered, self.gate = threading.Semaphore(0), threading.Semaphore(opened)
         self.scored, self.released, self.threads = [], [], set()
-        self.now, self.error = (), None
+        self.current, self.error = (), None
 
     def score(self, nodes):
         self.threads.add(threading.current_thread())
-        self.now = tuple(nodes)
+        self.current = tuple(nodes)
         self.entered.release()
         self.gate.acquire()
         self.scored.append(tuple(nodes))
-        self.now = ()
+        self.current = ()
         if self.error is not None:
             raise self.error
         return [self.script(node)[1] for node in nodes]
 
     def release(self, nodes):
-        assert not {n.root for n in self.now} & {n.root for n in nodes}, "freed while it is read"
+        read = {n.root for n in self.current} & {n.root for n in nodes}
+        assert not read, "freed while it is read"
         self.threads.add(threading.current_thread())
         self.released.extend(nodes)
+
+
+OPEN = 10_000
 
 
 def by_lineage(node):
@@ -87,24 +91,18 @@ def workers():
     return [thread for thread in threading.enumerate() if thread.name == "verifier"]
 
 
-def plain(writer, scorer, accounting=None):
-    return PlainExecutor(writer, Scoring(scorer, accounting or Accounting()))
+def plain(writer, scorer, accounting=None, progress=None):
+    return PlainExecutor(writer, Scoring(scorer, accounting or Accounting()), progress=progress)
 
 
 def overlapped(writer, scorer, accounting=None, progress=None, **options):
-    """An executor whose verifier has a thread; options: of its `VerifierWorker`."""
+    """options: of the `VerifierWorker`."""
     worker = VerifierWorker(Scoring(scorer, accounting or Accounting()), **options)
     return OverlappedExecutor(writer, worker, progress=progress)
 
 
-def open_scorer(script):
-    scorer = Scorer(script)
-    scorer.gate.release(10_000)
-    return scorer
-
-
 def search(executor, cancels=(), num_trees=9):
-    """Grow trees, three at most in flight; those that are cancelled go after so many steps."""
+    """Grow trees, three at most at a time; those that are cancelled go after so many steps."""
     runs = [new_run(new_tree(i)) for i in range(num_trees)]
     loop = Loop(executor, make_strategy(SearchSettings(n=6, width=3, max_rounds=8)))
     loop.prepare(runs)
