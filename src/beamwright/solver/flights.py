@@ -178,7 +178,7 @@ class Flights:
 
     @property
     def _may_take_turns(self) -> bool:
-        """True if generator and verifier have fixed parts because `auto` gave the verifier a thread."""
+        """True if both models have fixed parts because `auto` gave the verifier a thread."""
         moves = self._machinery.parts.moving is not None
         return moves and self._moving is None and self._machinery.settings.executor == "auto"
 
