@@ -1,11 +1,10 @@
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from beamwright_lab.decoupled import speculation, throughput
+from beamwright_lab.decoupled import throughput
 from beamwright_lab.decoupled.throughput import Ceiling, Machine, Setting, volumes
-from beamwright_lab.simulator import Script, simulate_many
+from beamwright_lab.simulator import simulate_many
 
 TREES = throughput.trees(3, beams=4, max_rounds=6)
 
@@ -34,18 +33,3 @@ def test_more_rows_are_faster_by_less_than_their_number():
     rows = throughput.utilisation("rtx-4090")
     for one, other in pairwise(rows):
         assert one["times"] < other["times"] <= 2 * one["times"]
-
-
-def test_who_knows_the_tree_is_faster_than_who_guesses():
-    found = speculation.searches(4, 0.9, 2, 2)
-    found = [replace(tree, problem_id=i) for i, tree in enumerate(found)]
-    off = Machine.of("rtx-4090", speculation.MODEL, speculation.VERIFIER).cases(found, Setting())
-    runs = {
-        name: simulate_many(speculation.ahead(off, name, 2), 2)
-        for name in ("ceiling", "oracle", "SelectSPEC, deeper", "by scores, together")
-    }
-    assert runs["ceiling"].kept_share == runs["oracle"].kept_share == 1
-    assert min(runs, key=lambda name: runs[name].time_s) == "ceiling"
-    shares = speculation.by_thirds(runs["by scores, together"])
-    assert all(0 <= share <= 1 for share in shares if share is not None)
-    assert Script(found[0]).num_beams == 4

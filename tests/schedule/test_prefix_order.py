@@ -1,12 +1,11 @@
 import random
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 
 from beamwright.errors import InputError
 from beamwright.protocols import Plan, ScheduleView
 from beamwright.schedule import make_schedule
-from beamwright.schedule.forest import loaded_bytes
 from beamwright.schedule.prefix_order import (
     PREFIX_ORDERS,
     cut,
@@ -18,13 +17,23 @@ from beamwright.schedule.prefix_order import (
 )
 from beamwright.sections import ScheduleSettings
 from beamwright.tree import NodeState
-from beamwright_lab.studies.prefix_order import eviction_cost, shared_prefixes
 from fakes import new_tree
 from schedule.forests import demand_of, random_demand, slow_need
 
 PATHS = ["pa", "pa", "pb1", "pb1", "pb2", "pc"]
 APART = [0, 2, 4, 5, 1, 3]  # survivors replicated in turn
 SEEDS = range(60)
+
+
+def eviction_cost(demand, groups):
+    """The paper's: sum over i of Nodes(T_i) - P(T_i, T_{i+1}), what each next group evicts."""
+    tries = [trie(demand, group) for group in groups]
+    return sum(len(before - after) for before, after in pairwise(tries))
+
+
+def shared_prefixes(nodes, order):
+    """Score(S) of Appendix A.2: the sum of P(c_k, c_{k+1}), every beam a batch of its own."""
+    return sum(nodes.common_bytes(min(pair), max(pair)) for pair in pairwise(order))
 
 
 def forest(paths=PATHS):
@@ -123,15 +132,6 @@ def test_a_depth_first_order_loads_every_node_once(seed):
         assert loaded >= union
         if is_depth_first(demand, order):
             assert loaded == union
-
-
-def test_costs_in_bytes_are_of_sizes():
-    demand = demand_of(["pa", "pb", "q"])
-    groups = [[0], [1], [2]]
-    assert eviction_cost(demand, groups) == 1 + 2
-    assert eviction_cost(demand, groups, in_bytes=True) == 30
-    assert loaded_bytes(demand, groups) == 40
-    assert eviction_cost(demand, []) == 0
 
 
 # --- the schedule ----------------------------------------------------------------------------
