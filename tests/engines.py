@@ -8,7 +8,7 @@ from beamwright import Solver
 from beamwright.checks.machine import run_selftest
 from beamwright.models import TreeModel
 from beamwright.models.decoder import Decoder
-from beamwright.solver.own import IGNORED
+from beamwright.solver.request import IGNORED
 
 PROBLEM = "Ann has 12 apples. She eats 3."
 CHAT = (
@@ -49,7 +49,7 @@ def tiny_options(folder, **changes):
 
 def check_conservation(solver, trees):
     """Every block, segment and byte belongs to a node that may still need it."""
-    for model in solver._tree_models:
+    for model in solver._machinery.tree_models:
         model.store.check()
         blocks = model.store.pool.num_blocks - model.store.pool.num_free
         assert model.budget.used_bytes == blocks * model.store.pool.layout.bytes_per_block
@@ -63,7 +63,7 @@ def assert_nothing_allocated(solver):
     if not isinstance(solver, Solver):
         assert not any(each.used_bytes for each in solver.usage().levels.values())
         return
-    for model in solver._tree_models:
+    for model in solver._machinery.tree_models:
         model.store.check()
         assert model.store.num_segments == 0
         assert model.budget.used_bytes == 0

@@ -92,7 +92,7 @@ class TapeReplay(EagerReplay):
 
 def put_on_tape(monkeypatch, solver, backend):
     """Gives a solver with `graphs="on"` this backend, and tapes; returns the `TapeReplay`."""
-    rows, replay = solver._batch._rows, TapeReplay(monkeypatch)
+    rows, replay = solver._machinery.batch._rows, TapeReplay(monkeypatch)
     solver.generator.backend = backend
     model = solver.generator
     session = DecodeSession(model.decoder, model.store, model.backend, stays=True)

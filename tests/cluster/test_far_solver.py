@@ -193,7 +193,9 @@ def test_a_callback_cannot_wait_for_its_own_solver(make):
 
 def test_a_bug_in_a_replica_is_no_error_of_ours(make, monkeypatch):
     far, serving = make(number=1)
-    monkeypatch.setattr("beamwright.solver.flights.Flights._note", lambda *args: 1 // 0)
+    monkeypatch.setattr(
+        "beamwright.solver.scheduler.RequestScheduler._settle", lambda *args: 1 // 0
+    )
     for _ in range(3):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             far.solve(PROBLEM)

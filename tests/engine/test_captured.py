@@ -58,7 +58,7 @@ def test_a_row_is_admitted_without_a_new_capture(make_solver, on_tape, admission
     assert len(ragged(admissions)) > 4
     shapes = set(replay.keys)
     assert {num_rows for ((num_rows, _), _) in shapes} == {8}, "seven rows are padded to eight"
-    moves = solver._batch._rows._session.num_moves
+    moves = solver._machinery.batch._rows._session.num_moves
     assert replay.num_recorded <= len(shapes) + moves
     # What is there has room by now: another search records nothing at all.
     before, admitted = replay.num_recorded, len(ragged(admissions))
@@ -72,7 +72,7 @@ def test_static_buffers_keep_their_addresses(make_solver, on_tape, monkeypatch):
     solver = make_solver(**SAME, graphs="on", max_batch=7)
     replay = on_tape(solver)
     grow(solver)
-    rows, seen = solver._batch._rows, []
+    rows, seen = solver._machinery.batch._rows, []
 
     def addresses():
         buffers, tail = rows._step_buffers(rows.num_rows), rows._session._tail
@@ -102,7 +102,7 @@ def test_preempted_rows_come_back_to_the_same_tape(make_solver, on_tape):
     with build(graphs="on", **tight) as solver:
         replay = on_tape(solver)
         assert facts(grow(solver)[1]) == facts(expected)
-        assert solver._batch.counts.preempted > 0
+        assert solver._machinery.batch.counts.preempted > 0
         before = replay.num_recorded
         grow(solver)
         assert replay.num_recorded == before
@@ -114,7 +114,7 @@ def test_the_kernel_that_draws_is_part_of_the_step(make_solver, on_tape, filters
     short = {**SAME, "n": 4, "max_rounds": 2, "max_step_tokens": 6, **filters}
     expected = grow(make_solver(**short))[1]
     solver = make_solver(**short, graphs="on")
-    replay, rows = on_tape(solver), solver._batch._rows
+    replay, rows = on_tape(solver), solver._machinery.batch._rows
     num_tokens = rows._sampler._num_tokens
     rows._sampler = Sampler(num_tokens, CPU, captured=True, fused=True)
     assert facts(grow(solver)[1]) == facts(expected)

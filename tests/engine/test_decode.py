@@ -42,7 +42,7 @@ def oracle(generator_folder):
 
 
 def num_tokens(solver):
-    return solver._loaded.codec.vocab_size
+    return solver._machinery.reader.codec.vocab_size
 
 
 @pytest.mark.parametrize("attention", ["reference", "dense", "tree"])
@@ -110,7 +110,7 @@ def grown(make_solver):
 
 def test_every_stop_is_where_its_reason_says(grown):
     solver, trees = grown
-    codec, step = solver._loaded.codec, solver.settings.step
+    codec, step = solver._machinery.reader.codec, solver.settings.step
     pieces = codec.token_bytes()
     reasons = Counter()
     for node in (node for tree in trees for node in tree.nodes() if node.parent):
@@ -153,14 +153,14 @@ def test_text_is_the_decoded_path_with_its_delimiters(grown):
     solver, trees = grown
     for node in (node for tree in trees for node in tree.nodes() if node.parent):
         prompt = len(node.root.token_ids)
-        assert node.text == solver._loaded.codec.decode(node.path_token_ids()[prompt:])
+        assert node.text == solver._machinery.reader.codec.decode(node.path_token_ids()[prompt:])
         if node.stop is StopReason.DELIMITER:
             assert "e" in node.step_text
 
 
 def test_nothing_is_encoded_after_the_prompt(make_solver, monkeypatch):
     solver = make_solver()
-    codec = solver._loaded.codec
+    codec = solver._machinery.reader.codec
     prompt = codec.render(PROBLEM)
     calls = []
     real = codec.tokenizer.__class__.__call__

@@ -96,7 +96,7 @@ def test_a_verifier_s_head_runs_in_tiles_too(make_solver, verifier_folder):
     options = {**SMALL, "verifier": str(verifier_folder), "dtype": exact_dtype()}
     expected = grow(make_solver(**options))[0]
     solver = make_solver(deterministic=True, **options)
-    assert {m.decoder.tile_rows for m in solver._tree_models} == {TILE_ROWS}
+    assert {m.decoder.tile_rows for m in solver._machinery.tree_models} == {TILE_ROWS}
     assert grow(solver)[0].tree_hash == expected.tree_hash
 
 

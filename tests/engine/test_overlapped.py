@@ -41,7 +41,7 @@ def in_gpu(make_pair):
     """What the plain executor finds where all KV fits, and the KV of five searches at a time."""
     solver = make_pair(executor="plain")
     found = trees(solver)
-    return found, sum(model.store.device_peak_bytes for model in solver._tree_models)
+    return found, sum(model.store.device_peak_bytes for model in solver._machinery.tree_models)
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
         assert trees(solver) == expected
     with make_pair(**quarter, executor="overlapped") as solver:
         assert trees(solver) == expected
-        moved = solver._tier.link.bytes_moved
+        moved = solver._machinery.tier.generator.link.bytes_moved
         assert min(moved.values()) > 0
-        assert solver._tier.verifier_link.bytes_moved is moved
+        assert solver._machinery.tier.verifier.link.bytes_moved is moved
 
 
 @pytest.mark.parametrize(("schedule", "share"), [("locality", 0.25), ("layerwise", 1.0)])
@@ -239,7 +239,7 @@ def two_cores(monkeypatch):
 def chosen(solver, **changes):
     """Does this solver overlap, were it run so?"""
     how = {"in_flight": 4, "exact": True, "num_threads": 1, **changes}
-    parts = solver._machinery.parts
+    parts = solver._machinery
     models = (parts.generator, parts.scorer)
     return overlaps(solver.settings.schedule, solver.verifier, models, **how)
 

@@ -8,7 +8,7 @@ from beamwright.engine.request import Decoding
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
-from beamwright.solver.flights import Listed
+from beamwright.solver.scheduler import listed
 from engines import PROBLEM, assert_nothing_allocated, tiny_solver
 from tape import FixedAttention, put_on_tape
 
@@ -42,14 +42,14 @@ def facts(tree):
 
 def together(solver, requests):
     """The trees of these requests, all in flight at a time."""
-    flights = {
-        solver._flight(PROBLEM, name, solver._requested({**LIMITS, **options})): name
+    names = {
+        solver._request(PROBLEM, name, solver._problem_settings({**LIMITS, **options})): name
         for name, options in requests.items()
     }
-    ended = solver._serve(Listed(flights), len(flights))
-    trees = {flights[flight]: solution.tree for flight, solution in ended}
+    ended = solver._run(listed(names), len(names))
+    trees = {names[request]: solution.tree for request, solution in ended}
     assert_nothing_allocated(solver)
-    assert not solver._batch._lengths.decodings._own, "what was released is forgotten"
+    assert not solver._machinery.batch._lengths.decodings._own, "what was released is forgotten"
     return {name: facts(trees[name]) for name in requests}
 
 
@@ -84,7 +84,7 @@ def test_mixed_requests_grow_the_trees_that_they_grow_alone(make_solver, alone, 
     common = {name: options[name] for name in ("attention", "deterministic") if name in options}
     with make_solver(**COMMON, **options) as solver:
         found = together(solver, REQUESTS)
-        preempted = solver._batch.counts.preempted
+        preempted = solver._machinery.batch.counts.preempted
     assert {name: alone(name, **common) for name in REQUESTS} == found
     assert len({str(tree) for tree in found.values()}) == len(REQUESTS)
     assert "schedule" not in options or preempted
@@ -122,12 +122,12 @@ def test_a_delimiter_has_to_be_short(make_solver):
     solver = make_solver(**COMMON)
     tree = solver._prompts.tree("x", PROBLEM)
     with pytest.raises(InputError, match="at most 256 bytes"):
-        solver._batch.decode_as(tree.root, decoding({"delimiter": "ab" * 200}))
+        solver._machinery.batch.decode_as(tree.root, decoding({"delimiter": "ab" * 200}))
 
 
 def test_what_is_decoded_respects_its_own_limits(make_solver, monkeypatch):
     solver = make_solver(**COMMON)
-    seen, iterate = {}, solver._batch.iterate
+    seen, iterate = {}, solver._machinery.batch.iterate
 
     def watch():
         events = iterate()
@@ -136,7 +136,7 @@ def test_what_is_decoded_respects_its_own_limits(make_solver, monkeypatch):
                 seen.setdefault(event.node.problem_id, []).append(len(event.token_ids))
         return events
 
-    monkeypatch.setattr(solver._batch, "iterate", watch)
+    monkeypatch.setattr(solver._machinery.batch, "iterate", watch)
     together(solver, {"fixed": REQUESTS["fixed"], "short": {"max_step_tokens": 2}})
     assert set(seen["fixed"][:-1]) <= {9, 4}
     assert max(seen["short"]) == 2

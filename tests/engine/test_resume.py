@@ -207,7 +207,9 @@ def test_another_problem_or_tokenizer_is_an_error(with_prm, tmp_path):
     with_prm(token_budget=1).solve(PROBLEM, checkpoint=file)
     with pytest.raises(InputError, match="was saved with another problem"):
         solver.resume(file, problem="1+1")
-    solver._prompts._codec = with_prm(chat_template="Q: {{ messages[-1].content }}")._loaded.codec
+    solver._prompts._codec = with_prm(
+        chat_template="Q: {{ messages[-1].content }}"
+    )._machinery.reader.codec
     with pytest.raises(InputError, match="another tokenizer or chat template"):
         solver.resume(file)
 

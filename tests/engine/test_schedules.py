@@ -7,7 +7,7 @@ from beamwright.protocols import Plan
 from beamwright.registry import option, restored
 from beamwright.schedule import SCHEDULES, Schedule, make_schedule, schedule
 from beamwright.sections import ScheduleSettings
-from beamwright.solver.own import IGNORED
+from beamwright.solver.request import IGNORED
 from declared import value_of
 from engines import PROBLEM
 

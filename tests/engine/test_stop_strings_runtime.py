@@ -56,7 +56,7 @@ def check_ends(tree, codec, strings):
 def test_paths_end_with_the_token_that_completes_a_string(make_solver):
     solver = make_solver(**BEAM)
     solution, tree = grow(solver)
-    ended = check_ends(tree, solver._loaded.codec, STOPS)
+    ended = check_ends(tree, solver._machinery.reader.codec, STOPS)
     assert len(ended) > 3
     assert any(node.depth > 1 for node in ended)
     straddling = [node for node in ended if len(node.text) < len(node.parent.text)]
@@ -94,27 +94,27 @@ def test_a_long_step_ends_soon_and_a_preempted_one_at_the_same_token(make_solver
     options = {**BEAM, **LONG, "n": 6, "stop_strings": ["q", "}}"]}
     base = make_solver(**options, schedule="in-gpu", dtype=exact_dtype())
     expected, tree = grow(base)
-    assert len(check_ends(tree, base._loaded.codec, options["stop_strings"])) > 2
+    assert len(check_ends(tree, base._machinery.reader.codec, options["stop_strings"])) > 2
     assert max(len(node.token_ids) for node in written(tree)) > 64
     assert all(node.usage["overrun"] < 16 for node in written(tree))
     block = base.generator.store.device.bytes_per_block
     tight = {"schedule": "locality", "kv_memory": 54 * block, "host_memory": "8MiB"}
     with make_solver(**options, **tight, dtype=exact_dtype()) as solver:
         assert grow(solver)[0].tree_hash == expected.tree_hash
-        assert solver._batch.counts.preempted
+        assert solver._machinery.batch.counts.preempted
 
 
 def test_the_delimiter_may_be_one(make_solver):
     solver = make_solver(**{**BEAM, "stop_strings": "e", "max_step_tokens": 30})
     _, tree = grow(solver)
-    ended = check_ends(tree, solver._loaded.codec, ["e"])
+    ended = check_ends(tree, solver._machinery.reader.codec, ["e"])
     assert {node.depth for node in ended} == {1}
     assert not any(node.stop == "delimiter" for node in written(tree))
 
 
 def test_steps_of_a_fixed_length_are_searched_too(make_solver):
     solver = make_solver(**{**BEAM, "step_tokens": 7})
-    assert check_ends(grow(solver)[1], solver._loaded.codec, STOPS)
+    assert check_ends(grow(solver)[1], solver._machinery.reader.codec, STOPS)
 
 
 def test_each_reply_is_searched_for_itself(make_solver):
@@ -122,7 +122,7 @@ def test_each_reply_is_searched_for_itself(make_solver):
     talk |= {"critique_prompt": "be a cab", "revision_prompt": "dab"}
     solver = make_solver(**{**BEAM, **talk, "max_tokens": 200})
     _, tree = grow(solver)
-    ended = check_ends(tree, solver._loaded.codec, STOPS)
+    ended = check_ends(tree, solver._machinery.reader.codec, STOPS)
     assert any(node.replies_to.turn is not None for node in ended)
 
 

@@ -28,7 +28,7 @@ def both(build, **options):
     found = []
     for graphs in ("off", "on"):
         with build(graphs=graphs, **options) as solver:
-            assert solver._batch._rows._stays == (graphs == "on")
+            assert solver._machinery.batch._rows._stays == (graphs == "on")
             solution, tree = grow(solver)
             found.append((solution, facts(tree)))
     return found
@@ -196,7 +196,7 @@ def test_a_backend_that_counts_on_the_host_cannot_be_captured(make_solver, on_ta
 def test_a_host_read_in_a_step_is_found_out(make_solver, on_tape, monkeypatch):
     solver = make_solver(dtype="float64", graphs="on")
     on_tape(solver, FixedAttention(solver.generator.backend))
-    words, real = solver._batch._rows._words, solver._batch._rows._words.observe
+    words, real = solver._machinery.batch._rows._words, solver._machinery.batch._rows._words.observe
 
     def observe(token_ids, state):
         codes = real(token_ids, state)
@@ -209,7 +209,7 @@ def test_a_host_read_in_a_step_is_found_out(make_solver, on_tape, monkeypatch):
 
 def test_buffers_stay_where_they_are_until_they_grow(make_solver):
     solver = make_solver(graphs="on")
-    rows = solver._batch._rows
+    rows = solver._machinery.batch._rows
     grow(solver)
     moves, places = rows._session.num_moves, {n: vars(b) for n, b in rows._buffers.items()}
     before = {

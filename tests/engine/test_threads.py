@@ -68,7 +68,7 @@ def test_the_number_comes_back_after_an_error(make_solver):
 def test_the_self_test_asks_with_the_threads_that_are_used(make_solver, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "beamwright.solver.solver.batches_are_exact",
+        "beamwright.solver.assembly.batches_are_exact",
         lambda *_: seen.append(torch.get_num_threads()),
     )
     make_solver()

@@ -46,7 +46,7 @@ def test_asking_for_statistics_changes_no_token(make_solver):
 def test_statistics_are_those_of_a_plain_forward_pass(make_solver, generator_folder):
     model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
     solver = make_solver(**CONFIDENT, dtype="float64", temperature=0.5, top_k=9)
-    num_tokens = solver._loaded.codec.vocab_size
+    num_tokens = solver._machinery.reader.codec.vocab_size
     for node in written(grow(solver)[1]):
         with torch.inference_mode():
             logits = model(torch.tensor([node.path_token_ids()])).logits[0]
@@ -93,7 +93,7 @@ def bundled_logits():
 def test_scores_of_a_real_search_are_those_of_the_paper(bundled_logits, names):
     options = {"n": 4, "width": 2, "max_rounds": 4, "delimiter": "\n", "max_tokens": 60}
     solver = Solver(verifier=names[0], kv_memory="16MiB", **options)
-    num_tokens = solver._loaded.codec.vocab_size
+    num_tokens = solver._machinery.reader.codec.vocab_size
     _, tree = grow(solver)
     checked = 0
     for node in tree.finished() + tree.candidates():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from beamwright.solver.flights import Listed
+from beamwright.solver.scheduler import listed
 from engines import PROBLEM, grow
 from fakes import Grouping
 from tape import FixedAttention, put_on_tape
@@ -52,7 +52,7 @@ def test_asking_changes_no_bit_of_what_is_drawn(make_solver, options):
 def test_they_are_those_of_a_plain_forward_pass(make_solver, generator_folder, count):
     model = AutoModelForCausalLM.from_pretrained(generator_folder, dtype=torch.float64).eval()
     solver = make_solver(**SMALL, temperature=0.5, top_k=9, top_logprobs=count)
-    num_tokens = solver._loaded.codec.vocab_size
+    num_tokens = solver._machinery.reader.codec.vocab_size
     found_among = 0
     for node in written(grow(solver)[1]):
         with torch.inference_mode():
@@ -108,12 +108,12 @@ def test_each_problem_gets_what_it_asks_for(make_solver, options):
                 PROBLEM, problem_id=name, on_round=lambda r, n=name: every.update({n: r.tree})
             )
     with make_solver(**SMALL, **options) as solver:
-        flights = {
-            solver._flight(PROBLEM, name, solver._requested({"top_logprobs": count})): name
+        requests = {
+            solver._request(PROBLEM, name, solver._problem_settings({"top_logprobs": count})): name
             for name, count in REQUESTS.items()
         }
-        for flight, solution in solver._serve(Listed(flights), len(flights)):
-            name = flights[flight]
+        for request, solution in solver._run(listed(requests), len(requests)):
+            name = requests[request]
             expected = [
                 (*facts, tuple(each[: REQUESTS[name]] for each in top) if REQUESTS[name] else ())
                 for *facts, top in kept(every[name])

@@ -48,7 +48,7 @@ def whole_pass(solver, token_ids):
 def test_a_turn_is_rendered_by_the_chat_template_behind_the_reply(make_solver):
     solver = make_solver(**TALK)
     _, tree = grow(solver)
-    codec = solver._loaded.codec
+    codec = solver._machinery.reader.codec
     turns = [node for node in tree.nodes() if node.turn is not None]
     assert {node.turn.answers for node in turns} == {False, True}
     ended_by_eos = 0

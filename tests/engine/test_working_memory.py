@@ -31,7 +31,7 @@ def test_a_group_that_is_too_large_is_halved(make_solver, monkeypatch, how):
     assert solution.tokens.generated == expected.tokens.generated
     assert [c.score for c in solution.candidates] == [c.score for c in expected.candidates]
     assert solution.kv.groups >= expected.kv.groups
-    assert solver._batch.view(tuple(tree.candidates())).max_beams <= 8
+    assert solver._machinery.batch.view(tuple(tree.candidates())).max_beams <= 8
 
 
 @pytest.mark.parametrize("how", HOW)

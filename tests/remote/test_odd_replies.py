@@ -13,7 +13,7 @@ from beamwright.models import TextCodec
 from beamwright.remote import openai as client
 from beamwright.remote.openai import OpenAISource
 from beamwright.remote.source import RemoteModel
-from beamwright.solver import flights
+from beamwright.solver import scheduler
 from scripted_server import Scripted, answered, choice, piece, question, said, speaking
 
 KEY = "sk-very-secret"
@@ -283,7 +283,7 @@ def test_an_odd_reply_fails_its_problem_and_no_run(codec, solver_of, tmp_path, o
 
 def test_a_deadline_is_heard_while_a_server_drips(codec, solver_of, monkeypatch):
     """It fails: there is nothing to return."""
-    monkeypatch.setattr(flights, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 0.1)
 
     def drip():
         while True:
@@ -300,7 +300,7 @@ def test_a_deadline_is_heard_while_a_server_drips(codec, solver_of, monkeypatch)
 
 
 def test_what_was_written_by_the_deadline_stands(codec, solver_of, monkeypatch):
-    monkeypatch.setattr(flights, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 60.0)
 
     def drip():
         while True:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import engines
-from beamwright.solver import flights
+from beamwright.solver import scheduler
 from beamwright.tree import NodeState, StopReason
 
 PROBLEM = "Ann has 3 apples and eats one."
@@ -117,7 +117,7 @@ def test_a_search_can_be_resumed(far_solver, tmp_path):
 
 
 def test_a_deadline_ends_it_with_the_best_so_far(far_solver, monkeypatch):
-    monkeypatch.setattr(flights, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(scheduler, "PATIENCE_S", 60.0)
     found = far_solver(deadline=0.01, max_rounds=40, max_tokens=400).solve(PROBLEM)
     assert found.rounds < 40
     assert found.candidates
@@ -129,7 +129,7 @@ def test_cancelled_searches_leave_nothing_behind(far, far_solver):
     handle.cancel()
     with pytest.raises(Exception, match="cancelled"):
         handle.result(30)
-    assert not solver._batch.busy
+    assert not solver._machinery.batch.busy
     assert solver.solve(PROBLEM).candidates
 
 

@@ -310,7 +310,7 @@ def test_who_leaves_is_cancelled_and_frees_everything(serve, streamed, caplog):
             client.sendall(head.encode() + raw)
             until(lambda: gate.reached)
             (job,) = server.queue.jobs.values()
-        until(lambda: job.handle._flight.cancelled)
+        until(lambda: job.handle._request.cancelled)
     until(lambda: not server.queue.jobs)
     assert job.state == "cancelled"
     assert_nothing_allocated(server.solver)
@@ -353,7 +353,7 @@ def test_whoever_ends_the_server_ends_streams_properly(serve):
         reader.start()
         until(lambda: gate.reached)
         server.server.handle_exit(15, None)
-        until(lambda: any(j.handle._flight.cancelled for j in server.queue.jobs.values()))
+        until(lambda: any(j.handle._request.cancelled for j in server.queue.jobs.values()))
         assert server.http.get("/ready").status_code == 503
         assert server.chat().status_code == 503
     reader.join(30)

@@ -14,8 +14,8 @@ from beamwright.serve.body import ServerLimits
 from beamwright.serve.choices import ChoiceChunks
 from beamwright.serve.guard import JsonLines
 from beamwright.serve.server import bind
-from beamwright.solver.flights import Flights
 from beamwright.solver.handle import Handle
+from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
 from served import ASKED, held, text_of, until
 
@@ -69,7 +69,7 @@ def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, 
         def fail(*args):
             raise error
 
-        monkeypatch.setattr(Flights, "_note", fail)
+        monkeypatch.setattr(RequestScheduler, "_settle", fail)
     for thread in threads:
         thread.join(30)
     assert statuses == [500] * 3
@@ -83,7 +83,7 @@ def test_what_went_wrong_is_logged_with_the_request_s_id(serve, monkeypatch):
     handler = logging.StreamHandler(lines)
     handler.setFormatter(JsonLines())
     log.addHandler(handler)
-    monkeypatch.setattr(Flights, "_note", lambda *args: 1 // 0)
+    monkeypatch.setattr(RequestScheduler, "_settle", lambda *args: 1 // 0)
     try:
         response = server.chat()
     finally:

@@ -86,11 +86,11 @@ def test_a_key_sees_and_cancels_its_own_searches_alone(serve):
         for method in ("GET", "DELETE"):
             assert yours.request(method, f"/feed/searches/{found}").status_code == 404
         (job,) = server.queue.jobs.values()
-        assert not job.handle._flight.cancelled
+        assert not job.handle._request.cancelled
         (mine,) = server.http.get("/feed/searches").json()["searches"]
         assert (mine["id"], mine["state"]) == (found, "running")
         assert server.http.delete(f"/feed/searches/{found}").status_code == 200
-        assert job.handle._flight.cancelled
+        assert job.handle._request.cancelled
     until(lambda: not server.queue.jobs)
     assert server.http.get("/feed/searches").json()["searches"][0]["state"] == "cancelled"
 

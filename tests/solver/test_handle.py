@@ -208,7 +208,7 @@ def test_who_waits_begins_by_priority(solver, gate):
 
 def test_a_deadline_counts_while_a_problem_waits(solver, gate):
     late, other = (solver.submit(PROBLEM, problem_id=k, deadline="30s") for k in (1, 2))
-    late._flight.asked_s -= 60
+    late._request.submitted_s -= 60
     gate.set()
     found = late.result(LONG_S)
     assert found.rounds == 1, "it has a result all the same"

@@ -15,7 +15,7 @@ from beamwright.saved.resumed import resumed_settings
 from beamwright.schedule import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
 from beamwright.sections import ScheduleSettings
-from beamwright.solver.own import Request, given
+from beamwright.solver.request import ProblemSettings
 from engines import PROBLEM
 
 SMALL = {"n": 4, "width": 2, "max_rounds": 3, "dtype": "float64"}
@@ -218,10 +218,10 @@ def test_an_option_that_does_nothing_is_an_error(generator_folder, options, word
 
 def test_what_a_schedule_takes_no_notice_of_may_be_left_open():
     for options in ({"schedule": "in-gpu", "host_memory": None}, {"schedule": "layerwise"}):
-        settings = Request.of(*given(None, dict(options))).settings
+        settings = ProblemSettings.of_call(None, dict(options)).settings
         assert settings.schedule.schedule == options["schedule"]
     options = {"schedule": "layerwise", "host_memory": "1MiB", "prefetch": False}
-    assert Request.of(*given(None, options)).settings.schedule.prefetch is False
+    assert ProblemSettings.of_call(None, options).settings.schedule.prefetch is False
 
 
 def test_a_schedule_of_ones_own_makes_the_groups(generator_folder):

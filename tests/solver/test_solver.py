@@ -188,7 +188,7 @@ def test_layerwise_has_no_prefix_cache(make_solver):
 def test_a_prm_searches_with_its_own_kv_on_the_tree(with_prm):
     solver = with_prm(n=8)
     solution, tree = grow(solver)
-    assert len(solver._tree_models) == 2
+    assert len(solver._machinery.tree_models) == 2
     assert solution.tokens.verifier_prefilled > 0
     assert solution.tokens.verifier_reused > solution.tokens.verifier_prefilled
     scored = [node for node in tree.nodes() if node.parent and node.step_text]
@@ -247,7 +247,7 @@ def test_problems_in_flight_together_are_solved_as_if_alone(make_solver, with_pr
     def on_round(report):
         trees[report.tree.root.problem_id] = report.tree
         if len(trees) == len(PROBLEMS):
-            for model in solver._tree_models:
+            for model in solver._machinery.tree_models:
                 model.store.check()
             check_conservation(solver, trees.values())
 

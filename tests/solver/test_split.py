@@ -25,7 +25,7 @@ def expected(scored):
     """The tree and the bytes of both models where everything fits."""
     solver = scored(schedule="in-gpu")
     solution, tree = grow(solver)
-    peaks = [model.store.device_peak_bytes for model in solver._tree_models]
+    peaks = [model.store.device_peak_bytes for model in solver._machinery.tree_models]
     return solution, [node.score for node in tree.nodes()], peaks
 
 
@@ -55,7 +55,7 @@ def test_memory_moves_while_a_search_runs(scored, expected, conserved, split):
     solution, _, peaks = expected
     with scored(split=split, kv_memory=int(0.6 * sum(peaks))) as solver:
         found, _ = grow(solver)
-        first = solver._machinery.parts.plan.generator_kv_bytes
+        first = solver._machinery.plan.generator_kv_bytes
         again, _ = grow(solver)
     assert len(set(conserved)) > 1
     assert min(conserved) < first < max(conserved)

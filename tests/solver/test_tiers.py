@@ -200,7 +200,7 @@ def test_a_tree_that_fits_never_touches_the_link(solver_of, in_gpu, schedule, at
     with solver_of(schedule=schedule, attention=attention) as solver:
         solution, _ = grow(solver)
         assert (solution.kv.h2d_bytes, solution.kv.d2h_bytes) == (0, 0)
-        assert dict(solver._tier.link.bytes_moved) == {}
+        assert dict(solver._machinery.tier.generator.link.bytes_moved) == {}
     assert solution.tree_hash == in_gpu(attention, "float32", schedule)[0]
 
 
@@ -278,10 +278,10 @@ def test_the_tree_is_the_same_with_a_verifier(make_solver, verifier_folder, evic
     base = build(schedule="in-gpu")
     expected, tree = grow(base)
     budget = expected.kv.device_peak_bytes * 3 // 4
-    equal = base._machinery.parts.plan.tokens_part
+    equal = base._machinery.plan.tokens_part
     with build(schedule="locality", evict=evict, kv_memory=budget, split=equal) as s:
         found, other = grow(s)
-        verifier = s._tree_models[1].store
+        verifier = s._machinery.tree_models[1].store
     assert found.tree_hash == expected.tree_hash
     if evict == "host":
         assert verifier.host.ledger.budget.peak_bytes > 0, "the verifier's KV has been written back"

@@ -471,13 +471,13 @@ def test_a_search_on_two_tiers_is_the_same(make_solver, random_judge, monkeypatc
     expected, tree = grow(roomy)
     assert expected.score is None, "it never states a score"
     assert sum(node.usage["judge_unparsed"] for node in tree.nodes()) > 8
-    peak = roomy._tree_models[1].budget.peak_bytes
+    peak = roomy._machinery.tree_models[1].budget.peak_bytes
     rows = sessions(monkeypatch)
     # The two models' KV is of one size, so each gets half.
     tight = {"schedule": "locality", "kv_memory": peak, "host_memory": "8MiB"}
     with make_solver(**options, **tight) as solver:
         found, other = grow(solver)
-        judge = solver._tree_models[1]
+        judge = solver._machinery.tree_models[1]
         assert judge.store.host_peak_bytes > 0
     assert found.tree_hash == expected.tree_hash
     assert facts(other.nodes()) == facts(tree.nodes())

@@ -165,7 +165,9 @@ def compared(
                 runs[mode].append(measure(solvers[mode], problems, MODES[mode]["in_flight"]))
                 say(kv, mode, f"{runs[mode][-1].wall_s:.2f} s")
     decoding = solvers["continuous"]._machinery.payoff.decoding
-    peak = sum(model.store.device_peak_bytes for model in solvers["continuous"]._tree_models)
+    peak = sum(
+        model.store.device_peak_bytes for model in solvers["continuous"]._machinery.tree_models
+    )
     num_runs = sum(map(len, runs.values()))
     shown = rows_of(kv, runs, decoding, verifying.costs, round(verifying.costs.total[1] / num_runs))
     for costs, call, item in ((decoding, "pass", "row"), (verifying.costs, "call", "step")):

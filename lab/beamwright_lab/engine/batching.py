@@ -84,7 +84,7 @@ def curve(repeats: int) -> None:
     """Step time against rows, for both models."""
     print("rows | decode step, ms (min, median) | us per row | scoring a step, ms | us per row")
     with Solver(model="bundled", verifier="bundled", kv_memory="2GiB") as solver:
-        models = solver._tree_models
+        models = solver._machinery.tree_models
         with solver.threads.in_use():
             for num_rows in ROWS:
                 steps = [decode_steps(models[0], num_rows) for _ in range(repeats + 1)][1:]

@@ -234,7 +234,7 @@ def real_rows(num_beams: int, rounds: int) -> Iterator[dict[str, Any]]:
     """The bundled pair: least and median seconds, bytes loaded; all trees are the same."""
     options = {"n": num_beams, "width": WIDTH, "max_rounds": 10, "schedule": "locality"}
     with Solver(**options, kv_memory="256MiB", split=0.5) as solver:
-        parts = solver._machinery.parts
+        parts = solver._machinery
         expected = solver.solve(PROBLEM)
         peaks = [model.store.device_peak_bytes for model in parts.tree_models]
         equal = parts.plan.tokens_part

@@ -57,7 +57,7 @@ class Given:
         self._tokens, model = tokens, solver.generator
         self._store, self._prefill = model.store, model.prefill
         self._width = model.decoder.weights.embedding.shape[1]
-        room = solver._batch._room
+        room = solver._machinery.batch._room
         self._row = room.row
         room.row = self.row  # type: ignore[method-assign]
         model.prefill = self.prefill  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def run(shape: str, tokens: int, kind: str, side: str, args: argparse.Namespace)
     marks: list[tuple[float, int]] = []
     with solver:
         Given(solver, tokens)
-        link = solver._tier.link
+        link = solver._machinery.tier.generator.link
         moved = link.bytes_moved
 
         def note(report: RoundReport) -> None:
@@ -132,7 +132,7 @@ def run(shape: str, tokens: int, kind: str, side: str, args: argparse.Namespace)
             "ms a token": 1e3 * (end_s - start_s) / count,
             "in, MiB a token": round((after - before) / count / MIB, 2),
             "link, ms a token": round(1e3 * (after - before) / count / args.link, 1),
-            "groups": solver._batch.num_groups,
+            "groups": solver._machinery.batch.num_groups,
             "device peak, MiB": round(solver.generator.store.device_peak_bytes / MIB, 1),
         }
 

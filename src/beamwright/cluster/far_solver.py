@@ -34,8 +34,8 @@ from beamwright.errors import BeamwrightError, Cancelled, InputError, Unavailabl
 from beamwright.plugins import load_all
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, RoundReport
-from beamwright.solver import calls
 from beamwright.solver.handle import Handle
+from beamwright.solver.request import check_callback, check_problem, take_priority
 from beamwright.solver.solution import Solution
 
 MOST_DEATHS = 3
@@ -164,10 +164,10 @@ class FarSolver:
 
         on_round is called in a thread of this solver's, with a mirror of the tree.
         """
-        calls.check_problem(problem, problem_id)
-        calls.check_callback(on_round)
+        check_problem(problem, problem_id)
+        check_callback(on_round)
         options = {name: value for name, value in options.items() if value is not None}
-        calls.take_priority(asked := dict(options))
+        take_priority(asked := dict(options))
         settings = self._front.requested(asked, self._facts).settings
         n = settings.search.n
         tokens = self.ledger.expected(length(problem), n, settings.step.max_tokens)

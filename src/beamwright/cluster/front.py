@@ -6,7 +6,7 @@ What is wrong with a request is said at once, and needs no replica.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from beamwright.cluster.searcher import EngineFacts
@@ -17,8 +17,7 @@ from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
-from beamwright.solver import own
-from beamwright.solver.own import OwnParts, Request
+from beamwright.solver.request import ProblemSettings, UserParts
 
 
 class Front:
@@ -29,31 +28,27 @@ class Front:
     """
 
     def __init__(self, settings: Settings) -> None:
-        request, known = Request.of(settings, OwnParts()), _known(settings)
+        default, known = ProblemSettings.of(settings, UserParts()), _known(settings)
         self.codec, self.context = known.codec, known.context
-        self.settings = with_system_prompt(request.settings, known.codec)
-        self._request = replace(request, settings=self.settings)
-        self._asked = settings.model_copy(update={"model": self.settings.model})
+        self.settings = with_system_prompt(default.settings, known.codec)
+        self._default = default.settled(self.settings)
         self._prompts = Prompts(known.codec, known.context, known.vocab, self.settings.model)
-        self._prompts.check_turns(request.strategy)
+        self._prompts.check_turns(default.strategy)
 
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of its prompt; raises what is wrong with it."""
         return len(self._prompts.tree(0, problem).root.token_ids)
 
-    def requested(self, options: dict[str, Any], facts: EngineFacts) -> Request:
+    def requested(self, options: dict[str, Any], facts: EngineFacts) -> ProblemSettings:
         """What is asked with these options. facts: of the engines."""
-        request = self._request
-        if options:  # what `auto` stands for is every replica's own affair
-            request = own.changed(self._asked, OwnParts(), options, self.settings)
-        own.check_served(
-            request,
+        asked = self._default.changed(options)  # what `auto` stands for is every replica's affair
+        asked.check_served(
             self._prompts,
             probabilities=facts.probabilities,
             kept=facts.token_stats,
             whose="these replicas do not keep; start them with this search",
         )
-        return request
+        return asked
 
 
 def length(problem: Problem) -> int:

@@ -1,14 +1,25 @@
-"""From a search that has ended, or was stopped, to its Solution. No torch."""
+"""From a search that has ended, or was stopped, to its Solution: what was measured, in text.
+
+Knows differences of counters, the final candidates of a tree and what makes them doubtful.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from beamwright.engine.limits import cut_short
+from beamwright.config import Settings
+from beamwright.counters import Counters
+from beamwright.engine.limits import cut_short, num_generated
+from beamwright.engine.moving import MovingSplit
+from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
+from beamwright.engine.validation import policy_name
 from beamwright.errors import BeamwrightError, Cancelled, Interrupted
 from beamwright.plan.workload import dm_lower_bound_bytes
+from beamwright.protocols import SchedulePolicy
 from beamwright.search import strategy_row
 from beamwright.search.answers import extract_answer
 from beamwright.search.choose import choose
@@ -20,12 +31,17 @@ from beamwright.search.doubts import (
 )
 from beamwright.search.revise import asked_again, best_answer
 from beamwright.search.rounds import ranked
-from beamwright.solver.facts import RunFacts
+from beamwright.solver.machinery import Machinery
 from beamwright.solver.solution import (
+    BatchStats,
+    CacheReport,
+    CacheStats,
     Candidate,
     KVStats,
+    MemoryStats,
     RemoteStats,
     Solution,
+    SparseStats,
     SpeculationStats,
     TimeStats,
     TokenCounts,
@@ -46,6 +62,143 @@ _SEARCHES = (
     "each text of the generator is the answer of a whole search at its server: take NAME:plain, "
     "its model alone, for a search of this one's own"
 )
+
+
+# --- what is measured ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mark:
+    """All counters at a moment, see `Machinery.counted`."""
+
+    time_s: float
+    counted: Mapping[str, Counters]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured while a tree was in flight; bytes and counts are of all that ran beside it.
+
+    spent: phases and groups, those of earlier processes included. total_generated: tokens.
+    graphs_failed: why steps were not captured.
+    """
+
+    settings: Settings
+    spent: Counters
+    total_s: float
+    total_generated: int
+    kv: KVStats
+    memory: MemoryStats
+    cache: CacheReport
+    sparse: SparseStats | None
+    batch: BatchStats
+    remote: RemoteStats | None
+    exact: bool
+    schedule: str
+    attention: str | None
+    graphs_failed: str | None
+
+
+class Meter:
+    """Measures what happens while a tree is in flight, as the difference of two counts.
+
+    moving: what moves memory between both models now.
+    """
+
+    def __init__(
+        self, machinery: Machinery, schedule: SchedulePolicy, accounting: Accounting
+    ) -> None:
+        self._machinery, self._schedule, self.accounting = machinery, schedule, accounting
+        self.moving: MovingSplit | None = None
+        self._begun = self.mark()
+
+    def mark(self) -> Mark:
+        """Where all counters are."""
+        return Mark(time.perf_counter(), self._machinery.counted())
+
+    def spent(self, since: Mark, before: Counters | None = None) -> Counters:
+        """Phases and groups since then, and `before`."""
+        return self.accounting.now() - since.counted["engine"] + (before or Counters())
+
+    def measured(
+        self, run: TreeRun, settings: Settings, since: Mark, before: Counters | None
+    ) -> Measured:
+        """What was measured since a tree was admitted. before: by earlier processes."""
+        machinery, generator = self._machinery, self._machinery.generator
+        spent, now = self.spent(since, before), self.mark()
+        new = {name: counted - since.counted[name] for name, counted in now.counted.items()}
+        rule, remote = machinery.rule, machinery.remote
+        # KV of full attention, of a path that is resumed, or what timing makes of selection.
+        mixed = rule is not None and (before is not None or rule.late != "wait")
+        exact = machinery.exact and settings.schedule.speculation != "truncate" and not mixed
+        kept = {
+            name: CacheStats.of(new[name])
+            for name, model in machinery.models.items()
+            if not model.store.streams_layers
+        }
+        return Measured(
+            settings=settings,
+            spent=spent,
+            total_s=now.time_s - since.time_s + run.elapsed_s,
+            total_generated=max(num_generated(run.tree), new["engine"].row_tokens),
+            kv=self._kv(run, settings, spent, new["engine"], now),
+            memory=self._memory(settings),
+            cache=CacheReport(kept.get("generator"), kept.get("verifier")),
+            sparse=None if rule is None else SparseStats.of(rule.method, new["generator"]),
+            batch=BatchStats.of(settings.schedule.max_batch, new["engine"]),
+            remote=None
+            if remote is None
+            else RemoteStats.of(remote.token_ids, remote.source.facts.searches, new["engine"]),
+            exact=exact and generator is not None,
+            schedule=policy_name(self._schedule),
+            attention=None if generator is None else generator.backend.name,
+            graphs_failed=machinery.batch.graphs_failed,
+        )
+
+    def _kv(
+        self, run: TreeRun, settings: Settings, spent: Counters, engine: Counters, now: Mark
+    ) -> KVStats:
+        machinery, models = self._machinery, self._machinery.models
+        if machinery.generator is None:
+            return KVStats()
+        token_bytes = machinery.generator.store.pool.layout.bytes_per_token
+        budget_bytes = machinery.plan.generator_kv_bytes
+        if self.moving is not None:
+            budget_bytes = self.moving.most_generator_bytes
+        recomputed = (
+            now.counted[name].recomputed_tokens - self._begun.counted[name].recomputed_tokens
+            for name in models
+        )
+        stores = [model.store for model in models.values()]
+        return KVStats(
+            device_budget_bytes=machinery.plan.kv_bytes,
+            device_peak_bytes=machinery.device_peak_bytes,
+            host_peak_bytes=None
+            if machinery.tier is None
+            else sum(store.host_peak_bytes for store in stores),
+            h2d_bytes=engine.h2d_bytes,
+            d2h_bytes=engine.d2h_bytes,
+            groups=spent.groups,
+            dm_lower_bound_bytes=dm_lower_bound_bytes(
+                (tokens * token_bytes for tokens in run.round_tokens), budget_bytes
+            ),
+            scratch_peak_bytes=sum(store.scratch.peak_bytes for store in stores),
+            recomputed_tokens=sum(recomputed),
+            link_bandwidth_emulated=settings.schedule.link_bandwidth,
+        )
+
+    def _memory(self, settings: Settings) -> MemoryStats:
+        plan, moving = self._machinery.plan, self.moving
+        if self._machinery.generator is None:
+            return MemoryStats(None, None, plan.verifier_kv_bytes, 0, 0)
+        split = settings.memory.split
+        if moving is None:
+            return MemoryStats(split, plan.generator_kv_bytes, plan.verifier_kv_bytes, 0, 0)
+        counts, parts = moving.counts, (moving.generator_bytes, moving.verifier_bytes)
+        return MemoryStats(split, *parts, counts.moves, counts.moved_bytes)
+
+
+# --- how a search has ended -------------------------------------------------------------------
 
 
 def final_nodes(tree: SearchTree, n: int | None = None) -> list[Node]:
@@ -69,44 +222,35 @@ def complete_nodes(tree: SearchTree) -> list[Node]:
     return [best_answer(leaf) for leaf in (*tree.finished(), *unfinished)]
 
 
-def describe_finished(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
-    """What a search that was stopped has finished; None if that is no candidate."""
-    nodes = complete_nodes(run.tree)
-    run.tree.reason_fewer = reason
-    return _describe(run, facts, nodes) if nodes else None
-
-
-def describe_best(run: TreeRun, facts: RunFacts, reason: str) -> Solution | None:
-    """The same for a search that its user has stopped; unfinished paths where none is finished."""
-    found = describe_finished(run, facts, reason)
-    nodes = final_nodes(run.tree, facts.settings.search.n)
-    return found or (_describe(run, facts, nodes) if nodes else None)
-
-
 def with_partial(
-    error: BeamwrightError | KeyboardInterrupt, found: Sequence[tuple[TreeRun, RunFacts]]
+    error: BeamwrightError | KeyboardInterrupt, ended: Sequence[tuple[TreeRun, Measured]]
 ) -> BeamwrightError | Interrupted:
-    """The error to raise for one that stopped a search, with what was finished before it."""
+    """The error to raise for one that stopped a search, with what was finished before it.
+
+    Where its user has stopped it, unfinished paths stand where none is finished.
+    """
     stopped = error if isinstance(error, BeamwrightError) else Interrupted()
-    if len(found) == 1:
-        describe = (
-            describe_best if isinstance(stopped, Interrupted | Cancelled) else describe_finished
-        )
-        stopped.partial = describe(*found[0], str(error) or "interrupted")
+    if len(ended) == 1:
+        ((run, measured),) = ended
+        run.tree.reason_fewer = str(error) or "interrupted"
+        nodes = complete_nodes(run.tree)
+        if not nodes and isinstance(stopped, Interrupted | Cancelled):
+            nodes = final_nodes(run.tree, measured.settings.search.n)
+        stopped.partial = _describe(run, measured, nodes) if nodes else None
     return stopped
 
 
-def describe(run: TreeRun, facts: RunFacts) -> Solution:
+def describe(run: TreeRun, measured: Measured) -> Solution:
     """The solution of one finished tree."""
-    search = facts.settings.search
+    search = measured.settings.search
     nodes = final_nodes(run.tree, search.n)
     finals = strategy_row(search).finals
     if finals is not None:
         nodes = finals(run.tree.finished(), search.n) or nodes
-    return _describe(run, facts, nodes)
+    return _describe(run, measured, nodes)
 
 
-def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
+def _describe(run: TreeRun, measured: Measured, nodes: list[Node]) -> Solution:
     tree = run.tree
     candidates = tuple(_candidate(node) for node in nodes)
     decoded = [
@@ -118,9 +262,9 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         [c.answer for c in candidates],
         [c.score for c in candidates],
         [c.stop in COMPLETE_STOPS for c in candidates],
-        facts.settings.search.choose or "best",
+        measured.settings.search.choose or "best",
     )
-    usage = _tokens(tree, decoded, facts.remote)
+    usage = _tokens(tree, decoded, measured.remote)
     return Solution(
         problem_id=tree.root.problem_id,
         problem=tree.root.problem_text,
@@ -131,7 +275,7 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
         lineage=candidates[chosen].lineage,
         rounds=tree.rounds,
         reason_fewer=tree.reason_fewer,
-        warnings=_warnings(tree, candidates, candidates[chosen], facts),
+        warnings=_warnings(tree, candidates, candidates[chosen], measured),
         last_step=_last_step(nodes[chosen]) if candidates[chosen].answer is None else None,
         candidates=candidates,
         tree_stats=TreeStats(
@@ -141,71 +285,51 @@ def _describe(run: TreeRun, facts: RunFacts, nodes: list[Node]) -> Solution:
             path_tokens=sum(candidate.tokens for candidate in candidates),
         ),
         tokens=usage,
-        kv=_kv(run, facts),
-        cache=facts.cache,
-        sparse=facts.sparse,
-        memory=facts.memory,
-        batch=facts.batch,
-        remote=facts.remote,
+        kv=measured.kv,
+        cache=measured.cache,
+        sparse=measured.sparse,
+        memory=measured.memory,
+        batch=measured.batch,
+        remote=measured.remote,
         speculation=SpeculationStats(
-            mode=facts.settings.schedule.speculation,
-            rows=facts.counted.speculative_rows,
+            mode=measured.settings.schedule.speculation,
+            rows=measured.spent.speculative_rows,
             tokens=usage.speculated,
             kept=usage.speculated_kept,
             kept_share=usage.speculated_kept / usage.speculated if usage.speculated else None,
         ),
-        time=_time(facts, usage.generated),
-        io_share=facts.counted.stall_s / facts.total_s if facts.total_s else 0.0,
+        time=_time(measured, usage.generated),
+        io_share=measured.spent.stall_s / measured.total_s if measured.total_s else 0.0,
         goodput_tok_s=run.goodput_tok_s(nodes, best_answer),
         tree_hash=tree_hash(tree),
-        exact=facts.exact,
-        seed=facts.settings.search.seed,
-        schedule=facts.schedule,
-        attention=facts.attention,
-        settings=facts.settings,
+        exact=measured.exact,
+        seed=measured.settings.search.seed,
+        schedule=measured.schedule,
+        attention=measured.attention,
+        settings=measured.settings,
         tree=tree,
     )
 
 
-def _kv(run: TreeRun, facts: RunFacts) -> KVStats:
-    kv = facts.kv
-    if kv is None:
-        return KVStats()
-    return KVStats(
-        device_budget_bytes=kv.device_budget,
-        device_peak_bytes=kv.device_peak,
-        host_peak_bytes=kv.host_peak,
-        h2d_bytes=kv.h2d,
-        d2h_bytes=kv.d2h,
-        groups=facts.counted.groups,
-        dm_lower_bound_bytes=dm_lower_bound_bytes(
-            (tokens * kv.per_token for tokens in run.round_tokens), kv.generator_budget
-        ),
-        scratch_peak_bytes=kv.scratch_peak,
-        recomputed_tokens=kv.recomputed_tokens,
-        link_bandwidth_emulated=facts.settings.schedule.link_bandwidth,
-    )
-
-
 def _warnings(
-    tree: SearchTree, candidates: Sequence[Candidate], chosen: Candidate, facts: RunFacts
+    tree: SearchTree, candidates: Sequence[Candidate], chosen: Candidate, measured: Measured
 ) -> tuple[str, ...]:
     scores = [candidate.score for candidate in candidates]
-    found = doubts_about_problem(tree.root.problem_text, facts.settings)
-    found += doubts_about_scores(tree, facts.settings)
-    found = found or doubts_about_trust(scores, facts.settings)
+    found = doubts_about_problem(tree.root.problem_text, measured.settings)
+    found += doubts_about_scores(tree, measured.settings)
+    found = found or doubts_about_trust(scores, measured.settings)
     if chosen.answer is None and tree.root.problem_text:  # a synthetic prompt asks nothing
         answers = [candidate.answer for candidate in candidates]
         stops = [candidate.stop for candidate in candidates]
-        found += doubts_about_answers(answers, stops, facts.settings)
-    if facts.settings.schedule.speculation == "truncate":
+        found += doubts_about_answers(answers, stops, measured.settings)
+    if measured.settings.schedule.speculation == "truncate":
         found += [_TRUNCATED]
-    if facts.remote is not None and not facts.remote.token_ids:
+    if measured.remote is not None and not measured.remote.token_ids:
         found += [_TOKENISED_HERE]
-    if facts.remote is not None and facts.remote.searches:
+    if measured.remote is not None and measured.remote.searches:
         found += [_SEARCHES]
-    if facts.graphs_failed is not None:
-        found += [f"graphs: failed: {facts.graphs_failed}; steps run as plain calls"]
+    if measured.graphs_failed is not None:
+        found += [f"graphs: failed: {measured.graphs_failed}; steps run as plain calls"]
     return tuple(found)
 
 
@@ -249,11 +373,11 @@ def _tokens(tree: SearchTree, decoded: Sequence[Node], remote: RemoteStats | Non
     )
 
 
-def _time(facts: RunFacts, generated: int) -> TimeStats:
+def _time(measured: Measured, generated: int) -> TimeStats:
     """A tree's share of the run, by the tokens it generated: shares add up to the wall time."""
-    share = generated / facts.total_generated if facts.total_generated else 1.0
-    phases = {name: seconds * share for name, seconds in facts.counted.seconds.items()}
-    total_s = facts.total_s * share
+    share = generated / measured.total_generated if measured.total_generated else 1.0
+    phases = {name: seconds * share for name, seconds in measured.spent.seconds.items()}
+    total_s = measured.total_s * share
     return TimeStats(
         total_s=total_s,
         decode_s=phases.get("decode", 0.0),

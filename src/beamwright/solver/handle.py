@@ -1,4 +1,7 @@
-"""Handles: problems that are submitted, and solved in a thread of their own while others ask."""
+"""Handles of problems that are submitted, the thread that solves them, and one call at a time.
+
+Knows threads and event loops; of a search, that it ends.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,21 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from beamwright.engine.admission import PriorityQueue
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundCallback, RoundReport
-from beamwright.solver.flights import Arrivals, Flight, Outcome
+from beamwright.solver.scheduler import Arrivals, Outcome, Request
 from beamwright.solver.solution import Solution
 
 MOST_PASSED = 64
 """Problems of a larger priority that begin before one that was submitted earlier."""
 
 
-class Flying(Protocol):
+class Submitted(Protocol):
     """A problem on its way, here or elsewhere."""
 
     on_round: RoundCallback | None
@@ -27,10 +31,10 @@ class Flying(Protocol):
     cancelled: bool
 
 
-class Flies(Protocol):
+class Submits(Protocol):
     """Whoever has it solved."""
 
-    def withdraw(self, flight: Any, /) -> None:
+    def withdraw(self, request: Any, /) -> None:
         """It is cancelled."""
         ...
 
@@ -45,19 +49,19 @@ class Handle:
     `await handle` waits for its result in an event loop.
     """
 
-    def __init__(self, problem_id: str | int, flight: Flying, service: Flies) -> None:
+    def __init__(self, problem_id: str | int, request: Submitted, service: Submits) -> None:
         self.problem_id = problem_id
-        self._flight, self._service = flight, service
+        self._request, self._service = request, service
         self._future: Future[Solution] = Future()
         self._future.set_running_or_notify_cancel()  # who stops waiting does not cancel it
         self._rounds: SimpleQueue[RoundReport | None] = SimpleQueue()
-        self._on_round = flight.on_round
-        flight.on_round = self._hear
+        self._on_round = request.on_round
+        request.on_round = self._hear
 
     @property
     def begun(self) -> bool:
         """True once its search has begun; until then it waits for a place."""
-        return self._flight.begun
+        return self._request.begun
 
     def done(self) -> bool:
         """True if it is solved, cannot be solved, or is cancelled."""
@@ -77,8 +81,8 @@ class Handle:
 
     def cancel(self) -> None:
         """Give it up: its KV is freed before the next iteration."""
-        self._flight.cancelled = True
-        self._service.withdraw(self._flight)
+        self._request.cancelled = True
+        self._service.withdraw(self._request)
 
     def rounds(self) -> Iterator[RoundReport]:
         """Every round as it is decided, from the first; ends with the search.
@@ -99,7 +103,7 @@ class Handle:
             if self._on_round is not None:
                 self._on_round(report)
         except Exception as error:  # what a caller's function raises ends its own search alone
-            self._flight.cancelled = True
+            self._request.cancelled = True
             self.settle(error)
 
     def settle(self, outcome: Solution | BaseException) -> None:
@@ -113,41 +117,71 @@ class Handle:
         self._rounds.put(None)
 
 
-class Service:
-    """Solves what is submitted, in a thread that lives while there is something to solve.
+class OneAtATime:
+    """Calls from several threads take turns; a call from inside a call is refused.
 
-    serve: runs flights to their outcomes, when the solver is free.
+    A solver's KV, budgets and peaks belong to the search that runs.
     """
 
-    def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Flight, Outcome]]]) -> None:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the calls of other threads to end, and keep them waiting.
+
+        Raises:
+            InputError: if this thread is in the middle of a call: it would wait for ever.
+        """
+        if self._owner == threading.get_ident():
+            raise InputError(
+                "this Solver is in the middle of a search: its callbacks and verifier cannot "
+                "call it again; make another Solver for them"
+            )
+        with self._lock:
+            self._owner = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = None
+
+
+class SubmitQueue:
+    """Solves what is submitted, in a thread that lives while there is something to solve.
+
+    serve: runs requests to their outcomes, when the solver is free.
+    """
+
+    def __init__(self, serve: Callable[[Arrivals], Iterator[tuple[Request, Outcome]]]) -> None:
         self._serve = serve
         self._lock = threading.Lock()
-        self._waiting: PriorityQueue[Flight] = PriorityQueue(MOST_PASSED)
-        self._handles: dict[Flight, Handle] = {}
+        self._waiting: PriorityQueue[Request] = PriorityQueue(MOST_PASSED)
+        self._handles: dict[Request, Handle] = {}
         self._thread: threading.Thread | None = None
 
-    def submit(self, problem_id: str | int, flight: Flight) -> Handle:
+    def submit(self, problem_id: str | int, request: Request) -> Handle:
         """Have it solved beside the others."""
-        handle = Handle(problem_id, flight, self)
+        handle = Handle(problem_id, request, self)
         with self._lock:  # the thread waits for it before it takes anybody in
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="solver", daemon=True)
                 thread.start()  # or there is none, and nobody waits for it
                 self._thread = thread
-            self._handles[flight] = handle
-            self._waiting.put(flight, flight.priority)
+            self._handles[request] = handle
+            self._waiting.put(request, request.priority)
         return handle
 
-    def withdraw(self, flight: Flight) -> None:
+    def withdraw(self, request: Request) -> None:
         """Whoever still waits for a place does not get one."""
         with self._lock:
-            if flight not in self._waiting:
+            if request not in self._waiting:
                 return
-            self._waiting.change(lambda each: None if each is flight else each)
-            handle = self._handles.pop(flight)
+            self._waiting.change(lambda other: None if other is request else other)
+            handle = self._handles.pop(request)
         handle.settle(Cancelled())
 
-    def next(self, *, idle: bool) -> Flight | None:
+    def _next(self, idle: bool) -> Request | None:
         """See `Arrivals`; with nobody left the thread ends, and whoever comes starts another."""
         with self._lock:
             if self._waiting:
@@ -172,9 +206,9 @@ class Service:
 
     def _run(self) -> None:
         try:
-            for flight, outcome in self._serve(self):
+            for request, outcome in self._serve(self._next):
                 with self._lock:
-                    handle = self._handles.pop(flight)
+                    handle = self._handles.pop(request)
                 handle.settle(outcome)
         except BaseException as error:  # a broken link, or a bug: nobody waits in vain
             with self._lock:

@@ -10,19 +10,15 @@ import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
 from beamwright.conversation import Problem
 from beamwright.counters import Counters, Usage
-from beamwright.engine.concurrency import threads_for
 from beamwright.engine.limits import check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.resume import restore_kv
-from beamwright.engine.sampling import stats_read_by
-from beamwright.engine.selftest import batches_are_exact, unlike
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
@@ -31,15 +27,22 @@ from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings
 from beamwright.search import SearchPolicy
-from beamwright.solver import calls, own
-from beamwright.solver.assembly import Machinery, assemble, give_way
-from beamwright.solver.flights import Arrivals, Flight, Flights, Listed, Outcome
-from beamwright.solver.handle import Handle, Service
+from beamwright.solver.assembly import assemble
+from beamwright.solver.handle import Handle, OneAtATime, SubmitQueue
 from beamwright.solver.options import ProblemOptions, RequestOptions, SolverOptions, with_options
-from beamwright.solver.own import Request
+from beamwright.solver.request import (
+    BatchProblem,
+    GivenProblem,
+    ProblemSettings,
+    as_path,
+    batch_problems,
+    check_callback,
+    check_problem,
+    take_priority,
+)
+from beamwright.solver.scheduler import Arrivals, Outcome, Request, RequestScheduler, listed
 from beamwright.solver.solution import Solution
 from beamwright.solver.spread import Spreads, check_spread, in_order
-from beamwright.solver.writer import make_writer
 from beamwright.verify.find import declared_verifier
 
 
@@ -75,46 +78,29 @@ class Solver:
         **options: Unpack[SolverOptions],
     ) -> None:
         given = {"strategy": strategy, "plugins": plugins, **options}
-        self._asked, self._own = own.given(settings, given)
-        request = Request.of(self._asked, self._own)
-        self.strategy = request.strategy
-        self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
-        self._calls = calls.OneAtATime()
+        problem = ProblemSettings.of_call(settings, given)
+        self.strategy = problem.strategy
         self.most_submitted: int | None = None
-        self._service = Service(lambda arrivals: self._serve(arrivals, self.most_submitted))
-        scorer = self._own.verifier or declared_verifier(request.settings.model)
-        parts = assemble(request.settings, self.timeline, scorer, self.progress)
-        self._loaded, self._tier, self.verifier = parts.loaded, parts.tier, parts.verifier
-        self.generator, self._tree_models = parts.generator, parts.tree_models
-        self.schedule = self._own.schedule or parts.schedule
-        self.settings = parts.settings
-        self._request = replace(request, settings=self.settings)
-        self._asked = self._asked.model_copy(update={"model": self.settings.model})
+        self.timeline, self.progress = timeline or NullTimeline(), progress or Progress()
+        scorer = problem.parts.verifier or declared_verifier(problem.settings.model)
+        made = assemble(problem.settings, scorer, self.strategy, self.timeline, self.progress)
+        self._machinery, self._default = made, problem.settled(made.settings)
+        self.settings, self.generator, self.verifier = made.settings, made.generator, made.verifier
+        self.schedule = problem.parts.schedule or made.schedule
+        self.threads, self.exact, self.token_stats = made.threads, made.exact, made.token_stats
         scored = self.verifier.probabilities
         check_stops(self.settings.stop, self.settings.search, probabilities=scored)
-        self.token_stats = stats_read_by(self.verifier, self.strategy)
-        self._batch = make_writer(parts, self.token_stats, self.progress)
-        self._decisive = partial(tree_settings, dtype=parts.dtype)
-        self._prompts = Prompts(
-            self._loaded.codec, self._loaded.context, self._loaded.vocab, self.settings.model
-        )
+        reader = made.reader
+        self._prompts = Prompts(reader.codec, reader.context, reader.vocab, self.settings.model)
         self._prompts.check_turns(self.strategy)
-        decoders = [model.decoder for model in self._tree_models]
-        self.threads = threads_for(max((d.shape.num_parameters for d in decoders), default=0))
-        self.progress.doing("checking that results do not depend on the batch")
-        with self.threads.in_use():
-            kinds = unlike(decoders, parts.backends)
-            self.exact = all(batches_are_exact(*each) for each in kinds)
-            give_way(self.threads, kinds, decoders)
-        self._machinery = Machinery(
-            parts, self._batch, self.threads, self.exact, self.timeline, self.progress
-        )
+        self._calls = OneAtATime()
+        self._queue = SubmitQueue(lambda arrivals: self._run(arrivals, self.most_submitted))
 
     __signature__ = with_options(__init__)
 
     def close(self) -> None:
         """Cancel what is submitted, and stop all threads; the solver can still be used."""
-        self._service.close()
+        self._queue.close()
         with self._calls.turn():
             self._machinery.stop_threads()
 
@@ -153,10 +139,8 @@ class Solver:
             CapacityError: if KV runs out; DeviceMemoryError: if other memory does; LinkError: if
             the link fails; Interrupted: on Ctrl-C. What was finished is in the error's `partial`.
         """
-        request = self._requested({"strategy": strategy, **options})
-        flight = self._flight(problem, problem_id, request, on_round, checkpoint)
-        with self._calls.turn():
-            return self._fly(flight)
+        asked = self._problem_settings({"strategy": strategy, **options})
+        return self._solve_alone(self._request(problem, problem_id, asked, on_round, checkpoint))
 
     def submit(
         self,
@@ -179,13 +163,11 @@ class Solver:
         Raises:
             InputError: for a bad option; what is wrong with the problem is the handle's result.
         """
-        own: dict[str, Any] = {"strategy": strategy, **options}
-        priority = calls.take_priority(own)
-        flight = self._flight(
-            problem, problem_id, self._requested(own), on_round, checkpoint, priority
-        )
-        flight.asked_s = time.perf_counter()
-        return self._service.submit(problem_id, flight)
+        named: dict[str, Any] = {"strategy": strategy, **options}
+        priority, asked = take_priority(named), self._problem_settings(named)
+        request = self._request(problem, problem_id, asked, on_round, checkpoint, priority)
+        request.submitted_s = time.perf_counter()
+        return self._queue.submit(problem_id, request)
 
     def resume(
         self,
@@ -208,24 +190,22 @@ class Solver:
             InputError: if the file is no whole checkpoint, or of other settings or another
             problem; otherwise as `solve`.
         """
-        file = calls.as_path(file, "file")
-        request = self._requested({"strategy": strategy, **options})
+        file = as_path(file, "file")
+        asked = self._problem_settings({"strategy": strategy, **options})
         saved = read_checkpoint(file)
-        saved.check_settings(
-            file, self._decisive(request.settings, owners=request.own.identities())
-        )
+        saved.check_settings(file, self._decisive(asked))
 
         def begin(run: TreeRun) -> Counters:
             run.restore = partial(restore_kv, self.generator, self.verifier)
             self.progress.doing("computing the KV of the saved tree again")
             return saved.progress(run)
 
-        calls.check_callback(on_round)
-        flight = Flight(lambda: saved.tree, request, on_round, resume=begin)
-        flight.save = self._saving(checkpoint, request)
+        check_callback(on_round)
+        request = Request(lambda: saved.tree, asked, on_round, resume=begin)
+        request.save = self._saving(checkpoint, asked)
         with self._calls.turn():
             self._prompts.check(saved.tree, file, problem)
-            return self._fly(flight)
+        return self._solve_alone(request)
 
     def synthetic(
         self,
@@ -239,18 +219,18 @@ class Solver:
         Raises:
             ProblemTooLongError: if the prompt fills the context.
         """
-        calls.check_callback(on_round)
-        make_tree = partial(self._prompts.synthetic, num_prompt_tokens)
-        flight = Flight(make_tree, self._request, on_round, self._saving(checkpoint, self._request))
-        with self._calls.turn():
-            return self._fly(flight)
+        check_callback(on_round)
+        make_tree, asked = partial(self._prompts.synthetic, num_prompt_tokens), self._default
+        return self._solve_alone(
+            Request(make_tree, asked, on_round, self._saving(checkpoint, asked))
+        )
 
     # --- many problems -----------------------------------------------------------------------
 
     @overload
     def solve_many(
         self,
-        problems: Iterable[calls.GivenProblem],
+        problems: Iterable[GivenProblem],
         *,
         in_flight: None = None,
         on_round: RoundCallback | None = None,
@@ -261,7 +241,7 @@ class Solver:
     @overload
     def solve_many(
         self,
-        problems: Iterable[calls.GivenProblem],
+        problems: Iterable[GivenProblem],
         *,
         in_flight: int | Literal["auto"],
         on_round: RoundCallback | None = None,
@@ -271,7 +251,7 @@ class Solver:
 
     def solve_many(
         self,
-        problems: Iterable[calls.GivenProblem],
+        problems: Iterable[GivenProblem],
         *,
         in_flight: int | Literal["auto"] | None = None,
         on_round: RoundCallback | None = None,
@@ -297,24 +277,25 @@ class Solver:
         Raises:
             InputError: if these are no problems, or an option is bad.
         """
-        given = calls.asked(problems, options)
+        given = batch_problems(problems, options)
         most = None if in_flight == "auto" else in_flight
         if most is not None and most < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
-        flights = {self._asked_flight(each, on_round): place for place, each in enumerate(given)}
+        requests = {self._batch_request(each, on_round): i for i, each in enumerate(given)}
         if ray is not None:
-            far = ray(self._asked, check_spread(self._own, given, on_round), most)
-            return far if in_flight is not None else in_order(given, far)
+            sent = check_spread(self._default.parts, given, on_round)
+            elsewhere = ray(self._default.given, sent, most)
+            return elsewhere if in_flight is not None else in_order(given, elsewhere)
         if in_flight is None:
-            found = self._serve(Listed(flights), max(1, len(given)))
-            outcomes = {flights[flight]: outcome for flight, outcome in found}
+            together = self._run(listed(requests), max(1, len(given)))
+            outcomes = {requests[request]: outcome for request, outcome in together}
             return [outcomes[place] for place in range(len(given))]
-        ended = self._serve(Listed(flights), most)
-        return ((given[flights[flight]].problem_id, outcome) for flight, outcome in ended)
+        ended = self._run(listed(requests), most)
+        return ((given[requests[request]].problem_id, outcome) for request, outcome in ended)
 
     async def asolve_many(
         self,
-        problems: Iterable[calls.GivenProblem],
+        problems: Iterable[GivenProblem],
         *,
         in_flight: int = 16,
         on_round: RoundCallback | None = None,
@@ -325,16 +306,16 @@ class Solver:
         on_round is called by the solver's thread. What is not finished when the iterator is closed
         is cancelled.
         """
-        given = calls.asked(problems, options)
-        waiting = deque(sorted(given, key=lambda each: -each.priority))
+        given = batch_problems(problems, options)
+        waiting = deque(sorted(given, key=lambda problem: -problem.priority))
         if in_flight < 1:
             raise InputError(f"in_flight must be at least 1, got {in_flight}")
         going: dict[asyncio.Future[Solution], Handle] = {}
         try:
             while waiting or going:
                 while waiting and len(going) < in_flight:
-                    flight = self._asked_flight(each := waiting.popleft(), on_round)
-                    handle = self._service.submit(each.problem_id, flight)
+                    request = self._batch_request(each := waiting.popleft(), on_round)
+                    handle = self._queue.submit(each.problem_id, request)
                     going[asyncio.ensure_future(handle)] = handle
                 ended, _ = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
                 for future in ended:
@@ -350,12 +331,12 @@ class Solver:
     @property
     def codec(self) -> TextCodec | None:
         """The generator's tokenizer; None where it has none."""
-        return self._loaded.codec
+        return self._machinery.reader.codec
 
     @property
     def context(self) -> int:
         """Most tokens of a path, its prompt included."""
-        return self._loaded.context
+        return self._machinery.reader.context
 
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of a problem's prompt, by any thread; raises what is wrong with it."""
@@ -363,66 +344,64 @@ class Solver:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _requested(self, options: dict[str, Any]) -> Request:
-        """The solver's own request, or one with these options in their places."""
-        if all(value is None for value in options.values()):
-            return self._request
-        request = own.changed(self._asked, self._own, options, self.settings)
-        own.check_served(
-            request,
-            self._prompts,
-            probabilities=self.verifier.probabilities,
-            kept=self.token_stats,
-            whose="this Solver does not keep; make one with this search",
-        )
-        return request
+    def _problem_settings(self, options: dict[str, Any]) -> ProblemSettings:
+        """The solver's own, or with these options in their places."""
+        asked = self._default.changed(options)
+        if asked is not self._default:
+            asked.check_served(
+                self._prompts,
+                probabilities=self.verifier.probabilities,
+                kept=self.token_stats,
+                whose="this Solver does not keep; make one with this search",
+            )
+        return asked
 
-    def _flight(
+    def _request(
         self,
         problem: Problem,
         problem_id: str | int,
-        request: Request,
+        asked: ProblemSettings,
         on_round: RoundCallback | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         priority: int = 0,
-    ) -> Flight:
-        calls.check_problem(problem, problem_id)
-        calls.check_callback(on_round)
+    ) -> Request:
+        check_problem(problem, problem_id)
+        check_callback(on_round)
         if checkpoint is not None and not isinstance(problem, str):
             raise InputError("checkpoint: only a search whose problem is a text is saved")
         make_tree = partial(self._prompts.tree, problem_id, problem)
-        saving = self._saving(checkpoint, request)
-        return Flight(make_tree, request, on_round, saving, priority=priority)
+        saving = self._saving(checkpoint, asked)
+        return Request(make_tree, asked, on_round, saving, priority=priority)
 
-    def _asked_flight(self, each: calls.BatchProblem, on_round: RoundCallback | None) -> Flight:
-        request = self._requested(each.options)
-        return self._flight(each.text, each.problem_id, request, on_round, priority=each.priority)
+    def _batch_request(self, problem: BatchProblem, on_round: RoundCallback | None) -> Request:
+        asked, priority = self._problem_settings(problem.options), problem.priority
+        return self._request(problem.text, problem.problem_id, asked, on_round, priority=priority)
+
+    def _decisive(self, asked: ProblemSettings) -> dict[str, Any]:
+        """What the tree depends on, for checkpoints."""
+        owners = asked.parts.identities()
+        return tree_settings(asked.settings, self._machinery.dtype, owners)
 
     def _saving(
-        self, checkpoint: str | os.PathLike[str] | None, request: Request
+        self, checkpoint: str | os.PathLike[str] | None, asked: ProblemSettings
     ) -> Callable[[Callable[[], Counters]], CheckpointWriter] | None:
         if checkpoint is None:
             return None
-        file = calls.as_path(checkpoint, "checkpoint")
-        decisive = self._decisive(request.settings, owners=request.own.identities())
-        return partial(CheckpointWriter, file, decisive)
+        return partial(CheckpointWriter, as_path(checkpoint, "checkpoint"), self._decisive(asked))
 
-    def _fly(self, flight: Flight) -> Solution:
-        """Solve one problem alone; raises its error."""
-        ((_, outcome),) = self._fly_all(Listed([flight]), 1)
+    def _solve_alone(self, request: Request) -> Solution:
+        """Solve one problem; raises its error."""
+        ((_, outcome),) = self._run(listed([request]), 1)
         if isinstance(outcome, BeamwrightError):
             raise outcome
         return outcome
 
-    def _serve(
+    def _run(
         self, arrivals: Arrivals, in_flight: int | None = None
-    ) -> Iterator[tuple[Flight, Outcome]]:
+    ) -> Iterator[tuple[Request, Outcome]]:
         with self._calls.turn():
-            yield from self._fly_all(arrivals, in_flight)
-
-    def _fly_all(
-        self, arrivals: Arrivals, in_flight: int | None
-    ) -> Iterator[tuple[Flight, Outcome]]:
-        # The schedule as it is now: whoever has set another one since means it.
-        flights = Flights(self._machinery, self.schedule, self._prompts.turn, in_flight)
-        yield from flights.run(arrivals)
+            # The schedule as it is now: whoever has set another one since means it.
+            scheduler = RequestScheduler(
+                self._machinery, self.schedule, self._prompts.turn, in_flight
+            )
+            yield from scheduler.run(arrivals)

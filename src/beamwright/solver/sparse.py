@@ -23,8 +23,10 @@ _ATTENTION = ("auto", "tree")
 
 def sparse_attention(
     settings: Settings, loaded: LoadedModel, backend: AttentionBackend
-) -> AttentionBackend:
-    """The generator's attention: `backend`, where all tokens are read. settings: settled.
+) -> tuple[AttentionBackend, SparseRule | None]:
+    """The generator's attention, `backend` where all tokens are read, and the rule that it follows.
+
+    settings: settled.
 
     Raises:
         InputError: for options that do not go together.
@@ -33,7 +35,7 @@ def sparse_attention(
     if rule is None:
         if settings.sparse.sparse_home == "host":
             raise InputError("--sparse-home host: needs --sparse, and --select less than all")
-        return backend
+        return backend, None
     named, home = f"--sparse {settings.sparse.sparse}", settings.sparse.sparse_home
     schedule = settings.schedule.schedule
     if schedule == "layerwise":
@@ -55,7 +57,7 @@ def sparse_attention(
     threaded = rank == "thread" or (rank == "auto" and home == "host")
     if rule.late == "previous" and not threaded:
         raise InputError("--late previous: needs --sparse-rank thread; nothing else is late")
-    return SparseAttention(inner, rule, Rotary(*decoder.rotary), threaded=threaded)
+    return SparseAttention(inner, rule, Rotary(*decoder.rotary), threaded=threaded), rule
 
 
 def settled_sparse(settings: Settings, generator: ModelBytes, kv_bytes: int) -> SparseSettings:

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.protocols import RoundCallback
-from beamwright.solver.calls import BatchProblem
-from beamwright.solver.flights import Outcome
-from beamwright.solver.own import OwnParts
+from beamwright.solver.request import BatchProblem, UserParts
+from beamwright.solver.scheduler import Outcome
 from beamwright.solver.solution import Solution
 
 FarProblem = tuple[str | int, str, dict[str, Any]]
@@ -27,14 +26,14 @@ class Spreads(Protocol):
 
 
 def check_spread(
-    own: OwnParts, given: Sequence[BatchProblem], on_round: RoundCallback | None
+    own: UserParts, given: Sequence[BatchProblem], on_round: RoundCallback | None
 ) -> list[FarProblem]:
     """The problems as they are sent, those of a larger priority first.
 
     Raises:
         InputError: for what cannot be sent: objects of the user's own, and two of one id.
     """
-    if own != OwnParts():
+    if own != UserParts():
         raise InputError("ray: a strategy, schedule, verifier or stop goes by name, from a plugin")
     if on_round is not None:
         raise InputError("ray: rounds are not told of; trees are in the solutions")

@@ -1,4 +1,7 @@
-"""The host tier of a solver: how large it is, which link leads there."""
+"""The tiers of KV: the host's size, the link there, memory that two models share, `auto`'s choice.
+
+Knows settings, sizes and this machine; loads no models (LBS, section 4; FlashTTS, section 4.3).
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,22 @@ from pathlib import Path
 import torch
 
 from beamwright.config import Settings
+from beamwright.engine.moving import MovingSplit
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.link import Link, StreamLink, Wire
+from beamwright.kv.pool import ScratchMeter
 from beamwright.kv.streams import CudaStreams, HostStreams
-from beamwright.models import HostOptions
+from beamwright.models import HostOptions, SharedBytes, TreeModel
 from beamwright.models.address_space import address_space_left
 from beamwright.plan.cards import card_of_device
 from beamwright.plan.compare import choose_schedule
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import DEFAULT_PROFILE, HardwareProfile, card_profile, find_profile
 from beamwright.plan.workload import Workload
-from beamwright.sections import ScheduleSettings, Victims
+from beamwright.sections import ScheduleSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes
-from beamwright.solver.own import IGNORED, IN_ROUNDS
+from beamwright.solver.request import IGNORED, IN_ROUNDS
 
 _FALLBACK_HOST_BYTES = 8 * 1024**3
 _MOST_PINNED_BYTES = 16 * 1024**3
@@ -54,57 +59,71 @@ def host_kv_bytes(settings: Settings) -> int:
 
 @dataclass(frozen=True)
 class HostShares:
-    """A link for each model, over one wire, and each model's share of the host's memory.
+    """The host tier of generator and verifier: a link for each, over one wire, and its share.
 
     Counters of either link are of both.
     """
 
-    link: Link
-    verifier_link: Link
-    generator_bytes: int
-    verifier_bytes: int
-    recompute: bool
-    share_loads: bool
-    victims: Victims
+    generator: HostOptions
+    verifier: HostOptions
 
     @classmethod
     def of(cls, settings: Settings, plan: MemoryPlan, timeline: Timeline) -> HostShares:
         """The tier that the settings ask for, shared so that both models hold equally much."""
-        total = host_kv_bytes(settings)
-        generator = int(total * plan.tokens_part)
-        verifier_device = settings.model.verifier_device or settings.model.device
-        wire = Wire(settings.schedule.link_bandwidth)
-        return cls(
-            link=_link(settings.model.device, timeline, wire),
-            verifier_link=_link(verifier_device, timeline, wire),
-            generator_bytes=generator,
-            verifier_bytes=total - generator,
-            recompute=settings.schedule.evict == "recompute",
-            share_loads=settings.schedule.inter_beam,
-            victims=settings.schedule.victims,
+        schedule, model = settings.schedule, settings.model
+        total, wire = host_kv_bytes(settings), Wire(schedule.link_bandwidth)
+        generator = HostOptions(
+            int(total * plan.tokens_part),
+            _link(model.device, timeline, wire),
+            recompute=schedule.evict == "recompute",
+            share_loads=schedule.inter_beam,
+            victims=schedule.victims,
         )
-
-    def of_generator(self) -> HostOptions:
-        """What the generator needs to know of it."""
-        return self._options(self.generator_bytes, self.link)
-
-    def of_verifier(self) -> HostOptions:
-        """What the verifier needs to know of it."""
-        return self._options(self.verifier_bytes, self.verifier_link)
-
-    def _options(self, num_bytes: int, link: Link) -> HostOptions:
-        return HostOptions(num_bytes, link, self.recompute, self.share_loads, self.victims)
+        link = _link(model.verifier_device or model.device, timeline, wire)
+        rest = total - generator.budget_bytes
+        return cls(generator, replace(generator, budget_bytes=rest, link=link))
 
     def close(self) -> None:
         """Stop copier threads; they start again with use."""
-        self.link.close()
-        self.verifier_link.close()
+        self.generator.link.close()
+        self.verifier.link.close()
 
 
 def _link(name: str, timeline: Timeline, wire: Wire) -> Link:
     device = torch.device(name)
     streams = CudaStreams(device) if device.type == "cuda" else HostStreams()
     return StreamLink(streams, timeline=timeline, wire=wire)
+
+
+def shared_bytes(settings: Settings, plan: MemoryPlan) -> SharedBytes | None:
+    """The memory of both models where it can move: a pool on a CPU takes pages as it is used.
+
+    Both have address space for all of it, so there must be no limit on that.
+    """
+    if not isinstance(settings.memory.split, str) or address_space_left() is not None:
+        return None
+    if torch.device(settings.model.device).type != "cpu":
+        return None
+    return SharedBytes(plan.kv_bytes, ScratchMeter())
+
+
+def moving_split(settings: Settings, generator: TreeModel, verifier: TreeModel) -> MovingSplit:
+    """What moves memory between two models that share it."""
+
+    def costs_of(model: TreeModel) -> ModelCosts:
+        return ModelCosts.of(model.decoder.shape, model.decoder.dtype.itemsize)
+
+    step = settings.step
+    longest = step.step_tokens or max(step.step_limits or (step.max_step_tokens,))
+    return MovingSplit(
+        generator.store,
+        verifier.store,
+        (costs_of(generator), costs_of(verifier)),
+        machine_profile(settings.model.device),
+        str(settings.memory.split),
+        longest,
+        scores_early=settings.schedule.speculation != "off",
+    )
 
 
 _STREAMED_ATTENTION = ("auto", "tree", "dense")  # what layer-wise offloading can wrap

@@ -38,8 +38,8 @@ def drawn(device, graphs, monkeypatch=None, **changes):
 def test_a_cuda_graph_has_the_bits_of_the_plain_loop():
     expected, _, _ = drawn("cuda", "off")
     found, solver, _ = drawn("cuda", "on")
-    assert isinstance(solver._batch._rows.replay, CudaGraphReplay)
-    assert solver._batch._rows.replay._graphs
+    assert isinstance(solver._machinery.batch._rows.replay, CudaGraphReplay)
+    assert solver._machinery.batch._rows.replay._graphs
     assert found == expected
 
 
@@ -51,7 +51,7 @@ def test_a_replayed_search_has_the_bits_of_the_plain_loop(monkeypatch):
     assert len(expected) > 12
     assert found == expected
     # A tail twice (its memory, and how many rows it counts), lists and partial results.
-    assert solver._batch._rows._session.num_moves == 4, "nothing has grown"
+    assert solver._machinery.batch._rows._session.num_moves == 4, "nothing has grown"
     # Each round's four tokens are forwarded by steps; the first of all is recorded.
     assert (replay.num_recorded, replay.num_played) == (1, 4 * SMALL["max_rounds"] - 1)
 

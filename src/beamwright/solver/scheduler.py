@@ -1,0 +1,309 @@
+"""RequestScheduler: the problems that a solver works on at a time, each to its outcome.
+
+Knows who is in flight, who has to be alone and how a search ends; no settings, no threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from beamwright.counters import Counters
+from beamwright.engine.admission import REMOTE_ROWS, USUAL_ROWS, Admission
+from beamwright.engine.concurrency import overlaps
+from beamwright.engine.engine import Engine
+from beamwright.engine.executor import PATIENCE_S, make_executor
+from beamwright.engine.timeline import Accounting
+from beamwright.engine.tree_run import RenderTurn, TreeRun
+from beamwright.errors import (
+    BeamwrightError,
+    Cancelled,
+    CapacityError,
+    DeviceMemoryError,
+    InputError,
+    Interrupted,
+    LinkError,
+)
+from beamwright.protocols import RoundCallback, SchedulePolicy
+from beamwright.saved.checkpoint import CheckpointWriter
+from beamwright.search import round_rng
+from beamwright.solver.describe import Mark, Measured, Meter, describe, with_partial
+from beamwright.solver.machinery import Machinery
+from beamwright.solver.memory import advise
+from beamwright.solver.request import ProblemSettings
+from beamwright.solver.solution import Solution
+from beamwright.tree import SearchTree
+from beamwright.verify.spec import aggregate
+
+Outcome = Solution | BeamwrightError
+
+
+@dataclass(eq=False)
+class Request:
+    """One problem on its way.
+
+    make_tree: called once more where the tree did not fit beside others.
+    save: of a tree's `TreeRun`, from what is measured of it. resume: makes a run go on where an
+    earlier process was, and says what that has measured.
+    priority: a larger one goes first. submitted_s: on `time.perf_counter`: what its deadline counts
+    from; None: from where its search starts.
+    begun: it is, or was, in flight. cancelled: is to be given up; set by any thread.
+    had_company: others were in flight beside it.
+    """
+
+    make_tree: Callable[[], SearchTree]
+    problem: ProblemSettings
+    on_round: RoundCallback | None = None
+    save: Callable[[Callable[[], Counters]], CheckpointWriter] | None = None
+    resume: Callable[[TreeRun], Counters] | None = None
+    priority: int = 0
+    submitted_s: float | None = None
+    begun: bool = False
+    cancelled: bool = False
+    had_company: bool = False
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that its deadline counts so far; no more than all of them, so that scores still
+        have the time that an executor gives them."""
+        deadline_s = self.problem.settings.stop.deadline
+        if self.submitted_s is None or deadline_s is None:
+            return 0.0
+        return min(deadline_s, time.perf_counter() - self.submitted_s)
+
+
+Arrivals = Callable[[bool], Request | None]
+"""Gives the next request, None if there is none now; told whether nothing is in flight, so that
+None ends the run."""
+
+
+def listed(requests: Iterable[Request]) -> Arrivals:
+    """Those that are known beforehand: a larger priority first, then in their order."""
+    ordered = iter(sorted(requests, key=lambda request: -request.priority))
+    return lambda idle: next(ordered, None)
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request whose tree is in the engine. before: measured of it by earlier processes."""
+
+    request: Request
+    mark: Mark
+    before: Counters | None
+
+
+class RequestScheduler:
+    """Runs problems to their outcomes. A problem's own error is its outcome; the others go on.
+
+    One that did not fit beside others is tried once more, alone; from there on generator and
+    verifier share their memory in turns, if `auto` may choose that.
+
+    turn: renders what is asked again. in_flight: see `Admission`.
+    """
+
+    def __init__(
+        self,
+        machinery: Machinery,
+        schedule: SchedulePolicy,
+        turn: RenderTurn,
+        in_flight: int | None = None,
+    ) -> None:
+        self._machinery, self._schedule, self._turn = machinery, schedule, turn
+        stores = [model.store for model in machinery.tree_models]
+        for store in stores:
+            store.reset_peaks()
+        self._meter = Meter(machinery, schedule, Accounting(counts=machinery.batch.counts))
+        self._engine = self._make_engine(in_flight)
+        rows = USUAL_ROWS if machinery.remote is None else REMOTE_ROWS
+        schedule_settings = machinery.settings.schedule
+        self._admission = Admission(schedule_settings, in_flight, stores, machinery.payoff, rows)
+        if machinery.moving is not None:
+            machinery.moving.restart()
+        self._live: dict[TreeRun, _Live] = {}
+        self._alone: deque[Request] = deque()
+        self._ended: deque[tuple[Request, Outcome]] = deque()
+
+    def _make_engine(self, in_flight: int | None) -> Engine:
+        """The engine for so many problems at a time."""
+        machinery, settings = self._machinery, self._machinery.settings.schedule
+        models = (machinery.generator, machinery.scorer)
+        beside = overlaps(
+            settings,
+            machinery.verifier,
+            models,
+            in_flight=in_flight,
+            exact=machinery.exact,
+            num_threads=machinery.threads.count,
+        )
+        executor = make_executor(
+            settings,
+            machinery.batch,
+            machinery.verifier,
+            self._meter.accounting,
+            models,
+            machinery.timeline,
+            machinery.progress,
+            machinery.trial,
+            beside=beside,
+        )
+        # Beside a worker nothing moves: its thread alone may touch the verifier's store.
+        self._meter.moving = None if beside else machinery.moving
+        return Engine(
+            executor,
+            self._schedule,
+            self._meter.accounting,
+            payoff=machinery.payoff,
+            explore=settings.explore,
+            verify_ahead=settings.verify_ahead == "slack",
+            listwise=getattr(machinery.verifier, "listwise", False),
+            patience_s=PATIENCE_S if machinery.remote is not None else None,
+        )
+
+    @property
+    def _may_take_turns(self) -> bool:
+        """True if generator and verifier have fixed parts because `auto` gave them two threads."""
+        machinery = self._machinery
+        fixed = machinery.moving is not None and self._meter.moving is None
+        return fixed and machinery.settings.schedule.executor == "auto"
+
+    def run(self, arrivals: Arrivals) -> Iterator[tuple[Request, Outcome]]:
+        """Yield each request with its outcome as it ends.
+
+        Raises:
+            LinkError, Interrupted: with what was finished of a tree that was alone in flight.
+        """
+        machinery = self._machinery
+        try:
+            while True:
+                with machinery.threads.in_use():
+                    self._admit(arrivals)
+                    self._cancel()
+                    if self._live and not self._ended:
+                        if self._meter.moving is not None:
+                            self._meter.moving.look(self._live)
+                        with machinery.payoff.noting(machinery.batch.counts):
+                            self._settle(self._engine.step())
+                if not (self._live or self._ended or self._alone):
+                    return
+                while self._ended:
+                    yield self._ended.popleft()
+        except (BeamwrightError, KeyboardInterrupt) as error:
+            measured = [(run, self._measured(run)) for run in self._live]
+            self._engine.abort()
+            stopped = self._stopped(error, measured)
+            if stopped is error:
+                raise
+            raise stopped from error
+        finally:
+            self._engine.abort()
+            if self._live:
+                machinery.batch.abort()
+
+    # --- who comes ---------------------------------------------------------------------------
+
+    def _admit(self, arrivals: Arrivals) -> None:
+        """Take in whoever there is a place for. Who has to be alone waits until all have gone."""
+        while not self._ended:
+            if self._alone:
+                request = None if self._live else self._alone.popleft()
+                if request is not None and self._may_take_turns:
+                    self._engine.abort()
+                    self._engine = self._make_engine(1)
+            elif self._is_full():
+                request = None
+            else:
+                request = arrivals(not self._live)
+            if request is None:
+                return
+            self._begin(request)
+
+    def _is_full(self) -> bool:
+        sizes = {run: live.request.problem.settings.search.n for run, live in self._live.items()}
+        return not self._admission.has_place(sizes, self._engine.num_open)
+
+    def _begin(self, request: Request) -> None:
+        machinery, problem = self._machinery, request.problem
+        if request.cancelled:
+            self._ended.append((request, Cancelled()))
+            return
+        request.begun = True
+        try:
+            tree = request.make_tree()
+            machinery.batch.decode_as(tree.root, problem.decoding)
+        except InputError as error:
+            self._ended.append((request, error))
+            return
+        search = problem.settings.search
+        run = TreeRun(
+            tree,
+            problem.strategy,
+            partial(aggregate, how=search.aggregate or machinery.verifier.default_aggregate),
+            partial(round_rng, search),
+            self._turn,
+            on_round=request.on_round,
+            rule=problem.rule(),
+            priority=request.priority,
+            waited_s=request.waited_s,
+        )
+        before = None if request.resume is None else request.resume(run)
+        live = self._live[run] = _Live(request, self._meter.mark(), before)
+        if request.save is not None:
+            run.save = request.save(partial(self._meter.spent, live.mark, before))
+        if len(self._live) > 1:
+            for other in self._live.values():
+                other.request.had_company = True
+        machinery.progress.began(tree.root.problem_id, search.n)
+        self._settle(self._engine.admit(run))
+
+    # --- how they end ------------------------------------------------------------------------
+
+    def _cancel(self) -> None:
+        for run in [run for run, live in self._live.items() if live.request.cancelled]:
+            self._engine.cancel(run)
+            run.error = Cancelled()
+            self._settle([run])
+
+    def _settle(self, ended: Sequence[TreeRun]) -> None:
+        """These trees have ended: say how, or try again alone."""
+        for run in ended:
+            measured, request = self._measured(run), self._live.pop(run).request
+            self._machinery.progress.ended(run.tree.root.problem_id)
+            too_large = isinstance(run.error, CapacityError | DeviceMemoryError)
+            if too_large and (request.had_company or self._may_take_turns):
+                request.had_company = False
+                self._alone.append(request)
+                continue
+            outcome: Outcome = run.error or describe(run, measured)
+            if run.error is not None:
+                self._stopped(run.error, [(run, measured)])
+            elif isinstance(outcome, Solution) and isinstance(run.save, CheckpointWriter):
+                chosen = ".".join(map(str, outcome.lineage[1:]))
+                why = outcome.reason_fewer
+                run.save.end(answer=outcome.answer, chosen=chosen, reason_fewer=why)
+            self._ended.append((request, outcome))
+
+    def _measured(self, run: TreeRun) -> Measured:
+        live = self._live[run]
+        return self._meter.measured(run, live.request.problem.settings, live.mark, live.before)
+
+    def _stopped(
+        self, error: BeamwrightError | KeyboardInterrupt, ended: Sequence[tuple[TreeRun, Measured]]
+    ) -> BeamwrightError | Interrupted:
+        """What is raised for an error that ended these trees."""
+        machinery = self._machinery
+        if ended and machinery.generator is not None:
+            advise(
+                error,
+                self._schedule.name,
+                ended[0][1].settings,
+                machinery.plan,
+                machinery.tree_models,
+                [run for run, _ in ended],
+                in_turn=self._meter.moving is not None,
+            )
+        if isinstance(error, LinkError):
+            machinery.stop_threads()  # one that died starts afresh with the next problem
+        return with_partial(error, ended)
