@@ -89,9 +89,9 @@ PLANNED = {
         *("--generate", "1024", "--sparse", "exact", "--select", "1/8", "--sparse-from", "1024"),
     ],
     "weights alone are too much": ["--model", "qwen2.5-7b", "--gpu", "rtx-4060", *_PLANNED],
-    "hardly any memory for KV, the paper": [
+    "hardly any memory for KV": [
         *("--model", "opt-6.7b", "--gpu", "rtx-4090", "--n", "64", "--generate", "1920"),
-        *("--kv-memory", "200MiB", "--paper"),
+        *("--kv-memory", "200MiB"),
     ],
 }
 
