@@ -17,8 +17,8 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from asked_once import AskedOnce
+from beamwright.engine.batch import RunningBatch
 from beamwright.engine.moving import MovingSplit
-from beamwright.engine.running import RunningBatch
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.tree import StopReason
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from beamwright.engine.graphs import EagerReplay
+from beamwright.engine.graphs import Replay
 from beamwright.models import DecodeSession
 
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select"}
@@ -63,7 +63,7 @@ def storage(tensor):
     return None if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
 
 
-class TapeReplay(EagerReplay):
+class TapeReplay(Replay):
     """`CudaGraphReplay` with tapes; the first run of a key is recorded while it happens."""
 
     def __init__(self, monkeypatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from beamwright.engine.running import RunningBatch
+from beamwright.engine.batch import RunningBatch
 from beamwright.evaluate.recipes import read_recipe
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

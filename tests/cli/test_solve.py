@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from beamwright.cli.solve import accounting
-from beamwright.engine.running import RunningBatch
+from beamwright.engine.batch import RunningBatch
 from beamwright.errors import Interrupted
 
 

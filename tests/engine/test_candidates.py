@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from beamwright.engine import candidates, sampling
-from beamwright.engine.candidates import LEAST_NOISE, MOST_NOISE, NOISE_BITS, hash_words
-from beamwright.engine.row_sampling import RowSampling
-from beamwright.engine.sampling import Sampler, gumbel_noise, lineage_key, spread_tokens, stack_keys
+from beamwright.engine import noise, sampling
+from beamwright.engine.noise import (
+    LEAST_NOISE,
+    MOST_NOISE,
+    NOISE_BITS,
+    RowStream,
+    gumbel_noise,
+    lineage_key,
+    row_words,
+    spread_tokens,
+    stack_keys,
+)
+from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.sections import SamplingSettings
 
 CPU = torch.device("cpu")
@@ -81,13 +90,13 @@ def test_rows_of_one_batch_draw_in_their_own_ways():
 @pytest.mark.parametrize("kind", ["flat", "of a trained model"])
 def test_few_tokens_get_noise(kind, monkeypatch):
     seen = []
-    whole = sampling._noise
+    whole = noise.noise_of
 
     def counted(first, second, spread):
         seen.append(spread.numel())
         return whole(first, second, spread)
 
-    monkeypatch.setattr(sampling, "_noise", counted)
+    monkeypatch.setattr(noise, "noise_of", counted)
     keys = stack_keys([lineage_key(0, (0, row)) for row in range(ROWS)], CPU)
     how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
     Sampler(VOCAB, CPU).sample(logits_of(kind, 0), keys, torch.arange(ROWS), how)
@@ -99,9 +108,8 @@ def test_rows_that_nobody_reads_get_no_noise_and_change_no_other(monkeypatch):
     how = RowSampling.of([SamplingSettings(temperature=0.8)] * ROWS, CPU)
     sampler = Sampler(VOCAB, CPU)
     whole = sampler.sample(logits, keys, torch.arange(ROWS), how)
-    monkeypatch.setattr(
-        sampler, "_draw_candidate", partial(_counted, sampler._draw_candidate, seen := [])
-    )
+    counted = partial(_counted, sampling.draw_candidate, seen := [])
+    monkeypatch.setattr(sampling, "draw_candidate", counted)
     found = sampler.sample(logits, keys, torch.arange(ROWS), how, unread={0, ROWS - 1})
     assert len(seen) == ROWS - 2
     for before, after in zip(whole, found, strict=True):
@@ -123,23 +131,20 @@ def test_logits_that_are_not_numbers_are_left_to_whole_rows():
 
 def test_noise_is_within_its_bounds():
     uniform = (torch.tensor([0, 2**NOISE_BITS - 1]).float() + 0.5) * 2.0**-NOISE_BITS
-    noise = uniform.log().neg().log().neg()
-    assert noise[0].item() == pytest.approx(LEAST_NOISE, rel=1e-6)
-    assert noise[1].item() == pytest.approx(MOST_NOISE, rel=1e-6)
+    bounds = uniform.log().neg().log().neg().tolist()
+    assert bounds == pytest.approx([LEAST_NOISE, MOST_NOISE], rel=1e-6)
 
 
 def test_both_hashes_are_one():
     spread = spread_tokens(torch.arange(VOCAB))
     keys, positions = stack_keys([lineage_key(3, (0, 1))], CPU), torch.tensor([17])
-    first, second = torch.stack(sampling._row_words(keys, positions), dim=1)[0].tolist()
-    words = hash_words(first, second, spread.numpy().view(np.uint32))
+    words = RowStream(torch.stack(row_words(keys, positions), dim=1)[0].tolist(), spread).hashed()
     uniform = ((words >> (32 - NOISE_BITS)).astype(np.float32) + 0.5) * 2.0**-NOISE_BITS
-    noise = torch.from_numpy(uniform.astype(np.float32)).log_().neg_().log_().neg_()
-    assert torch.equal(noise, gumbel_noise(keys, positions, spread)[0])
+    mine = torch.from_numpy(uniform.astype(np.float32)).log_().neg_().log_().neg_()
+    assert torch.equal(mine, gumbel_noise(keys, positions, spread)[0])
 
 
 def test_a_small_vocabulary_is_drawn_from_in_whole(monkeypatch):
-    monkeypatch.setattr(candidates, "draw_candidate", None)
     monkeypatch.setattr(sampling, "draw_candidate", None)
     keys = stack_keys([lineage_key(0, (0,))], CPU)
     how = RowSampling.of([SamplingSettings(temperature=0.8)], CPU)

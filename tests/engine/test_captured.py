@@ -75,10 +75,9 @@ def test_static_buffers_keep_their_addresses(make_solver, on_tape, monkeypatch):
     rows, seen = solver._machinery.batch._rows, []
 
     def addresses():
-        buffers, tail = rows._step_buffers(rows.num_rows), rows._session._tail
-        state = [buffers.tokens, buffers.positions, buffers.keys, buffers.index, buffers.drawn]
-        state += [buffers.stops.state, buffers.stops.left, buffers.stops.eos, buffers.codes]
-        state += [rows._words._hit, rows._words._next_state, *buffers.sampling.tensors]
+        buffers, tail = rows._step_buffers(), rows._session._tail
+        state = [buffers.tokens, buffers.positions, buffers.keys, buffers.index]
+        state += [*buffers.results.values(), *buffers.sampling.tensors]
         return [each.data_ptr() for each in (*state, tail.storage, tail.places, tail.counts)]
 
     real = type(replay).run
@@ -129,7 +128,7 @@ def test_a_step_that_asks_the_device_is_found_out(make_solver, on_tape, monkeypa
 
     def asks(self, buffers):
         real(self, buffers)
-        buffers.codes.any().item()
+        buffers.tokens.any().item()
 
     monkeypatch.setattr(TensorRows, "_step", asks)
     with pytest.raises(HostReadError):

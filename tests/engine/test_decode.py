@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
-from beamwright.engine.row_sampling import RowSampling
-from beamwright.engine.sampling import Sampler, lineage_key, stack_keys
+from beamwright.engine.noise import lineage_key, stack_keys
+from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import CapacityError
 from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason

@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from beamwright.engine import draw_kernel
-from beamwright.engine.row_sampling import RowSampling
-from beamwright.engine.sampling import Sampler, draws_in_kernel, lineage_key, stack_keys
+from beamwright.engine.noise import lineage_key, stack_keys
+from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.sections import SamplingSettings
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

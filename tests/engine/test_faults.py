@@ -221,8 +221,8 @@ def test_an_exception_in_the_callback(make_solver, how, kind):
     "place",
     [
         ("beamwright.engine.chains.Chains", "complete"),
-        ("beamwright.engine.running.RunningBatch", "_settle"),
-        ("beamwright.engine.running.RunningBatch", "_reserve"),
+        ("beamwright.engine.batch.RunningBatch", "_settle"),
+        ("beamwright.engine.batch.RunningBatch", "_reserve"),
         ("beamwright.engine.tensor_rows.TensorRows", "admit"),
         ("beamwright.models.session.DecodeSession", "compute"),
         ("beamwright.models.session.DecodeSession", "arrange"),

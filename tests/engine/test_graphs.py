@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from beamwright import Solver
-from beamwright.engine import generator
-from beamwright.engine.graphs import CudaGraphReplay, EagerReplay
+from beamwright.engine import tensor_rows
+from beamwright.engine.graphs import CudaGraphReplay, Replay
 
 SHAPE, OTHER = ("8 rows",), ("16 rows",)
 
@@ -158,7 +158,7 @@ def test_the_pool_s_memory_is_nobody_s_between_steps(cuda, replay):
 
 
 def test_eager_replay_calls_the_step_and_reads_at_once():
-    eager, values = EagerReplay(), torch.zeros(3, dtype=torch.uint8)
+    eager, values = Replay(), torch.zeros(3, dtype=torch.uint8)
     eager.run(SHAPE, 0, lambda: values.fill_(4))
     assert eager.fetch(values)() == [4, 4, 4]
 
@@ -182,7 +182,7 @@ def test_a_solution_says_that_its_steps_could_not_be_captured(cuda, monkeypatch)
             return solver.synthetic(9)
 
     class Refused(CudaGraphReplay):
-        fetch = EagerReplay.fetch
+        fetch = Replay.fetch
 
     plain = solved()
     assert not any("graphs" in line for line in plain.warnings)
@@ -190,7 +190,7 @@ def test_a_solution_says_that_its_steps_could_not_be_captured(cuda, monkeypatch)
     device = torch.device("cuda")
     with monkeypatch.context() as patch:
         patch.setattr(
-            generator, "make_replay", lambda graphs, model, failed: Refused(device, failed)
+            tensor_rows, "make_replay", lambda graphs, model, failed: Refused(device, failed)
         )
         found = solved()
     assert found.tree_hash == plain.tree_hash

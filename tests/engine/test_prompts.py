@@ -6,7 +6,7 @@ import pytest
 
 from beamwright.engine import chains
 from beamwright.engine.engine import Engine
-from beamwright.engine.sampling import lineage_key
+from beamwright.engine.noise import lineage_key
 from beamwright.errors import Cancelled, InputError, ProblemTooLongError
 from beamwright.evaluate import AnswerChecker, RunOptions, load_problems, run
 from beamwright.models.tokenizer import TextCodec

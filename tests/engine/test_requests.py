@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from beamwright.engine.request import Decoding
+from beamwright.engine.row import Decoding
 from beamwright.errors import InputError
 from beamwright.protocols import StepDecoded
 from beamwright.sections import SamplingSettings, StepSettings
@@ -49,7 +49,7 @@ def together(solver, requests):
     ended = solver._run(listed(names), len(names))
     trees = {names[request]: solution.tree for request, solution in ended}
     assert_nothing_allocated(solver)
-    assert not solver._machinery.batch._lengths.decodings._own, "what was released is forgotten"
+    assert not solver._machinery.batch._lengths.decodings._by_root, "what was released is forgotten"
     return {name: facts(trees[name]) for name in requests}
 
 

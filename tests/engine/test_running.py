@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from beamwright.engine.running import RunningBatch
+from beamwright.engine.batch import RunningBatch
 from beamwright.engine.tensor_rows import TensorRows
 from engines import PROBLEM, assert_nothing_allocated, check_conservation, exact_dtype, grow
 

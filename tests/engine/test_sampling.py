@@ -1,20 +1,22 @@
+"""What a row draws, and what is kept of its distribution: by oracles of plain numbers."""
+
 import math
 
 import pytest
 import torch
 
-from beamwright.engine.row_sampling import RowSampling
+from beamwright.engine.noise import gumbel_noise, lineage_key, spread_tokens, stack_keys
 from beamwright.engine.sampling import (
+    MOST_LIKELIEST,
+    RowSampling,
     Sampler,
     allow,
-    gumbel_noise,
-    lineage_key,
-    spread_tokens,
-    stack_keys,
+    likeliest,
     stats_read_by,
 )
 from beamwright.sections import SamplingSettings
 
+INF = float("inf")
 CPU = torch.device("cpu")
 
 
@@ -369,3 +371,46 @@ def test_verifiers_and_strategies_say_what_they_read():
     assert stats_read_by(object()) == frozenset()
     assert stats_read_by(object(), Reads()) == {"entropy"}
     assert stats_read_by(Reads(), ReadsMore()) == {"confidence", "entropy"}
+
+
+# --- the likeliest tokens --------------------------------------------------------------------
+
+
+def random_logits(rows, vocab, dtype):
+    return (torch.randn(rows, vocab, generator=torch.Generator().manual_seed(0)) * 4).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("logits", "num_tokens"),
+    [
+        *(
+            (random_logits(rows, vocab, dtype), num_tokens)
+            for dtype in (torch.float32, torch.float64, torch.bfloat16)  # with a tie in every row
+            for rows, vocab, num_tokens in ((1, 50, 50), (40, 3000, 2990), (3, 9, 7))
+        ),
+        *(
+            (torch.tensor([row, row[::-1]]), len(row))
+            for row in (
+                [0.0] * 40,
+                [-INF] * 30 + [1.0, 1.0],
+                [0.0, 500.0, -0.0, 500.0] * 10,
+                [300.0] + [-INF] * 29,
+                [-INF, 0.0] * 20,
+            )
+        ),
+    ],
+)
+def test_the_likeliest_tokens_are_those_of_a_sort_ties_in_the_order_of_their_ids(
+    logits, num_tokens
+):
+    ids, logprobs = likeliest(logits, num_tokens)
+    whole = logits[:, :num_tokens].float().log_softmax(-1).tolist()
+    ordered = [sorted(enumerate(row), key=lambda pair: (-pair[1], pair[0])) for row in whole]
+    pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
+    found = [list(zip(*pair, strict=True)) for pair in pairs]
+    assert found == [row[:MOST_LIKELIEST] for row in ordered]
+
+
+def test_nobody_can_ask_for_more():
+    metadata = SamplingSettings.model_fields["top_logprobs"].metadata
+    assert [each.le for each in metadata if hasattr(each, "le")] == [MOST_LIKELIEST]

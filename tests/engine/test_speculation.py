@@ -6,8 +6,8 @@ import random
 import pytest
 
 from beamwright import Solver
+from beamwright.engine.batch import RunningBatch
 from beamwright.engine.engine import Engine
-from beamwright.engine.running import RunningBatch
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import SpeculativeChildren
 from beamwright.engine.tree_run import TreeRun
@@ -211,7 +211,7 @@ def test_open_steps_join_before_anything_that_was_decoded_ahead_goes_on(make_sol
         ahead = [row for row in batch.running if row.speculative]
         admit(batch)
         num_open = sum(not row.speculative for row in batch.running)
-        if batch.waiting and num_open < batch.batching.slots:
+        if batch.waiting and num_open < batch.settings.max_batch:
             late.append(batch.waiting)
         if ahead and num_open and any(row not in batch.running for row in ahead):
             crowded.append(ahead)

@@ -1,263 +1,212 @@
+"""Steps and paths end where a search of their whole text says it, however their tokens come."""
+
+import random
+from itertools import chain
+
 import pytest
-import torch
 
 import fakes
-from beamwright.engine.stops import (
-    CODE_STOP_STRING,
-    DelimiterTable,
-    RowLimit,
-    StopWords,
-    row_limit,
-    stop_reason,
-)
+from beamwright.engine.row import Decoding, Row, RowLimit, row_limit
+from beamwright.engine.stops import StopFinder, text_before
+from beamwright.kv.segments import Segment
 from beamwright.sections import StepSettings
-from beamwright.tree import StopReason
+from beamwright.tree import StopReason, Turn
 
-CPU = torch.device("cpu")
+FAR = RowLimit(1000, StopReason.STEP_LIMIT)
+EOS = 0
 PIECES = [
-    b"",
     b"",
     b"\n",
     b"\n\n",
     b"a",
+    b"b",
+    b"ab",
+    b"aab",
+    b" a",
     b".\n",
     b"\n\nb",
     b"a\n\n\nc",
-    b"\r",
-    b"ab",
-    b"aab",
     b"b\na",
+    b"ba\n",
+    b"\r",
+    b"\xc3",
+    b"\xa9",
+    b"\xc3\xa9",
 ]
-EOS = 1
 
 
-def tokens_until_hit(delimiter, texts):
-    """Index of the first piece that completes the delimiter, by the table; None if none does."""
-    table = DelimiterTable(delimiter, PIECES, CPU)
-    state = 0
-    for i, text in enumerate(texts):
-        token = PIECES.index(text)
-        if table.hit[state, token]:
-            return i
-        state = int(table.next_state[state, token])
+class Codec:
+    """Tokens that are nothing but their bytes. strips: it drops the blank before a text."""
+
+    eos_ids = frozenset({EOS})
+
+    def __init__(self, strips=False):
+        self.strips = strips
+
+    def token_bytes(self):
+        return PIECES
+
+    def decode(self, token_ids):
+        text = b"".join(PIECES[token] for token in token_ids).decode(errors="replace")
+        return text.removeprefix(" ") if self.strips else text
+
+
+def make_row(steps=(), limit=FAR, **settings):
+    """A row whose path has these steps, the tokens of each, since the prompt."""
+    tree = fakes.new_tree()
+    node = tree.root
+    for tokens in steps:
+        node = fakes.add_step(tree, tree.expand(node, 1)[0], "", tokens)
+        tree.keep(node)
+    node = tree.expand(node, 1)[0]
+    return Row(node, Segment(), Decoding(step=StepSettings(**settings)), limit)
+
+
+def ids(*pieces):
+    return [piece if isinstance(piece, int) else PIECES.index(piece) for piece in pieces]
+
+
+def end_of(row, tokens, codec=None, sizes=(1,) * 1000):
+    """(tokens that a row takes, why it ends); tokens come so many at a time. None: it goes on."""
+    stops, rest = StopFinder(codec or Codec()), list(tokens)
+    for size in sizes:
+        if not rest:
+            break
+        drawn = []
+        for token in rest[:size]:
+            drawn.append(token)
+            if reason := stops.reason(row, drawn):
+                return len(row.tokens) + len(drawn), reason
+        row.tokens += drawn
+        del rest[:size]
     return None
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "texts", "at"),
-    [
-        (b"\n\n", [b"\n\n"], 0),
-        (b"\n\n", [b"a", b"\n", b"\n"], 2),
-        (b"\n\n", [b".\n", b"\n\nb"], 1),
-        (b"\n\n", [b"\n", b"a", b"\n", b"a"], None),
-        (b"\n\n", [b"\n", b"\r", b"\n"], None),
-        (b"\n\n", [b"\n", b"", b"\n"], 2),
-        (b"\n\n", [b"a\n\n\nc"], 0),
-        (b"\n\n\n", [b"\n", b"\n\n"], 1),
-        (b"\n\n\n", [b"\n\nb", b"\n"], None),
-        (b"aab", [b"a", b"a", b"a", b"b\na"], 3),
-        (b"aab", [b"a", b"aab"], 1),
-        (b"aab", [b"ab"], None),
-        (b"aab", [b"a", b"ab"], 1),
-        (b"b\nab", [b"b\na", b"b\na", b"ab"], 1),
-    ],
-)
-def test_delimiters_are_found_across_tokens(delimiter, texts, at):
-    assert tokens_until_hit(delimiter, texts) == at
+def sizes_of(rng, total):
+    """A schedule: tokens per iteration."""
+    while total > 0:
+        size = min(total, rng.randint(1, 16))
+        yield size
+        total -= size
 
 
-@pytest.mark.parametrize("delimiter", [b"\n", b"\n\n", b"aab", b"b\nab", b"\n\n\n"])
-def test_the_table_agrees_with_searching_the_text(delimiter):
-    generator = torch.Generator().manual_seed(0)
+# --- texts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delimiter", ["\n", "\n\n", "aab", "b\nab", "\n\n\n", "é"])
+def test_a_step_ends_with_the_token_that_completes_its_delimiter(delimiter):
+    """Wherever its bytes begin, within the step."""
+    rng, ends = random.Random(0), set()
     for _ in range(300):
-        ids = torch.randint(len(PIECES), (12,), generator=generator).tolist()
-        texts = [PIECES[i] for i in ids]
-        text, expected = b"", None
-        for i, piece in enumerate(texts):
-            text += piece
-            if delimiter in text:
-                expected = i
-                break
-        table = DelimiterTable(delimiter, PIECES, CPU)
-        state, found = 0, None
-        for i, token in enumerate(ids):
-            if table.hit[state, token]:
-                found = i
-                break
-            state = int(table.next_state[state, token])
-        assert found == expected, texts
+        tokens = rng.choices(range(1, len(PIECES)), k=12)
+        texts = [b"".join(PIECES[t] for t in tokens[: n + 1]) for n in range(len(tokens))]
+        found = [delimiter.encode() in text for text in texts]
+        expected = (found.index(True) + 1, StopReason.DELIMITER) if any(found) else None
+        row = make_row([ids(b"a", b"\n")], delimiter=delimiter)
+        assert end_of(row, tokens, sizes=sizes_of(rng, 12)) == expected
+        ends.add(expected)
+    assert len(ends) > 3
 
 
-# --- detection -------------------------------------------------------------------------------
+@pytest.mark.parametrize("strips", [False, True])
+@pytest.mark.parametrize(
+    "strings",
+    [("ab",), ("a\n", "ba"), ("\n\n",), ("aabaab", "bb"), ("é",), ("éa", "b\né"), (" a a",)],
+    ids=str,
+)
+def test_a_path_ends_where_its_text_first_holds_a_string(strings, strips):
+    rng, codec, ends = random.Random(0), Codec(strips), set()
+    for _ in range(200):
+        before = []  # a path whose earlier steps hold none
+        for _ in range(rng.randint(0, 3)):
+            step = rng.choices(range(1, len(PIECES)), k=rng.randint(1, 3))
+            if not any(s in codec.decode([*chain(*before), *step]) for s in strings):
+                before.append(step)
+        tokens = rng.choices(range(1, len(PIECES)), k=30)
+        path = [*chain(*before)]
+        texts = [codec.decode(path + tokens[: n + 1]) for n in range(len(tokens))]
+        found = [any(string in text for string in strings) for text in texts]
+        expected = (found.index(True) + 1, StopReason.STOP_STRING) if any(found) else None
+        row = make_row(before, stop_strings=strings, step_tokens=99)
+        assert end_of(row, tokens, codec, sizes_of(rng, len(tokens))) == expected
+        ends.add(expected)
+    assert len(ends) > 3
 
 
-class Rows:
-    """Rows whose tokens are observed together, with what the device and the host know of each."""
-
-    def __init__(self, limits, eos=(EOS,), **settings):
-        self.words = StopWords(frozenset(eos), lambda: PIECES, CPU)
-        self.limits, self.steps = limits, [StepSettings(**settings)] * len(limits)
-        self.load([0] * len(limits), [limit.tokens for limit in limits])
-
-    def load(self, matched, left):
-        self.state = self.words.new_state(torch.tensor(matched), torch.tensor(left))
-        self.words.load(self.steps, self.state)
-        self.state.state += torch.tensor([self.words.first_state(step) for step in self.steps])
-
-    @property
-    def matched(self):
-        """Bytes of their delimiters that the rows' texts end with."""
-        pairs = zip(self.state.state.tolist(), self.steps, strict=True)
-        return [state - self.words.first_state(step) for state, step in pairs]
-
-    def feed(self, *pieces):
-        """Why rows stop with these tokens, by row."""
-        ids = torch.tensor([PIECES.index(p) if isinstance(p, bytes) else p for p in pieces])
-        codes = self.words.observe(ids, self.state)
-        assert (codes.dtype, codes.shape) == (torch.uint8, ids.shape)
-        return {
-            row: stop_reason(code, limit)
-            for row, (code, limit) in enumerate(zip(codes.tolist(), self.limits, strict=True))
-            if code
-        }
+def test_the_prompt_and_an_earlier_reply_are_not_searched():
+    tree = fakes.new_tree()
+    tree.root.token_ids = tuple(ids(b"a", b"a"))
+    first = fakes.add_step(tree, tree.expand(tree.root, 1)[0], "", ids(b"b", b"a"), StopReason.EOS)
+    tree.keep(first)
+    asked = tree.ask(first, Turn("again?", answers=True), tuple(ids(b"a")))
+    for parent in (tree.root, asked):
+        node = tree.expand(parent, 1)[0]
+        row = Row(node, Segment(), Decoding(step=StepSettings(stop_strings=("ab",))), FAR)
+        assert end_of(row, ids(b"b", b"a", b"b")) == (3, StopReason.STOP_STRING)
 
 
-FAR = RowLimit(1000, StopReason.STEP_LIMIT)
+@pytest.mark.parametrize("settings", [{"stop_strings": ("aab",)}, {"delimiter": "aab"}])
+def test_tokens_that_a_row_began_with_count(settings):
+    """Of a sibling's, or those it had when it was preempted."""
+    row = make_row([], **settings)
+    row.tokens = ids(b"a")
+    assert end_of(row, ids(b"a", b"b"))[0] == 3
 
 
-def test_each_row_stops_for_its_own_reason():
-    limits = [FAR, FAR, RowLimit(1, StopReason.CONTEXT_LIMIT), RowLimit(1, StopReason.PATH_LIMIT)]
-    limits += [RowLimit(1, StopReason.STEP_LIMIT), FAR]
-    assert Rows(limits).feed(b"\n\n", EOS, b"a", b"a", b"a", b"a") == {
-        0: StopReason.DELIMITER,
-        1: StopReason.EOS,
-        2: StopReason.CONTEXT_LIMIT,
-        3: StopReason.PATH_LIMIT,
-        4: StopReason.STEP_LIMIT,
-    }
+@pytest.mark.parametrize("settings", [{"stop_strings": ("ab",)}, {"delimiter": "ab"}])
+def test_a_row_that_begins_again_forgets_what_it_drew(settings):
+    row = make_row([], **settings)
+    assert end_of(row, ids(b"a")) is None
+    row.restart()
+    assert end_of(row, ids(b"b")) is None
+
+
+def test_without_a_tokenizer_there_are_only_limits():
+    row = make_row([], RowLimit(3, StopReason.STEP_LIMIT), stop_strings=("a",), delimiter="a")
+    stops = StopFinder(None)
+    assert [stops.reason(row, [3] * count) for count in (1, 2, 3)] == [None, None, "step_limit"]
 
 
 @pytest.mark.parametrize(
-    ("limit", "piece", "reason"),
+    ("text", "strings", "expected"),
     [
-        (StopReason.CONTEXT_LIMIT, EOS, StopReason.EOS),
-        (StopReason.PATH_LIMIT, EOS, StopReason.EOS),
-        (StopReason.STEP_LIMIT, EOS, StopReason.EOS),
-        (StopReason.CONTEXT_LIMIT, b"\n\n", StopReason.CONTEXT_LIMIT),
-        (StopReason.PATH_LIMIT, b"\n\n", StopReason.PATH_LIMIT),
-        (StopReason.STEP_LIMIT, b"\n\n", StopReason.DELIMITER),
+        ("abcd", ("c",), "ab"),
+        ("abcd", ("cd", "bc"), "a"),
+        ("abcabc", ("c", "abc"), ""),
+        ("abcd", ("x",), "abcd"),
+        ("abcd", (), "abcd"),
     ],
 )
-def test_precedence_where_two_reasons_coincide(limit, piece, reason):
-    assert Rows([RowLimit(1, limit)]).feed(piece) == {0: reason}
+def test_a_text_is_cut_before_the_first_of_them(text, strings, expected):
+    assert text_before(text, strings) == expected
 
 
-@pytest.mark.parametrize("device", [0, 1, 2, 4, 7])
-@pytest.mark.parametrize("limit", [StopReason.PATH_LIMIT, StopReason.STEP_LIMIT])
-def test_a_stop_string_comes_before_everything_else(device, limit):
-    code = device | CODE_STOP_STRING
-    assert stop_reason(code, RowLimit(1, limit)) is StopReason.STOP_STRING
+# --- reasons ---------------------------------------------------------------------------------
 
 
-def test_a_limit_counts_the_tokens_of_the_step():
-    stops = Rows([RowLimit(3, StopReason.STEP_LIMIT), FAR])
-    assert [stops.feed(b"a", b"a") for _ in range(2)] == [{}, {}]
-    assert stops.feed(b"a", b"a") == {0: StopReason.STEP_LIMIT}
+@pytest.mark.parametrize(
+    ("limit", "piece", "reason", "settings"),
+    [
+        (StopReason.CONTEXT_LIMIT, EOS, StopReason.EOS, {}),
+        (StopReason.PATH_LIMIT, EOS, StopReason.EOS, {}),
+        (StopReason.STEP_LIMIT, EOS, StopReason.EOS, {}),
+        (StopReason.STEP_LIMIT, EOS, StopReason.STEP_LIMIT, {"ignore_eos": True}),
+        (StopReason.CONTEXT_LIMIT, b"\n\n", StopReason.CONTEXT_LIMIT, {}),
+        (StopReason.PATH_LIMIT, b"\n\n", StopReason.PATH_LIMIT, {}),
+        (StopReason.STEP_LIMIT, b"\n\n", StopReason.DELIMITER, {}),
+        (StopReason.STEP_LENGTH, b"\n\n", StopReason.STEP_LENGTH, {"step_tokens": 1}),
+        (StopReason.PATH_LIMIT, b"\n\n", StopReason.STOP_STRING, {"stop_strings": ("\n",)}),
+        (StopReason.STEP_LIMIT, b"\n\n", StopReason.STOP_STRING, {"stop_strings": ("\n",)}),
+    ],
+)
+def test_precedence_where_two_reasons_coincide(limit, piece, reason, settings):
+    row = make_row([], RowLimit(1, limit), **settings)
+    assert end_of(row, ids(piece)) == (1, reason)
 
 
-def test_any_of_several_eos_ids_ends_a_path():
-    assert Rows([FAR, FAR, FAR], eos=(EOS, 4)).feed(b"a", EOS, b"ab") == {
-        0: StopReason.EOS,
-        1: StopReason.EOS,
-    }
-
-
-def test_eos_can_be_ignored():
-    assert Rows([FAR], ignore_eos=True).feed(EOS) == {}
-
-
-def test_fixed_steps_do_not_look_for_the_delimiter():
-    stops = Rows([RowLimit(2, StopReason.STEP_LENGTH)], step_tokens=2)
-    assert stops.feed(b"\n\n") == {}
-    assert stops.feed(b"\n\n") == {0: StopReason.STEP_LENGTH}
-
-
-def test_rows_that_stay_keep_their_state_and_limits():
-    """In another batch, beside other rows: all of a row's state is two numbers."""
-    limits = [FAR, RowLimit(3, StopReason.PATH_LIMIT), FAR, RowLimit(2, StopReason.STEP_LIMIT)]
-    stops = Rows(limits)
-    assert stops.feed(b"a", b"a", b"\n", b"a") == {}
-    matched, left = stops.matched, stops.state.left.tolist()
-    assert (matched, left) == ([0, 0, 1, 0], [999, 2, 999, 1])
-    stops.limits = [limits[2], limits[1], FAR]
-    stops.steps.pop()
-    stops.load([matched[2], matched[1], 0], [left[2], left[1], FAR.tokens])
-    assert stops.feed(b"\n", b"\n", b"\n") == {0: StopReason.DELIMITER}
-    assert stops.feed(b"a", b"a", b"\n") == {1: StopReason.PATH_LIMIT, 2: StopReason.DELIMITER}
-
-
-def test_the_state_stays_in_place():
-    """A captured step holds its addresses."""
-    stops = Rows([FAR, FAR])
-    before = [(each, each.data_ptr()) for each in (stops.state.state, stops.state.left)]
-    stops.feed(b"\n", b"a")
-    after = (stops.state.state, stops.state.left)
-    assert all(
-        now is then and now.data_ptr() == place
-        for now, (then, place) in zip(after, before, strict=True)
-    )
-    assert [stops.matched, stops.state.left.tolist()] == [[1, 0], [999, 999]]
-
-
-# --- rows with settings of their own ---------------------------------------------------------
-
-
-def test_every_row_ends_at_its_own_delimiter():
-    steps = [{"delimiter": "\n\n"}, {"delimiter": "aab"}, {"step_tokens": 9}, {"delimiter": "a"}]
-    stops = Rows([FAR] * 4)
-    stops.steps = [StepSettings(**step) for step in steps]
-    stops.load([0] * 4, [FAR.tokens] * 4)
-    assert stops.feed(b"\n", b"a", b"\n\n", b"\n") == {}
-    assert stops.matched == [1, 1, 0, 0]
-    assert stops.feed(b"\n", b"ab", b"aab", b"ab") == {
-        0: StopReason.DELIMITER,
-        1: StopReason.DELIMITER,
-        3: StopReason.DELIMITER,
-    }
-
-
-def test_rows_may_ignore_the_end_of_sequence_beside_others():
-    stops = Rows([FAR] * 3)
-    stops.steps = [StepSettings(ignore_eos=ignores) for ignores in (False, True, False)]
-    stops.load([0] * 3, [FAR.tokens] * 3)
-    assert stops.feed(EOS, EOS, b"a") == {0: StopReason.EOS}
-
-
-def test_tables_are_made_once_and_few_are_kept():
-    words, made = StopWords(frozenset(), lambda: PIECES, CPU), []
-    for number in range(100):
-        words.learn([StepSettings(delimiter=f"{number % 40}")])
-        made.append(words.num_moves)
-        words.learn([StepSettings(delimiter=f"{number % 40}"), StepSettings(step_tokens=3)])
-        assert words.num_moves == made[-1]
-        assert len(words._tables) <= 32
-    assert not words.learn([StepSettings(step_tokens=3)])
-
-
-def test_a_state_means_the_same_bytes_after_the_tables_were_made_anew():
-    stops = Rows([FAR])
-    stops.feed(b"\n")
-    matched, left = stops.matched, stops.state.left.tolist()
-    stops.words.learn([StepSettings(delimiter=f"{number}") for number in range(33)])
-    stops.load(matched, left)
-    assert stops.feed(b"\n") == {0: StopReason.DELIMITER}
-
-
-def test_without_a_tokenizer_there_are_no_delimiters():
-    words = StopWords(frozenset(), None, CPU)
-    state = words.new_state(torch.zeros(2, dtype=torch.long), torch.tensor([9, 1]))
-    words.load([StepSettings()] * 2, state)
-    assert words.observe(torch.tensor([3, 3]), state).tolist() == [0, 2]
+def test_nothing_ends_a_step_of_fixed_length_before_its_length():
+    row = make_row([], RowLimit(3, StopReason.STEP_LENGTH), step_tokens=3, ignore_eos=True)
+    assert end_of(row, ids(b"\n\n", EOS, b"a")) == (3, StopReason.STEP_LENGTH)
 
 
 # --- limits ----------------------------------------------------------------------------------

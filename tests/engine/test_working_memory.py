@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from beamwright.engine.working_memory import WorkingMemory
+from beamwright.engine.capacity import WorkingMemory
 from beamwright.errors import DeviceMemoryError
 from beamwright.models import device_memory
 from beamwright.protocols import ScheduleView

@@ -2,7 +2,7 @@
 
 import pytest
 
-from beamwright.engine.request import Decoding
+from beamwright.engine.row import Decoding
 from beamwright.errors import InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.protocols import Plan, StepDecoded, StepFailed

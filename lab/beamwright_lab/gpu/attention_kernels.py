@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from beamwright.attention import make_attention, why_no_kernels
-from beamwright.engine.row_sampling import RowSampling
-from beamwright.engine.sampling import Sampler, lineage_key, stack_keys
+from beamwright.engine.noise import lineage_key, stack_keys
+from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import Path, PathPart
 from beamwright.kv.store import SegmentStore

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from beamwright.engine.admission import Admission
-from beamwright.engine.batching import Batching
+from beamwright.engine.batch import RunningBatch
+from beamwright.engine.capacity import StepLengths
 from beamwright.engine.engine import Engine
 from beamwright.engine.executor import STEPS_TOGETHER, PlainExecutor
-from beamwright.engine.lengths import StepLengths
 from beamwright.engine.moving import MovingSplit
-from beamwright.engine.request import Decoding, Decodings
-from beamwright.engine.running import RunningBatch
+from beamwright.engine.row import Decoding, Decodings
 from beamwright.engine.scoring import Scoring
 from beamwright.engine.speculation import Payoff
 from beamwright.engine.timeline import Accounting, Timeline
@@ -213,11 +212,11 @@ class Bench:
         rows = ScriptedRows(
             self.residency, self.clock, case.costs, self.scripts, tail_tokens, self.moments
         )
-        batching = replace(Batching.of(case.schedule), speculation=case.speculation)
+        settings = case.schedule.model_copy(update={"speculation": case.speculation})
         lengths = StepLengths(Decodings(Decoding(step=case.step)), case.context)
         prefill = self._prefill(self.residency, case.costs)
         self.batch = RunningBatch(
-            rows, self.residency, prefill, lengths, batching, progress=self._progress
+            rows, self.residency, prefill, lengths, settings, progress=self._progress
         )
         return self.batch
 

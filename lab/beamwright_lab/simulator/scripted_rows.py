@@ -54,9 +54,6 @@ class ScriptedRows:
         if joining:
             self._open()
 
-    def learn_begun(self, row: Row) -> None:
-        del row.tokens[self._scripts.step(row.node).tokens - 1 :]
-
     def max_tokens(self, running: Sequence[Row]) -> int:
         return min(self._tail_tokens - row.forwarded % self._tail_tokens for row in running)
 

@@ -57,12 +57,12 @@ class Given:
         self._tokens, model = tokens, solver.generator
         self._store, self._prefill = model.store, model.prefill
         self._width = model.decoder.weights.embedding.shape[1]
-        room = solver._machinery.batch._room
-        self._row = room.row
-        room.row = self.row  # type: ignore[method-assign]
+        capacity = solver._machinery.batch._capacity
+        self._row = capacity.row
+        capacity.row = self.row  # type: ignore[method-assign]
         model.prefill = self.prefill  # type: ignore[method-assign]
 
-    def row(self, node: Node, group: int) -> Row:
+    def row(self, node: Node, group: int = 0) -> Row:
         """A first step has all tokens but one."""
         row = self._row(node, group)
         if row.limit.tokens == self._tokens and not row.tokens:

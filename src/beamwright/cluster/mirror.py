@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beamwright.engine.chains import GeneratorState
-from beamwright.engine.paths import OWNER
+from beamwright.engine.row import OWNER, GeneratorState
 from beamwright.protocols import RoundReport
 from beamwright.tree import Node, NodeState, SearchTree, StopReason, TopTokens, Turn
 

@@ -10,23 +10,16 @@ For CPUs: the host reads how many candidates there are. NumPy finds them faster 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-NOISE_BITS = 23  # u + 0.5 is then exact in float32, so noise is always finite
-MOST_NOISE = -math.log(-math.log1p(-(2.0 ** -(NOISE_BITS + 1))))
-LEAST_NOISE = -math.log((NOISE_BITS + 1) * math.log(2))
+from beamwright.engine.noise import LEAST_NOISE, MOST_NOISE, NOISE_BITS, HashWords, RowStream
+
 _ROUNDING = 1e-5  # of sums and quotients in float32, relative, and then some
 _FEW = 0.1  # of the tokens; beyond, whole rows are about as fast
 _TRIED_FIRST = 256  # tokens, those with the most noise
-
-Words: TypeAlias = npt.NDArray[np.uint32]
-Noise: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-"""Of token ids [candidates], float32."""
 
 
 class RowWay(NamedTuple):
@@ -38,13 +31,8 @@ class RowWay(NamedTuple):
     min_p: float
 
 
-def draw_candidate(
-    logits: torch.Tensor, way: RowWay, noise: Noise, hashed: Callable[[], Words]
-) -> int | None:
-    """The token drawn from logits [tokens] in float32, or None: ask the whole row.
-
-    hashed: of all tokens [tokens]; the upper `NOISE_BITS` of each make its noise.
-    """
+def draw_candidate(logits: torch.Tensor, way: RowWay, stream: RowStream) -> int | None:
+    """The token drawn from logits [tokens] in float32, or None: ask the whole row."""
     scaled = logits / way.temperature
     highest = float(scaled.amax())
     if not math.isfinite(highest):
@@ -52,16 +40,15 @@ def draw_candidate(
     least = _below(highest, MOST_NOISE - LEAST_NOISE)
     if way.min_p:
         least = max(least, _below(highest, -math.log(way.min_p)))
-    tokens = np.flatnonzero(scaled.numpy() >= np.float32(least))
-    if len(tokens) > _FEW * len(scaled) and way.top_k:
-        kth = scaled.topk(min(way.top_k, len(scaled))).values[-1].numpy()
-        tokens = np.flatnonzero(scaled.numpy() >= kth)
-    if len(tokens) > _FEW * len(scaled):
+    few = int(_FEW * len(scaled))
+    tokens = _not_below(least, scaled)
+    if len(tokens) > few and way.top_k:
+        tokens = _top(scaled, way.top_k)
+    if len(tokens) > few:
         if way.top_k or way.top_p < math.inf or way.min_p:
             return None
-        return _loudest(scaled, highest, noise, hashed())
-    left = _filtered(torch.from_numpy(tokens), scaled, highest, way)
-    return _best(left, scaled, noise)[0]
+        return _loudest(scaled, highest, stream)
+    return _best(_filtered(tokens, scaled, highest, way), scaled, stream)[0]
 
 
 def _below(highest: float, distance: float) -> float:
@@ -69,52 +56,43 @@ def _below(highest: float, distance: float) -> float:
     return highest - distance - _ROUNDING * (2 * abs(highest) + abs(distance) + 1)
 
 
-def _best(tokens: torch.Tensor, scaled: torch.Tensor, noise: Noise) -> tuple[int, float]:
+def _not_below(least: float, scaled: torch.Tensor) -> torch.Tensor:
+    """Tokens whose scaled logit is at least so large, ascending."""
+    return torch.from_numpy(np.flatnonzero(scaled.numpy() >= least))
+
+
+def _top(scaled: torch.Tensor, top_k: int) -> torch.Tensor:
+    """What top-k leaves of a whole row, ascending."""
+    return _not_below(float(scaled.topk(min(top_k, len(scaled))).values[-1]), scaled)
+
+
+def _best(tokens: torch.Tensor, scaled: torch.Tensor, stream: RowStream) -> tuple[int, float]:
     """The token that wins among these, ascending, and its noisy logit."""
-    noisy = noise(tokens).add_(scaled[tokens])
+    noisy = stream.noise(tokens).add_(scaled[tokens])
     place = int(noisy.argmax())
     return int(tokens[place]), float(noisy[place])
 
 
-# --- many that could win -------------------------------------------------------------------------
-
-
-def _loudest(scaled: torch.Tensor, highest: float, noise: Noise, hashed: Words) -> int | None:
+def _loudest(scaled: torch.Tensor, highest: float, stream: RowStream) -> int | None:
     """The token drawn, found among those with the most noise; None if that takes most of them."""
-    size = len(scaled)
+    hashed, size = stream.hashed(), len(scaled)
     first = 1 - min(_TRIED_FIRST / size, 1)
     tokens = _at_least(first, hashed)
     if not len(tokens):
         return None
-    token, noisy = _best(tokens, scaled, noise)
+    token, noisy = _best(tokens, scaled, stream)
     # Whoever beats it has more noise than its lead over the largest logit.
     lead = _below(noisy, highest + _ROUNDING * abs(highest))
     needed = math.exp(-math.exp(-lead)) if lead > LEAST_NOISE else 0.0
     if 1 - needed > _FEW:
         return None
-    return token if needed >= first else _best(_at_least(needed, hashed), scaled, noise)[0]
+    return token if needed >= first else _best(_at_least(needed, hashed), scaled, stream)[0]
 
 
-def _at_least(uniform: float, hashed: Words) -> torch.Tensor:
+def _at_least(uniform: float, hashed: HashWords) -> torch.Tensor:
     """Tokens whose uniform number is at least so large, give or take a few steps of it."""
     step = max(int(uniform * 2**NOISE_BITS) - 4, 0)
     return torch.from_numpy(np.flatnonzero(hashed >= np.uint32(step << (32 - NOISE_BITS))))
-
-
-def hash_words(first: int, second: int, spread: Words) -> Words:
-    """`sampling.gumbel_noise`'s hash of all tokens, for one row's two words."""
-    x = spread ^ np.uint32(first & 0xFFFFFFFF)
-    shifted = x >> 16
-    x ^= shifted
-    x *= np.uint32(-2048144789 & 0xFFFFFFFF)
-    x += np.uint32(second & 0xFFFFFFFF)
-    np.right_shift(x, 13, out=shifted)
-    x ^= shifted
-    x *= np.uint32(-1028477387 & 0xFFFFFFFF)
-    return x
-
-
-# --- filters -------------------------------------------------------------------------------------
 
 
 def _filtered(
@@ -126,26 +104,14 @@ def _filtered(
         values = scaled[tokens]
         tokens = tokens[values >= values.topk(way.top_k).values[-1]]
     if way.top_p < math.inf:
-        total = _sum(scaled[tokens] if all_of_top_k else _top(scaled, way.top_k), highest)
+        whole = scaled
+        if all_of_top_k or 0 < way.top_k < len(scaled):
+            whole = scaled[tokens if all_of_top_k else _top(scaled, way.top_k)]
         ordered, index = scaled[tokens].sort(descending=True, stable=True)
-        probs = (ordered - highest).exp_().div_(total)
+        probs = (ordered - highest).exp_().div_((whole - highest).exp_().sum())
         kept = probs.cumsum(-1) - probs < way.top_p
         tokens = tokens[torch.zeros_like(kept).scatter_(0, index, kept)]
     if way.min_p:
         probs = scaled[tokens].softmax(-1)
         tokens = tokens[probs >= probs.amax() * way.min_p]
     return tokens
-
-
-def _top(scaled: torch.Tensor, top_k: int) -> torch.Tensor:
-    """What top-k leaves of a whole row; all of it for 0."""
-    if not 0 < top_k < len(scaled):
-        return scaled
-    least = scaled.topk(top_k).values[-1].numpy()
-    return scaled[torch.from_numpy(np.flatnonzero(scaled.numpy() >= least))]
-
-
-def _sum(scaled: torch.Tensor, highest: float) -> torch.Tensor:
-    """What the exponentials add up to, the row's largest being 1."""
-    total: torch.Tensor = (scaled - highest).exp_().sum()
-    return total

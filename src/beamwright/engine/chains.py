@@ -1,4 +1,4 @@
-"""The generator's KV of whole paths: a segment per node, and what is still owed before a step.
+"""The generator's KV of whole paths: what is still owed before a step can begin.
 
 Knows which tokens of a path have KV; no tensors, no random draws, no stops.
 """
@@ -6,11 +6,9 @@ Knows which tokens of a path have KV; no tensors, no random draws, no stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from beamwright.engine.paths import OWNER, path_to, segment_name
-from beamwright.engine.row import Row
+from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment
 from beamwright.models.prefill import PREFILL_CHUNK_TOKENS, PrefillRequest
@@ -21,27 +19,6 @@ _PIECE_TOKENS = 4 * PREFILL_CHUNK_TOKENS
 
 Prefill = Callable[[Sequence[PrefillRequest]], Sequence[Any]]
 """Computes and stores the KV of these tokens; returns what each one's last token leads to."""
-
-
-@dataclass
-class GeneratorState:
-    """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
-
-    hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
-    turn until the first row behind it is admitted.
-    row: the step so far, of a node that is being decoded or was preempted.
-    extended: a row behind it has been admitted.
-    """
-
-    segment: Segment
-    hidden: Any = None
-    row: Row | None = None
-    extended: bool = False
-
-    @property
-    def place(self) -> str | None:
-        """Where the segment is: `device`, `host` or `both`."""
-        return self.segment.place
 
 
 class Unfinished(Exception):
@@ -75,49 +52,46 @@ class Chains:
             num_tokens = sum(len(request.token_ids) for request in requests)
             if num_tokens > len(requests):
                 self._progress.doing(f"prefill of {num_tokens:,} tokens")
-            lease.add({request.segment: 1 for request in requests if not request.segment.length})
-            for node, hidden in zip(level, self._prefill(requests), strict=True):
+            for node, hidden in zip(level, self._forward(requests, lease), strict=True):
                 if node.handles[OWNER].segment.length == len(node.token_ids):
                     node.handles[OWNER].hidden = hidden
-            if not all(map(is_complete, level)):
-                raise Unfinished([row.node for row in rows if not is_complete(row.node.parent)])
+            if not all(map(_is_complete, level)):
+                raise Unfinished([row.node for row in rows if not _is_complete(row.node.parent)])
             grown += [request.segment for request in requests]
         for node in parents:
             state: GeneratorState = node.handles[OWNER]
             if not state.extended:  # once, in however many batches its children are decoded
                 node.usage["generator_reused"] += node.end
                 state.extended = True
-        self._forward_given(rows, lease)
+        given = [row for row in rows if row.segment.length < row.forwarded]
+        if given:
+            self._forward([_given(row) for row in given], lease)
         return grown
 
-    def _forward_given(self, rows: Sequence[Row], lease: Lease) -> None:
-        """Tokens of rows that nobody has decoded for them."""
-        owing = [row for row in rows if row.segment.length < row.forwarded]
-        if not owing:
-            return
-        requests = []
-        for row in owing:
-            stored = row.segment.length
-            tokens = tuple(row.tokens[stored : row.forwarded])
-            row.node.usage["generator_prefilled"] += len(tokens)
-            path = path_to(row.node.parent)
-            requests.append(PrefillRequest(path, row.segment, tokens, row.node.start + stored))
-        lease.add({row.segment: 1 for row in owing if not row.segment.length})
-        self._prefill(requests)
+    def _forward(self, requests: Sequence[PrefillRequest], lease: Lease) -> Sequence[Any]:
+        lease.add({request.segment: 1 for request in requests if not request.segment.length})
+        return self._prefill(requests)
 
     def _owed(self, node: Node) -> PrefillRequest:
         """What a node lacks, or the next piece of it; it has a segment afterwards."""
         if OWNER not in node.handles:
-            node.handles[OWNER] = GeneratorState(
-                self._residency.create(segment_name(node), node.start)
-            )
-        segment: Segment = node.handles[OWNER].segment
+            segment = self._residency.create(segment_name(node), node.start)
+            node.handles[OWNER] = GeneratorState(segment)
+        segment = node.handles[OWNER].segment
         tokens = node.token_ids[segment.length :][:_PIECE_TOKENS]
         if len(tokens) > 1 or node.parent is None:
             node.usage["generator_prefilled"] += len(tokens)
         node.usage["generator_reused"] -= len(tokens)
         start = node.start + segment.length
         return PrefillRequest(path_to(node.parent), segment, tokens, start)
+
+
+def _given(row: Row) -> PrefillRequest:
+    """Tokens of a row that nobody has decoded for it."""
+    stored = row.segment.length
+    tokens = tuple(row.tokens[stored : row.forwarded])
+    row.node.usage["generator_prefilled"] += len(tokens)
+    return PrefillRequest(path_to(row.node.parent), row.segment, tokens, row.node.start + stored)
 
 
 def _owing(parents: Iterable[Node]) -> list[list[Node]]:
@@ -127,21 +101,21 @@ def _owing(parents: Iterable[Node]) -> list[list[Node]]:
     for parent in parents:
         chain: list[Node] = []
         node: Node | None = parent
-        while node is not None and node not in known and not is_complete(node):
+        while node is not None and node not in known and not _is_complete(node):
             chain.append(node)
             node = node.parent
         first = known[node] + 1 if node is not None and node in known else 0
-        for level, each in enumerate(reversed(chain), start=first):
-            known[each] = level
+        for level, owing in enumerate(reversed(chain), start=first):
+            known[owing] = level
             if level == len(levels):
                 levels.append([])
-            levels[level].append(each)
+            levels[level].append(owing)
     return levels
 
 
-def is_complete(node: Node | None) -> bool:
+def _is_complete(node: Node | None) -> bool:
     """True if a node's last token is forwarded, so that children can begin."""
-    state = None if node is None else node.handles.get(OWNER)
+    state = None if node is None else state_of(node)
     return state is not None and state.hidden is not None
 
 
@@ -150,16 +124,15 @@ def is_broken(beam: Node) -> bool:
 
     To compute it again would change the last bits of float32.
     """
-    for node in beam.path()[:-1]:
-        state: GeneratorState | None = node.handles.get(OWNER)
-        lost = state is not None and state.hidden is None
-        if lost and state is not None and state.segment.length == len(node.token_ids):
-            return True
-    return False
+    return any(
+        state.hidden is None and state.segment.length == len(node.token_ids)
+        for node in beam.path()[:-1]
+        if (state := state_of(node)) is not None
+    )
 
 
 def last_hidden(node: Node | None) -> Any:
     """What a node's children begin with, see `GeneratorState`; the node is complete."""
-    if node is None or not is_complete(node):
+    if node is None or not _is_complete(node):
         raise AssertionError(f"{node!r} is not complete")
     return node.handles[OWNER].hidden

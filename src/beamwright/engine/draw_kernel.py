@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from beamwright.engine.candidates import NOISE_BITS
+from beamwright.engine.noise import NOISE_BITS
 
 PIECE_TOKENS = 2048
 _PIECE_WARPS = 4

@@ -7,7 +7,6 @@ strides and numbers of that call; whoever changes one of them says so by the key
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Protocol
 
 import torch
 
@@ -18,53 +17,39 @@ Launches = Callable[[], None]
 _REASON_LENGTH = 200
 
 
-class Replay(Protocol):
-    """Runs steps, and brings what they found to the host without waiting for it."""
+class Replay:
+    """Runs steps by calling them, and brings what they found to the host.
 
-    @property
-    def is_plain(self) -> bool:
-        """A step is done when `run` returns, so that looking at its results costs no time."""
-        ...
+    The specification of `CudaGraphReplay`, and all that a CPU needs.
+    is_plain: a step is done when `run` returns, so that looking at its results costs no time.
+    """
+
+    is_plain = True
 
     @property
     def idle_bytes(self) -> int:
         """Memory that nothing uses between steps, and nothing else can."""
-        ...
+        return 0
 
     def run(self, key: Hashable, version: int, step: Launches) -> None:
         """Run `step` once.
 
         key: its shapes. version: grows when tensors that any step touches have moved.
         """
-        ...
-
-    def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Start to copy integers to the host; what is returned waits for them and them alone."""
-        ...
-
-    def release(self) -> None:
-        """Forget what was captured, and its memory."""
-        ...
-
-
-class EagerReplay:
-    """A `Replay` that calls the step: the specification of the other, and all that a CPU needs."""
-
-    is_plain = True
-    idle_bytes = 0
-
-    def run(self, key: Hashable, version: int, step: Launches) -> None:
         step()
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """The caller must not write `values` before it has them."""
+        """Start to copy integers to the host; what is returned waits for them and them alone.
+
+        The caller must not write `values` before it has them.
+        """
         return values.tolist
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Forget what was captured, and its memory."""
 
 
-class CudaGraphReplay:
+class CudaGraphReplay(Replay):
     """A `Replay` that captures each step once. Unmeasured: no GPU has run it yet.
 
     The first run of a key is an ordinary one, which compiles kernels and makes library handles; the
@@ -95,7 +80,11 @@ class CudaGraphReplay:
         if key in self._graphs:
             self._graphs[key].replay()
             return
-        self._run_aside(step)
+        current = torch.cuda.current_stream(self._device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            step()
+        current.wait_stream(self._side)
         self._warm.add(key)
 
     @property
@@ -103,7 +92,8 @@ class CudaGraphReplay:
         """What the graphs' pool holds."""
         if not self._graphs:
             return 0
-        return sum(each["total_size"] for each in torch.cuda.memory_snapshot(self._pool))
+        segments = torch.cuda.memory_snapshot(self._pool)
+        return sum(segment["total_size"] for segment in segments)
 
     def fetch(self, values: torch.Tensor) -> Callable[[], list[int]]:
         held = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -113,8 +103,8 @@ class CudaGraphReplay:
 
         def wait() -> list[int]:
             copied.synchronize()
-            found: list[int] = held.tolist()
-            return found
+            numbers: list[int] = held.tolist()
+            return numbers
 
         return wait
 
@@ -124,18 +114,16 @@ class CudaGraphReplay:
         self._warm.clear()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def _run_aside(self, step: Launches) -> None:
-        current = torch.cuda.current_stream(self._device)
-        self._side.wait_stream(current)
-        with torch.cuda.stream(self._side):
-            step()
-        current.wait_stream(self._side)
-
     def _try_capture(self, key: Hashable, step: Launches) -> None:
         """No graph if CUDA or torch refuses to capture the step; memory that is short is raised."""
         current = torch.cuda.current_stream(self._device)
         try:
-            self._graphs[key] = self._capture(step)
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on talking to CUDA meanwhile. None of the launches runs.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+            ):
+                step()
         except Exception as error:
             torch.cuda.set_stream(current)  # torch leaves its context half-way
             torch.cuda.synchronize(self._device)
@@ -143,16 +131,8 @@ class CudaGraphReplay:
                 raise
             self._failed = True
             self._on_failure(" ".join(str(error).split())[:_REASON_LENGTH] or repr(error))
-
-    def _capture(self, step: Launches) -> torch.cuda.CUDAGraph:
-        """The launches of a call; none of them runs."""
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may go on talking to CUDA meanwhile.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
-        ):
-            step()
-        return graph
+        else:
+            self._graphs[key] = graph
 
 
 def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]) -> Replay | None:
@@ -166,4 +146,4 @@ def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]
     device = model.decoder.device
     if device.type == "cuda" and isinstance(model.backend, FixedBackend):
         return CudaGraphReplay(device, on_failure)
-    return EagerReplay() if graphs == "on" else None
+    return Replay() if graphs == "on" else None

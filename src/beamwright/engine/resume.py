@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from beamwright.engine.chains import GeneratorState
-from beamwright.engine.paths import OWNER, path_to, segment_name
+from beamwright.engine.row import OWNER, GeneratorState, path_to, segment_name
 from beamwright.models import PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState

@@ -1,4 +1,7 @@
-"""A row: one beam's step while it is written. Knows no tensors and no batch."""
+"""A row: one beam's step while it is written, how it is drawn, and the KV of its path.
+
+Knows nodes, segments and settings; no tensors, no batch, no other row.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,124 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from beamwright.engine.paths import path_to
-from beamwright.engine.request import Decoding
-from beamwright.engine.sampling import lineage_key
-from beamwright.engine.stops import RowLimit
-from beamwright.errors import NotFiniteError
-from beamwright.kv.segments import Lease, PathPart, Segment, Source
+from beamwright.engine.noise import lineage_key
+from beamwright.errors import InputError, NotFiniteError
+from beamwright.kv.segments import Lease, Path, PathPart, Segment, Source
 from beamwright.protocols import StepDecoded
+from beamwright.sections import SamplingSettings, StepSettings
 from beamwright.tree import Node, StopReason, TopTokens
+
+OWNER = "generator"
+"""What a node's handle of the generator is kept under: a `GeneratorState`."""
+_LONGEST_DELIMITER = 256
+
+# --- how a tree's steps are drawn, and where they end ---------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a tree's tokens depend on beside the model, the prompt and the lineage."""
+
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    step: StepSettings = field(default_factory=StepSettings)
+    seed: int = 0
+
+
+class Decodings:
+    """Each tree's; `default` for those without one of their own."""
+
+    def __init__(self, default: Decoding) -> None:
+        self.default = default
+        self._by_root: dict[Node, Decoding] = {}
+
+    def set(self, root: Node, decoding: Decoding) -> None:
+        """Decode the tree of this root so, from its first step on.
+
+        Raises:
+            InputError: for a delimiter that is too long to be looked for behind every token.
+        """
+        delimiter, known = decoding.step.delimiter, self.default.step.delimiter
+        if delimiter != known and len(delimiter.encode()) > _LONGEST_DELIMITER:
+            raise InputError(f"a request's delimiter has at most {_LONGEST_DELIMITER} bytes")
+        self._by_root[root] = decoding
+
+    def of(self, node: Node) -> Decoding:
+        """How this node's tree is decoded."""
+        return self._by_root.get(node.root, self.default) if self._by_root else self.default
+
+    def forget(self, node: Node) -> None:
+        """The tree of this node is over, if the node is its root."""
+        self._by_root.pop(node, None)
+
+
+@dataclass(frozen=True)
+class RowLimit:
+    """The most tokens a row's step may have, and what stops it there."""
+
+    tokens: int
+    reason: StopReason
+
+
+def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
+    """The nearest of a node's limits; where two coincide, the one that ends the path."""
+    limits = [RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)]
+    if settings.max_tokens is not None:
+        written = node.start - node.replies_to.end
+        limits.append(RowLimit(settings.max_tokens - written, StopReason.PATH_LIMIT))
+    if settings.step_tokens is not None:
+        limits.append(RowLimit(settings.step_tokens, StopReason.STEP_LENGTH))
+    else:
+        most = settings.max_step_tokens
+        if settings.step_limits is not None:
+            most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
+        limits.append(RowLimit(most, StopReason.STEP_LIMIT))
+    return min(limits, key=lambda limit: limit.tokens)
+
+
+# --- KV of a path ---------------------------------------------------------------------------------
+
+
+@dataclass
+class GeneratorState:
+    """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
+
+    hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
+    turn until the first row behind it is admitted.
+    row: the step so far, of a node that is being decoded or was preempted.
+    extended: a row behind it has been admitted.
+    """
+
+    segment: Segment
+    hidden: Any = None
+    row: Row | None = None
+    extended: bool = False
+
+    @property
+    def place(self) -> str | None:
+        """Where the segment is: `device`, `host` or `both`."""
+        return self.segment.place
+
+
+def state_of(node: Node) -> GeneratorState | None:
+    """What a node holds; None where nothing of it is stored or under way."""
+    state: GeneratorState | None = node.handles.get(OWNER)
+    return state
+
+
+def path_to(node: Node | None) -> Path:
+    """The segments from the root to a node, itself included, as far as they hold anything."""
+    if node is None:
+        return ()
+    states = map(state_of, node.path())
+    return tuple(PathPart(s.segment, s.segment.length) for s in states if s and s.segment.length)
+
+
+def segment_name(node: Node) -> str:
+    """What a node's segment is called in timelines."""
+    return ".".join(map(str, node.lineage))
+
+
+# --- a step ---------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -29,8 +142,8 @@ class Row:
     logprobs, stats, top: one value per token, as in `Node`.
     hidden: final hidden state [1, embed_dim] of its last token, when that is forwarded.
     error: why it cannot go on.
-    matched: bytes of the delimiter that the text ends with (`stops.StopState`).
-    ending: last bytes of the reply, where a stop string may have begun; None if not known.
+    step_end, reply_end: last bytes of the step and of the reply, where a delimiter or a stop string
+    may have begun; None where they are not known (`stops`).
     lease: holds what the row reads and writes on the device while it is in the running batch.
     """
 
@@ -43,8 +156,8 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     stats: dict[str, list[float]] = field(default_factory=dict)
     top: list[TopTokens] = field(default_factory=list)
-    matched: int = 0
-    ending: bytes | None = None
+    step_end: bytes | None = None
+    reply_end: bytes | None = None
     stop: StopReason | None = None
     hidden: Any = None
     error: NotFiniteError | None = None
@@ -73,16 +186,18 @@ class Row:
         return self.node.speculative
 
     @property
-    def tokens_left(self) -> int:
-        """Tokens that the step may still get; at least one while it runs."""
-        return max(1, self.limit.tokens - len(self.tokens))
-
-    @property
     def forwards_left(self) -> int:
         """Tokens that may still be forwarded, the last one included; at least one."""
         if self.stop is not None:
             return 1
-        return self.tokens_left + (not self.limit.reason.ends_path)
+        tokens_left = max(1, self.limit.tokens - len(self.tokens))
+        return tokens_left + (not self.limit.reason.ends_path)
+
+    @property
+    def parts_read(self) -> Path:
+        """The segments that it reads, its own step as far as it is stored included."""
+        stored = (PathPart(self.segment, self.segment.length),) if self.segment.length else ()
+        return (*path_to(self.node.parent), *stored)
 
     def needs(self) -> dict[Segment, int]:
         """Device copies that it reads and writes: one of each segment."""
@@ -99,8 +214,8 @@ class Row:
     def restart(self) -> None:
         """Forget the step so far; what was decoded is lost."""
         self.node.usage["overrun"] += len(self.tokens)
-        self.tokens, self.logprobs, self.stats, self.top, self.matched = [], [], {}, [], 0
-        self.ending = self.stop = self.hidden = None
+        self.tokens, self.logprobs, self.stats, self.top = [], [], {}, []
+        self.step_end = self.reply_end = self.stop = self.hidden = None
 
     def reply_ids(self) -> list[int]:
         """Tokens of the reply so far, from its first one on."""
@@ -120,12 +235,6 @@ class Row:
         self.segment.source = Source(path_to(self.node.parent), stored, self.node.start)
 
 
-def parts_read(row: Row) -> tuple[PathPart, ...]:
-    """The segments that a row reads, its own step as far as it is stored included."""
-    own = (PathPart(row.segment, row.segment.length),) if row.segment.length else ()
-    return (*path_to(row.node.parent), *own)
-
-
 def awaited(rows: Sequence[Row]) -> list[Row]:
     """Those that somebody waits for; all of them where selection has opened none."""
     return [row for row in rows if not row.speculative] or list(rows)
@@ -140,27 +249,19 @@ class Rows(Protocol):
     @property
     def num_rows(self) -> int:
         """Rows that are computed, those that have left and padding included."""
-        ...
 
     @property
     def held_bytes(self) -> int:
         """Bytes that are not free but kept for the next rows, less those that only seem free."""
-        ...
 
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
         """Take rows in; those that have no token yet draw their first, and may stop with it.
 
         Where none joins, the batch is made smaller.
         """
-        ...
-
-    def learn_begun(self, row: Row) -> None:
-        """A row was given tokens that nobody drew for it: where its stop detection is."""
-        ...
 
     def max_tokens(self, running: Sequence[Row]) -> int:
         """Tokens until a row's newest ones have to be read as stored ones."""
-        ...
 
     def run(self, running: Sequence[Row], max_tokens: int, enough: int) -> int:
         """Compute up to `max_tokens` tokens of every row; returns how many.
@@ -169,20 +270,15 @@ class Rows(Protocol):
         those are done. The token behind a row's stop forwards its last one, unless its path has
         ended (`Row.hidden`).
         """
-        ...
 
     def store(self, tokens: Mapping[Row, int]) -> None:
         """Append to each row's segment what is missing of so many tokens' KV."""
-        ...
 
     def text(self, row: Row) -> str:
         """The text of the path up to and with the row's step, from its reply's first token on."""
-        ...
 
     def close(self) -> None:
         """The batch is empty."""
-        ...
 
     def release(self) -> None:
         """Memory has run out: give back all that can be had again."""
-        ...

@@ -1,85 +1,109 @@
-"""Counter-based sampling: Gumbel-max keyed by (seed, lineage, position, token id).
+"""How each row of a batch draws its tokens, and what is kept of the distributions they came from.
 
-A token's noise is a hash of those four, so a node's tokens do not depend on the batch, and
-removing tokens from the vocabulary never shifts the draws of the others
-(docs/architecture.md, "Sameness").
+Gumbel-max over the streams of `noise`; rows of one batch may differ in everything. What a step
+reads is in tensors that are never moved, so that a captured step can be replayed. Statistics and
+the likeliest tokens are computed apart from sampling, so that nobody's tokens depend on them.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from beamwright.attention import why_no_kernels
-from beamwright.engine.candidates import NOISE_BITS, RowWay, draw_candidate, hash_words
-from beamwright.engine.row_sampling import RowSampling, Ways
+from beamwright.engine.candidates import RowWay, draw_candidate
+from beamwright.engine.noise import RowStream, gumbel_noise, row_words, spread_tokens
 from beamwright.models.decoder import in_tiles
 from beamwright.protocols import ReadsTokenStats
-from beamwright.tree.node import Lineage
+from beamwright.sections import SamplingSettings
 
+MOST_LIKELIEST = 20  # of one token; who asks for fewer gets the first of them
 _LIKELIEST = 20
 _LARGE_VOCAB = 16384
+_AT_A_TIME = 16  # rows: their keys are twice as long as logits in float32
 
 
-def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, int]:
-    """Two signed 32-bit keys of one node's random stream.
+# --- parameters -----------------------------------------------------------------------------------
 
-    purpose: a tag for streams beside the tree's own (rollouts, revisions).
+
+class Ways(NamedTuple):
+    """What at least one row does; what nobody does is not computed.
+
+    likeliest: how many tokens top-k has to rank for the row that asks for most, 0 for none.
     """
-    text = "\x1f".join([str(seed), purpose, *(f"{type(x).__name__}:{x}" for x in lineage)])
-    digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
-    return (
-        int.from_bytes(digest[:4], "little", signed=True),
-        int.from_bytes(digest[4:], "little", signed=True),
-    )
+
+    draws: bool
+    is_greedy: bool
+    likeliest: int
+    top_p: bool
+    min_p: bool
+
+    @property
+    def filters(self) -> bool:
+        """Some row draws from fewer than all tokens."""
+        return bool(self.likeliest or self.top_p or self.min_p)
 
 
-def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int32 (the tensor type has only the arithmetic one)."""
-    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
+class RowSampling:
+    """Parameters of each row: `greedy` [rows], the others [rows, 1].
 
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The 32-bit finaliser of MurmurHash3; int32 multiplication wraps."""
-    x = (x ^ _shift(x, 16)) * -2048144789
-    x = (x ^ _shift(x, 13)) * -1028477387
-    return x ^ _shift(x, 16)
-
-
-def spread_tokens(token_ids: torch.Tensor) -> torch.Tensor:
-    """Token ids [tokens] as well-mixed int32, once per vocabulary."""
-    return _mix(token_ids.to(torch.int32) * -2048144777 + 374761393)
-
-
-def gumbel_noise(keys: torch.Tensor, positions: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """Standard Gumbel noise [rows, tokens] in float32.
-
-    keys: [rows, 2] int32 from `lineage_key`; positions: [rows]; spread: `spread_tokens`.
+    A filter that a row does not use has a value that leaves all its tokens in, to the last bit.
     """
-    first, second = _row_words(keys, positions)
-    return _noise(first.unsqueeze(1), second.unsqueeze(1), spread)
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.greedy = torch.zeros(num_rows, dtype=torch.bool, device=device)
+        self.top_k = torch.zeros(num_rows, 1, dtype=torch.long, device=device)
+        self._numbers = torch.ones(3, num_rows, 1, device=device)
+        self.temperature, self.top_p, self.min_p = self._numbers
+        self.ways = Ways(True, False, 0, False, False)
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingSettings], device: torch.device) -> RowSampling:
+        """Of rows with these settings."""
+        made = cls(len(rows), device)
+        made.load(rows, [False] * len(rows))
+        return made
+
+    def load(self, rows: Sequence[SamplingSettings], greedy: Sequence[bool]) -> None:
+        """Go on with these settings. greedy: the likeliest tokens are taken whatever they say."""
+        likeliest = [g or row.temperature == 0 for row, g in zip(rows, greedy, strict=True)]
+        drawing = [row for row, g in zip(rows, likeliest, strict=True) if not g]
+        top_k = max((row.top_k or 0 for row in drawing), default=0)
+        self.ways = Ways(
+            draws=bool(drawing),
+            is_greedy=any(likeliest),
+            # Of all numbers a few, so that a step is captured a few times at most.
+            likeliest=1 << (top_k - 1).bit_length() if top_k else 0,
+            top_p=any(row.top_p < 1.0 for row in drawing),
+            min_p=any(row.min_p is not None for row in drawing),
+        )
+        numbers = [
+            [row.temperature or 1.0 for row in rows],
+            # Sums of probabilities may come out above 1.
+            [row.top_p if row.top_p < 1.0 else torch.inf for row in rows],
+            [row.min_p or 0.0 for row in rows],
+        ]
+        self.greedy.copy_(torch.tensor(likeliest))
+        self.top_k.copy_(torch.tensor([row.top_k or 0 for row in rows]).unsqueeze(1))
+        self._numbers.copy_(torch.tensor(numbers, dtype=torch.float32).unsqueeze(2))
+
+    @property
+    def filters(self) -> torch.Tensor:
+        """Rows that draw from fewer than all tokens [rows]."""
+        filters = (self.top_k > 0) | (self.top_p < torch.inf) | (self.min_p > 0)
+        rows: torch.Tensor = filters.squeeze(1) & ~self.greedy
+        return rows
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What a draw reads, the rows first."""
+        return self.greedy, self.temperature, self.top_k, self.top_p, self.min_p
 
 
-def _row_words(keys: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What two rounds of a row's hash start with [rows], int32."""
-    first = _mix(keys[:, 0] ^ (positions.to(torch.int32) * -1640531535))
-    return first, _mix(keys[:, 1] + first)
-
-
-def _noise(first: torch.Tensor, second: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    # Two multiply rounds with a key before each. Rows and tokens come in mixed already, and only
-    # the high bits are used, so a third xor-shift would change nothing that can be seen. In place:
-    # this is [rows, vocabulary], and runs once per token.
-    x = spread ^ first
-    x.bitwise_xor_(_shift(x, 16)).mul_(-2048144789).add_(second)
-    x.bitwise_xor_(_shift(x, 13)).mul_(-1028477387)
-    uniform = _shift(x, 32 - NOISE_BITS).float().add_(0.5).mul_(2.0**-NOISE_BITS)
-    return uniform.log_().neg_().log_().neg_()
+# --- statistics -----------------------------------------------------------------------------------
 
 
 def entropy(logprobs: torch.Tensor) -> torch.Tensor:
@@ -111,6 +135,30 @@ def stats_read_by(*policies: object) -> frozenset[str]:
     return frozenset[str]().union(*(policy.token_stats for policy in reading))
 
 
+def likeliest(logits: torch.Tensor, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and log-probabilities [rows, MOST_LIKELIEST] of the likeliest tokens, in their order.
+
+    logits: [rows, vocab], untempered and unfiltered; ids at or above num_tokens are none. Of equal
+    ones the lower id comes first. As many as there are, where those are fewer.
+    """
+    parts = [_likeliest(part[:, :num_tokens]) for part in logits.split(_AT_A_TIME)]
+    ids, logprobs = zip(*parts, strict=True)
+    return torch.cat(ids), torch.cat(logprobs)
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = logits.float().log_softmax(-1)
+    # None is above 0, so the bits of their magnitudes are in their order; no two keys are equal.
+    keys = logprobs.abs().view(torch.int32).long() << 32
+    keys |= torch.arange(keys.shape[1], device=keys.device)
+    first = keys.topk(min(MOST_LIKELIEST, keys.shape[1]), dim=-1, largest=False).values
+    ids = first & 0xFFFFFFFF
+    return ids, logprobs.gather(1, ids)
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
 class Sampler:
     """Draws one token per row.
 
@@ -136,11 +184,10 @@ class Sampler:
         captured: bool = False,
         fused: bool = False,
     ) -> None:
-        self._tile_rows = tile_rows
+        self._num_tokens, self._tile_rows = num_tokens, tile_rows
         self._fused = _fused_draw() if fused else None
         large = num_tokens >= _LARGE_VOCAB and device.type == "cpu"
         self._by_row = large and not captured and not fused
-        self._num_tokens = num_tokens
         self._stats = {name: TOKEN_STATS[name] for name in sorted(token_stats)}
         self._spread = spread_tokens(torch.arange(num_tokens, device=device))
 
@@ -157,65 +204,46 @@ class Sampler:
         logits: [rows, vocab]; keys [rows, 2]; positions [rows] of the tokens being drawn.
         unread: rows whose token nobody reads; where rows are drawn one by one it is token 0.
         """
+        rows = (logits[:, : self._num_tokens], keys, positions, *how.tensors)
         if self._by_row:
-            return self._sample_by_row(logits, keys, positions, how, unread)
+            return self._sample_by_row(how.ways, unread, rows)
         if self._fused is None:
-            return self._sample_all(logits, keys, positions, how)
-        own = logits[:, : self._num_tokens]
-        chosen, logprobs = self._fused(own, keys, positions, how.greedy, how.temperature)
+            return self._sample_all(how.ways, rows)
+        chosen, logprobs = self._fused(*rows[:5])
         if how.ways.filters:
             # A row's bits must not follow the filters of others.
-            filtered = self._sample_all(logits, keys, positions, how)
+            filtered = self._sample_all(how.ways, rows)
             chosen = torch.where(how.filters, filtered[0], chosen)
             logprobs = torch.where(how.filters, filtered[1], logprobs)
         return chosen, logprobs
 
     def _sample_all(
-        self, logits: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, how: RowSampling
+        self, ways: Ways, rows: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        work = partial(self._sample, how.ways)
-        chosen, logprobs = in_tiles(self._tile_rows, work, logits, keys, positions, *how.tensors)
+        chosen, logprobs = in_tiles(self._tile_rows, partial(self._sample, ways), *rows)
         return chosen, logprobs
 
     def _sample_by_row(
-        self,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        positions: torch.Tensor,
-        how: RowSampling,
-        unread: Collection[int],
+        self, ways: Ways, unread: Collection[int], rows: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        words = torch.stack(_row_words(keys, positions), dim=1).tolist()
+        logits, keys, positions, *parameters = rows
+        words = torch.stack(row_words(keys, positions), dim=1).tolist()
         chosen = torch.zeros(len(logits), dtype=torch.long)
         logprobs = torch.zeros(len(logits))
-        ways = zip(*(each.flatten().tolist() for each in how.tensors), strict=True)
-        for row, (is_greedy, *way) in enumerate(ways):
+        numbers = zip(*(values.flatten().tolist() for values in parameters), strict=True)
+        for row, (is_greedy, *way) in enumerate(numbers):
             if row in unread:
                 continue
-            token = None
+            token, mine = None, logits[row].float()
             if not is_greedy:
-                own = logits[row, : self._num_tokens].float()
-                token = self._draw_candidate(own, words[row], RowWay(*way))
+                token = draw_candidate(mine, RowWay(*way), RowStream(words[row], self._spread))
             if token is not None:
-                chosen[row], logprobs[row] = token, own.log_softmax(-1)[token]
+                chosen[row], logprobs[row] = token, mine.log_softmax(-1)[token]
                 continue
             one = slice(row, row + 1)
-            tensors = (each[one] for each in (logits, keys, positions, *how.tensors))
-            alone = how.ways._replace(is_greedy=is_greedy, draws=not is_greedy)
-            chosen[one], logprobs[one] = self._sample(alone, *tensors)
+            alone = ways._replace(is_greedy=is_greedy, draws=not is_greedy)
+            chosen[one], logprobs[one] = self._sample(alone, *(values[one] for values in rows))
         return chosen, logprobs
-
-    def _draw_candidate(
-        self, logits: torch.Tensor, words: tuple[int, int], way: RowWay
-    ) -> int | None:
-        def noise(tokens: torch.Tensor) -> torch.Tensor:
-            first, second = torch.tensor(words, dtype=torch.int32)
-            return _noise(first, second, self._spread[tokens])
-
-        def hashed() -> npt.NDArray[np.uint32]:
-            return hash_words(*words, self._spread.numpy().view(np.uint32))
-
-        return draw_candidate(logits, way, noise, hashed)
 
     def _sample(
         self,
@@ -227,7 +255,7 @@ class Sampler:
         temperature: torch.Tensor,
         *filters: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = logits[:, : self._num_tokens].float()
+        logits = logits.float()
         if not ways.draws:
             chosen = logits.argmax(-1)
         else:
@@ -241,15 +269,15 @@ class Sampler:
     def stats(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
         """What was asked for of the untempered, unfiltered distribution: by name, [rows].
 
-        logits: [rows, vocab]. Apart from `sample`, so that nobody's tokens depend on it.
+        logits: [rows, vocab].
         """
         if not self._stats:
             return {}
-        found = in_tiles(self._tile_rows, self._compute_stats, logits)
-        return dict(zip(self._stats, found, strict=True))
+        values = in_tiles(self._tile_rows, self._compute_stats, logits[:, : self._num_tokens])
+        return dict(zip(self._stats, values, strict=True))
 
     def _compute_stats(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        logprobs = logits[:, : self._num_tokens].float().log_softmax(-1)
+        logprobs = logits.float().log_softmax(-1)
         return tuple(compute(logprobs) for compute in self._stats.values())
 
 
@@ -295,8 +323,3 @@ def _fused_draw() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     from beamwright.engine.draw_kernel import draw  # noqa: PLC0415 (loads Triton)
 
     return draw
-
-
-def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """[rows, 2] int32 of several nodes' keys."""
-    return torch.tensor(list(keys), dtype=torch.int32, device=device)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from beamwright.attention import KERNEL_BACKENDS
-from beamwright.engine.row_sampling import RowSampling
-from beamwright.engine.sampling import Sampler, draws_in_kernel
+from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart, Segment
 from beamwright.models import DecodeSession, PrefillRequest, TreeModel

@@ -1,194 +1,86 @@
-"""Stop detection on token ids: delimiter, EOS and limits, for all rows at once.
+"""Where a step ends: EOS, limits, the delimiter, and strings that end a whole path.
 
-A delimiter is found across token boundaries by a small automaton over bytes: its state is how many
-of the delimiter's bytes the text ends with. The token that completes it ends the step, with
-whatever text it holds after it.
+All of it is the host's, which looks at every token one step late: the device knows nothing of
+stops, so that a captured step is the same whatever ends its rows. Texts are searched as bytes,
+across token boundaries; the token that completes one ends the step, with whatever it holds behind
+it. What was drawn beyond is dropped, so that where a step ends depends on its tokens alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import torch
-
-from beamwright.sections import StepSettings
-from beamwright.tree import Node, StopReason
+from beamwright.engine.row import Row
+from beamwright.models import TextCodec
+from beamwright.tree import StopReason
 
 
-class DelimiterTable:
-    """Per state and token: the next state, and whether the delimiter is completed."""
+class StopFinder:
+    """Why rows end. codec: None without a tokenizer, where nothing but limits ends a step."""
 
-    def __init__(
-        self, delimiter: bytes, token_bytes: Sequence[bytes], device: torch.device
-    ) -> None:
-        size = len(token_bytes)
-        next_state = torch.zeros(len(delimiter), size, dtype=torch.long)
-        hit = torch.zeros(len(delimiter), size, dtype=torch.bool)
-        wanted = set(delimiter)
-        for state in range(len(delimiter)):
-            for token, piece in enumerate(token_bytes):
-                if not piece:
-                    next_state[state, token] = state
-                elif wanted & set(piece):
-                    after, found = _feed(delimiter, state, piece)
-                    next_state[state, token], hit[state, token] = after, found
-        self.next_state = next_state.to(device)
-        self.hit = hit.to(device)
+    def __init__(self, codec: TextCodec | None) -> None:
+        self._codec = codec
+        self._eos = codec.eos_ids if codec is not None else frozenset[int]()
+        self._pieces = codec.token_bytes() if codec is not None else []
 
+    def reason(self, row: Row, drawn: Sequence[int]) -> StopReason | None:
+        """Why a row ends with the last of these tokens, drawn behind its own; None: it goes on.
 
-def _feed(delimiter: bytes, state: int, piece: bytes) -> tuple[int, bool]:
-    """State after `piece`, and whether the delimiter was completed inside it."""
-    text = delimiter[:state] + piece
-    found = delimiter in text
-    tail = text[text.rindex(delimiter) + len(delimiter) :] if found else text
-    for length in range(min(len(delimiter) - 1, len(tail)), 0, -1):
-        if tail.endswith(delimiter[:length]):
-            return length, found
-    return 0, found
-
-
-@dataclass(frozen=True)
-class RowLimit:
-    """The most tokens a row's step may have, and what stops it there."""
-
-    tokens: int
-    reason: StopReason
-
-
-def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
-    """The nearest of a node's limits; where two coincide, the one that ends the path."""
-    limits = [RowLimit(context - node.start, StopReason.CONTEXT_LIMIT)]
-    if settings.max_tokens is not None:
-        done = node.start - node.replies_to.end
-        limits.append(RowLimit(settings.max_tokens - done, StopReason.PATH_LIMIT))
-    if settings.step_tokens is not None:
-        limits.append(RowLimit(settings.step_tokens, StopReason.STEP_LENGTH))
-    else:
-        most = settings.max_step_tokens
-        if settings.step_limits is not None:
-            most = settings.step_limits[min(len(node.reply()), len(settings.step_limits)) - 1]
-        limits.append(RowLimit(most, StopReason.STEP_LIMIT))
-    return min(limits, key=lambda limit: limit.tokens)
-
-
-@dataclass
-class StopState:
-    """Of each row [rows]: its automaton's state, and tokens left.
-
-    eos: ids [rows, ids] that end its path. delimited: some row ends at a delimiter.
-    """
-
-    state: torch.Tensor
-    left: torch.Tensor
-    eos: torch.Tensor
-    delimited: bool = True
-
-
-_EOS, _LIMIT, _DELIMITER = 1, 2, 4
-CODE_STOP_STRING = 8  # set by the host (`stop_strings`)
-_MOST_DELIMITERS = 32
-
-
-class StopWords:
-    """What ends a step wherever it began: EOS ids and delimiters, each row's own.
-
-    The tables of all delimiters lie one behind the other, so that a row's delimiter is nothing
-    but the state that it begins with. State 0 stays itself: it is that of rows without one.
-
-    token_bytes: of every id; None without a tokenizer, where no delimiter is found.
-    num_moves: how often the tables were allocated anew.
-    """
-
-    def __init__(
-        self,
-        eos_ids: frozenset[int],
-        token_bytes: Callable[[], Sequence[bytes]] | None,
-        device: torch.device,
-    ) -> None:
-        self._eos, self._token_bytes, self._device = sorted(eos_ids), token_bytes, device
-        self.num_moves = 0
-        self._tables: dict[str, DelimiterTable] = {}
-        self._first: dict[str, int] = {}
-        self._next_state = self._hit = torch.empty(0)
-
-    def new_state(self, state: torch.Tensor, left: torch.Tensor) -> StopState:
-        """Of rows that have yet to be loaded; the tensors [rows] become part of it."""
-        size = (len(state), len(self._eos))
-        return StopState(state, left, torch.zeros(size, dtype=torch.long, device=self._device))
-
-    def first_state(self, step: StepSettings) -> int:
-        """Where a step's text begins, and its delimiter's matched bytes count from."""
-        return 0 if step.step_tokens is not None else self._first.get(step.delimiter, 0)
-
-    def matched(self, step: StepSettings, token_ids: Sequence[int]) -> int:
-        """Bytes of the delimiter that a step with these tokens, which do not complete it, ends
-        with."""
-        if not self.learn([step]):
-            return 0
-        first = state = self.first_state(step)
-        for token in token_ids:
-            state = int(self._next_state[state, token])
-        return state - first
-
-    def learn(self, steps: Sequence[StepSettings]) -> bool:
-        """Have the tables of these settings' delimiters; False if there are none."""
-        wanted = {step.delimiter for step in steps if step.step_tokens is None}
-        if self._token_bytes is None or not wanted:
-            return False
-        if not wanted <= self._tables.keys():
-            self._make_tables(wanted, self._token_bytes())
-        return True
-
-    def load(self, steps: Sequence[StepSettings], state: StopState) -> None:
-        """Go on with rows of these settings; who calls it sets their `state` and `left`."""
-        state.delimited = self.learn(steps)
-        ids = {True: [-1] * len(self._eos), False: self._eos}
-        state.eos.copy_(torch.tensor([ids[step.ignore_eos] for step in steps]))
-
-    def observe(self, token_ids: torch.Tensor, state: StopState) -> torch.Tensor:
-        """Codes [rows] uint8 of these tokens [rows], 0 where a row goes on; `state` moves on.
-
-        The host reads nothing here, and `state` stays in place, so that a graph can hold it.
+        To be asked once about every token, in their order. A stop string comes first, whose text is
+        cut; then EOS, a limit that ends the path, the delimiter, step limits.
         """
-        state.left.sub_(1)
-        codes = (token_ids.unsqueeze(1) == state.eos).any(1).to(torch.uint8) * _EOS
-        codes += (state.left <= 0) * _LIMIT
-        if state.delimited:
-            codes += self._hit[state.state, token_ids] * _DELIMITER
-            state.state.copy_(self._next_state[state.state, token_ids])
-        return codes
+        step, limit = row.decoding.step, row.limit
+        at_limit = len(row.tokens) + len(drawn) >= limit.tokens
+        delimited = step.step_tokens is None and self._completes_delimiter(row, drawn)
+        if step.stop_strings and self._completes_string(row, drawn):
+            return StopReason.STOP_STRING
+        if drawn[-1] in self._eos and not step.ignore_eos:
+            return StopReason.EOS
+        if at_limit and (limit.reason.ends_path or not delimited):
+            return limit.reason
+        return StopReason.DELIMITER if delimited else None
 
-    def _make_tables(self, wanted: set[str], pieces: Sequence[bytes]) -> None:
-        """Have the tables of these delimiters, and of others as far as there are few."""
-        kept = self._tables if len(wanted | self._tables.keys()) <= _MOST_DELIMITERS else {}
-        tables, host = dict(kept), torch.device("cpu")
-        for delimiter in sorted(wanted - kept.keys()):
-            known = self._tables.get(delimiter)
-            tables[delimiter] = known or DelimiterTable(delimiter.encode(), pieces, host)
-        self._tables, self._first, size = tables, {}, 1
-        none = torch.zeros(1, len(pieces), dtype=torch.long)
-        next_state, hit = [none], [none.bool()]
-        for delimiter, table in tables.items():
-            self._first[delimiter] = size
-            next_state.append(table.next_state + size)
-            hit.append(table.hit)
-            size += table.hit.shape[0]
-        self._next_state = torch.cat(next_state).to(self._device)
-        self._hit = torch.cat(hit).to(self._device)
-        self.num_moves += 1
+    def _completes_delimiter(self, row: Row, drawn: Sequence[int]) -> bool:
+        if self._codec is None:
+            return False
+        delimiter = row.decoding.step.delimiter.encode()
+        if row.step_end is None:
+            row.step_end = self._end([*row.tokens, *drawn[:-1]], len(delimiter) - 1)
+        text = row.step_end + self._pieces[drawn[-1]]
+        row.step_end = _last(text, len(delimiter) - 1)
+        return delimiter in text
+
+    def _completes_string(self, row: Row, drawn: Sequence[int]) -> bool:
+        """True if its bytes are there, and the reply's text has it: special tokens have no text,
+        and some tokenizers leave out the space that a text begins with."""
+        if self._codec is None:
+            return False
+        strings = row.decoding.step.stop_strings
+        length = max(len(string.encode()) for string in strings) - 1
+        if row.reply_end is None:
+            row.reply_end = self._end([*row.reply_ids(), *drawn[:-1]], length)
+        text = row.reply_end + self._pieces[drawn[-1]]
+        row.reply_end = _last(text, length)
+        if not any(string.encode() in text for string in strings):
+            return False
+        reply = self._codec.decode([*row.reply_ids(), *drawn])
+        return any(string in reply for string in strings)
+
+    def _end(self, token_ids: Sequence[int], length: int) -> bytes:
+        """The last bytes of a text with these tokens."""
+        text = b""
+        for token in reversed(token_ids):
+            if len(text) >= length:
+                break
+            text = self._pieces[token] + text
+        return _last(text, length)
 
 
-def stop_reason(code: int, limit: RowLimit) -> StopReason:
-    """What a code of `StopWords` means for a row with this limit.
+def text_before(text: str, stop_strings: Sequence[str]) -> str:
+    """A text up to the first of these strings in it; all of it if there is none."""
+    starts = [text.find(string) for string in stop_strings]
+    return text[: min((start for start in starts if start >= 0), default=len(text))]
 
-    A stop string comes first, whose text is cut; then EOS, a limit that ends the path, the
-    delimiter, step limits.
-    """
-    if code & CODE_STOP_STRING:
-        return StopReason.STOP_STRING
-    if code & _EOS:
-        return StopReason.EOS
-    if code & _LIMIT and (limit.reason.ends_path or not code & _DELIMITER):
-        return limit.reason
-    return StopReason.DELIMITER
+
+def _last(text: bytes, length: int) -> bytes:
+    return text[max(0, len(text) - length) :]

@@ -1,8 +1,8 @@
 """TensorRows: the rows of the running batch on a device. Knows no queue and no residency.
 
-A token is one step of tensor operations at fixed addresses: forward pass, sampling, stop detection,
-what was drawn appended to buffers. The host looks at the stop codes one step behind, to learn that
-an iteration is not worth going on with, and reads everything when it is over. So a step can be
+A token is one step of tensor operations at fixed addresses: forward pass, sampling, what was drawn
+kept in buffers. The host looks at the tokens one step behind, to learn which rows have stopped and
+that an iteration is not worth going on with, and reads the rest when it is over. So a step can be
 captured as a CUDA graph and replayed (`graphs`); called plainly it does the same.
 """
 
@@ -14,19 +14,25 @@ from functools import partial
 
 import torch
 
+from beamwright.config import Settings
+from beamwright.engine.batch import ITERATION_TOKENS, RunningBatch
+from beamwright.engine.capacity import StepLengths, WorkingMemory
 from beamwright.engine.chains import last_hidden
-from beamwright.engine.graphs import EagerReplay, Replay
-from beamwright.engine.likeliest import LikeliestBuffers
-from beamwright.engine.paths import path_to
-from beamwright.engine.row import Row, awaited
-from beamwright.engine.row_sampling import RowSampling, Ways
-from beamwright.engine.running import ITERATION_TOKENS
-from beamwright.engine.sampling import Sampler, draws_in_kernel, stack_keys
-from beamwright.engine.stop_strings import StopStrings, text_before
-from beamwright.engine.stops import StopWords, stop_reason
+from beamwright.engine.graphs import Replay, make_replay
+from beamwright.engine.noise import stack_keys
+from beamwright.engine.row import Decoding, Decodings, Row, awaited, path_to
+from beamwright.engine.sampling import (
+    MOST_LIKELIEST,
+    RowSampling,
+    Sampler,
+    Ways,
+    draws_in_kernel,
+    likeliest,
+)
+from beamwright.engine.stops import StopFinder, text_before
 from beamwright.errors import NotFiniteError
-from beamwright.models import DecodeSession, TextCodec, TreeModel
-from beamwright.sections import StepSettings
+from beamwright.models import DecodeSession, PrefillRequest, TextCodec, TreeModel, device_memory
+from beamwright.progress import Progress
 from beamwright.tree import StopReason
 
 
@@ -34,85 +40,62 @@ class StepBuffers:
     """Everything that a step of `num_rows` rows reads and writes beside KV; never moved.
 
     hidden: final hidden states [rows, embed_dim] for their shape, type and device.
-    Results are [step, row]; `index` [1] is the next step's place in them.
-    captured: shapes do not depend on who is in the batch.
+    num_likeliest: of how many tokens beside the drawn one a step can say how likely they are.
+    results: what steps found, by name [step, row, ...]; `index` [1] is the next step's place.
     """
 
     def __init__(
-        self,
-        num_rows: int,
-        words: StopWords,
-        stats: Collection[str],
-        hidden: torch.Tensor,
-        *,
-        captured: bool = False,
+        self, num_rows: int, stats: Collection[str], hidden: torch.Tensor, num_likeliest: int
     ) -> None:
         device = hidden.device
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def results(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            size = (ITERATION_TOKENS, num_rows, *shape)
+            return torch.zeros(size, dtype=dtype, device=device)
 
-        self._words, self._arrangement = words, -1
-        self.keys = zeros(num_rows, 2, dtype=torch.int32)
+        self._arrangement = -1
+        self.keys = torch.zeros(num_rows, 2, dtype=torch.int32, device=device)
         self.sampling = RowSampling(num_rows, device)
-        self._moving = zeros(4, num_rows)
-        self.tokens, self.positions, state, left = self._moving
-        self.stops = words.new_state(state, left)
-        self.index = zeros(1)
-        size = (ITERATION_TOKENS, num_rows)
-        self.drawn, self.logprobs = zeros(*size), zeros(*size, dtype=torch.float32)
-        self.codes = zeros(*size, dtype=torch.uint8)
-        self.hidden = hidden.new_zeros(ITERATION_TOKENS, *hidden.shape)
-        self.stats = {name: zeros(*size, dtype=torch.float32) for name in stats}
-        self.likeliest = LikeliestBuffers(*size, everyone=captured)
+        self._moving = torch.zeros(2, num_rows, dtype=torch.long, device=device)
+        self.tokens, self.positions = self._moving
+        self.index = torch.zeros(1, dtype=torch.long, device=device)
+        self.results = {
+            "tokens": results(dtype=torch.long),
+            "logprobs": results(),
+            "hidden": results(*hidden.shape[1:], dtype=hidden.dtype),
+            **{name: results() for name in stats},
+            "top_ids": results(num_likeliest, dtype=torch.long),
+            "top_logprobs": results(num_likeliest),
+        }
+        self.asks = False
 
     def load(self, rows: Sequence[Row | None], arrangement: int) -> None:
         """Begin an iteration with these rows; None pads the batch.
 
         arrangement: another number wherever the rows are others than before.
         """
-        real = [row or _first(rows) for row in rows]
-        if arrangement != self._arrangement:
-            self._load_rows(real)
-            top = [row.decoding.sampling.top_logprobs if row else 0 for row in rows]
-            self.likeliest.load(top, self.keys.device)
+        first = next(row for row in rows if row is not None)
+        real = [row or first for row in rows]
+        if arrangement != self._arrangement:  # what stays the same as long as a row runs
+            settings = [row.decoding.sampling for row in real]
+            self.keys.copy_(stack_keys([row.key for row in real], self.keys.device))
+            self.sampling.load(settings, [row.node.greedy for row in real])
+            self.asks = any(each.top_logprobs for each in settings)
             self._arrangement = arrangement
-        moving = [
-            [row.tokens[-1] if row.tokens else 0 for row in real],
-            [row.node.start + row.forwarded for row in real],
-            [self._words.first_state(row.decoding.step) + row.matched for row in real],
-            [row.tokens_left for row in real],
-        ]
-        self._moving.copy_(torch.tensor(moving))
+        tokens = [row.tokens[-1] if row.tokens else 0 for row in real]
+        positions = [row.node.start + row.forwarded for row in real]
+        self._moving.copy_(torch.tensor([tokens, positions]))
         self.index.zero_()
 
-    def _load_rows(self, rows: Sequence[Row]) -> None:
-        """What stays the same as long as a row runs."""
-        self.keys.copy_(stack_keys([row.key for row in rows], self.keys.device))
-        self.sampling.load([row.decoding.sampling for row in rows], [r.node.greedy for r in rows])
-        self._words.load([row.decoding.step for row in rows], self.stops)
-
-    def append(self, tokens: torch.Tensor, logprobs: torch.Tensor, codes: torch.Tensor) -> None:
-        """What a step drew [rows]."""
-        self.tokens.copy_(tokens)
-        self.drawn.index_copy_(0, self.index, tokens.unsqueeze(0))
-        self.logprobs.index_copy_(0, self.index, logprobs.unsqueeze(0))
-        self.codes.index_copy_(0, self.index, codes.unsqueeze(0))
-        self.index.add_(1)
-
     @property
-    def ways(self) -> tuple[Ways, bool, bool]:
+    def ways(self) -> tuple[Ways, bool]:
         """What a step computes at all, and a captured one always will."""
-        return self.sampling.ways, self.stops.delimited, self.likeliest.asked
+        return self.sampling.ways, self.asks
 
-    def keep_hidden(self, hidden: torch.Tensor) -> None:
-        """What the tokens of this step lead to [rows, embed_dim]."""
-        self.hidden.index_copy_(0, self.index, hidden.unsqueeze(0))
-
-    def keep(self, stats: Mapping[str, torch.Tensor]) -> None:
-        """Statistics of the token that is drawn next [rows]."""
-        for name, values in stats.items():
-            self.stats[name].index_copy_(0, self.index, values.unsqueeze(0))
+    def keep(self, **values: torch.Tensor) -> None:
+        """What this step found, by name [rows, ...]."""
+        for name, found in values.items():
+            self.results[name].index_copy_(0, self.index, found.unsqueeze(0))
 
 
 class TensorRows:
@@ -140,12 +123,8 @@ class TensorRows:
             captured=replay is not None,
             fused=draws_in_kernel(device, model.backend.name),
         )
-        eos = codec.eos_ids if codec is not None else frozenset()
-        self._words = StopWords(eos, codec.token_bytes if codec is not None else None, device)
-        self._strings = StopStrings(codec)
-        self._stats = sorted(token_stats)
-        self.replay: Replay = replay or EagerReplay()
-        self._stays = replay is not None
+        self._stops, self._stats = StopFinder(codec), sorted(token_stats)
+        self.replay, self._stays = replay or Replay(), replay is not None
         self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
@@ -160,9 +139,6 @@ class TensorRows:
     def held_bytes(self) -> int:
         return self._session.held_bytes - self.replay.idle_bytes if self._stays else 0
 
-    def learn_begun(self, row: Row) -> None:
-        row.matched = self._words.matched(row.decoding.step, row.tokens)
-
     def max_tokens(self, running: Sequence[Row]) -> int:
         del running
         return self._session.max_tokens()
@@ -176,10 +152,6 @@ class TensorRows:
         return text
 
     # --- who is in the batch -----------------------------------------------------------------
-
-    def learn(self, step: StepSettings) -> None:
-        """Look up beforehand what ends steps of these settings."""
-        self._words.learn([step])
 
     @torch.inference_mode()
     def admit(self, staying: Sequence[Row], joining: Sequence[Row]) -> None:
@@ -226,51 +198,49 @@ class TensorRows:
             self._session.drop(gone)
             self._arrangement += 1
         self._unread = frozenset(n for n, row in enumerate(self._rows) if row is None)
-        buffers = self._step_buffers(self.num_rows)
+        buffers = self._step_buffers()
         buffers.load(self._rows, self._arrangement)
         self._session.prepare(max_tokens)
+        drawn = _Drawn(self._rows, self._stops)
         num_done = 0
         try:
-            for _ in self._tokens(buffers, max_tokens, enough):
+            for _ in self._steps(buffers, drawn, max_tokens, enough):
                 num_done += 1
         except torch.OutOfMemoryError:
             for row in running:
                 row.node.usage["overrun"] += num_done
             raise
-        self._take(self._rows, buffers, num_done)
+        self._take(drawn, buffers, num_done)
         return num_done
 
-    def _tokens(self, buffers: StepBuffers, max_tokens: int, enough: int) -> Iterator[None]:
-        """Launches token after token, and looks at what each drew one step late."""
-        places = self._places()
-        counting = awaited([*places])
-        live = {places[row] for row in counting}
-        going = {places[row] for row in counting if row.stop is None}
-        behind = None
+    def _steps(
+        self, buffers: StepBuffers, drawn: _Drawn, max_tokens: int, enough: int
+    ) -> Iterator[None]:
+        """Launches step after step, and looks at what each drew one step late."""
+        counting = awaited([*self._places()])
+        fetched = None
         step = partial(self._step, buffers)
-        key = (self._session.tail_shape, buffers.ways)
-        version = self._session.num_moves + self._words.num_moves
+        key, version = (self._session.tail_shape, buffers.ways), self._session.num_moves
         for number in range(max_tokens):
             self.replay.run(key, version, step)
             self._session.advance()
             yield
-            before, behind = behind, self.replay.fetch(buffers.codes[number])
-            if before is not None:
-                going -= _stopped(before())
-            if len(live) - len(going) >= enough:
+            if fetched is not None:
+                drawn.look(fetched())
+            stopped = {row for row in counting if row.stop is not None}
+            if len(stopped) >= enough:
                 return
-            if self.replay.is_plain and not going - self._ended(behind()):
-                return  # nobody would get anything of another token
-
-    def _ended(self, codes: Sequence[int]) -> set[int]:
-        """Places of the rows whose paths end with these codes."""
-        stopped = [(place, self._rows[place]) for place in _stopped(codes)]
-        return {n for n, row in stopped if row and stop_reason(codes[n], row.limit).ends_path}
+            fetched = self.replay.fetch(buffers.results["tokens"][number])
+            if self.replay.is_plain:
+                drawn.look(fetched())
+                fetched = None
+                if all(row in stopped or (row.stop and row.stop.ends_path) for row in counting):
+                    return  # nobody would get anything of another token
 
     def _step(self, buffers: StepBuffers) -> None:
         """One token of every row. Tensor operations only: this is what is captured."""
         hidden = self._session.compute(buffers.tokens, buffers.positions)
-        buffers.keep_hidden(hidden)
+        buffers.keep(hidden=hidden)
         # Rows that have stopped stay inside the context; what they decode is dropped.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
         self._draw(buffers, self._decoder.logits(hidden), self._unread)
@@ -279,102 +249,156 @@ class TensorRows:
         self, buffers: StepBuffers, logits: torch.Tensor, unread: Collection[int] = ()
     ) -> None:
         """A token of every row from what its last one leads to [rows, vocab]."""
-        drawn = self._sampler.sample(
+        tokens, logprobs = self._sampler.sample(
             logits, buffers.keys, buffers.positions, buffers.sampling, unread
         )
-        buffers.keep(self._sampler.stats(logits))
-        buffers.likeliest.keep(logits, self._num_tokens, buffers.index)
-        buffers.append(*drawn, self._words.observe(drawn[0], buffers.stops))
+        buffers.keep(tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits))
+        if buffers.asks:
+            ids, top = likeliest(logits, self._num_tokens)
+            buffers.keep(top_ids=ids, top_logprobs=top)
+        buffers.tokens.copy_(tokens)
+        buffers.index.add_(1)
 
     def _draw_first(self, rows: Sequence[Row]) -> None:
         """The first token of these rows' steps, from what their parents' last tokens lead to."""
         if not rows:
             return
         hidden = torch.cat([last_hidden(row.node.parent) for row in rows])
-        buffers = StepBuffers(len(rows), self._words, self._stats, hidden[:, :0])
+        buffers = self._make_buffers(len(rows), hidden[:, :0])
         buffers.load(rows, self._arrangement)
         self._draw(buffers, self._decoder.logits(hidden))
-        self._take(rows, buffers, 1)
+        self._take(_Drawn(rows, self._stops), buffers, 1)
 
-    def _take(self, rows: Sequence[Row | None], buffers: StepBuffers, num_done: int) -> None:
+    def _take(self, drawn: _Drawn, buffers: StepBuffers, num_done: int) -> None:
         """Write what an iteration drew to the rows."""
-        columns = [buffers.drawn, buffers.logprobs, buffers.codes, *buffers.stats.values()]
-        tokens, logprobs, codes, *stats = (each[:num_done].T.tolist() for each in columns)
-        top = buffers.likeliest.found(num_done)
-        states = buffers.stops.state.tolist()
+        results = {name: values[:num_done] for name, values in buffers.results.items()}
+        hidden = results.pop("hidden")
+        top_ids, top_logprobs = results.pop("top_ids"), results.pop("top_logprobs")
+        for tokens in results.pop("tokens")[drawn.num_seen :].tolist():
+            drawn.look(tokens)
+        columns = {name: values.T.tolist() for name, values in results.items()}
         forwarded: list[tuple[Row, int, int]] = []
-        for place, row in enumerate(rows):
+        for place, row in enumerate(drawn.rows):
             if row is None:
                 continue
-            before = len(row.tokens)
-            if row.stop is None:
-                mine = [values[place] for values in stats]
-                self._strings.mark(row, tokens[place], codes[place])
-                _extend(row, tokens[place], logprobs[place], codes[place], self._stats, mine)
-                if place in top:
-                    row.top += top[place][: len(row.tokens) - before]
-                row.matched = states[place] - self._words.first_state(row.decoding.step)
-            if row.stop is None:
+            used = len(drawn.tokens[row])
+            _extend(row, drawn.tokens[row], {name: c[place] for name, c in columns.items()})
+            if count := min(row.decoding.sampling.top_logprobs, top_ids.shape[2]):
+                pairs = (
+                    values[:used, place, :count].tolist() for values in (top_ids, top_logprobs)
+                )
+                row.top += [tuple(zip(*pair, strict=True)) for pair in zip(*pairs, strict=True)]
+            if row.stop is None or row.error is not None:
                 continue
-            used = len(row.tokens) - before
             if not row.stop.ends_path and used < num_done:
                 forwarded.append((row, used, place))
                 used += 1
             row.node.usage["overrun"] += num_done - used
-        _keep_hidden(forwarded, buffers.hidden)
+        for row, number, place in forwarded:
+            row.hidden = hidden[number, place : place + 1].clone()
 
-    def _step_buffers(self, num_rows: int) -> StepBuffers:
-        known = self._buffers.get(num_rows)
-        if known is None:
+    def _step_buffers(self) -> StepBuffers:
+        """Those of as many rows as there are."""
+        if self.num_rows not in self._buffers:
             embedding = self._decoder.weights.embedding
-            hidden = embedding.new_empty(num_rows, embedding.shape[1])
-            known = StepBuffers(num_rows, self._words, self._stats, hidden, captured=self._stays)
-            self._buffers[num_rows] = known
-        return known
+            hidden = embedding.new_empty(self.num_rows, embedding.shape[1])
+            self._buffers[self.num_rows] = self._make_buffers(self.num_rows, hidden)
+        return self._buffers[self.num_rows]
+
+    def _make_buffers(self, num_rows: int, hidden: torch.Tensor) -> StepBuffers:
+        num_likeliest = min(MOST_LIKELIEST, self._num_tokens)
+        return StepBuffers(num_rows, self._stats, hidden, num_likeliest)
 
 
-def _extend(
-    row: Row,
-    tokens: Sequence[int],
-    logprobs: Sequence[float],
-    codes: Sequence[int],
-    names: Sequence[str],
-    stats: Sequence[Sequence[float]],
-) -> None:
-    """Add tokens to a row up to the one that ends its step."""
-    for number, code in enumerate(codes):
-        if not math.isfinite(logprobs[number]):
-            row.error = _no_distribution(row)
-            return
-        row.tokens.append(tokens[number])
-        row.logprobs.append(logprobs[number])
-        for name, values in zip(names, stats, strict=True):
-            row.stats.setdefault(name, []).append(values[number])
-        if code:
-            row.stop = stop_reason(code, row.limit)
-            return
+class _Drawn:
+    """What the steps of an iteration drew, as far as the host has looked.
+
+    rows: by place; None pads the batch. tokens: of each row, those up to where it stops; none of
+    one that had stopped before. num_seen: steps that were looked at.
+    """
+
+    def __init__(self, rows: Sequence[Row | None], stops: StopFinder) -> None:
+        self.rows, self._stops, self.num_seen = rows, stops, 0
+        self.tokens: dict[Row, list[int]] = {row: [] for row in rows if row is not None}
+
+    def look(self, tokens: Sequence[int]) -> None:
+        """The tokens of one more step, by place."""
+        self.num_seen += 1
+        for row, token in zip(self.rows, tokens, strict=True):
+            if row is not None and row.stop is None:
+                self.tokens[row].append(token)
+                row.stop = self._stops.reason(row, self.tokens[row])
 
 
-def _keep_hidden(forwarded: Sequence[tuple[Row, int, int]], hidden: torch.Tensor) -> None:
-    """Give these rows the states of their last tokens, each from its place [step, row]."""
-    if not forwarded:
-        return
-    rows, steps, places = zip(*forwarded, strict=True)
-    for row, state in zip(rows, hidden[list(steps), list(places)].split(1), strict=True):
-        row.hidden = state.clone()  # a row must not keep the others' alive
+def _extend(row: Row, tokens: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
+    """Add tokens to a row, and what is known of each; not behind one without a distribution."""
+    count = len(tokens)
+    for number, logprob in enumerate(values["logprobs"][:count]):
+        if not math.isfinite(logprob):
+            count, row.error = number, _no_distribution(row, number)
+            break
+    row.tokens += tokens[:count]
+    for name, numbers in values.items():
+        kept = row.logprobs if name == "logprobs" else row.stats.setdefault(name, [])
+        kept += numbers[:count]
 
 
-def _stopped(codes: Sequence[int]) -> set[int]:
-    return {place for place, code in enumerate(codes) if code} if any(codes) else set()
-
-
-def _no_distribution(row: Row) -> NotFiniteError:
-    place = f"problem {row.node.problem_id}, step {row.node.depth}, token {len(row.tokens) + 1}"
+def _no_distribution(row: Row, number: int) -> NotFiniteError:
+    at = len(row.tokens) + number + 1
     return NotFiniteError(
-        f"the generator's logits are NaN or infinite: {place} "
+        "the generator's logits are NaN or infinite: "
+        f"problem {row.node.problem_id}, step {row.node.depth}, token {at} "
         "(a damaged checkpoint, or an overflow: try another --dtype)"
     )
 
 
-def _first(rows: Sequence[Row | None]) -> Row:
-    return next(row for row in rows if row is not None)
+# --- the whole of it ------------------------------------------------------------------------------
+
+
+def make_running_batch(
+    model: TreeModel,
+    codec: TextCodec | None,
+    settings: Settings,
+    *,
+    token_stats: Collection[str] = (),
+    progress: Progress | None = None,
+) -> RunningBatch:
+    """Rows on the model's device, at first none.
+
+    token_stats: names of what is kept of every token's distribution (`sampling.TOKEN_STATS`).
+    """
+
+    def not_captured(why: str) -> None:
+        batch.graphs_failed = why
+
+    replay = make_replay(settings.schedule.graphs, model, not_captured)
+    default = Decoding(settings.sampling, settings.step, settings.search.seed)
+
+    @torch.inference_mode()
+    def prefill(requests: Sequence[PrefillRequest]) -> list[torch.Tensor]:
+        # A copy: the last row must not keep a whole prompt's states alive.
+        return [hidden[-1:].clone() for hidden in model.prefill(requests)]
+
+    batch = RunningBatch(
+        TensorRows(model, codec, token_stats, replay),
+        model.store,
+        prefill,
+        StepLengths(Decodings(default), model.decoder.shape.context),
+        settings.schedule,
+        _working_memory(model),
+        progress,
+    )
+    return batch
+
+
+def _working_memory(model: TreeModel) -> WorkingMemory:
+    """The room beside a model's KV."""
+    shape, layout = model.decoder.shape, model.store.pool.layout
+
+    def row_bytes(step_tokens: int) -> int:
+        tail_tokens = min(1 << max(4, (step_tokens - 1).bit_length()), model.backend.tail_tokens)
+        # What stays is copied out while rows are arranged anew, so a tail exists twice.
+        tail = 2 * tail_tokens * layout.bytes_per_token
+        return tail + shape.working_bytes_per_row(layout.dtype.itemsize)
+
+    return WorkingMemory(device_memory.free_bytes(model.decoder.device), row_bytes)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from beamwright.counters import Counters
-from beamwright.engine.request import Decoding, Decodings
-from beamwright.engine.sampling import lineage_key
-from beamwright.engine.stop_strings import text_before
-from beamwright.engine.stops import RowLimit, row_limit
+from beamwright.engine.noise import lineage_key
+from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit
+from beamwright.engine.stops import text_before
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
 from beamwright.models import TextCodec
 from beamwright.progress import Progress

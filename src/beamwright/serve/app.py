@@ -12,8 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import beamwright
-from beamwright.engine.chains import GeneratorState
-from beamwright.engine.paths import OWNER
+from beamwright.engine.row import OWNER, GeneratorState
 from beamwright.serve.body import NEUTRAL
 from beamwright.serve.chat import ChatEndpoint
 from beamwright.serve.completions import CompletionsEndpoint

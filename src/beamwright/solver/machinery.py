@@ -12,11 +12,11 @@ from typing import Protocol
 from beamwright.config import Settings
 from beamwright.counters import Counters, Level, Usage
 from beamwright.engine.concurrency import GiveWay, Threads, Trial
-from beamwright.engine.generator import make_running_batch
 from beamwright.engine.moving import MovingSplit
-from beamwright.engine.request import Decoding
+from beamwright.engine.row import Decoding
 from beamwright.engine.selftest import threads_agree
 from beamwright.engine.speculation import Payoff
+from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.models import LoadedModel, SharedBytes, TreeModel

@@ -18,7 +18,7 @@ from beamwright.conversation import Conversation, RawPrompt
 from beamwright.declare import STOPS, VERIFIERS, make_stops
 from beamwright.engine.limits import StopFunction, StopRule, check_stops
 from beamwright.engine.prompts import Prompts
-from beamwright.engine.request import Decoding
+from beamwright.engine.row import Decoding
 from beamwright.engine.sampling import stats_read_by
 from beamwright.errors import InputError
 from beamwright.identity import identity_of

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 import engines
 import fakes
 from beamwright import Solver
-from beamwright.engine.running import RunningBatch
+from beamwright.engine.batch import RunningBatch
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded, write_recorded

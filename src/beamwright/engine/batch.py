@@ -1,10 +1,10 @@
 """RunningBatch: which rows are decoded now, which wait, and what of their KV is on the device.
 
-Rows are *admitted* when a slot is free and what they read fits; they are *retired* when their step
-is complete, and *preempted* when no block is left for them. All of it happens between iterations
-of at most 16 tokens, so that a row joins, leaves and comes back whenever there is reason to. With
-`grouped`, the groups of a plan are barriers: the next one is admitted when the batch is empty (LBS
-section 4). What a row writes depends on its own path alone, never on who is decoded beside it.
+Rows are *admitted* when a slot is free and what they read fits; they *run* for at most 16 tokens;
+they are *settled*: stored, and retired where their step is complete. Where no block is left they
+are *preempted*, and come back. With `--batching grouped`, the groups of a plan are barriers: the
+next one is admitted when the batch is empty (LBS section 4). What a row writes depends on its own
+path alone, never on who is decoded beside it.
 
 Knows residency and nothing of tensors: engine and simulator run this very code, so equal searches
 move equal bytes.
@@ -12,31 +12,27 @@ move equal bytes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from beamwright.counters import Counters
-from beamwright.engine.batching import Batching, count_drawn, until_compacting, worth_compacting
-from beamwright.engine.chains import Chains, GeneratorState, Prefill, Unfinished, is_broken
-from beamwright.engine.lengths import StepLengths
-from beamwright.engine.paths import OWNER
-from beamwright.engine.queue import Queue
-from beamwright.engine.request import Decoding
-from beamwright.engine.room import Room
-from beamwright.engine.row import Row, Rows, awaited, parts_read
-from beamwright.engine.speculative_rows import SpeculativeQueue
-from beamwright.engine.working_memory import WorkingMemory
+from beamwright.engine.capacity import Capacity, StepLengths, WorkingMemory
+from beamwright.engine.chains import Chains, Prefill, Unfinished, is_broken
+from beamwright.engine.queue import Queue, SpeculativeQueue
+from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, awaited, state_of
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
+from beamwright.models.decoder import padded_rows
 from beamwright.models.device_memory import is_out_of_memory
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
+from beamwright.sections import ScheduleSettings
 from beamwright.tree import Node
 
 ITERATION_TOKENS = 16
 _LEAST_TOKENS = 2
 _REFILL_SHARE, _FILL_SHARE = 16, 4
+_COMPACT_BELOW = 0.75
 
 
 class RunningBatch:
@@ -51,14 +47,14 @@ class RunningBatch:
         residency: CacheManager,
         prefill: Prefill,
         lengths: StepLengths,
-        batching: Batching,
+        settings: ScheduleSettings,
         memory: WorkingMemory | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._rows, self._residency, self._lengths = rows, residency, lengths
-        self.batching, self._memory = batching, memory or WorkingMemory.unknown()
-        self.speculation = str(batching.speculation)
-        self._room = Room(residency, lengths)
+        self.settings, self._memory = settings, memory or WorkingMemory()
+        self.speculation = str(settings.speculation)
+        self._capacity = Capacity(residency, lengths)
         self._progress = progress or Progress()
         self._chains = Chains(residency, prefill, self._progress)
         self.running: list[Row] = []
@@ -90,7 +86,7 @@ class RunningBatch:
 
     @property
     def num_groups(self) -> int:
-        """How often the batch was filled from empty, or with `grouped`, from the next group."""
+        """How often the batch was filled from empty, or with barriers, from the next group."""
         return self.counts.groups
 
     @property
@@ -99,25 +95,26 @@ class RunningBatch:
         return self._queue.nodes
 
     def decode_as(self, root: Node, decoding: Decoding) -> None:
-        """Give the tree of this root settings of its own, until its root is released.
-
-        Raises:
-            InputError: for a delimiter that is too long.
-        """
+        """Settings of this root's tree alone, until the root is released; see `Decodings.set`."""
         self._lengths.decodings.set(root, decoding)
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
         longest = max(map(self._lengths.expected, beams), default=1)
         self._most_rows = self._memory.max_rows(longest, self._rows.held_bytes)
-        return ScheduleView(beams, self._room.demand(beams), self._most_rows)
+        return ScheduleView(beams, self._capacity.demand(beams), self._most_rows)
 
     def submit(self, plan: Plan) -> None:
-        """Replace what waits; running rows go on."""
+        """Replace what waits; running rows go on.
+
+        By itself a batch has barriers where the tree outgrows the device, so that rows that come
+        one by one would reload what a group shares, and all rows of a group end together.
+        """
         self._queue.replace(plan, self.running_nodes)
         self._eager, self._full = plan.write_back and plan.eager, False
-        exact = map(self._lengths.exact, self.waiting)
-        self._queue.barriers = self.batching.has_barriers(plan, exact)
+        fixed = plan.write_back and all(map(self._lengths.exact, self.waiting))
+        barriers = {"grouped": True, "continuous": False, "auto": fixed}
+        self._queue.barriers = barriers[self.settings.batching]
         self._ahead.most_rows = 0
 
     def speculate(self, nodes: Sequence[Node]) -> None:
@@ -126,8 +123,7 @@ class RunningBatch:
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
         """Let an open node begin with this share of its sibling's tokens."""
-        for row in self._room.duplicates(node, begun, share):
-            self._rows.learn_begun(row)
+        self._capacity.begin_like(node, begun, share)
 
     def cancel(self, nodes: Iterable[Node]) -> None:
         """Give these nodes' steps up, whether they run or wait, and free what they hold."""
@@ -140,9 +136,10 @@ class RunningBatch:
         for node in nodes:
             self._lengths.decodings.forget(node)
             self._ahead.forget(node)
-            state: GeneratorState | None = node.handles.pop(OWNER, None)
+            state = state_of(node)
             if state is None:
                 continue
+            del node.handles[OWNER]
             if state.row is not None:
                 state.row.let_go()
                 if state.row in self.running:
@@ -153,7 +150,7 @@ class RunningBatch:
 
     def abort(self) -> None:
         """Give up everything that runs or waits; whatever went wrong, nothing is held."""
-        self.cancel([*(row.node for row in self.running), *self.waiting, *self._ahead.held])
+        self.cancel([*self.running_nodes, *self.waiting, *self._ahead.held])
         self._rows.release()
 
     # --- one iteration -----------------------------------------------------------------------
@@ -170,7 +167,8 @@ class RunningBatch:
         try:
             self._admit()
             if self.running:
-                self._make_room_and_run()
+                self._run(self._reserve())
+                self._settle()
         except CapacityError as error:  # of layers that are streamed: fewer rows have less of them
             self._begin_again(error)
         except (MemoryError, RuntimeError) as error:
@@ -182,34 +180,54 @@ class RunningBatch:
             self._rows.close()
         return self._events
 
-    def _make_room_and_run(self) -> None:
-        if worth_compacting(len(self.running), self._rows.num_rows):
-            self._rows.admit(self.running, ())
-        max_tokens = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
-        max_tokens = min(max_tokens, max(row.forwards_left for row in awaited(self.running)))
-        max_tokens = self._reserve(max_tokens)
-        if self.running:
-            self._progress.doing(
-                f"round {self.running[0].node.round}: decoding {len(self.running)} beams"
-            )
-            before = {row: len(row.tokens) for row in self.running}
-            num_rows, self._tried = self._rows.num_rows, len(self.running)
-            self.last_rows = self._ahead.count(self.running)
-            num_tokens = self._rows.run(self.running, max_tokens, self._enough())
-            self.counts.iterations += 1
-            self.counts.steps += num_tokens
-            self.counts.slot_tokens += num_tokens * num_rows
-            self._progress.wrote(count_drawn(self.counts, before))
-        self._settle()
+    def _admit(self) -> None:
+        """Take in what fits of those that wait, then of those ahead of them."""
+        while joining := self._next_rows():
+            try:
+                self._make_way(joining)
+                self._join(joining)
+            except (CapacityError, DeviceMemoryError) as error:
+                if self._try_again(joining, error):
+                    continue
+                break
+            except Unfinished as more:
+                self._events += map(StepAwaited, more.nodes)
+                break
+            self._queue.leave(len(joining))
+            if any(row.done for row in joining):
+                self._settle()
+        self._most_together = None
+        coming = self._queue.batches(max(1, len(self.running))) if self._residency.evicts else []
+        self._capacity.look_ahead(coming, self.running, prefetch=self.settings.prefetch)
+        if not self._queue:
+            self._fill()
 
-    def _enough(self) -> int:
-        """Rows that have to stop for the iteration to end early."""
-        running, num_rows = len(awaited(self.running)), self._rows.num_rows
-        if self._queue and not self._full and not self._queue.barriers:
-            return max(1, running // _REFILL_SHARE)
-        if self._fills:
-            return max(1, running // _FILL_SHARE)
-        return until_compacting(running, len(self.running) - running, num_rows)
+    def _run(self, max_tokens: int) -> None:
+        if not self.running:
+            return
+        number = self.running[0].node.round
+        num_rows, num_running = self._rows.num_rows, len(self.running)
+        self._progress.doing(f"round {number}: decoding {num_running} beams")
+        self._tried, before = num_running, {row: len(row.tokens) for row in self.running}
+        num_ahead = sum(row.speculative for row in self.running)
+        self.last_rows = num_running - num_ahead, num_ahead
+        self._ahead.most_rows = max(self._ahead.most_rows, self.last_rows[0])
+        num_tokens = self._rows.run(self.running, max_tokens, self._enough())
+        self.counts.iterations += 1
+        self.counts.steps += num_tokens
+        self.counts.slot_tokens += num_tokens * num_rows
+        self._count_drawn(before)
+
+    def _count_drawn(self, before: Mapping[Row, int]) -> int:
+        """The tokens that these rows have got since they had so many."""
+        num_drawn = 0
+        for row, count in before.items():
+            num_drawn += len(row.tokens) - count
+            if row.speculative:
+                row.node.usage["speculated"] += len(row.tokens) - count
+        self.counts.row_tokens += num_drawn
+        self._progress.wrote(num_drawn)
+        return num_drawn
 
     def _settle(self) -> None:
         """Store what is new, and retire rows whose step is complete."""
@@ -238,46 +256,35 @@ class RunningBatch:
             self._events.append(row.decoded(self._rows.text(row)))
         self._full = self._full and not done and bool(self.running)
 
-    # --- who joins ---------------------------------------------------------------------------
+    def _enough(self) -> int:
+        """Rows that have to stop for the iteration to end early."""
+        running = len(awaited(self.running))
+        if self._queue and not self._full and not self._queue.barriers:
+            return max(1, running // _REFILL_SHARE)
+        if self._fills:
+            return max(1, running // _FILL_SHARE)
+        # So many that a smaller batch pays for its making; the others go on.
+        others, num_rows = len(self.running) - running, self._rows.num_rows
+        pays = [_worth_compacting(n + others, num_rows) for n in range(running)]
+        return running - max(0, sum(pays) - 1)
 
-    def _admit(self) -> None:
-        while joining := self._next_rows():
-            try:
-                self._make_way(joining)
-                self._join(joining)
-            except (CapacityError, DeviceMemoryError) as error:
-                if self._try_again(joining, error):
-                    continue
-                break
-            except Unfinished as more:
-                self._events += map(StepAwaited, more.nodes)
-                break
-            self._queue.leave(len(joining))
-            if any(row.done for row in joining):
-                self._settle()
-        self._most_together = None
-        coming = self._queue.batches(max(1, len(self.running))) if self._residency.evicts else []
-        self._room.look_ahead(coming, self.running, prefetch=self.batching.prefetch)
-        if not self._queue:
-            self._fill()
+    # --- who joins ---------------------------------------------------------------------------
 
     def _try_again(self, joining: Sequence[Row], error: BeamwrightError) -> bool:
         """These rows did not fit. False if they have to wait until somebody leaves."""
         if self._drop_last():
             return True
         broken = [node for node in self.waiting if is_broken(node)]
-        if broken:
-            self._queue.remove(broken)
-            for node in broken:
-                self._fail(node, error)
-            return True
-        if self.running:
-            return False
-        if len(joining) > 1:
-            self._most_together = len(joining) // 2
-            return True
-        self._queue.leave()
-        self._fail(joining[0].node, self._room.at_least(error, joining[0]))
+        if not broken:
+            if self.running:
+                return False
+            if len(joining) > 1:
+                self._most_together = len(joining) // 2
+                return True
+            error, broken = self._capacity.at_least(error, joining[0]), [joining[0].node]
+        self._queue.remove(broken)
+        for node in broken:
+            self._fail(node, error)
         return True
 
     def _next_rows(self) -> list[Row]:
@@ -290,52 +297,41 @@ class RunningBatch:
         if self._most_together is not None:
             free = min(free, self._most_together)
         group = self._queue.group
-        if not running:
-            self._begin(group)
-        nodes = self._queue.front(free)
-        rows = [self._room.row(node, group) for node in nodes]
-        fits = not rows or self._room.fits(rows)
+        if not running and group != self._group:  # the batch is filled from empty
+            self._group = group
+            self.counts.groups += 1
+            if not self.settings.reuse and self._queue.many_groups:
+                self._residency.evict_all()
+        rows = [self._capacity.row(node, group) for node in self._queue.front(free)]
+        fits, first = not rows or self._capacity.fits(rows), rows[:1]
         while not fits and self._drop_last():
-            fits = self._room.fits(rows)
-        if not fits:
-            counts = range(1, len(rows) + 1)
-            rows = rows[: bisect_left(counts, 1, key=lambda n: int(not self._room.fits(rows[:n])))]
-            if not rows and not self.running:
-                rows = [self._room.row(nodes[0], group)]
-        return rows
+            fits = self._capacity.fits(rows)
+        if fits:
+            return rows
+        return self._capacity.first_that_fit(rows) or ([] if self.running else first)
 
     @property
     def _limits(self) -> list[int]:
         """The most rows at a time, as far as anything says so."""
-        return [n for n in (self.batching.slots, self._most_rows) if n is not None]
-
-    def _begin(self, group: int) -> None:
-        """The batch is filled from empty."""
-        if group == self._group:
-            return
-        self._group = group
-        self.counts.groups += 1
-        if not self.batching.reuse and self._queue.many_groups:
-            self._residency.evict_all()
+        return [n for n in (self.settings.max_batch, self._most_rows) if n is not None]
 
     def _join(self, rows: list[Row]) -> None:
         residency = self._residency
-        held = residency.acquire(self._room.read_by(rows))
+        held = residency.acquire(self._capacity.read_by(rows))
         try:
             grown = self._chains.complete(rows, held)
-            residency.needed(map(parts_read, rows))
+            residency.needed(row.parts_read for row in rows)
             if self._eager and not rows[0].speculative:
                 residency.write_back(grown)
                 residency.write_back(residency.dirty())
             with suppress(CapacityError):  # block by block then; the last ones may be preempted
-                residency.reserve(self._room.written_by(rows))
+                residency.reserve(self._capacity.written_by(rows))
             for row in rows:
                 row.hold()
             self._tried = len(self.running) + len(rows)
             before = {row: len(row.tokens) for row in rows}
             self._rows.admit(self.running, rows)
-            self.counts.slot_tokens += (drawn := count_drawn(self.counts, before))
-            self._progress.wrote(drawn)
+            self.counts.slot_tokens += self._count_drawn(before)
         except BaseException:
             for row in rows:
                 row.let_go()
@@ -345,8 +341,6 @@ class RunningBatch:
         self.running += rows
         self.counts.admitted += len(rows)
 
-    # --- who is ahead of selection -----------------------------------------------------------
-
     @property
     def _fills(self) -> bool:
         """True if something is, or surely will be, decoded ahead in this round."""
@@ -354,9 +348,9 @@ class RunningBatch:
 
     def _fill(self) -> None:
         """Give slots that nobody waits for to children of complete steps, where room is free."""
-        limits = [*self._limits, self.batching.slots or self._ahead.most_rows]
+        limits = [*self._limits, self.settings.max_batch or self._ahead.most_rows]
         free = max(0, min(limits) - len(self.running)) if self._fills else 0
-        rows = self._ahead.begin(self._room, self.running, free)
+        rows = self._ahead.begin(self._capacity, self.running, free)
         self.counts.speculative_rows += len(rows)
         try:
             if rows:
@@ -372,7 +366,7 @@ class RunningBatch:
         while ahead and most is not None and len(self.running) + len(rows) > most:
             self.running.remove(ahead[-1])
             self._preempt(ahead.pop())
-        while self._ahead.last() and not self._room.is_free(rows):
+        while self._ahead.last() and not self._capacity.is_free(rows):
             self._drop_last()
 
     def _drop_last(self) -> bool:
@@ -383,10 +377,13 @@ class RunningBatch:
 
     # --- who leaves --------------------------------------------------------------------------
 
-    def _reserve(self, max_tokens: int) -> int:
+    def _reserve(self) -> int:
         """Blocks for the tokens to come: for fewer where they run short, so that rows have time to
         end, then at the cost of the rows that came last. Returns for how many tokens."""
-        count = max_tokens
+        if _worth_compacting(len(self.running), self._rows.num_rows):
+            self._rows.admit(self.running, ())
+        most = min(ITERATION_TOKENS, self._rows.max_tokens(self.running))
+        most = count = min(most, max(row.forwards_left for row in awaited(self.running)))
         while self.running:
             wanted = {
                 row.segment: row.forwarded + min(count, row.forwards_left) for row in self.running
@@ -400,14 +397,14 @@ class RunningBatch:
                 if count > _LEAST_TOKENS:
                     count = max(_LEAST_TOKENS, count // 2)
                     continue
+                count = most
                 if self._drop_last():
-                    count = max_tokens
                     continue
-                last, count = self.running.pop(), max_tokens
+                last = self.running.pop()
                 if self.running and self._residency.evicts:
                     self._preempt(last)
                 else:
-                    self._fail(last.node, self._room.at_least(error, last))
+                    self._fail(last.node, self._capacity.at_least(error, last))
             else:
                 break
         return count
@@ -428,11 +425,10 @@ class RunningBatch:
         """Begin all running steps again, half as many at a time: same tree. error: of one alone."""
         rows, self.running = self.running, []
         self._rows.release()
-        for row in rows:
+        for row in reversed(rows):
             if row.speculative:
                 self._fail(row.node)
-        rows = [row for row in rows if not row.speculative]
-        for row in reversed(rows):
+                continue
             row.restart()
             row.let_go()
             self._residency.clear(row.segment)
@@ -446,3 +442,8 @@ class RunningBatch:
         self.release([node])
         why = None if node.speculative else error
         self._events.append(StepFailed(node, why) if why is not None else StepDropped(node))
+
+
+def _worth_compacting(num_active: int, num_rows: int) -> bool:
+    """True if so many rows have stopped that a smaller batch pays for its making."""
+    return padded_rows(num_active) <= _COMPACT_BELOW * num_rows

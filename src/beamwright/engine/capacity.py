@@ -1,0 +1,249 @@
+"""What rows read and will write: how long steps are, and whether the device has room for them.
+
+Knows rows, segments and lengths; no queue, no order, no tensors. LBS section 4.2 asks for the free
+memory before every step and sets #Beam by it: KV has its own ledger (`Capacity`), and what else a
+row needs, its tail, its activations and its logits, is counted apart (`WorkingMemory`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+from beamwright.engine.row import (
+    OWNER,
+    Decodings,
+    GeneratorState,
+    Row,
+    RowLimit,
+    path_to,
+    row_limit,
+    segment_name,
+    state_of,
+)
+from beamwright.errors import BeamwrightError, CapacityError
+from beamwright.kv.cache import CacheManager
+from beamwright.kv.segments import Path, Segment, copies_needed
+from beamwright.protocols import KVDemand
+from beamwright.tree import Node
+
+_FIRST_GUESS = 32
+_MARGIN = 1.25
+_LEAST_BEGUN = 2
+
+
+class StepLengths:
+    """How long a step will be: exact where steps have a fixed length, else by those seen so far.
+
+    A schedule reserves this much; results do not depend on it.
+    """
+
+    def __init__(self, decodings: Decodings, context: int) -> None:
+        self.decodings, self._context = decodings, context
+        self._num_steps = self._num_tokens = 0
+
+    def observe(self, num_tokens: int) -> None:
+        """A step of this length is complete."""
+        self._num_steps += 1
+        self._num_tokens += num_tokens
+
+    def limit(self, node: Node) -> RowLimit:
+        """The most tokens that this node's step may have, and what stops it there."""
+        return row_limit(node, self.decodings.of(node).step, self._context)
+
+    def exact(self, node: Node) -> bool:
+        """True if its step has a fixed length, unless its path ends before."""
+        return self.decodings.of(node).step.step_tokens is not None
+
+    def expected(self, node: Node) -> int:
+        """Tokens that this node's step is expected to have."""
+        max_tokens = self.limit(node).tokens
+        if self.exact(node):
+            return max_tokens
+        mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
+        return min(max_tokens, int(_MARGIN * mean) + 1)
+
+    def reserved(self, node: Node, num_tokens: int) -> int:
+        """Tokens that a row with so many is given blocks for when it is admitted.
+
+        Rows whose lengths differ do not all end at once: on average they are half-way.
+        """
+        left = max(1, self.expected(node) - num_tokens)
+        return num_tokens + (left if self.exact(node) else -(-left // 2))
+
+
+class WorkingMemory:
+    """Rows that can be decoded together.
+
+    free_bytes: asked before every plan; None where the machine does not say (a CPU).
+    row_bytes: working bytes of a row whose step has so many tokens.
+    """
+
+    def __init__(
+        self,
+        free_bytes: Callable[[], int] | None = None,
+        row_bytes: Callable[[int], int] = lambda step_tokens: 0,
+    ) -> None:
+        self._free_bytes, self._row_bytes = free_bytes, row_bytes
+        self._failed_at: int | None = None
+
+    def max_rows(self, step_tokens: int, held_bytes: int = 0) -> int | None:
+        """Rows with steps of this length that there is room for, at least one; None if unknown.
+
+        held_bytes: not free, but kept for the next rows.
+        """
+        limits = [] if self._failed_at is None else [max(1, self._failed_at // 2)]
+        if self._free_bytes is not None:
+            free_bytes = self._free_bytes() + held_bytes
+            limits.append(max(1, free_bytes // self._row_bytes(step_tokens)))
+        return min(limits, default=None)
+
+    def failed(self, num_rows: int) -> None:
+        """So many rows were too many; one that does not fit alone says nothing of others."""
+        if num_rows > 1:
+            self._failed_at = min(num_rows, self._failed_at or num_rows)
+
+
+class Capacity:
+    """The device of one residency, as rows see it. Creates their segments."""
+
+    def __init__(self, residency: CacheManager, lengths: StepLengths) -> None:
+        self._residency, self._lengths = residency, lengths
+        self._previous_need_bytes: int | None = None
+
+    # --- rows --------------------------------------------------------------------------------
+
+    def row(self, node: Node, group: int = 0) -> Row:
+        """A node's step: at its start, or where it was preempted."""
+        state = state_of(node)
+        if state is None:
+            segment = self._residency.create(segment_name(node), node.start)
+            decoding = self._lengths.decodings.of(node)
+            row = Row(node, segment, decoding, self._lengths.limit(node), group)
+            state = node.handles[OWNER] = GeneratorState(segment, row=row)
+        assert state.row is not None
+        return state.row
+
+    def begin_like(self, node: Node, begun: Node, share: float) -> None:
+        """Let an open node begin with this share of its sibling's tokens, if that is enough.
+
+        FlashTTS's DuplicateThenTruncate; their KV is computed when the row joins (`chains`).
+        """
+        source: Node | Row = begun
+        tokens, state, row = list(begun.token_ids), state_of(begun), self.row(node)
+        if not tokens and state is not None and state.row is not None:
+            source, tokens = state.row, state.row.tokens
+        most = len(tokens) - (source.stop is not None)  # the last one ends a step
+        count = min(int(share * len(tokens)), row.limit.tokens - 1, most)
+        if count < _LEAST_BEGUN or row.tokens:
+            return
+        row.tokens, row.logprobs = tokens[:count], list(source.logprobs[:count])
+        row.top = list(source.top[:count])
+        row.stats = {name: list(values[:count]) for name, values in source.stats.items()}
+
+    # --- room --------------------------------------------------------------------------------
+
+    def read_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
+        """Device copies that these rows read."""
+        return self._copies(row.parts_read for row in rows)
+
+    def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
+        """Tokens that blocks are kept for when these rows are admitted."""
+        return {row.segment: self._lengths.reserved(row.node, row.forwarded) for row in rows}
+
+    def fits(self, rows: Sequence[Row]) -> bool:
+        """Is there room for what these rows read, and for what their steps will write?"""
+        grown = self.written_by(rows)
+        for parent in dict.fromkeys(row.node.parent for row in rows):
+            if parent is None:
+                continue
+            segment = state.segment if (state := state_of(parent)) is not None else Segment()
+            if segment.length < len(parent.token_ids):
+                grown[segment] = len(parent.token_ids)
+        return self._residency.fits(self._residency.beside_others(self.read_by(rows)), grown)
+
+    def first_that_fit(self, rows: Sequence[Row]) -> list[Row]:
+        """As many of these, from the first on, as there is room for."""
+        counts = range(1, len(rows) + 1)
+        return list(rows[: bisect_left(counts, 1, key=lambda n: int(not self.fits(rows[:n])))])
+
+    def is_free(self, rows: Sequence[Row]) -> bool:
+        """Is it there at once, so that nothing has to come or to leave for these rows?"""
+        needs = self.read_by(rows)
+        resident = all(segment.resident for segment in needs)
+        return resident and self._residency.is_free(needs, self.written_by(rows))
+
+    def look_ahead(
+        self, coming: Sequence[Sequence[Node]], growing: Iterable[Row], *, prefetch: bool
+    ) -> None:
+        """Say what waits, group by group, and start to fetch what comes next."""
+        if not self._residency.evicts:
+            return
+        needs = [self._copies(map(_parts, nodes)) for nodes in coming]
+        self._residency.expect(needs)
+        if not coming:
+            return
+        if prefetch:
+            self._residency.prefetch(needs[0])
+        growth = map(self._lengths.expected, coming[0])
+        self._residency.write_ahead(needs[0], growth, {row.segment for row in growing})
+
+    def at_least(self, error: BeamwrightError, row: Row) -> BeamwrightError:
+        """The error, with the least budget that one row of this length needs, and a block more."""
+        if not isinstance(error, CapacityError):
+            return error
+        ledger = self._residency.device
+        steps = [len(above.token_ids) for above in row.node.path()[:-1]]
+        blocks = sum(map(ledger.blocks_for, [*steps, row.limit.tokens])) + 1
+        least = blocks * ledger.bytes_per_block
+        return error.at_least(least) if least > ledger.budget.total_bytes else error
+
+    # --- what a schedule sees ----------------------------------------------------------------
+
+    def demand(self, beams: Sequence[Node]) -> KVDemand | None:
+        """The KV that a round's open nodes need, its segments numbered as paths first meet them;
+        None where nothing can leave the device."""
+        if not self._residency.evicts:
+            return None
+        ledger, numbers = self._residency.device, dict[Node, int]()
+        parent, leaf = list[int | None](), list[int | None]()
+        sizes, resident, growth = list[int](), list[int](), list[int]()
+        for beam in beams:
+            above: int | None = None
+            for node in beam.path():
+                state = state_of(node)
+                stored = state.segment.length if state is not None else 0
+                # A parked beam has stored whole blocks of its step; it reads them like any segment.
+                # A prompt or a turn has no KV until the first row behind it is admitted.
+                num_tokens = stored if node is beam else len(node.token_ids)
+                if not num_tokens:
+                    continue
+                if node not in numbers:
+                    numbers[node] = len(parent)
+                    parent.append(above)
+                    sizes.append(ledger.blocks_for(num_tokens) * ledger.bytes_per_block)
+                    resident.append(len(state.segment.copies) if state and stored else 0)
+                above = numbers[node]
+            leaf.append(above)
+            blocks = ledger.blocks_for(self._lengths.expected(beam)) - ledger.blocks_for(stored)
+            growth.append(max(1, blocks) * ledger.bytes_per_block)
+        previous, self._previous_need_bytes = self._previous_need_bytes, sum(sizes) + sum(growth)
+        return KVDemand(
+            parent=parent,
+            segment_bytes=sizes,
+            resident=resident,
+            leaf=leaf,
+            growth_bytes=growth,
+            capacity_bytes=ledger.num_blocks * ledger.bytes_per_block,
+            copy_per_beam=self._residency.copies_per_beam,
+            previous_need_bytes=previous,
+        )
+
+    def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
+        return copies_needed(paths, per_beam=self._residency.copies_per_beam)
+
+
+def _parts(node: Node) -> Path:
+    """What a waiting node reads."""
+    state = state_of(node)
+    return path_to(node.parent) if state is None or state.row is None else state.row.parts_read
