@@ -165,26 +165,18 @@ def search_facts(job: SearchJob, answers: Sequence[Answer]) -> dict[str, Any]:
     """What is said of the search itself, beside OpenAI's fields."""
     solution = solution_of(job)
     settings = solution.settings.search
+    shown = ("answer", "score", "stop", "tokens")
     return {
         "method": settings.search,
         "n": settings.n,
         "width": settings.width,
-        "seed": solution.seed,
-        "rounds": solution.rounds,
+        **{name: getattr(solution, name) for name in ("seed", "rounds", "tree_hash", "exact")},
         "stop_reason": solution.reason_fewer,
-        "tree_hash": solution.tree_hash,
-        "exact": solution.exact,
         "answer": solution.answer,
         "warnings": list(solution.warnings),
         "seconds": round(solution.time.total_s, 3),
         "candidates": [
-            {
-                "index": answer.index,
-                "answer": answer.candidate.answer,
-                "score": answer.candidate.score,
-                "stop": answer.candidate.stop,
-                "tokens": answer.candidate.tokens,
-            }
-            for answer in answers
+            {"index": each.index, **{name: getattr(each.candidate, name) for name in shown}}
+            for each in answers
         ],
     }

@@ -26,7 +26,7 @@ from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 
 if TYPE_CHECKING:
-    from beamwright.cluster.replica_state import ReplicaState
+    from beamwright.cluster.far_solver import FarSolver
     from beamwright.serve.queue import Engine
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -134,39 +134,26 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """All families that are of this moment. With replicas they are of all of them together,
         and of each."""
-        states = self._states()
+        states, engine = self._states(), self._queue.solver
         requests = {(state,): states[state] for state in ("running", "waiting")}
-        yield _gauge("requests_now", "Searches that run or wait.", ["state"], requests)
-        yield from _usage(self._queue.solver.usage())
-        engine = self._queue.solver
-        if isinstance(engine, Solver):
-            return
-        yield _counter("replica_deaths", "Since it began.", [], {(): engine.deaths})
-        restarts = {(): engine.restarts}
-        yield _counter("searches_restarted", "Begun again because a replica died.", [], restarts)
-        yield from _replicas(engine.replicas())
+        families = _of_usage(engine.usage())
+        families.append((GAUGE, "requests_now", "Searches that run or wait.", "state", requests))
+        if not isinstance(engine, Solver):
+            families += _of_replicas(engine)
+        for kind, name, said, labels, samples in families:
+            family = kind(f"beamwright_{name}", said, labels=labels.split())
+            for values, value in samples.items():
+                family.add_metric(values, value)
+            yield family
 
     def _states(self) -> CountOf[str]:
         return CountOf(job.state for job in list(self._queue.jobs.values()))
 
 
-Samples = Mapping[Any, float]
-"""By the values of a family's labels."""
+Family = tuple[Any, str, str, str, Mapping[Any, float]]
+"""Kind, name, help, names of labels, and the samples by the values of these."""
 
-
-def _filled(family: Any, samples: Samples) -> Metric:
-    for values, value in samples.items():
-        family.add_metric(values, value)
-    metric: Metric = family
-    return metric
-
-
-def _gauge(name: str, said: str, labels: list[str], samples: Samples) -> Metric:
-    return _filled(GaugeMetricFamily(f"beamwright_{name}", said, labels=labels), samples)
-
-
-def _counter(name: str, said: str, labels: list[str], samples: Samples) -> Metric:
-    return _filled(CounterMetricFamily(f"beamwright_{name}", said, labels=labels), samples)
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 
 def _link_bytes(used: Usage) -> dict[tuple[str], int]:
@@ -175,54 +162,61 @@ def _link_bytes(used: Usage) -> dict[tuple[str], int]:
     return moved if used.has_link else {}
 
 
-def _usage(used: Usage) -> Iterable[Metric]:
-    models = {name: counted for name, counted in used.counters.items() if name != "engine"}
-    tiers, engine = ["model", "tier"], used.engine
+def _of_usage(used: Usage) -> list[Family]:
+    engine = used.engine
     held = {key: level.used_bytes for key, level in used.levels.items()}
-    yield _gauge("kv_bytes", "KV by tier.", tiers, held)
     budgets = {key: level.budget_bytes for key, level in used.levels.items()}
-    yield _gauge("kv_budget_bytes", "Most KV that there may be.", tiers, budgets)
-    kinds = {"needed": "needed", "prefilled": "prefilled", "loaded": "loaded"}
-    cached = {
-        (model, kind): getattr(counted, f"{field}_tokens")
-        for model, counted in models.items()
-        for kind, field in {**kinds, "recomputed": "dropped"}.items()
-    }
-    said = (
-        "Tokens of KV that were needed; of these prefilled, loaded, recomputed: the rest was hit."
+    cached, waits = {}, {}
+    for model, counted in used.counters.items():
+        if model != "engine":
+            waits[model,] = counted.transfer_wait_s
+            cached[model, "needed"] = counted.needed_tokens
+            cached[model, "prefilled"] = counted.prefilled_tokens
+            cached[model, "loaded"] = counted.loaded_tokens
+            cached[model, "recomputed"] = counted.dropped_tokens
+    cache = (
+        "Tokens of KV that were needed; of these prefilled, loaded, recomputed: others were hit."
     )
-    yield _counter("cache_tokens", said, ["model", "kind"], cached)
-    waits = {(model,): counted.transfer_wait_s for model, counted in models.items()}
-    yield _counter("stall_seconds", "Waiting for transfers of KV.", ["model"], waits)
-    yield _counter("link_bytes", "KV that crossed the link.", ["direction"], _link_bytes(used))
-    said = (
+    rows = (
         "Tokens of the running batch: of rows that wrote one, and of all that were computed; their "
         "quotient is the generator's occupancy."
     )
-    rows = {("written",): engine.row_tokens, ("computed",): engine.slot_tokens}
-    yield _counter("row_tokens", said, ["kind"], rows)
-    yield _counter("iterations", "Of the running batch.", [], {(): engine.iterations})
-    said = "Rows that left in the middle of a step."
-    yield _counter("preempted", said, [], {(): engine.preempted})
+    written = {("written",): engine.row_tokens, ("computed",): engine.slot_tokens}
+    preempted = "Rows that left in the middle of a step."
+    return [
+        (GAUGE, "kv_bytes", "KV by tier.", "model tier", held),
+        (GAUGE, "kv_budget_bytes", "Most KV that there may be.", "model tier", budgets),
+        (COUNTER, "cache_tokens", cache, "model kind", cached),
+        (COUNTER, "stall_seconds", "Waiting for transfers of KV.", "model", waits),
+        (COUNTER, "link_bytes", "KV that crossed the link.", "direction", _link_bytes(used)),
+        (COUNTER, "row_tokens", rows, "kind", written),
+        (COUNTER, "iterations", "Of the running batch.", "", {(): engine.iterations}),
+        (COUNTER, "preempted", preempted, "", {(): engine.preempted}),
+    ]
 
 
-def _replicas(replicas: Iterable[ReplicaState]) -> Iterable[Metric]:
-    named = {(replica.name,): replica for replica in replicas}
-    yield _gauge("replicas", "That are there.", [], {(): len(named)})
+def _of_replicas(engine: FarSolver) -> list[Family]:
+    named = {(replica.name,): replica for replica in engine.replicas()}
     searches = {key: replica.searches for key, replica in named.items()}
-    yield _gauge("replica_searches", "That it was given.", ["replica"], searches)
     queued = {key: replica.tokens for key, replica in named.items()}
-    said = "That its searches are expected to take yet: what routing goes by."
-    yield _gauge("replica_queued_tokens", said, ["replica"], queued)
+    rows = {key: replica.usage.engine.row_tokens for key, replica in named.items()}
     held = {
         (*key, model): level.used_bytes
         for key, replica in named.items()
         for (model, tier), level in replica.usage.levels.items()
         if tier == "device"
     }
-    yield _gauge("replica_kv_bytes", "KV on its device.", ["replica", "model"], held)
-    rows = {key: replica.usage.engine.row_tokens for key, replica in named.items()}
-    yield _counter("replica_row_tokens", "Tokens that its rows wrote.", ["replica"], rows)
+    expected = "That its searches are expected to take yet: what routing goes by."
+    again = "Begun again because a replica died."
+    return [
+        (COUNTER, "replica_deaths", "Since it began.", "", {(): engine.deaths}),
+        (COUNTER, "searches_restarted", again, "", {(): engine.restarts}),
+        (GAUGE, "replicas", "That are there.", "", {(): len(named)}),
+        (GAUGE, "replica_searches", "That it was given.", "replica", searches),
+        (GAUGE, "replica_queued_tokens", expected, "replica", queued),
+        (GAUGE, "replica_kv_bytes", "KV on its device.", "replica model", held),
+        (COUNTER, "replica_row_tokens", "Tokens that its rows wrote.", "replica", rows),
+    ]
 
 
 # --- health ----------------------------------------------------------------------------------
