@@ -71,7 +71,7 @@ class SearchDesk:
         self.feed.ended(job, outcome)
 
 
-def make_app(feed, desk=None, key=None, gauges=None):
+def make_app(feed, desk=None, key=None, gauges=tuple):
     """The page and its feed; with a key the feed wants it, and the page's files do not."""
     app = FastAPI(docs_url=None)
     app.include_router(feed_routes(feed, desk, gauges))

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 
@@ -34,6 +37,7 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = Server(self.app, self.queue)
         self.thread = threading.Thread(target=self._run, daemon=True)
+        self.threads = ThreadPoolExecutor(8)
         headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
         self.http = httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE)
 
@@ -51,12 +55,33 @@ class Served:
             self.server.handle_exit(15, None)
         self.thread.join(30)
         assert not self.thread.is_alive()
+        self.threads.shutdown(wait=False, cancel_futures=True)
         self.socket.close()
 
     def chat(self, text=ASKED, *, model="tiny", **fields):
         messages = [{"role": "user", "content": text}]
         body = {"model": model, "messages": messages, **fields}
         return self.http.post("/v1/chat/completions", json=body)
+
+    def later(self, *, key=None, **fields):
+        """A chat that another thread asks for: the future of its response."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], **fields}
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        post = partial(self.http.post, "/v1/chat/completions", json=body, headers=headers)
+        return self.threads.submit(post)
+
+    def raw(self, body, path="/v1/chat/completions", **headers):
+        """The bytes of a request's head, and of its body."""
+        lines = {"host": "localhost", "content-type": "application/json"}
+        lines |= {"content-length": len(body), **headers}
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in lines.items())
+        return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode(), body
+
+    def connect(self):
+        """A socket of a client."""
+        client = socket.create_connection(("127.0.0.1", self.port))
+        client.settimeout(60)
+        return client
 
     def stream(self, path="/v1/chat/completions", **body):
         """The events of a stream, but for comments, and whether it was ended properly."""
@@ -95,23 +120,24 @@ class Gate:
     def reached(self):
         return self.arrived.is_set()
 
-    def begun(self, job):
-        del job
+    def begun(self, job): ...
 
     def round(self, job, report):
-        del job, report
         self.arrived.set()
         self.opened.wait(PATIENCE)
 
-    def ended(self, job, outcome):
-        del job, outcome
+    def ended(self, job, outcome): ...
 
 
 @contextmanager
-def held():
-    """A gate that opens when the context ends."""
+def held(server=None):
+    """A gate that opens when the context ends; searches of the server come to it."""
     gate = Gate()
+    if server is not None:
+        server.queue.listeners.append(gate)
     try:
         yield gate
     finally:
         gate.opened.set()
+        if server is not None:
+            server.queue.listeners.remove(gate)

@@ -5,7 +5,45 @@ pytest.importorskip("uvicorn")
 
 import engines
 from beamwright import Solver
+from beamwright.models import TextCodec
+from beamwright.remote import openai as client
+from beamwright.remote.source import RemoteModel
+from scripted_server import answered, question, speaking
 from served import Served
+
+
+@pytest.fixture(scope="session")
+def codec(generator_folder):
+    return TextCodec.load(generator_folder)
+
+
+@pytest.fixture
+def source_of(codec, monkeypatch):
+    """Makes a source of a scripted server, which waits for nothing before it asks again."""
+    monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.001)
+    made = []
+
+    def make(server, name=None, **options):
+        made.append(client.OpenAISource(RemoteModel("openai", server.url, name), codec, **options))
+        return made[-1]
+
+    yield make
+    for source in made:
+        source.close()
+
+
+@pytest.fixture
+def reply_to(codec, source_of):
+    """What becomes of one question, and the server; `streams`: of a text that is read as it is
+    written."""
+
+    def ask(then, streams=False, asked=None, **options):
+        kind = {"extras": False, "names": False} if streams else {}
+        with speaking(codec, then=then, **kind) as server:
+            source = source_of(server, **{"tries": 2, **options})
+            return answered(source, question(codec, **(asked or {}))), server
+
+    return ask
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,12 @@
 """The client of completion servers: dialects, failures, what is given up."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from beamwright.errors import InputError, UnavailableError
-from beamwright.models import TextCodec
-from beamwright.remote import openai as client
 from beamwright.remote.dialect import Stops
-from beamwright.remote.openai import OpenAISource
-from beamwright.remote.source import RemoteModel
 from beamwright.sections import SamplingSettings
 from scripted_server import (
     Scripted,
@@ -22,31 +19,6 @@ from scripted_server import (
     speaking,
     waited,
 )
-
-
-@pytest.fixture(scope="module")
-def codec(generator_folder):
-    return TextCodec.load(generator_folder)
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch):
-    monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.001)
-
-
-@pytest.fixture
-def source_of(codec):
-    made = []
-
-    def make(server, name=None, **options):
-        source = OpenAISource(RemoteModel("openai", server.url, name), codec, **options)
-        made.append(source)
-        return source
-
-    yield make
-    for source in made:
-        source.close()
-
 
 # --- dialects --------------------------------------------------------------------------------
 
@@ -117,18 +89,16 @@ def test_texts_for_who_takes_no_ids(codec, source_of):
         ({"text": ""}, "eos", ""),
     ],
 )
-def test_how_texts_end(codec, source_of, fields, ended, text):
-    with speaking(codec, then=lambda body: said(choice(**{"text": "", **fields}))) as server:
-        (written,) = answered(source_of(server), question(codec)).written
+def test_how_texts_end(reply_to, fields, ended, text):
+    (written,) = reply_to(lambda body: said(choice(**{"text": "", **fields})))[0].written
     assert (written.ended, written.text) == (ended, text)
 
 
-def test_tokens_and_usage(codec, source_of):
+def test_tokens_and_usage(reply_to):
     logprobs = {"tokens": ["x"], "token_logprobs": [-0.5, None]}
     found = choice("x", token_ids=[7, 8], logprobs=logprobs)
     usage = {"prompt_tokens": 11, "prompt_tokens_details": {"cached_tokens": 8}}
-    with speaking(codec, then=lambda body: said(found, **usage)) as server:
-        reply = answered(source_of(server), question(codec))
+    reply, _ = reply_to(lambda body: said(found, **usage))
     (written,) = reply.written
     assert written.token_ids == (7, 8)
     assert written.logprobs == (-0.5,)
@@ -158,20 +128,17 @@ def test_a_text_is_left_where_it_stops(codec, source_of):
 
 
 @pytest.mark.parametrize("reason", ["abort", "content_filter"])
-def test_a_stream_that_is_aborted_is_no_end(codec, source_of, reason):
-    events = [piece("half", finish_reason=reason)]
-    with speaking(codec, extras=False, names=False, then=lambda body: iter(events)) as server:
-        reply = answered(source_of(server, tries=2), question(codec))
+def test_a_stream_that_is_aborted_is_no_end(reply_to, reason):
+    reply, _ = reply_to(lambda body: iter([piece("half", finish_reason=reason)]), streams=True)
     assert isinstance(reply.error, UnavailableError)
 
 
-def test_logprobs_of_a_stream_are_numbers(codec, source_of):
+def test_logprobs_of_a_stream_are_numbers(reply_to):
     events = [
         piece("a", logprobs={"token_logprobs": [None]}),
         piece("b", logprobs={"token_logprobs": [-1.0]}, finish_reason="stop"),
     ]
-    with speaking(codec, extras=False, names=False, then=lambda body: iter(events)) as server:
-        (written,) = answered(source_of(server), question(codec)).written
+    (written,) = reply_to(lambda body: iter(events), streams=True)[0].written
     assert written.logprobs == (-1.0,)
 
 
@@ -192,21 +159,19 @@ def test_a_blank_beginning_is_asked_otherwise(codec, source_of):
     assert (dialect.stops, dialect.returns_ids) == (Stops.UNKNOWN, False)
 
 
-def test_a_text_that_breaks_off_is_no_end(codec, source_of):
+def test_a_text_that_breaks_off_is_no_end(reply_to):
     """Some servers drop a request for the next one; it is asked again."""
     whole = [piece("one"), piece(" two", finish_reason="stop")]
     replies = [iter(whole[:1]), iter(whole)]
-    with speaking(codec, extras=False, names=False, then=lambda body: replies.pop(0)) as server:
-        reply = answered(source_of(server), question(codec))
+    reply, _ = reply_to(lambda body: replies.pop(0), streams=True)
     assert reply.written[0].text == "one two"
     assert reply.tries == 2
 
 
 @pytest.mark.parametrize(("reason", "ended"), [("length", "length"), ("stop", "eos")])
-def test_a_text_that_ends_by_itself(codec, source_of, reason, ended):
+def test_a_text_that_ends_by_itself(reply_to, reason, ended):
     events = [piece("one"), piece(" two", finish_reason=reason)]
-    with speaking(codec, extras=False, names=False, then=lambda body: iter(events)) as server:
-        (written,) = answered(source_of(server), question(codec)).written
+    (written,) = reply_to(lambda body: iter(events), streams=True)[0].written
     assert (written.text, written.ended) == ("one two", ended)
 
 
@@ -217,11 +182,10 @@ def nan(body):
 # --- what goes wrong -------------------------------------------------------------------------
 
 
-def test_what_may_pass_is_tried_again(codec, source_of):
+def test_what_may_pass_is_tried_again(reply_to):
     aborted = said(choice("x", finish_reason="abort"))
     replies = [None, refuses("busy", 503), refuses("slow down", 429), aborted, said(choice("x"))]
-    with speaking(codec, then=lambda body: replies.pop(0)) as server:
-        reply = answered(source_of(server), question(codec))
+    reply, server = reply_to(lambda body: replies.pop(0), tries=8)
     assert reply.error is None
     assert reply.tries == 5
     assert all(body == server.asked[0] for body in server.asked)  # the same seed, too
@@ -245,9 +209,8 @@ def test_what_may_pass_is_tried_again(codec, source_of):
         (lambda body: said(choice("x", finish_reason="content_filter")), 3, "'content_filter'"),
     ],
 )
-def test_what_does_not_pass_is_the_problems_error(codec, source_of, answer, tries, said_):
-    with speaking(codec, then=answer) as server:
-        reply = answered(source_of(server, tries=3), question(codec))
+def test_what_does_not_pass_is_the_problems_error(reply_to, answer, tries, said_):
+    reply, server = reply_to(answer, tries=3)
     # What is answered to others, and never to this, is of the question; the rest of the server.
     ours = any(each in said_ for each in ("400", "no completion", "choices", "500"))
     assert isinstance(reply.error, InputError if ours else UnavailableError)
@@ -311,9 +274,9 @@ def test_another_tokenizer_is_noticed_at_the_start(codec, source_of, ids):
         source_of(server)
 
 
-def test_nobody_answers(codec):
+def test_nobody_answers(source_of):
     with pytest.raises(InputError, match=r"--model openai:http://127\.0\.0\.1:9/v1"):
-        OpenAISource(RemoteModel("openai", "http://127.0.0.1:9/v1"), codec)
+        source_of(SimpleNamespace(url="http://127.0.0.1:9/v1"))
 
 
 def test_a_server_that_refuses_everything_says_why(codec, source_of):
@@ -322,13 +285,3 @@ def test_a_server_that_refuses_everything_says_why(codec, source_of):
         pytest.raises(InputError, match="no completions today"),
     ):
         source_of(server)
-
-
-def test_a_key_goes_with_every_request_and_into_no_error(codec, source_of):
-    with (
-        Scripted(lambda body: refuses("who are you?", 401)) as server,
-        pytest.raises(InputError, match="401") as error,
-    ):
-        source_of(server, key="secret")
-    assert server.keys == ["Bearer secret"] * 2
-    assert "secret" not in str(error.value)

@@ -4,7 +4,6 @@ import pytest
 
 from beamwright.engine.row import Decoding
 from beamwright.errors import InputError, UnavailableError
-from beamwright.models import TextCodec
 from beamwright.protocols import Plan, StepDecoded, StepFailed
 from beamwright.remote.source import Continuation, GeneratorFacts, Reply
 from beamwright.remote.writer import RemoteSteps
@@ -37,11 +36,6 @@ class Script:
 
     def answer(self, key, *written, **fields):
         self._replies.append(Reply(key, written, **fields))
-
-
-@pytest.fixture(scope="module")
-def codec(generator_folder):
-    return TextCodec.load(generator_folder)
 
 
 @pytest.fixture
@@ -107,6 +101,21 @@ def test_a_seed_is_of_the_lineage_and_not_of_the_order(codec, tree, steps_of):
     assert forward.seed == backward.seed
 
 
+@pytest.fixture
+def alone(tree, steps_of):
+    """Answers one step's question: its event."""
+
+    def answer(*written, **options):
+        steps = steps_of(**options)
+        ((key, _),) = opened(steps, tree.expand(tree.root, 1))
+        steps.source.answer(key, *written)
+        (event,) = steps.iterate()
+        assert not steps.busy
+        return event
+
+    return answer
+
+
 def test_greedy_steps_are_asked_for_one_by_one(tree, steps_of):
     nodes = tree.expand(tree.root, 2)
     found = opened(steps_of(sampling=SamplingSettings(temperature=0)), nodes)
@@ -157,12 +166,9 @@ def test_a_largest_batch_holds(codec, tree, steps_of):
         ("ab END c\n\n", "stop", {"stop_strings": ("END",)}, StopReason.STOP_STRING, "ab "),
     ],
 )
-def test_how_a_step_ends(codec, tree, steps_of, text, ended, step, stop, shown):
+def test_how_a_step_ends(codec, alone, text, ended, step, stop, shown):
     """As it would have here; "aaa" and the delimiter are four tokens of the tiny tokenizer."""
-    steps = steps_of(step=DELIMITED.model_copy(update=step))
-    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
-    steps.source.answer(key, wrote(codec, text, ended))
-    (event,) = steps.iterate()
+    event = alone(wrote(codec, text, ended), step=DELIMITED.model_copy(update=step))
     assert (event.stop, event.text) == (stop, shown)
     if ended == "eos":
         assert event.token_ids[-1] in codec.eos_ids
@@ -178,30 +184,15 @@ def test_a_stop_string_may_begin_in_the_step_before(codec, tree, steps_of):
     assert (event.stop, event.text) == (StopReason.STOP_STRING, "a")
 
 
-def test_texts_without_token_ids_are_tokenised_here(codec, tree, steps_of):
-    steps = steps_of()
-    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
-    steps.source.answer(key, Continuation("the a\n\n", None, (), "stop"))
-    (event,) = steps.iterate()
+def test_texts_without_token_ids_are_tokenised_here(codec, alone):
+    event = alone(Continuation("the a\n\n", None, (), "stop"))
     assert event.token_ids == tuple(codec.encode("the a\n\n"))
     assert event.text == "the a\n\n"
 
 
-def test_tokens_that_nobody_knows_here(codec, tree, steps_of):
-    steps = steps_of()
-    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
-    steps.source.answer(key, Continuation("x", (10**6,), (-0.5,), "stop"))
-    (event,) = steps.iterate()
-    assert isinstance(event, StepFailed)
-
-
-def test_a_reply_without_texts_is_a_failure(tree, steps_of):
-    steps = steps_of()
-    ((key, _),) = opened(steps, tree.expand(tree.root, 1))
-    steps.source.answer(key)
-    (event,) = steps.iterate()
-    assert isinstance(event, StepFailed)
-    assert not steps.busy
+def test_tokens_that_nobody_knows_here_or_no_texts_at_all_are_a_failure(alone):
+    assert isinstance(alone(Continuation("x", (10**6,), (-0.5,), "stop")), StepFailed)
+    assert isinstance(alone(), StepFailed)
 
 
 def test_a_failure_is_of_those_steps_alone(codec, tree, steps_of):

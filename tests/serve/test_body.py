@@ -1,13 +1,14 @@
 """The JSON of a request: who reads a large one holds up nobody, and the first mistake is told."""
 
+import json
 import threading
 
 import httpx
 import pytest
 from pydantic import ValidationError
 
-from beamwright.serve import body
-from beamwright.serve.body import parsed
+from beamwright.serve import body as body_room
+from beamwright.serve.body import ServerLimits, parsed, read_json
 from beamwright.serve.chat import ChatFields
 from beamwright.serve.completions import CompletionFields
 from beamwright.serve.errors import ApiError
@@ -26,27 +27,27 @@ SAID = [{"role": "user", "content": "x"}]
     ],
 )
 def test_a_body_that_takes_long_to_read_holds_up_nobody(serve, monkeypatch, path, fields):
-    server, statuses, come, go_on = serve(), [], threading.Event(), threading.Event()
-    read_json = body.read_json
+    server, come, go_on, read_json = (
+        serve(),
+        threading.Event(),
+        threading.Event(),
+        body_room.read_json,
+    )
 
     def slow(*args):
         come.set()
         go_on.wait(30)
         return read_json(*args)
 
-    monkeypatch.setattr(body, "read_json", slow)
+    monkeypatch.setattr(body_room, "read_json", slow)
     sent = fields if path.startswith("/feed") else {"model": "tiny", "seed": 1, **fields}
-    asking = threading.Thread(
-        target=lambda: statuses.append(server.http.post(path, json=sent).status_code)
-    )
-    asking.start()
+    asked = server.threads.submit(server.http.post, path, json=sent)
     try:
         assert come.wait(30)
         assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
     finally:
         go_on.set()
-        asking.join(30)
-    assert statuses == [200]
+    assert asked.result(30).status_code == 200
 
 
 MANY = 2000
@@ -94,3 +95,66 @@ def test_how_many_there_may_be_is_said(kind, given, param, most):
     with pytest.raises(ApiError, match=f"at most {most}") as refused:
         parsed(kind, {"model": "tiny", **given})
     assert refused.value.param == param
+
+
+# --- what is no JSON, or too much of it -----------------------------------------------------
+
+LIMITS = ServerLimits()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 80 + b'"' + b'\\"' * 10**6,  # a string that never ends, and could begin anywhere
+        b"[" * 80 + b'"' + b"\\" * 10**6 + b'"' + b"[" * 10**6,
+        b"[" * 2 * 10**6,
+        b'{"a": [' + b"[]," * 10**6,
+        b"[" * 80 + b'"' * 10**6,
+        b'"[' * 10**6,
+    ],
+    ids=range(6),
+)
+def test_no_body_takes_long_to_read(body):
+    # Quadratic in a megabyte is an hour.
+    with pytest.raises(ApiError):
+        read_json(body, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("text", "depth"),
+    [("[[]]", 2), ('{"a": "[[["}', 1), ('{"[": {"\\"[": [1]}}', 3), ('["\\\\", [[]]]', 3)],
+)
+def test_nesting_is_counted_outside_of_strings(text, depth):
+    body = f'{{"a": {text}}}'.encode()
+    assert read_json(body, ServerLimits(depth=depth + 1)) == json.loads(body)
+    with pytest.raises(ApiError, match="nested more than"):
+        read_json(body, ServerLimits(depth=depth))
+
+
+def test_values_are_counted_outside_of_strings():
+    limits = ServerLimits(values=3)
+    assert read_json(b'{"a": [1, "[{,,,,"]}', limits) == {"a": [1, "[{,,,,"]}
+    for body in (b'{"a": [1, 2, 3]}', b'{"a": [[], []]}', b'{"a": [{}, "\\"", 1]}'):
+        with pytest.raises(ApiError, match="more than 3 values"):
+            read_json(body, limits)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[1]", b"null", b'{"a": NaN}', b'{"a": 1e999}', b'{"a": "\xff"}', b'{"a"', b'"x"',
+     b"[" * 200, b'{"a":' * 200, b'{"a": [[' + b"[" * 80 + b"]" * 82 + b"}"],
+)  # fmt: skip
+def test_bodies_that_are_none(body):
+    with pytest.raises(ApiError) as refused:
+        read_json(body, LIMITS)
+    assert refused.value.status == 400
+    assert "\n" not in refused.value.message
+
+
+def test_bodies_that_look_deep_and_large_ones():
+    text = '{"a": "' + "[{" * 500 + '\\"[[["}'
+    assert read_json(text.encode(), LIMITS) == {"a": "[{" * 500 + '"[[['}
+    assert read_json(b'{"a": ' + b"9" * 400 + b"}", LIMITS)["a"] > 10**399
+    with pytest.raises(ApiError) as refused:
+        read_json(b" " * (LIMITS.body_bytes + 1), LIMITS)
+    assert refused.value.status == 413

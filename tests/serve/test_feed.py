@@ -334,11 +334,6 @@ def test_what_cannot_be_searched_is_said(feed, content, status, said):
     assert said in refused.json()["error"]["message"]
 
 
-def test_gauges_are_shown_where_they_are_known(feed):
-    found = ask(feeding.make_app(feed), "GET", "/feed/gauges").json()["gauges"]
-    assert {each["name"] for each in found} == {"searches running", "waiting", "tokens"}
-
-
 @pytest.mark.parametrize(
     ("path", "parts"),
     [("/", {"main.js", "tree.js", "page.css", "timeline.js"}), ("/docs", {"docs.js", "api.js"})],

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from beamwright.serve import server as connections
-from beamwright.serve.body import ServerLimits, read_json
-from beamwright.serve.errors import ApiError
+from beamwright.serve.body import ServerLimits
 from beamwright.serve.guard import Doors
 from served import ASKED, held, until
 
@@ -77,8 +76,7 @@ def test_keys(serve):
 def test_a_key_sees_and_cancels_its_own_searches_alone(serve):
     server = serve(keys=["mine", "yours"])
     yours = httpx.Client(base_url=server.url, headers={"authorization": "bearer yours"}, timeout=60)
-    with yours, held() as gate:
-        server.queue.listeners.append(gate)
+    with yours, held(server) as gate:
         asked = {"problem": "a private matter", "options": {"seed": 1}}
         found = server.http.post("/feed/searches", json=asked).json()["id"]
         until(lambda: gate.reached)
@@ -140,13 +138,8 @@ def test_keys_and_prompts_are_in_no_log(serve, caplog):
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        (b"", 400),
-        (b"null", 400),
-        (b"[null, null]", 400),
         (b"\xff\xfe", 400),
         (b'{"model": "tiny", "messages": ' + b"[" * 100_000, 400),
-        (b'{"a":' * 100_000, 400),
-        (b'{"model": NaN}', 400),
         (json.dumps({**BODY, "seed": 10**30}).encode(), 200),
         (json.dumps({**BODY, "seed": -(2**70)}).encode(), 200),
         (json.dumps(BODY).replace("Ann", "\\u0000\\ufffe\\u202e").encode(), 200),
@@ -189,43 +182,6 @@ def test_half_of_a_character_comes_back_as_it_was(served):
     assert (response.status_code, response.json()["metadata"]) == (200, body["metadata"])
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"[" * 80 + b'"' + b'\\"' * 10**6,  # a string that never ends, and could begin anywhere
-        b"[" * 80 + b'"' + b"\\" * 10**6 + b'"' + b"[" * 10**6,
-        b"[" * 2 * 10**6,
-        b'{"a": [' + b"[]," * 10**6,
-        b"[" * 80 + b'"' * 10**6,
-        b'"[' * 10**6,
-    ],
-    ids=range(6),
-)
-def test_no_body_takes_long_to_read(body):
-    # Quadratic in a megabyte is an hour.
-    with pytest.raises(ApiError):
-        read_json(body, ServerLimits())
-
-
-@pytest.mark.parametrize(
-    ("text", "depth"),
-    [("[[]]", 2), ('{"a": "[[["}', 1), ('{"[": {"\\"[": [1]}}', 3), ('["\\\\", [[]]]', 3)],
-)
-def test_nesting_is_counted_outside_of_strings(text, depth):
-    body = f'{{"a": {text}}}'.encode()
-    assert read_json(body, ServerLimits(depth=depth + 1)) == json.loads(body)
-    with pytest.raises(ApiError, match="nested more than"):
-        read_json(body, ServerLimits(depth=depth))
-
-
-def test_values_are_counted_outside_of_strings():
-    limits = ServerLimits(values=3)
-    assert read_json(b'{"a": [1, "[{,,,,"]}', limits) == {"a": [1, "[{,,,,"]}
-    for body in (b'{"a": [1, 2, 3]}', b'{"a": [[], []]}', b'{"a": [{}, "\\"", 1]}'):
-        with pytest.raises(ApiError, match="more than 3 values"):
-            read_json(body, limits)
-
-
 def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):
     server = serve(limits=ServerLimits(body_bytes=10_000, drain_s=5.0))
     headers = {"content-type": "application/json"}
@@ -243,21 +199,16 @@ def test_a_head_has_to_come(served, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
     health = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     for first, begun in ((b"", b""), (b"", b"GET /hea"), (health, b"GET /hea")):
-        with socket.create_connection(("127.0.0.1", served.port)) as client:
-            client.settimeout(10)
+        with served.connect() as client:
             client.sendall(first)
             assert not first or client.recv(1000).startswith(b"HTTP/1.1 200")
             client.sendall(begun)
             while client.recv(1000):  # until it is closed
                 pass
     # A body may take longer, and so may a search.
-    data = json.dumps(BODY).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.sendall(head.encode() + data[:5])
+    head, data = served.raw(json.dumps(BODY).encode(), connection="close")
+    with served.connect() as client:
+        client.sendall(head + data[:5])
         time.sleep(0.6)
         client.sendall(data[5:])
         found = b"".join(iter(lambda: client.recv(1000), b""))
@@ -266,13 +217,9 @@ def test_a_head_has_to_come(served, monkeypatch):
 
 def test_a_request_with_two_lengths_is_refused_and_what_is_behind_it_is_not_read(served):
     inner = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"transfer-encoding: chunked\r\ncontent-length: {len(inner)}\r\n\r\n0\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", served.port)) as client:
-        client.settimeout(20)
-        client.sendall(head.encode() + inner)
+    head, _ = served.raw(inner, transfer_encoding="chunked")
+    with served.connect() as client:
+        client.sendall(head + b"0\r\n\r\n" + inner)
         found = b"".join(iter(lambda: client.recv(1000), b""))
     assert found.startswith(b"HTTP/1.1 400")
     assert b"content-length beside transfer-encoding" in found
@@ -282,19 +229,15 @@ def test_a_request_with_two_lengths_is_refused_and_what_is_behind_it_is_not_read
 def test_large_bodies_are_bounded_together_and_small_ones_pass(serve):
     server = serve(limits=ServerLimits(bodies_bytes=200_000, drain_s=5.0))
     padded = json.dumps({**BODY, "user": "x" * 200_000}).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(padded)}\r\nconnection: close\r\n\r\n"
-    )
+    head, _ = server.raw(padded, connection="close")
     headers = {"content-type": "application/json"}
-    with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(head.encode() + padded[:-1])
+    with server.connect() as client:
+        client.sendall(head + padded[:-1])
         until(lambda: server.app._bodies_bytes > 100_000)
         refused = server.http.post(CHAT, content=padded, headers=headers)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         assert server.http.post(CHAT, json=BODY).status_code == 200
         client.sendall(padded[-1:])
-        client.settimeout(60)
         assert client.recv(1000).startswith(b"HTTP/1.1 200")
     until(lambda: server.app._bodies_bytes == 0)
     assert server.http.post(CHAT, content=padded, headers=headers).status_code == 200
@@ -305,9 +248,7 @@ def test_who_has_been_silent_longest_makes_room(serve, monkeypatch):
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
 
     def connect():
-        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        client.settimeout(20)
-        return client
+        return stack.enter_context(server.connect())
 
     def is_served(client):
         client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -332,7 +273,7 @@ def test_what_is_no_http_or_stops_halfway(served):
         b"content-type: application/json\r\n\r\n{",
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 200_000,
     ):
-        with socket.create_connection(("127.0.0.1", served.port)) as client:
+        with served.connect() as client:
             try:
                 client.sendall(raw)
                 client.shutdown(socket.SHUT_WR)

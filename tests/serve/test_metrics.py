@@ -1,7 +1,5 @@
 """Metrics and gauges of a real server, after real searches."""
 
-import threading
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from served import held
@@ -43,10 +41,8 @@ def test_what_searches_did(serve):
 
 def test_what_a_search_is_doing(serve):
     server = serve()
-    with held() as gate:
-        server.queue.listeners.append(gate)
-        thread = threading.Thread(target=server.chat, kwargs={"seed": 1})
-        thread.start()
+    with held(server) as gate:
+        asked = server.later(seed=1)
         gate.arrived.wait(20)
         seen, shown = scraped(server), server.http.get("/feed/gauges").json()["gauges"]
         assert seen["beamwright_requests_now", "running"] == 1
@@ -55,7 +51,7 @@ def test_what_a_search_is_doing(serve):
         assert named["searches"]["value"] == 1
         assert 0 < named["generator's KV"]["value"] <= named["generator's KV"]["of"]
         assert named["tokens"]["total"] > 0
-    thread.join(30)
+    assert asked.result(30).status_code == 200
 
 
 def test_both_tiers_and_the_link(serve):

@@ -120,7 +120,6 @@ class Feed:
         self._most, self._most_bytes = most, most_bytes
         self._runs: dict[str, SearchEvents] = {}
         self._trees: dict[str, PageTree] = {}
-        self._tokens = 0
         self._lock = threading.Lock()
 
     # --- what the queue says, from any thread -------------------------------------------------
@@ -141,9 +140,7 @@ class Feed:
         run, shown = self._runs[job.id], self._trees.get(job.id)
         if shown is None:
             return
-        before = shown.num_tokens
         nodes = shown.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
-        self._tokens += shown.num_tokens - before
         run.append(decided(report.round, nodes, shown.num_tokens, report.elapsed_s))
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
@@ -191,15 +188,6 @@ class Feed:
     def run(self, run_id: str) -> SearchEvents | None:
         """That run, if it is kept."""
         return self._runs.get(run_id)
-
-    def gauges(self) -> list[dict[str, Any]]:
-        """What the feed itself can say: see `feed_routes`."""
-        states = [run.state for run in self.runs()]
-        return [
-            {"name": "searches running", "value": states.count("running")},
-            {"name": "waiting", "value": states.count("waiting")},
-            {"name": "tokens", "total": self._tokens},
-        ]
 
     def _forget_old(self) -> None:
         with self._lock:

@@ -69,8 +69,8 @@ _BODY = {
 }
 
 
-def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges | None = None) -> APIRouter:
-    """`/feed/*`. queue: None where runs can only be looked at. gauges: else the feed's own."""
+def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) -> APIRouter:
+    """`/feed/*`. queue: None where runs can only be looked at."""
     routes = APIRouter(prefix="/feed", tags=["feed"])
 
     def kept(run_id: str, request: Request) -> SearchEvents:
@@ -115,8 +115,7 @@ def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges | None = 
     @routes.get("/gauges")
     async def figures() -> dict[str, Any]:
         """Memory, link and rates as they are now, where they are known."""
-        shown = feed.gauges() if gauges is None else gauges()
-        known = [gauge for gauge in shown if gauge.get("value", gauge.get("total")) is not None]
+        known = [gauge for gauge in gauges() if gauge.get("value", gauge.get("total")) is not None]
         return {"gauges": known}
 
     return routes

@@ -31,29 +31,13 @@ def contenders(tree: SearchTree) -> list[Node]:
     return found
 
 
-def final_node(tree: SearchTree) -> Node:
-    """The deepest step that all contenders go through."""
-    paths = [node.path() for node in set(contenders(tree))] or [[tree.root]]
-    shared = tree.root
-    for nodes in zip(*paths, strict=False):
-        if any(node is not nodes[0] for node in nodes):
-            break
-        shared = nodes[0]
-    return shared
-
-
-def final_text(tree: SearchTree, stops: Sequence[str] = (), *, whole_steps: bool = False) -> str:
+def final_text(tree: SearchTree, stops: Sequence[str] = ()) -> str:
     """Text that the answer will begin with, whatever else is decided.
 
     stops: strings that end an answer: what may be the beginning of one is held back.
-    whole_steps: no part of a step, not even one that all share.
     """
-    if whole_steps:
-        text = final_node(tree).text
-    else:
-        texts = [node.text for node in set(contenders(tree))]
-        text = common(min(texts), max(texts))  # all others lie between these two
-    return held_back(text, stops)
+    texts = [node.text for node in contenders(tree)]
+    return held_back(common(min(texts), max(texts)), stops)  # all others lie between these two
 
 
 def common(one: str, other: str) -> str:

@@ -1,5 +1,6 @@
 """That every request is answered, whatever happens to the thread that searches, or beside it."""
 
+import gc
 import io
 import json
 import logging
@@ -19,6 +20,8 @@ from beamwright.solver.scheduler import RequestScheduler
 from engines import assert_nothing_allocated
 from served import ASKED, held, text_of, until
 
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
+
 
 class Raises:
     """A listener that fails at one thing."""
@@ -26,17 +29,11 @@ class Raises:
     def __init__(self, at):
         self.at = at
 
-    def begun(self, job):
-        del job
-        assert self.at != "begun"
+    def __getattr__(self, what):
+        def hear(*args):
+            assert what != self.at
 
-    def round(self, job, report):
-        del job, report
-        assert self.at != "round"
-
-    def ended(self, job, outcome):
-        del job, outcome
-        assert self.at != "ended"
+        return hear
 
 
 @pytest.mark.parametrize("at", ["begun", "round", "ended"])
@@ -44,35 +41,28 @@ def test_a_listener_that_raises_is_nobody_else_s(serve, at, caplog):
     server = serve()
     with caplog.at_level(logging.ERROR, "beamwright.serve"):
         server.queue.listeners.insert(0, Raises(at))
-        found = server.chat(seed=1)
-        assert found.status_code == 200
+        assert server.chat(seed=1).status_code == 200
         server.queue.listeners.pop(0)
         runs = server.http.get("/feed/searches").json()["searches"]
     assert [run["state"] for run in runs] == ["done"], "the feed heard of it all the same"
     assert f"{at} of Raises" in caplog.text
 
 
+# --- the thread that searches ----------------------------------------------------------------
+
+
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 def test_a_thread_that_dies_leaves_nobody_waiting_and_another_takes_over(serve, monkeypatch, error):
-    server, statuses = serve(), []
+    server = serve()
 
-    def ask():
-        statuses.append(server.chat().status_code)
+    def fail(*args):
+        raise error
 
-    with held() as gate:
-        server.queue.listeners.append(gate)
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
+    with held(server) as gate:
+        asked = [server.later() for _ in range(3)]
         until(lambda: gate.reached and len(server.queue.jobs) == 3)
-
-        def fail(*args):
-            raise error
-
         monkeypatch.setattr(RequestScheduler, "_settle", fail)
-    for thread in threads:
-        thread.join(30)
-    assert statuses == [500] * 3
+    assert [each.result(30).status_code for each in asked] == [500] * 3
     monkeypatch.undo()
     assert server.chat(seed=1).status_code == 200
     assert_nothing_allocated(server.solver)
@@ -109,46 +99,28 @@ def test_a_thread_that_cannot_start_fails_that_request_alone(serve, monkeypatch)
     assert server.chat(seed=1).status_code == 200
 
 
-def test_a_prompt_that_is_being_looked_at_has_a_place(serve, monkeypatch):
-    server = serve(limits=ServerLimits(requests=1, drain_s=5.0))
-    looked, go_on, prompt_tokens = threading.Event(), threading.Event(), server.solver.prompt_tokens
-
-    def slow(problem):
-        looked.set()
-        go_on.wait(30)
-        return prompt_tokens(problem)
-
-    monkeypatch.setattr(server.solver, "prompt_tokens", slow)
-    statuses = []
-    first = threading.Thread(target=lambda: statuses.append(server.chat(seed=1).status_code))
-    first.start()
-    assert looked.wait(30)
-    assert server.chat().status_code == 429
-    go_on.set()
-    first.join(30)
-    assert statuses == [200]
-    assert server.chat(seed=1).status_code == 200
+# --- what takes long to begin ----------------------------------------------------------------
 
 
 @pytest.fixture
-def slow_submit(monkeypatch):
-    """Has a server's engine take its time to submit: `come` when it does, until `go_on`."""
+def slow(monkeypatch):
+    """Has a server's engine take its time for something: `come` when it does, until `go_on`."""
 
     class Slow:
         def __init__(self):
             self.come, self.go_on = threading.Event(), threading.Event()
-            self.handles = []
+            self.found = []
 
-        def within(self, server):
-            submit = server.solver.submit
+        def at(self, server, what):
+            do = getattr(server.solver, what)
 
-            def slow(*args, **options):
+            def slowly(*args, **options):
                 self.come.set()
                 self.go_on.wait(30)
-                self.handles.append(submit(*args, **options))
-                return self.handles[-1]
+                self.found.append(do(*args, **options))
+                return self.found[-1]
 
-            monkeypatch.setattr(server.solver, "submit", slow)
+            monkeypatch.setattr(server.solver, what, slowly)
             return server
 
     slow = Slow()
@@ -156,76 +128,134 @@ def slow_submit(monkeypatch):
     slow.go_on.set()
 
 
-def test_what_takes_long_to_submit_holds_up_nobody(serve, slow_submit):
-    server, statuses = slow_submit.within(serve()), []
-    asking = threading.Thread(target=lambda: statuses.append(server.chat(seed=1).status_code))
-    asking.start()
-    assert slow_submit.come.wait(30)
+def test_a_prompt_that_is_being_looked_at_has_a_place(serve, slow):
+    limits = ServerLimits(requests=1, drain_s=5.0)
+    server = slow.at(serve(limits=limits), "prompt_tokens")
+    first = server.later(seed=1)
+    assert slow.come.wait(30)
+    assert server.chat().status_code == 429
+    slow.go_on.set()
+    assert first.result(30).status_code == 200
+    assert server.chat(seed=1).status_code == 200
+
+
+def test_what_takes_long_to_submit_holds_up_nobody(serve, slow):
+    server = slow.at(serve(), "submit")
+    asked = server.later(seed=1)
+    assert slow.come.wait(30)
     assert httpx.get(f"{server.url}/health", timeout=20).status_code == 200
-    slow_submit.go_on.set()
-    asking.join(30)
-    assert statuses == [200]
+    slow.go_on.set()
+    assert asked.result(30).status_code == 200
 
 
-def test_a_server_ends_while_a_search_is_submitted(serve, slow_submit):
-    server, statuses = slow_submit.within(serve(limits=ServerLimits(drain_s=0.0))), []
-    asking = threading.Thread(target=lambda: statuses.append(server.chat(seed=1).status_code))
-    asking.start()
-    assert slow_submit.come.wait(30)
+def test_a_server_ends_while_a_search_is_submitted(serve, slow):
+    server = slow.at(serve(limits=ServerLimits(drain_s=0.0)), "submit")
+    asked = server.later(seed=1)
+    assert slow.come.wait(30)
     server.server.handle_exit(15, None)
     until(lambda: server.queue.draining)
-    slow_submit.go_on.set()
-    asking.join(30)
+    slow.go_on.set()
+    assert asked.result(30).status_code == 503
     server.thread.join(30)
-    assert statuses == [503]
-    (handle,) = slow_submit.handles
+    (handle,) = slow.found
     with pytest.raises(Cancelled):
         handle.result(30)
     assert_nothing_allocated(server.solver)
 
 
+# --- too many, and the end -------------------------------------------------------------------
+
+
+def test_one_too_many_is_told_to_come_later(serve):
+    server = serve(limits=ServerLimits(requests=1, drain_s=5.0))
+    with held(server):
+        first = server.later(seed=1)
+        until(lambda: server.queue.jobs)
+        response = server.chat()
+        assert response.status_code == 429
+        assert response.json()["error"]["code"] == "queue_full"
+        assert int(response.headers["retry-after"]) >= 1
+        assert "x-should-retry" not in response.headers
+        assert server.http.get("/health").status_code == 200
+    assert first.result(30).status_code == 200
+    assert server.chat(seed=1).status_code == 200
+
+
 def test_one_key_leaves_places_to_the_others(serve):
     limits = ServerLimits(requests=3, requests_per_key=1, drain_s=5.0)
-    server, statuses = serve(limits=limits, keys=["a", "b"]), []
-
-    def ask(key, then=statuses.append):
-        body = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
-        headers = {"authorization": f"Bearer {key}"}
-        url = f"{server.url}/v1/chat/completions"
-        found = httpx.post(url, json=body, headers=headers, timeout=60)
-        then((key, found.status_code))
-        return found
-
-    with held() as gate:
-        server.queue.listeners.append(gate)
-        threads = [threading.Thread(target=ask, args=(key,)) for key in "ab"]
-        for number, thread in enumerate(threads, 1):
-            thread.start()
+    server, asked = serve(limits=limits, keys=["a", "b"]), []
+    with held(server):
+        for number, key in enumerate("ab", 1):
+            asked.append(server.later(key=key, seed=1))
             until(lambda number=number: len(server.queue.jobs) == number)
-        refused = ask("a", then=lambda _: None)
+        refused = server.chat(seed=1)
         assert refused.status_code == 429
         assert "of this key" in refused.json()["error"]["message"]
-    for thread in threads:
-        thread.join(60)
-    assert sorted(statuses) == [("a", 200), ("b", 200)]
+    assert [each.result(60).status_code for each in asked] == [200, 200]
+
+
+def test_a_deadline_gives_the_best_so_far(serve):
+    server = serve(limits=ServerLimits(seconds=0.001, drain_s=5.0))
+    found = server.chat(seed=1).json()
+    assert found["search"]["stop_reason"]
+    assert found["choices"][0]["message"]["content"]
 
 
 def test_who_waits_when_the_server_ends_may_ask_again(serve):
     server = serve(limits=ServerLimits(drain_s=0.0))
-    waiting = []
-    with held() as gate:
-        server.queue.listeners.append(gate)
-        first = threading.Thread(target=server.chat, kwargs={"seed": 1})
-        first.start()
+    with held(server) as gate:
+        server.later(seed=1)
         until(lambda: gate.reached)
-        second = threading.Thread(target=lambda: waiting.append(server.chat()))
-        second.start()
+        second = server.later()
         until(lambda: len(server.queue.jobs) == 2)
         server.server.handle_exit(15, None)
-        second.join(30)
-    first.join(30)
-    (response,) = waiting
+        response = second.result(30)
     assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+
+
+def test_whoever_ends_the_server_ends_streams_properly(serve):
+    server = serve(limits=ServerLimits(drain_s=0.2))
+    with held(server) as gate:
+        stream = server.threads.submit(server.stream, seed=1)
+        until(lambda: gate.reached)
+        server.server.handle_exit(15, None)
+        until(lambda: any(j.handle._request.cancelled for j in server.queue.jobs.values()))
+        assert server.http.get("/ready").status_code == 503
+        assert server.chat().status_code == 503
+    events = stream.result(30)
+    assert events[-1]["choices"][0]["finish_reason"] or "error" in events[-1]
+    server.thread.join(30)
+    assert_nothing_allocated(server.solver)
+
+
+# --- clients that leave, streams that fail ---------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_leaves_is_cancelled_and_frees_everything(serve, streamed, caplog):
+    server = serve()
+    raw = server.raw(json.dumps({**BODY, "stream": streamed}).encode())
+    with held(server) as gate:
+        with server.connect() as client:
+            client.sendall(b"".join(raw))
+            until(lambda: gate.reached)
+            (job,) = server.queue.jobs.values()
+        until(lambda: job.handle._request.cancelled)
+    until(lambda: not server.queue.jobs)
+    assert job.state == "cancelled"
+    assert_nothing_allocated(server.solver)
+    assert server.chat(seed=1).status_code == 200
+    gc.collect()
+    assert [each.message for each in caplog.records if each.name == "asyncio"] == []
+
+
+def test_who_leaves_in_the_middle_of_a_body_is_no_bug(served, caplog):
+    with caplog.at_level(logging.ERROR):
+        head, body = served.raw(json.dumps(BODY).encode())
+        with served.connect() as client:
+            client.sendall(head + body[:1])
+        assert served.http.get("/health").status_code == 200
+    assert not caplog.records
 
 
 def test_a_stream_that_fails_is_logged_and_cut(serve, monkeypatch, caplog):
@@ -241,15 +271,6 @@ def test_a_stream_that_fails_is_logged_and_cut(serve, monkeypatch, caplog):
 def test_who_is_told_of_the_server_can_come_at_once():
     with bind("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         pass
-
-
-def test_who_leaves_in_the_middle_of_a_body_is_no_bug(served, caplog):
-    with caplog.at_level(logging.ERROR):
-        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n"
-        with socket.create_connection(("127.0.0.1", served.port)) as client:
-            client.sendall(f"{head}content-type: application/json\r\n\r\n{{".encode())
-        assert served.http.get("/health").status_code == 200
-    assert not caplog.records
 
 
 def test_what_is_over_holds_no_tree(served):
