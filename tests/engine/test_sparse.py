@@ -5,7 +5,8 @@ import time
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.sparse import METHODS, HomeStore
+from beamwright.sparse.host import HostStore
+from beamwright.sparse.rule import METHODS
 from engines import assert_nothing_allocated, exact_dtype
 
 PROBLEMS = [
@@ -127,7 +128,7 @@ def test_a_solution_says_what_was_read(make_solver):
 
 def test_what_is_dropped_reads_nothing_while_tokens_are_stored(make_solver, monkeypatch):
     reading, beside = [], []
-    fetch, append = HomeStore.fetch, HomeStore.append
+    fetch, append = HostStore.fetch, HostStore.append
 
     def slow_fetch(store, layer, wanted):
         reading.append(layer)
@@ -141,8 +142,8 @@ def test_what_is_dropped_reads_nothing_while_tokens_are_stored(make_solver, monk
         beside.extend(reading)
         append(store, segments, key_values)
 
-    monkeypatch.setattr(HomeStore, "fetch", slow_fetch)
-    monkeypatch.setattr(HomeStore, "append", watched_append)
+    monkeypatch.setattr(HostStore, "fetch", slow_fetch)
+    monkeypatch.setattr(HostStore, "append", watched_append)
     with make_solver(**SMALL, sparse="ahead", late="previous", **FEW, **HOME) as solver:
         assert solver.solve(PROBLEMS[0][1]).sparse.rank.reused > 0
     assert beside == []

@@ -11,7 +11,7 @@ from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.sparse import Host, Scored, SparseLoad, host_ranks
 from beamwright.plan.workload import Workload
-from beamwright.sparse import SparseRule
+from beamwright.sparse.rule import SparseRule
 
 CARD = find_profile("rtx-4090-x16")
 SHAPE = NAMED_SHAPES["llama-3.1-8b"]

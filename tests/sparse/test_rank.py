@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from beamwright.counters import Counters
-from beamwright.sparse.rank import InlineRank, ThreadRank
+from beamwright.sparse.rank import CacheRank, ThreadRank
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_what_is_dropped_runs_to_its_end_before_anything_is_freed(rank, counts):
 
 
 def test_inline_nothing_is_late():
-    rank = InlineRank()
+    rank = CacheRank()
     rank.push(0, lambda: "found")
     assert not rank.is_late(0)
     rank.drop(0)

@@ -11,11 +11,19 @@ from beamwright.attention.tree import TreeAttention
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
-from beamwright.sparse import PREDICTORS, Rotary, SparseRule
-from beamwright.sparse.choose import choose
 from beamwright.sparse.index import bounded, page_bounds
-from beamwright.sparse.rank import InlineRank
-from beamwright.sparse.rule import CANDIDATES, METHODS, PAGE, RECENT, SINKS
+from beamwright.sparse.rank import CacheRank
+from beamwright.sparse.rule import (
+    CANDIDATES,
+    METHODS,
+    PAGE,
+    PREDICTORS,
+    RECENT,
+    SINKS,
+    Rotary,
+    SparseRule,
+)
+from beamwright.sparse.select import choose
 from beamwright.sparse.view import SparseDecode
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
@@ -72,7 +80,7 @@ def drawn(token, layer, what):
     return scale * torch.randn(shape, generator=generator, dtype=LAYOUT.dtype)
 
 
-class LateRank(InlineRank):
+class LateRank(CacheRank):
     """Has nothing for these (token, layer)."""
 
     token = 0

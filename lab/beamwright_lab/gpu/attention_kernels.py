@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from beamwright.attention import make_attention, why_no_kernels
+from beamwright.attention import make_attention
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout

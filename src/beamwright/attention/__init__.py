@@ -10,11 +10,7 @@ from __future__ import annotations
 import torch
 
 from beamwright.attention.dense import DenseAttention
-from beamwright.attention.kernels.choice import (
-    has_matrix_units,
-    triton_version,
-    why_no_kernels,
-)
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.reference import ReferenceAttention
 from beamwright.attention.tree import TreeAttention
 from beamwright.errors import InputError
@@ -80,14 +76,3 @@ def _kernels(name: str) -> AttentionBackend:
     from beamwright.attention.kernels import views  # noqa: PLC0415 (loads Triton)
 
     return views.triton_tree() if name == "triton-tree" else views.triton_dense()
-
-
-__all__ = [
-    "BACKENDS",
-    "KERNEL_BACKENDS",
-    "check_deterministic",
-    "has_matrix_units",
-    "make_attention",
-    "triton_version",
-    "why_no_kernels",
-]

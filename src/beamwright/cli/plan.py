@@ -49,7 +49,7 @@ from beamwright.plan.workload import Workload
 from beamwright.sections import MemorySettings, SparseSettings
 
 if TYPE_CHECKING:
-    from beamwright.sparse import SparseRule
+    from beamwright.sparse.rule import SparseRule
 
 
 _DEFAULT_STEP_TOKENS = 32

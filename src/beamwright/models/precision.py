@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from beamwright.attention import has_matrix_units
+from beamwright.attention.kernels import has_matrix_units
 from beamwright.models.decoder import Linear
 from beamwright.models.onednn import prepack
 from beamwright.models.shape import ModelShape

@@ -43,7 +43,7 @@ from beamwright.solver.tiers import (
     moving_split,
     shared_bytes,
 )
-from beamwright.sparse import HomeStore
+from beamwright.sparse.host import HostStore
 from beamwright.verify.find import VerifierSource, resolve_verifier
 
 
@@ -113,7 +113,7 @@ def _local(
         backend = _checked(make_attention(model.attention), loaded.decoder, model)
         generator = _hosted(LayeredStore, loaded, LayerwiseAttention(backend), plan, tier)
     elif home:
-        generator = _hosted(HomeStore, loaded, attention, plan, tier)
+        generator = _hosted(HostStore, loaded, attention, plan, tier)
     else:
         generator = TreeModel(
             loaded.decoder,

@@ -27,7 +27,7 @@ from beamwright.remote.generator import RemoteGenerator
 from beamwright.remote.writer import RemoteSteps
 from beamwright.solver.memory import MemoryPlan
 from beamwright.solver.tiers import HostShares
-from beamwright.sparse import SparseRule
+from beamwright.sparse.rule import SparseRule
 from beamwright.tree import Node
 
 

@@ -13,7 +13,8 @@ from beamwright.protocols import AttentionBackend
 from beamwright.sections import SparseSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright.solver.tiers import expected_workload, machine_profile
-from beamwright.sparse import METHODS, PREDICTORS, Rotary, SparseAttention, SparseRule
+from beamwright.sparse.rule import METHODS, PREDICTORS, Rotary, SparseRule
+from beamwright.sparse.view import SparseAttention
 
 _AUTO, _AUTO_CORRECT = "ahead", 0.8
 """Right on the ledger of 1,024 tokens from 32 on; a third of the heads select by their own query

@@ -1,24 +1,114 @@
 """Selector: which tokens rows read in a layer, by scores of what is stored and of their tails.
 
-A row's own path decides what it selects. Columns are `PathIndex`'s: of stored tokens, then of the
-tail's places.
+A row's own path decides what it selects. What its last tokens leave for its next ones begins anew
+with each step, so it is no part of a path: nobody copies it at a fork, and no checkpoint has to
+store it. Between views it waits in the segment that the row writes.
+Columns are `PathIndex`'s: of stored tokens, then of the tail's places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from beamwright.attention.partial import round_up
-from beamwright.kv.segments import Path
+from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
-from beamwright.sparse.choose import choose, probabilities
 from beamwright.sparse.index import COLUMN_MULTIPLE, PathIndex, bounded, page_bounds
-from beamwright.sparse.memory import RowMemory
 from beamwright.sparse.rule import CANDIDATES, RECENT, SINKS, SparseRule
+
+_FORCED = 2**31 - 1
+
+
+def probabilities(scores: torch.Tensor) -> torch.Tensor:
+    """Softmax for each head, averaged over the heads of a group.
+
+    scores [rows, kv_heads, group, columns], -inf where a row has no token; returns float32
+    [rows, kv_heads, columns]. Sums are in float64: their last bits, which follow the number of
+    columns, are rounded away.
+    """
+    scores = scores.float()
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64).float()
+    return weights.div_(total).mean(2)
+
+
+def choose(
+    wanted: torch.Tensor, seen: torch.Tensor, forced: torch.Tensor, count: int
+) -> torch.Tensor:
+    """The `count` columns with the largest values, in order; of equal ones the later.
+
+    wanted [rows, kv_heads, columns], float32 and not negative; seen, forced: masks [rows, columns]
+    or [rows, kv_heads, columns] of what a row may and must select, at least and at most `count`.
+    Returns [rows, kv_heads, count].
+    """
+    seen, forced = (
+        mask if mask.dim() == 3 else mask[:, None].expand_as(wanted) for mask in (seen, forced)
+    )
+    # Floats that are not negative are ordered like their bits: no two keys are equal.
+    keys = wanted.contiguous().view(torch.int32).long().masked_fill(forced, _FORCED)
+    keys = keys.masked_fill(~seen, -1)
+    columns = torch.arange(wanted.shape[-1], device=wanted.device)
+    best = ((keys << 32) + columns).topk(count, -1, sorted=False).values
+    return (best & 0xFFFFFFFF).sort(-1).values
+
+
+@dataclass
+class RowMemory:
+    """Of one row, by layer.
+
+    queries: of its step's tokens, the newest last [count, heads, head_dim].
+    kept: the positions [kv_heads, count] that are not evicted, of the first so many.
+    """
+
+    queries: dict[int, torch.Tensor] = field(default_factory=dict)
+    kept: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+
+    def push(self, layer: int, query: torch.Tensor, most: int) -> None:
+        """Note a token's query [heads, head_dim]; `most` are kept."""
+        known = self.queries.get(layer)
+        new = query.unsqueeze(0)
+        joined = new.clone() if known is None else torch.cat([known[-most + 1 :], new])
+        self.queries[layer] = joined
+
+    def window(self, layer: int, lag: int, most: int) -> torch.Tensor | None:
+        """Queries [count, heads, head_dim] up to that of `lag` tokens before; None without any."""
+        known = self.queries.get(layer)
+        count = 0 if known is None else len(known) - (lag - 1)
+        if known is None or count <= 0:
+            return None
+        return known[max(0, count - most) : count]
+
+    def keep(self, layer: int, positions: torch.Tensor, visible: int) -> None:
+        """Of so many tokens these positions [kv_heads, count] are not evicted."""
+        self.kept[layer] = positions, visible
+
+    def left(self, layer: int, kv_heads: int, positions: torch.Tensor) -> torch.Tensor:
+        """Which of these positions [columns] are not evicted [kv_heads, columns]."""
+        if layer not in self.kept:
+            return positions.new_ones((kv_heads, len(positions)), dtype=torch.bool)
+        kept, visible = self.kept[layer]
+        alive = positions.new_zeros((kv_heads, int(positions.max()) + 1), dtype=torch.bool)
+        alive.scatter_(1, kept, value=True)
+        alive[:, visible:] = True
+        return alive[:, positions.clamp_min(0)]
+
+
+def memories(segments: Sequence[Segment | None]) -> list[RowMemory]:
+    """Of the rows that write these segments; None pads the batch."""
+    found = []
+    for segment in segments:
+        if segment is None:
+            found.append(RowMemory())
+            continue
+        if segment.memory is None:
+            segment.memory = RowMemory()
+        found.append(segment.memory)
+    return found
 
 
 class Selector:

@@ -21,12 +21,9 @@ from beamwright.kv.segments import Path, Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
 from beamwright.protocols import AttentionView
-from beamwright.sparse.memory import RowMemory, memories
-from beamwright.sparse.predict import PREDICTORS
-from beamwright.sparse.rank import CacheRank, InlineRank, ThreadRank
-from beamwright.sparse.rotary import Rotary
-from beamwright.sparse.rule import SparseRule
-from beamwright.sparse.select import Selector
+from beamwright.sparse.rank import CacheRank, ThreadRank
+from beamwright.sparse.rule import PREDICTORS, Rotary, SparseRule
+from beamwright.sparse.select import RowMemory, Selector, memories
 
 
 @dataclass(frozen=True)
@@ -351,7 +348,7 @@ class SparseAttention:
         self._inner, self.rule, self._rotary, self._threaded = inner, rule, rotary, threaded
 
     def decode_view(self, store: SegmentStore, paths: Sequence[Path], tail: Tail) -> SparseDecode:
-        rank: CacheRank = ThreadRank(store.counts) if self._threaded else InlineRank()
+        rank = ThreadRank(store.counts) if self._threaded else CacheRank()
         return SparseDecode(self.rule, self._rotary, rank, store, paths, tail)
 
     def prefill_view(

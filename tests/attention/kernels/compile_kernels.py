@@ -11,8 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from beamwright.attention.kernels import programs
-from beamwright.attention.kernels.choice import is_interpreted, why_no_kernels
+from beamwright.attention.kernels import is_interpreted, programs, why_no_kernels
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
 
 HEADS = HeadLayout(kv_heads=4, group=7, head_dim=128)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from beamwright.attention import KERNEL_BACKENDS, make_attention, triton_version
+from beamwright.attention import KERNEL_BACKENDS, make_attention
+from beamwright.attention.kernels import triton_version
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, power_of_two, prefill_tile
 from beamwright.errors import InputError
 from beamwright.sections import ModelSettings

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from beamwright.attention.kernels.cuts import Cuts, TokenRun, cut_path
+from beamwright.attention.kernels.worklist import Cuts, TokenRun, cut_path
 
 SMALL = Cuts(part_tokens=64, fresh_tokens=64)
 

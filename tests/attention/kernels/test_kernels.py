@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from beamwright.attention.kernels.choice import is_interpreted
+from beamwright.attention.kernels import is_interpreted
 from beamwright.kv.segments import PathPart
 
 NAMES = ["triton-tree", "triton-dense"]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from beamwright.attention.kernels.cuts import Cuts
-from beamwright.attention.kernels.worklist import WorkBuffers, decode_work, prefill_work
+from beamwright.attention.kernels.worklist import Cuts, WorkBuffers, decode_work, prefill_work
 from beamwright.kv.segments import PathPart
 
 CUTS = Cuts(part_tokens=32, fresh_tokens=32)

@@ -9,7 +9,7 @@ from beamwright.plan.compare import SparseCase
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.sparse import Scored, SparseLoad, host_ranks
-from beamwright.sparse import SparseRule
+from beamwright.sparse.rule import SparseRule
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
 from beamwright_lab.simulator import simulate_sparse
 from beamwright_lab.simulator.packs import in_packs, simulate_packs

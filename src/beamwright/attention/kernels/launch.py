@@ -8,7 +8,7 @@ from math import sqrt
 
 import torch
 
-from beamwright.attention.kernels.choice import is_interpreted
+from beamwright.attention.kernels import is_interpreted
 from beamwright.attention.kernels.programs import attend_chunks, attend_parts, merge_rows
 from beamwright.attention.kernels.tiles import HeadLayout, Tile
 

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 
 import torch
 
-from beamwright.attention.kernels.choice import why_no_kernels
-from beamwright.attention.kernels.cuts import Cuts
+from beamwright.attention.kernels import why_no_kernels
 from beamwright.attention.kernels.launch import Partials, decode_attention, prefill_attention
 from beamwright.attention.kernels.tiles import HeadLayout, decode_tile, prefill_tile
-from beamwright.attention.kernels.worklist import DecodeWork, WorkBuffers, decode_work, prefill_work
+from beamwright.attention.kernels.worklist import (
+    Cuts,
+    DecodeWork,
+    WorkBuffers,
+    decode_work,
+    prefill_work,
+)
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore

@@ -1,4 +1,4 @@
-"""HomeStore: all KV at home on the host; the device has what is selected, once for all rows.
+"""HostStore: all KV on the host; the device has what is selected, once for all rows.
 
 AsyncSpade with the host as its cache rank. A token's keys and values of one head cross the link
 when a row selects them and no row had them selected for its token before.
@@ -40,7 +40,7 @@ class HotSet:
         self.ids, self.values = self.ids[kept], self.values[kept]
 
 
-class HomeStore(HostedStore):
+class HostStore(HostedStore):
     """A `HostedStore` of which the device has hot sets."""
 
     def __init__(
@@ -61,12 +61,12 @@ class HomeStore(HostedStore):
 
     def append(self, segments: Sequence[Segment], key_values: Sequence[torch.Tensor]) -> None:
         """Tokens go to the host as they are stored; raises what `SegmentStore.append` does."""
-        home = [torch.empty_like(values, device="cpu") for values in key_values]
-        pairs = zip(home, key_values, strict=True)
+        on_host = [torch.empty_like(values, device="cpu") for values in key_values]
+        pairs = zip(on_host, key_values, strict=True)
         pieces = [Piece(there, here.contiguous(), here.nbytes) for there, here in pairs]
         self._cross(Direction.D2H, pieces)
         starts = [segment.length for segment in segments]
-        super().append(segments, home)
+        super().append(segments, on_host)
         for segment, first in zip(segments, starts, strict=True):
             self._forget(segment, first)
 
