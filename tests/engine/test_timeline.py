@@ -1,11 +1,28 @@
-"""Timelines: what is written down, by which clock, from which thread."""
+"""Clocks of a run: phases that are counted once, and what timelines write down."""
 
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from beamwright.engine.timeline import CHANGES, TRACKS, NullTimeline, Residence, Span, Timeline
+from beamwright.counters import Counters
+from beamwright.engine.timeline import (
+    CHANGES,
+    TRACKS,
+    Accounting,
+    NullTimeline,
+    Residence,
+    Span,
+    Timeline,
+)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
 
 
 def ticking():
@@ -13,39 +30,77 @@ def ticking():
     return map(float, itertools.count()).__next__
 
 
-def test_a_span_is_timed_by_the_given_clock():
+# --- phases ----------------------------------------------------------------------------------
+
+
+def test_what_two_phases_share_is_counted_once():
+    clock = Clock()
+    accounting = Accounting(clock)
+    decode, verify = accounting.phase("decode"), accounting.phase("verify")
+    for now, change in ((1.0, decode.__enter__), (4.0, verify.__enter__)):
+        clock.now = now
+        change()
+    clock.now = 6.0
+    assert (accounting.now() - Counters(decode_s=1.0)).seconds == {"decode": 2.0, "both": 2.0}
+    decode.__exit__(None, None, None)
+    clock.now = 13.0
+    verify.__exit__(None, None, None)
+    clock.now = 20.0
+    assert accounting.now().seconds == {"decode": 3.0, "both": 2.0, "verify": 7.0}
+
+
+def test_a_wait_for_the_link_is_no_stall_where_the_other_phase_goes_on():
+    clock, waited = Clock(), [5.0]
+    accounting = Accounting(clock)
+    verify = accounting.phase("verify")
+    with accounting.phase("decode", lambda: waited[0]):
+        clock.now = 1.0
+        verify.__enter__()
+        clock.now, waited[0] = 10.0, 9.0
+    verify.__exit__(None, None, None)
+    with accounting.phase("decode", lambda: waited[0]):
+        clock.now, waited[0] = 13.0, 11.0
+    assert accounting.counts.seconds == {"decode": 1.0, "stall": 3.0, "both": 9.0}
+
+
+def test_what_a_thread_does_that_was_left_does_not_count():
+    clock = Clock()
+    accounting = Accounting(clock)
+    verify = accounting.phase("verify", lambda: clock.now)
+    verify.__enter__()
+    clock.now = 2.0
+    accounting.leave(threading.get_ident())
+    with accounting.phase("verify"):
+        clock.now = 5.0
+        verify.__exit__(None, None, None)
+        clock.now = 7.0
+    assert accounting.counts.seconds == {"verify": 7.0}
+
+
+# --- timelines -------------------------------------------------------------------------------
+
+
+def test_what_is_written_down_is_timed_by_the_given_clock():
     timeline = Timeline(ticking())
     with timeline.span("group 0", "compute", beams=4):
         pass
     timeline.add("load", "h2d", 1.5, 1.75, bytes=8, kind="prefetch")
-    assert timeline.started_s == 0.0
-    assert timeline.spans == [
-        Span("group 0", "compute", 1.0, 2.0, {"beams": 4}),
-        Span("load", "h2d", 1.5, 1.75, {"bytes": 8, "kind": "prefetch"}),
-    ]
-
-
-def test_a_span_that_fails_is_written_down_and_its_error_goes_on():
-    timeline = Timeline(ticking())
     with pytest.raises(KeyError), timeline.span("score", "verify"):
         raise KeyError
-    assert [(span.start_s, span.end_s) for span in timeline.spans] == [(1.0, 2.0)]
-
-
-def test_residences_carry_their_time():
-    timeline = Timeline(ticking())
     for change in CHANGES:
         timeline.residence("0.3.1", change)
-    assert timeline.residences == [
-        Residence(1.0 + i, "0.3.1", change) for i, change in enumerate(CHANGES)
+    for track in TRACKS:
+        timeline.add("instant", track, 1.0, 1.0)
+    assert timeline.started_s == 0.0
+    assert timeline.spans[:3] == [
+        Span("group 0", "compute", 1.0, 2.0, {"beams": 4}),
+        Span("load", "h2d", 1.5, 1.75, {"bytes": 8, "kind": "prefetch"}),
+        Span("score", "verify", 3.0, 4.0, {}),
     ]
-
-
-@pytest.mark.parametrize("track", TRACKS)
-def test_every_track_takes_an_empty_span(track):
-    timeline = Timeline()
-    timeline.add("instant", track, 1.0, 1.0)
-    assert [span.track for span in timeline.spans] == [track]
+    assert [span.track for span in timeline.spans[3:]] == [*TRACKS]
+    assert timeline.residences == [
+        Residence(5.0 + i, "0.3.1", change) for i, change in enumerate(CHANGES)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +116,7 @@ def test_what_cannot_be_drawn_is_refused(bad, message):
     timeline = Timeline()
     with pytest.raises(ValueError, match=message):
         bad(timeline)
-    assert not timeline.spans
-    assert not timeline.residences
+    assert (timeline.spans, timeline.residences) == ([], [])
 
 
 def test_threads_lose_nothing_and_residences_stay_in_the_order_of_time():
@@ -84,17 +138,12 @@ def test_threads_lose_nothing_and_residences_stay_in_the_order_of_time():
 
 
 def test_a_null_timeline_runs_the_block_and_keeps_nothing():
-    timeline = NullTimeline()
-    ran = []
+    timeline, ran = NullTimeline(), []
     with timeline.span("group 0", "compute", beams=4):
         ran.append(True)
+    with pytest.raises(KeyError), timeline.span("score", "verify"):
+        raise KeyError
     timeline.add("load", "h2d", 0.0, 1.0, bytes=8)
     timeline.residence("0", "device")
     assert ran == [True]
-    assert not timeline.spans
-    assert not timeline.residences
-
-
-def test_a_null_timeline_lets_errors_through():
-    with pytest.raises(KeyError), NullTimeline().span("score", "verify"):
-        raise KeyError
+    assert (timeline.spans, timeline.residences) == ([], [])
