@@ -142,14 +142,6 @@ def test_trees_in_flight_do_not_know_of_each_other():
     assert [len(group) for group in executor.groups] == [24, 18, 12, 6]
 
 
-def test_no_trees_is_no_work():
-    executor = ScriptedExecutor(ordinal_wins)
-    strategy = make_strategy(SearchSettings())
-    loop = Loop(executor, strategy)
-    loop.run([])
-    assert executor.groups == []
-
-
 # --- reports ---------------------------------------------------------------------------------
 
 

@@ -29,34 +29,31 @@ def after(rounds, *, of_a_call, of_a_step=0.001, decode_s=1.0, lengths=UNEVEN):
     return payoff
 
 
-def test_nothing_is_known_before_the_second_round():
-    assert not after([1], of_a_call=0.0).pays
-    assert after([1, 1], of_a_call=0.0).pays
+@pytest.mark.parametrize(
+    ("rounds", "of_a_call", "lengths", "pays"),
+    [
+        ([1], 0.0, UNEVEN, False),  # nothing is known before the second round
+        ([1, 1], 0.0, UNEVEN, True),
+        ([1, 5], 0.005, UNEVEN, True),
+        ([1, 5], 0.5, UNEVEN, False),  # dear calls
+        ([1, 5], 0.02, EVEN, False),  # nobody waits for long
+        ([1, 5], 0.0, [12, 17, 20, 24], False),  # too short for rows that join
+    ],
+)
+def test_uneven_steps_and_cheap_calls_pay(rounds, of_a_call, lengths, pays):
+    assert after(rounds, of_a_call=of_a_call, lengths=lengths).pays is pays
 
 
-def test_uneven_steps_and_cheap_calls_pay():
-    assert after([1, 5], of_a_call=0.005).pays
-    assert not after([1, 5], of_a_call=0.5).pays, "dear calls"
-    assert not after([1, 5], of_a_call=0.02, lengths=EVEN).pays, "nobody waits for long"
-
-
-def test_short_steps_do_not_pay_for_rows_that_join():
-    assert not after([1, 5], of_a_call=0.0, lengths=[12, 17, 20, 24]).pays
-
-
-def test_a_call_costs_what_more_of_them_take():
-    costs = CallCosts()
-    for calls, steps in ((1, 16), (1, 8), (5, 16), (3, 12)):
-        costs.note(calls, steps, 0.25 * calls + 0.01 * steps)
-    assert costs.fit() == pytest.approx((0.25, 0.01))
-
-
-def test_rounds_of_one_call_leave_hope():
+def test_a_call_costs_what_more_of_them_take_and_rounds_of_one_call_leave_hope():
     costs = CallCosts()
     assert costs.fit() == (0.0, 0.0)
     costs.note(1, 16, 1.0)
     costs.note(1, 8, 0.5)
     assert 0 < costs.fit()[0] < 0.2
+    costs = CallCosts()
+    for calls, steps in ((1, 16), (1, 8), (5, 16), (3, 12)):
+        costs.note(calls, steps, 0.25 * calls + 0.01 * steps)
+    assert costs.fit() == pytest.approx((0.25, 0.01))
 
 
 def test_what_is_dropped_makes_it_pay_less():

@@ -15,7 +15,7 @@ from beamwright.engine.validation import foreseen
 from beamwright.errors import CapacityError, PolicyError
 from beamwright.evaluate import load_problems
 from beamwright.models import PrefillRequest
-from beamwright.protocols import Prospect, StepDropped
+from beamwright.protocols import Prospect
 from beamwright.search import STRATEGIES
 from beamwright.tree import NodeState, StopReason
 from declared import real_options
@@ -131,18 +131,6 @@ def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, exe
             assert facts(solver, problem)[0] == expected
     # On a lane it is a matter of time who is scored early.
     assert executor == "overlapped" or {True, False} < set(refused)
-
-
-def test_many_problems_in_flight_find_what_each_finds_alone(make_solver):
-    problems = [f"Ann has {k} apples. She eats 3." for k in range(6)]
-    options = {**FAST, "search": "beam", "dtype": exact_dtype()}
-    with make_solver(**options) as solver:
-        alone = [solver.solve(problem, problem_id=k) for k, problem in enumerate(problems)]
-    expected = {solution.problem_id: solution.tree_hash for solution in alone}
-    with make_solver(**options, speculation="exact") as solver:
-        found = list(solver.solve_many(problems, in_flight=3))
-        assert {key: solution.tree_hash for key, solution in found} == expected
-        assert_nothing_allocated(solver)
 
 
 @pytest.mark.parametrize("name", ["beam", "dynamic", "best-of-n"])
@@ -289,6 +277,10 @@ def test_children_have_the_lineage_that_they_would_have():
     ]  # fmt: skip
     assert all(node.speculative and node in children for node in made)
     assert children.of(Prospect(first, 2)) == made[:2], "each is made once"
+    assert children.taken(first, 2, greedy=True) == {}, "a rollout is no drawn step"
+    (rollout,) = children.of(Prospect(first, 1, greedy=True))
+    assert rollout.greedy
+    assert rollout is not made[0]
     assert not first.children
     assert list(tree.nodes()) == [tree.root, first, second]
 
@@ -310,14 +302,6 @@ def test_what_is_opened_is_taken_as_it_is():
     assert not list(children)
 
 
-def test_a_rollout_is_no_drawn_step():
-    _, first, _, children, made = begun_tree()
-    assert children.taken(first, 2, greedy=True) == {}
-    (rollout,) = children.of(Prospect(first, 1, greedy=True))
-    assert rollout.greedy
-    assert rollout is not made[0]
-
-
 def test_parents_that_nothing_was_decided_about_keep_theirs():
     tree, first, second, children, made = begun_tree()
     add_step(tree, made[0], "y.", tokens=(5,))
@@ -331,11 +315,13 @@ def test_parents_that_nothing_was_decided_about_keep_theirs():
     assert children.rest(tree) == [deeper, made[2]]
 
 
-def test_a_search_that_is_over_keeps_none():
+def test_what_is_forgotten_is_gone_and_a_search_that_is_over_keeps_none():
     tree, _, _, children, made = begun_tree()
+    children.forget(made[0])
+    assert made[0] not in children
     assert children.rest(tree) == [], "nothing is decided"
     tree.done = True
-    assert children.rest(tree) == made[::-1]
+    assert children.rest(tree) == made[:0:-1]
 
 
 def test_searches_that_end_at_a_limit_free_what_was_ahead(make_solver):
@@ -343,13 +329,6 @@ def test_searches_that_end_at_a_limit_free_what_was_ahead(make_solver):
     with make_solver(**options, speculation="exact") as solver:
         for _ in range(2):
             assert facts(solver)[1].tokens.speculated
-
-
-def test_late_news_of_a_dropped_child_is_nothing(make_solver):
-    _, _, _, children, made = begun_tree()
-    children.forget(made[0])
-    assert made[0] not in children
-    assert StepDropped(made[0]).node not in children
 
 
 # --- prospects that cannot be ----------------------------------------------------------------
