@@ -58,8 +58,8 @@ def run_selftest() -> dict[str, bool]:
     """
     shape = shape_from_text(_SHAPE)
     decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
-    found = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
-    return {**found, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
+    exact = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
+    return {**exact, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
 
 
 def _on_gpu(shape: ModelShape) -> dict[str, bool]:
@@ -67,13 +67,13 @@ def _on_gpu(shape: ModelShape) -> dict[str, bool]:
     device = torch.device("cuda")
     weights = random_weights(shape, torch.bfloat16, "cuda", 0)
     names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
-    found = {}
+    exact = {}
     for name in names or BACKENDS:
         backend = make_attention(name, device, torch.bfloat16)
         for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):
             decoder = Decoder(shape, weights, tile_rows)
-            found[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
-    return found
+            exact[f"{name} on cuda{label}"] = batches_are_exact(decoder, backend)
+    return exact
 
 
 def probe_machine() -> dict[str, Any]:

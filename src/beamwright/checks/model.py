@@ -58,12 +58,12 @@ def check_parity(settings: ModelSettings) -> dict[str, float]:
     reference = read_reference(loaded.folder, decoder.dtype).to(decoder.device).eval()
     with torch.inference_mode():
         expected = reference(torch.tensor([token_ids], device=decoder.device)).logits[0]
-    found = {
+    ways = {
         "prefill": _prefill(decoder, attention, token_ids, num_tokens),
         "chunked": _prefill(decoder, attention, token_ids, _CHUNK),
         "decode": _decode(decoder, attention, token_ids),
     }
-    return {way: float((logits - expected).abs().max()) for way, logits in found.items()}
+    return {way: float((logits - expected).abs().max()) for way, logits in ways.items()}
 
 
 def _tree_model(decoder: Decoder, attention: str, num_tokens: int, *chunk: int) -> TreeModel:
@@ -172,12 +172,12 @@ def measure_drift(settings: ModelSettings, samples: Sequence[Sample]) -> dict[st
     return compare_logits(_logits(_unquantised(settings), samples), _logits(settings, samples))
 
 
-def compare_logits(expected: torch.Tensor, found: torch.Tensor) -> dict[str, float]:
+def compare_logits(expected: torch.Tensor, logits: torch.Tensor) -> dict[str, float]:
     """The figures of `measure_drift` from logits [tokens, vocab], the unquantised model's first."""
-    diff = (found - expected).abs()
-    log_p, log_q = expected.log_softmax(-1), found.log_softmax(-1)
+    diff = (logits - expected).abs()
+    log_p, log_q = expected.log_softmax(-1), logits.log_softmax(-1)
     kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
-    same = expected.argmax(-1) == found.argmax(-1)
+    same = expected.argmax(-1) == logits.argmax(-1)
     return {
         "tokens": expected.shape[0],
         "max_abs_logit_diff": float(diff.max()),

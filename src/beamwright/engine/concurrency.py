@@ -191,10 +191,10 @@ def free_cores() -> int | None:
     """Cores that no other process wants at this moment; None where the system does not say."""
     try:
         running = int(_LOAD.read_text().split()[3].partition("/")[0])
-        own = sum(_is_running(task) for task in _OWN.iterdir())
+        num_ours = sum(_is_running(task) for task in _OWN.iterdir())
     except (OSError, ValueError, IndexError):
         return None
-    return (os.cpu_count() or 1) - max(0, running - own)
+    return (os.cpu_count() or 1) - max(0, running - num_ours)
 
 
 def _is_running(task: Path) -> bool:

@@ -256,7 +256,7 @@ class Engine:
         prospects = run.prospects()
         if ahead.speculation == "truncate":  # one writes, and its siblings begin alike
             prospects = [replace(prospect, children=1) for prospect in prospects]
-        return [(each.potential, run.speculative.of(each)) for each in prospects]
+        return [(p.potential, run.speculative.of(p)) for p in prospects]
 
     def _pays(self, ahead: DecodesAhead) -> bool:
         """True if children of finished steps are to be decoded ahead."""

@@ -57,13 +57,17 @@ class StopRule:
     """The stops of one search.
 
     search: how many candidates it is to end with, whether equal texts count once, and how the
-    answer is chosen, which is what votes are settled for. own: asked after all others.
+    answer is chosen, which is what votes are settled for. functions: the user's own, asked after
+    all others.
     """
 
     def __init__(
-        self, settings: StopSettings, search: SearchSettings, own: Sequence[StopFunction] = ()
+        self,
+        settings: StopSettings,
+        search: SearchSettings,
+        functions: Sequence[StopFunction] = (),
     ) -> None:
-        self._own = own
+        self._functions = functions
         self._settings, self._search, self._n = settings, search, search.n
         self._row = strategy_row(search)
 
@@ -108,7 +112,8 @@ class StopRule:
             return f"--token-budget {settings.token_budget} was spent"
         if self.out_of_time(elapsed_s):
             return self.deadline
-        return next((why for stop in self._own if (why := _asked(stop, tree)) is not None), None)
+        reasons = (_asked(stop, tree) for stop in self._functions)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def ending(self, tree: SearchTree, why: str, actions: Sequence[Action] = ()) -> list[Action]:
         """End the search: ended paths are complete; of the rest the best-scored stay as
@@ -150,11 +155,11 @@ class StopRule:
 
     def _candidates(self, tree: SearchTree, actions: Sequence[Action]) -> list[Node]:
         """Candidates without rollouts, those given up, and duplicates where those are dropped."""
-        found = [node for node in tree.candidates() if not node.greedy]
+        candidates = [node for node in tree.candidates() if not node.greedy]
         dropped: Iterable[Node] = self._given_up(actions)
         if self._search.filter_duplicates and self._row.competes:
-            dropped = duplicates(found)
-        return [node for node in found if node not in dropped]
+            dropped = duplicates(candidates)
+        return [node for node in candidates if node not in dropped]
 
 
 def _asked(stop: StopFunction, tree: SearchTree) -> str | None:
@@ -174,9 +179,9 @@ def _waits(node: Node) -> bool:
     """True for a survivor whose children are all open still, or that was rolled out in vain."""
     if node.parent is None or node.state is not NodeState.KEPT or not node.children:
         return False
-    own = [child for child in node.children if not child.greedy]
-    if own:
-        return all(child.state is NodeState.OPEN for child in own)
+    drawn = [child for child in node.children if not child.greedy]
+    if drawn:
+        return all(child.state is NodeState.OPEN for child in drawn)
     return all(child.state in (NodeState.OPEN, NodeState.PRUNED) for child in node.children)
 
 

@@ -56,7 +56,7 @@ def _restore_level(model: TreeModel, nodes: Sequence[Node]) -> None:
             owners.append(node)
     for node, hidden in zip(owners, model.prefill(requests), strict=True):
         node.handles[OWNER].hidden = hidden[-1:].clone()
-    model.store.counts.recomputed_tokens += sum(len(each.token_ids) for each in requests)
+    model.store.counts.recomputed_tokens += sum(len(r.token_ids) for r in requests)
 
 
 def _stored(node: Node) -> tuple[int, ...]:

@@ -141,7 +141,7 @@ class Scoring:
             return [StepFailed(steps[0], error)]
         self._give_up(steps)
         if len(trees) > 1:
-            return [event for mine in trees.values() for event in self.score(mine)]
+            return [event for nodes in trees.values() for event in self.score(nodes)]
         return [StepFailed(node, error) for node in steps]
 
     def _give_up(self, nodes: Sequence[Node]) -> None:

@@ -38,18 +38,16 @@ def unlike(
     Libraries choose a product's kernel by its sizes, dtype and device, never by what is multiplied:
     models that agree in these, in the kinds of their products and in attention run the same code.
     """
-    found: dict[object, tuple[Decoder, AttentionBackend]] = {}
+    kinds: dict[object, tuple[Decoder, AttentionBackend]] = {}
     for decoder, backend in zip(decoders, backends, strict=True):
-        found.setdefault((*_kind(decoder), type(backend), backend.name), (decoder, backend))
-    return list(found.values())
+        kinds.setdefault((*_kind(decoder), type(backend), backend.name), (decoder, backend))
+    return list(kinds.values())
 
 
 def _kind(decoder: Decoder) -> tuple[object, ...]:
     weights = decoder.weights
     parts = [*vars(weights.layers[0]).items(), *vars(weights).items()]
-    products = [
-        (name, type(each), type(each.weight)) for name, each in parts if isinstance(each, Linear)
-    ]
+    products = [(name, type(p), type(p.weight)) for name, p in parts if isinstance(p, Linear)]
     fixed = (decoder.dtype, decoder.device, decoder.tile_rows)
     return (replace(decoder.shape, layers=1), *fixed, tuple(products))
 
@@ -102,26 +100,26 @@ def _on_their_own(decoder: Decoder, num_rows: int, batches: Sequence[int]) -> to
     drawn = torch.randint(decoder.shape.vocab, (num_rows,), generator=generator)
     tokens = drawn.to(decoder.device).split(list(batches))
     places = (torch.arange(num_rows) % decoder.shape.context).to(decoder.device)
-    both = zip(tokens, places.split(list(batches)), strict=True)
-    return torch.cat([decoder.hidden(*each, _OwnTokenOnly()) for each in both])
+    inputs = zip(tokens, places.split(list(batches)), strict=True)
+    return torch.cat([decoder.hidden(*batch, _OwnTokenOnly()) for batch in inputs])
 
 
 @torch.inference_mode()
 def threads_agree(decoder: Decoder, backend: AttentionBackend, most: int) -> bool:
     """True if one thread of a CPU and `most` compute the same bits, as far as the LM head."""
     before, first = torch.get_num_threads(), _first_layer(decoder)
-    found = []
+    results = []
     try:
         for count in (1, most):
             torch.set_num_threads(count)
             hidden = _on_their_own(first, sum(_THREADED_ROWS), _THREADED_ROWS)
             rows = _Rows(first, backend, _THREADED_ROWS[0])
-            found.append((hidden, rows.decode([range(rows.num_rows)])))
+            results.append((hidden, rows.decode([range(rows.num_rows)])))
     except torch.OutOfMemoryError:
         return False
     finally:
         torch.set_num_threads(before)
-    return all(map(torch.equal, *found))
+    return all(map(torch.equal, *results))
 
 
 class _OwnTokenOnly:
@@ -185,7 +183,7 @@ class _Rows:
         root = model.store.create()
         model.prefill([PrefillRequest((), root, self._prompt, 0)])
         prompt = (PathPart(root, _PROMPT),)
-        found = torch.zeros(self.num_rows, _STEPS, device=self._decoder.device)
+        drawn = torch.zeros(self.num_rows, _STEPS, device=self._decoder.device)
         session, present = DecodeSession(model.decoder, model.store, model.backend), list[int]()
         num_drawn = dict.fromkeys(range(self.num_rows), 0)
         waiting = list(batches)
@@ -198,10 +196,10 @@ class _Rows:
                 session.arrange(staying, *self._begin(model, prompt, joining))
                 present = [*(present[place] for place in staying), *joining]
             steps = [num_drawn[row] for row in present]
-            found[present, steps] = self._draw(session, present, steps)
+            drawn[present, steps] = self._draw(session, present, steps)
             num_drawn.update({row: num_drawn[row] + 1 for row in present})
         session.close()
-        return found[[row for batch in batches for row in batch]]
+        return drawn[[row for batch in batches for row in batch]]
 
     def _begin(
         self, model: TreeModel, prompt: Path, rows: Sequence[int]
@@ -229,8 +227,8 @@ class _Rows:
         """What the next token of each row leads to [rows]."""
         spare = session.num_rows - len(rows)
         index, at = (
-            torch.tensor([*each, *each[:1] * spare], device=self._decoder.device)
-            for each in (rows, steps)
+            torch.tensor([*values, *values[:1] * spare], device=self._decoder.device)
+            for values in (rows, steps)
         )
         positions = self._starts[index] + at
         states = session.forward(self._tokens[index, at], positions)
