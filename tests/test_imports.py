@@ -24,7 +24,6 @@ LEVELS = (
         "config",
         "counters",
         "sections",
-        "conversation",
         "protocols",
         "progress",
         "units",

@@ -10,7 +10,7 @@ from beamwright import Settings
 from beamwright.cluster import far_solver
 from beamwright.cluster.far_solver import MOST_DEATHS, FarSolver
 from beamwright.errors import BeamwrightError, Cancelled, InputError, ProblemTooLongError
-from beamwright.tree.hashing import tree_hash
+from beamwright.tree import tree_hash
 from far import FakeServing
 
 PROBLEM = "Ann has 12 apples. She eats 3."

@@ -2,7 +2,6 @@
 
 import pytest
 
-from beamwright.conversation import Conversation, RawPrompt
 from beamwright.sections import SearchSettings
 from beamwright.serve.body import ServerLimits, parsed
 from beamwright.serve.chat import ChatFields, chat_job
@@ -10,6 +9,7 @@ from beamwright.serve.completions import CompletionFields, completion_jobs
 from beamwright.serve.errors import ApiError
 from beamwright.serve.options import ModelNames, RequestReader
 from beamwright.serve.responses import ResponseFields, response_job
+from beamwright.tree import Conversation, RawPrompt
 
 LIMITS = ServerLimits(n=64, tokens=5000, seconds=60.0)
 READER = RequestReader(ModelNames("m", SearchSettings()), LIMITS, takes_tools=True)

@@ -28,7 +28,6 @@ from beamwright.cluster.replica_state import ReplicaState
 from beamwright.cluster.searcher import Begun, Decided, Ended, EngineFacts, News, Pulse, Taken
 from beamwright.cluster.serving import Serving
 from beamwright.config import Settings
-from beamwright.conversation import Problem
 from beamwright.counters import Usage
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
 from beamwright.plugins import load_all
@@ -37,6 +36,7 @@ from beamwright.protocols import RoundCallback, RoundReport
 from beamwright.solver.handle import Handle
 from beamwright.solver.request import check_callback, check_problem, take_priority
 from beamwright.solver.solution import Solution
+from beamwright.tree import Problem
 
 MOST_DEATHS = 3
 """Of a search's replica, before it fails: it is presumably the search that kills them."""

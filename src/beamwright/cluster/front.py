@@ -11,13 +11,13 @@ from typing import Any
 
 from beamwright.cluster.searcher import EngineFacts
 from beamwright.config import Settings
-from beamwright.conversation import Problem, RawPrompt
 from beamwright.engine.prompts import Prompts, with_system_prompt
 from beamwright.errors import InputError
 from beamwright.models import TextCodec
 from beamwright.models.find import capped, read_shape, resolve_folder
 from beamwright.models.named_shapes import shape_from_text
 from beamwright.solver.request import ProblemSettings, UserParts
+from beamwright.tree import Problem, RawPrompt
 
 
 class Front:

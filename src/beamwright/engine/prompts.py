@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 
 from beamwright.config import Settings
-from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.errors import InputError, ProblemTooLongError
 from beamwright.models import TextCodec
 from beamwright.protocols import Strategy
 from beamwright.sections import ModelSettings
-from beamwright.tree import Node, SearchTree, Turn
+from beamwright.tree import Conversation, Node, Problem, RawPrompt, SearchTree, Turn
 
 _SYNTHETIC_SEED = 20_26
 DEFAULT_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -126,17 +126,9 @@ class CheckpointWriter:
 
     def __call__(self, run: TreeRun, elapsed_s: float) -> None:
         """Raises InputError if the file cannot be written."""
-        spent = self.spent()
-        saved = Checkpoint(
-            settings=self.settings,
-            tree=run.tree,
-            elapsed_s=elapsed_s,
-            phases_s=spent.seconds,
-            num_groups=spent.groups,
-            round_tokens=run.round_tokens,
-            finished_s=run.finished_s,
-        )
-        write_checkpoint(self.file, saved)
+        spent, tree, settings = self.spent(), run.tree, self.settings
+        known = elapsed_s, spent.seconds, spent.groups, run.round_tokens, run.finished_s
+        write_checkpoint(self.file, Checkpoint(settings, tree, *known))
         self.saved = True
 
     def end(self, **known: Any) -> None:
@@ -157,8 +149,8 @@ def write_checkpoint(file: Path, checkpoint: Checkpoint) -> None:
     Raises:
         InputError: if the file cannot be written.
     """
-    content = _dumps(_body(checkpoint))
-    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": _digest(content)})
+    content, digest = _digested(_body(checkpoint))
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": digest})
     if file.exists() and not file.is_file():
         raise InputError(f"--checkpoint {file}: not a regular file; it could not be resumed from")
     write_whole(file, f'{head[:-1]}, "search": {content}}}\n', option="--checkpoint ")
@@ -224,12 +216,10 @@ def _number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _dumps(body: Any) -> str:
-    return json.dumps(body, separators=(",", ":"), allow_nan=False)
-
-
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("ascii")).hexdigest()
+def _digested(body: Any) -> tuple[str, str]:
+    """It as JSON, and the checksum of that."""
+    content = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    return content, hashlib.sha256(content.encode("ascii")).hexdigest()
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -256,11 +246,11 @@ def read_checkpoint(file: Path) -> Checkpoint:
             f"this program reads version {VERSION}"
         )
     try:
-        if _digest(_dumps(content["search"])) != content["sha256"]:
+        if _digested(content["search"])[1] != content["sha256"]:
             raise InputError(f"--resume {file}: the checkpoint is damaged (checksum)")
         return _tree_of(_SEARCH.validate_python(content["search"]))
     except ValidationError as error:
-        what = describe_fault(error.errors()[0])
+        what = describe_fault(error)
     except (KeyError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
     raise InputError(f"--resume {file}: the checkpoint is damaged ({what})")
@@ -343,15 +333,8 @@ def _tree_of(saved: _SavedSearch) -> Checkpoint:
     pruned = [by_lineage[each.lineage] for each in saved.nodes if each.state is NodeState.PRUNED]
     for node in reversed(pruned):  # children first
         tree.prune(node)
-    return Checkpoint(
-        settings=saved.settings,
-        tree=tree,
-        elapsed_s=saved.elapsed_s,
-        phases_s=saved.phases_s,
-        num_groups=saved.num_groups,
-        round_tokens=saved.round_tokens,
-        finished_s=finished_s,
-    )
+    known = saved.elapsed_s, saved.phases_s, saved.num_groups, saved.round_tokens, finished_s
+    return Checkpoint(saved.settings, tree, *known)
 
 
 def _add(tree: SearchTree, parent: Node, saved: _SavedNode, *, has_children: bool) -> Node:

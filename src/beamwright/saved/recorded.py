@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from beamwright.errors import InputError
 from beamwright.files import read_regular, write_whole
@@ -50,9 +49,7 @@ def record_tree(tree: SearchTree) -> dict[str, Any]:
                 "tokens": len(node.token_ids),
                 "stop": str(node.stop),
                 "state": str(node.state),
-                "score": None
-                if node.score is None or not math.isfinite(node.score)
-                else node.score,
+                "score": node.score if math.isfinite(node.score or 0.0) else None,
             }
             for node, lineage in lineages.items()
         ],
@@ -84,35 +81,31 @@ def read_recorded(path: Path) -> RecordedTree:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON") from error
     try:
-        return _parse_tree(content)
-    except _MalformedError as error:
-        raise InputError(f"{path}: not a recorded tree: {error}") from error
-
-
-class _MalformedError(Exception):
-    """One line that says what is wrong with a recording."""
+        return _parsed(content)
+    except ValueError as error:
+        fault = describe_fault(error) if isinstance(error, ValidationError) else error
+        raise InputError(f"{path}: not a recorded tree: {fault}") from error
 
 
 def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-def _parse_tree(content: Any) -> RecordedTree:
+def _parsed(content: Any) -> RecordedTree:
+    """Raises ValueError: one line that says what is wrong with a recording."""
     if not isinstance(content, dict):
-        raise _MalformedError("the file does not hold an object")
-    if content.get("version") != VERSION:
-        raise _MalformedError(f"version is {content.get('version')!r}, not {VERSION}")
-    del content["version"]
-    try:
-        tree = TypeAdapter(RecordedTree).validate_python(content)
-    except ValidationError as error:
-        raise _MalformedError(describe_fault(error.errors()[0])) from error
+        raise ValueError("the file does not hold an object")
+    version = content.pop("version", None)
+    if version != VERSION:
+        raise ValueError(f"version is {version!r}, not {VERSION}")
+    tree = TypeAdapter(RecordedTree).validate_python(content)
     _check_lineages(tree)
     return tree
 
 
-def describe_fault(fault: ErrorDetails) -> str:
-    """What pydantic found, with its place: `nodes[1]: tokens is 0, ...`."""
+def describe_fault(error: ValidationError) -> str:
+    """What pydantic found first, with its place: `nodes[1]: tokens is 0, ...`."""
+    fault = error.errors()[0]
     first, *rest = fault["loc"]
     node, names = "", [first]  # without the branches of a union
     if first == "nodes" and rest:
@@ -132,15 +125,15 @@ def _check_lineages(tree: RecordedTree) -> None:
         where = f"nodes[{i}] ({'.'.join(map(str, node.lineage))})"
         parent, ordinal = node.lineage[:-1], node.lineage[-1]
         if node.state is NodeState.OPEN:
-            raise _MalformedError(f"{where}: state is 'open': it was not decoded")
+            raise ValueError(f"{where}: state is 'open': it was not decoded")
         if node.lineage <= last:
-            raise _MalformedError(f"{where} is out of lineage order")
+            raise ValueError(f"{where} is out of lineage order")
         if parent not in num_children:
-            raise _MalformedError(f"{where}: its parent is missing or was not kept")
+            raise ValueError(f"{where}: its parent is missing or was not kept")
         if ordinal != num_children[parent]:
-            raise _MalformedError(f"{where}: child {num_children[parent]} of its parent is missing")
+            raise ValueError(f"{where}: child {num_children[parent]} of its parent is missing")
         if node.round > tree.rounds:
-            raise _MalformedError(f"{where} is deeper than the {tree.rounds} rounds")
+            raise ValueError(f"{where} is deeper than the {tree.rounds} rounds")
         num_children[parent] += 1
         if node.state is NodeState.KEPT:
             num_children[node.lineage] = 0

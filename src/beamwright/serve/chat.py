@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from beamwright.conversation import Conversation
 from beamwright.serve.answers import Answer, AnswerToken
 from beamwright.serve.body import (
     ITEMS,
@@ -23,6 +22,7 @@ from beamwright.serve.choices import LEAST_LOGPROB, ChoicesEndpoint
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.serve.options import RequestReader
+from beamwright.tree import Conversation
 
 
 class Part(BaseModel):

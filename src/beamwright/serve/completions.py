@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from beamwright.conversation import RawPrompt
 from beamwright.serve.answers import Answer, AnswerToken
 from beamwright.serve.body import MOST_TOP_LOGPROBS, Fields, Whole, parsed
 from beamwright.serve.choices import LEAST_LOGPROB, ChoicesEndpoint
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.serve.options import RequestReader
+from beamwright.tree import RawPrompt
 
 _MOST_PROMPTS = 32
 _PROMPTS = Field(max_length=_MOST_PROMPTS, fail_fast=True)

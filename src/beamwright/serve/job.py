@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from beamwright.conversation import Conversation, Problem, RawPrompt
 from beamwright.engine.limits import num_generated
 from beamwright.errors import Cancelled
 from beamwright.protocols import RoundReport
@@ -18,6 +17,7 @@ from beamwright.serve.errors import api_error
 from beamwright.serve.events import About
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
+from beamwright.tree import Conversation, Problem, RawPrompt
 
 _MOST_ROUNDS = 64
 

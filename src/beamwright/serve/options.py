@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from beamwright.config import option_owners
-from beamwright.conversation import Conversation, Problem
 from beamwright.errors import InputError
 from beamwright.search import DEFAULT_SEARCH, STRATEGIES, make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.serve.body import MOST_STOPS, Fields, ServerLimits
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
+from beamwright.tree import Conversation, Problem
 from beamwright.units import parse_duration
 
 PLAIN: Mapping[str, Any] = MappingProxyType(

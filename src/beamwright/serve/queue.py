@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import beamwright
-from beamwright.conversation import Conversation
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.serve.body import Fields, ServerLimits, parsed
@@ -23,6 +22,7 @@ from beamwright.serve.job import RoundSummary, SearchJob
 from beamwright.serve.options import ModelNames, RequestReader
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
+from beamwright.tree import Conversation
 
 if TYPE_CHECKING:
     from beamwright.cluster.far_solver import FarSolver

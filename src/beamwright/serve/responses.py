@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from beamwright.conversation import Conversation
 from beamwright.serve.answers import Answer, search_facts, usage
 from beamwright.serve.body import Count, Fields, Objects, parsed
 from beamwright.serve.chat import Message, message_text, template_call, template_message
@@ -14,6 +13,7 @@ from beamwright.serve.endpoint import Endpoint, ReplyStream, event
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
 from beamwright.serve.options import RequestReader
+from beamwright.tree import Conversation
 
 
 class ResponseFields(Fields):

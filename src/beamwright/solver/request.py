@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from beamwright.config import Settings, option_owners
-from beamwright.conversation import Conversation, RawPrompt
 from beamwright.declare import STOPS, VERIFIERS, make_stops
 from beamwright.engine.limits import StopFunction, StopRule, check_stops
 from beamwright.engine.prompts import Prompts
@@ -31,6 +30,7 @@ from beamwright.search import DEFAULT_SEARCH, STRATEGIES, SearchPolicy, make_str
 from beamwright.search.defaults import with_defaults
 from beamwright.sections import SearchSettings, Section
 from beamwright.solver.options import SHARED, ProblemOptions
+from beamwright.tree import Conversation, RawPrompt
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier
 
 GivenProblem = str | tuple[str | int, str] | tuple[str | int, str, ProblemOptions]

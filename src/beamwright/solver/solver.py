@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal, Unpack, overload
 
 from beamwright.config import Settings
-from beamwright.conversation import Problem
 from beamwright.counters import Counters, Usage
 from beamwright.engine.limits import check_stops
 from beamwright.engine.prompts import Prompts
@@ -43,6 +42,7 @@ from beamwright.solver.request import (
 from beamwright.solver.scheduler import Arrivals, Outcome, Request, RequestScheduler, listed
 from beamwright.solver.solution import Solution
 from beamwright.solver.spread import Spreads, check_spread, in_order
+from beamwright.tree import Problem
 from beamwright.verify.find import declared_verifier
 
 

@@ -1,6 +1,6 @@
-"""The search tree: nodes, lineage, stop reasons, hash. Knows no torch, no KV, no strategy."""
+"""Problems, and the tree of a search: nodes, lineage, stops, hash. No torch, no KV, no strategy."""
 
-from beamwright.tree.hashing import tree_hash
+from beamwright.tree.conversation import Conversation, Problem, RawPrompt
 from beamwright.tree.node import (
     COMPLETE_STOPS,
     Lineage,
@@ -12,13 +12,16 @@ from beamwright.tree.node import (
     by_root,
 )
 from beamwright.tree.recorded import RecordedNode, RecordedTree
-from beamwright.tree.search_tree import SearchTree, unborn
+from beamwright.tree.search_tree import SearchTree, tree_hash, unborn
 
 __all__ = [
     "COMPLETE_STOPS",
+    "Conversation",
     "Lineage",
     "Node",
     "NodeState",
+    "Problem",
+    "RawPrompt",
     "RecordedNode",
     "RecordedTree",
     "SearchTree",

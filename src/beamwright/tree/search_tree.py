@@ -1,4 +1,4 @@
-"""SearchTree: grows, prunes and finishes nodes, and says whose KV is no longer needed.
+"""SearchTree: grows, prunes and finishes nodes, says whose KV is no longer needed; tree_hash.
 
 Ownership rule: a node owns its segment. A node needs its KV while it, or a descendant, may still
 be extended or waits for its score; the moment that ends, `release_dead` returns it exactly once.
@@ -6,6 +6,7 @@ be extended or waits for its score; the moment that ends, `release_dead` returns
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 
 from beamwright.tree.node import Lineage, Node, NodeState, StopReason, TopTokens, Turn
@@ -199,3 +200,19 @@ def unborn(parent: Node, ordinal: int, *, greedy: bool = False) -> Node:
     """A child that its parent would have: what it writes depends on its lineage alone."""
     lineage = (*parent.lineage, ordinal)
     return Node(lineage, parent, parent.end, text=parent.text, greedy=greedy, speculative=True)
+
+
+def tree_hash(tree: SearchTree) -> str:
+    """SHA-256 over committed nodes in lineage order: tokens, stop reason, kept or pruned.
+
+    Scores are left out: they are compared apart, to 1e-4.
+    """
+    digest = hashlib.sha256()
+    for node in tree.nodes():
+        if node.state is NodeState.OPEN:
+            continue
+        kept = "pruned" if node.state is NodeState.PRUNED else "kept"
+        ordinals = ".".join(map(str, node.lineage[1:]))
+        tokens = ",".join(map(str, node.token_ids))
+        digest.update(f"{ordinals}|{tokens}|{node.stop}|{kept}\n".encode())
+    return digest.hexdigest()
