@@ -192,31 +192,20 @@ def test_another_row_of_the_same_padded_length_changes_no_shape(layout):
     assert (plain.tails.storage.shape, plain.tails.num_moves) == (shape, moves)
 
 
-def test_its_bytes_are_counted_until_it_is_closed(layout):
+@pytest.mark.parametrize("stays", [False, True])
+def test_its_bytes_are_counted_until_it_gives_them_back(layout, stays):
     scratch = ScratchMeter()
-    plain = Plain(layout, scratch)
+    plain = Plain(layout, scratch, stays=stays)
     plain.arrange([], [5, 40])
     plain.decode(1)
-    assert scratch.used_bytes == plain.tails.num_bytes == plain.tails.storage.nbytes > 0
+    held = plain.tails.num_bytes
+    assert scratch.used_bytes == held == plain.tails.storage.nbytes > 0
     plain.arrange([1])
     assert scratch.used_bytes == plain.tails.num_bytes >= plain.tails.storage.nbytes
-    plain.tails.close()
-    plain.tails.close()
-    assert (scratch.used_bytes, plain.tails.num_bytes) == (0, 0)
-
-
-def test_bytes_that_stay_are_counted_until_they_are_released(layout):
-    scratch = ScratchMeter()
-    plain = Plain(layout, scratch, stays=True)
-    plain.arrange([], [0] * 4)
-    plain.decode(1)
-    held = plain.tails.num_bytes
-    plain.tails.close()
-    assert scratch.used_bytes == plain.tails.num_bytes == held > 0
-    moves = plain.tails.num_moves
-    plain.tails.release()
-    assert (scratch.used_bytes, plain.tails.num_bytes) == (0, 0)
-    assert plain.tails.num_moves > moves
+    for leave in (plain.tails.close, plain.tails.close, plain.tails.release):
+        leave()
+        left = held if stays and leave == plain.tails.close else 0
+        assert scratch.used_bytes == plain.tails.num_bytes == left
     plain.rows = []
     plain.arrange([], [1])
     plain.decode(1)

@@ -1,5 +1,3 @@
-import random
-
 import pytest
 import torch
 
@@ -78,38 +76,6 @@ def test_check_finds_a_leaked_and_a_surplus_block(make_store, layout):
     store.pool.free([segment.blocks.pop()])
     with pytest.raises(AssertionError, match="9 tokens lack blocks"):
         store.check()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_traffic_keeps_contents_and_conserves_blocks(make_store, layout, seed):
-    rng = random.Random(seed)
-    store = make_store(num_blocks=24)
-    content = {}
-    for turn in range(120):
-        if content and rng.random() < 0.3:
-            segment = rng.choice(list(content))
-            store.free(segment)
-            del content[segment]
-        elif not content or rng.random() < 0.4:
-            content[store.create()] = key_values(layout, 0)
-        else:
-            chosen = rng.sample(list(content), rng.randint(1, len(content)))
-            values = [key_values(layout, rng.randint(0, 6), turn) for _ in chosen]
-            try:
-                store.append(chosen, values)
-            except CapacityError:
-                pass
-            else:
-                for segment, added in zip(chosen, values, strict=True):
-                    content[segment] = torch.cat([content[segment], added])
-        store.check()
-        blocks = sum(store.pool.blocks_for(len(values)) for values in content.values())
-        assert store.pool.budget.used_bytes == blocks * layout.bytes_per_block
-        for segment, values in content.items():
-            assert torch.equal(store.gather(segment, segment.length), values.permute(1, 2, 0, 3, 4))
-    for segment in content:
-        store.free(segment)
-    assert (store.num_segments, store.pool.budget.used_bytes) == (0, 0)
 
 
 def test_a_path_is_cut_inside_between_and_before_its_parts(make_store):

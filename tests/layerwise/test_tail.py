@@ -1,4 +1,4 @@
-"""A tail all of whose layers are resident: what is read and taken is what was written."""
+"""A layered tail: what it refuses, and what it holds. What is read of it, the views' tests show."""
 
 import pytest
 import torch
@@ -31,45 +31,6 @@ def filled(layout, num_rows, num_tokens, scratch=None):
             tail.write(layer, key_value)
         tail.advance()
     return tail, written
-
-
-def taken(tail, row, first, end):
-    found = tail.take(row, first, end)
-    assert (found.num_tokens, found.on_host.shape[1]) == (end - first, 0)
-    return found.on_device
-
-
-@pytest.mark.parametrize("num_tokens", [1, 5, 16, 17, 33, CAPACITY])
-def test_reading_includes_the_token_that_is_being_decoded(layout, num_tokens):
-    tail, written = filled(layout, 3, num_tokens)
-    tail.length -= 1
-    keys, values = tail.read(1)
-    assert keys.shape == (3, layout.num_kv_heads, num_tokens, layout.head_dim)
-    assert torch.equal(keys, written[:, 1, :, 0].permute(1, 2, 0, 3))
-    assert torch.equal(values, written[:, 1, :, 1].permute(1, 2, 0, 3))
-    assert (tail.places.tolist(), tail.mask) == ([num_tokens - 1] * 3, None)
-
-
-def test_a_row_is_taken_in_the_order_of_the_pool(layout):
-    tail, written = filled(layout, 3, 20)
-    assert torch.equal(taken(tail, 2, 5, 18), written[5:18, :, 2])
-
-
-def test_rows_are_dropped_and_reordered(layout):
-    tail, written = filled(layout, 4, 3)
-    tail.arrange([3, 1], 2)
-    assert tail.num_rows == 2
-    assert torch.equal(taken(tail, 0, 0, 3), written[:, :, 3])
-    assert torch.equal(taken(tail, 1, 0, 3), written[:, :, 1])
-
-
-def test_it_is_full_at_its_capacity_and_can_begin_anew(layout):
-    tail, _ = filled(layout, 1, CAPACITY - 1)
-    assert tail.length < tail.num_tokens == CAPACITY
-    tail.advance()
-    assert tail.length == CAPACITY
-    tail.begin([0], 1)
-    assert (tail.length, tail.num_tokens) == (0, CAPACITY)
 
 
 def test_rows_of_other_lengths_are_a_bug(layout):

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from beamwright.attention.kernels.worklist import Cuts, WorkBuffers, decode_work, prefill_work
+from beamwright.attention.kernels.worklist import (
+    Cuts,
+    TokenRun,
+    WorkBuffers,
+    cut_path,
+    decode_work,
+    prefill_work,
+)
 from beamwright.kv.segments import PathPart
 
 CUTS = Cuts(part_tokens=32, fresh_tokens=32)
@@ -52,14 +59,6 @@ def test_each_row_reads_its_path_in_order(make_forest, seed, queries):
     work = decode_work(forest.paths, 16, CUTS, queries, copy_per_row=False)
     assert read_rows(work, len(forest.paths)) == [tokens_of(path) for path in forest.paths]
     assert max(work.items.reshape(-1, 4)[:, 3]) <= queries
-
-
-def test_rows_that_share_a_part_read_it_in_one_item(make_forest):
-    path = make_forest(3).paths[0]
-    work = decode_work([path] * 5, 16, CUTS, 64, copy_per_row=False)
-    alone = decode_work([path], 16, CUTS, 64, copy_per_row=False)
-    assert np.array_equal(work.entry_blocks, alone.entry_blocks)
-    assert set(work.items.reshape(-1, 4)[:, 3]) == {5}
 
 
 def test_rows_that_nobody_reads_have_no_work(make_forest):
@@ -158,3 +157,26 @@ def test_lists_with_headroom_move_less_often(make_forest):
             lists = buffers.write(work)
             assert lists[5][: len(work.row_slots)].tolist() == work.row_slots.tolist()
     assert 0 < ample.num_moves < tight.num_moves
+
+
+# --- where a path is cut depends on nothing but the path -------------------------------------
+
+SMALL = Cuts(part_tokens=64, fresh_tokens=64)
+
+
+def test_fresh_segments_are_parts_of_their_own_old_ones_are_joined_and_long_ones_split():
+    parts = cut_path([32] * 10, 16, SMALL)
+    # 320 tokens: segments that begin before token 256 are old.
+    assert [len(part) for part in parts] == [2, 2, 2, 2, 1, 1]
+    assert cut_path([32] * 10, 16, Cuts(64, 0))[-1] == [TokenRun(8, 0, 32), TokenRun(9, 0, 32)]
+    split = [[TokenRun(0, 0, 64)], [TokenRun(0, 64, 64)], [TokenRun(0, 128, 2)]]
+    assert cut_path([130], 16, SMALL) == split
+    assert cut_path([], 16, SMALL) == cut_path([0, 0], 16, SMALL) == []
+
+
+def test_beams_of_about_the_same_length_cut_their_common_prefix_alike():
+    prefix = [40, 7, 90, 33, 12, 64, 5, 28]
+    one, other = (cut_path([*prefix, *own], 16, SMALL) for own in ([20, 11], [31]))
+    shared = [part for part in one if all(run.part < len(prefix) for run in part)]
+    assert other[: len(shared)] == shared
+    assert len(shared) == len(one) - 2
