@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from beamwright.engine.sampling import Sampler
-from beamwright.models import DecodeSession, TreeModel
 from beamwright.models.decoder import Decoder
+from beamwright.models.session import DecodeSession
+from beamwright.models.tree_model import TreeModel
 
 
 class AskedOnce:

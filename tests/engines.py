@@ -6,8 +6,8 @@ import torch
 
 from beamwright import Solver
 from beamwright.checks.machine import run_selftest
-from beamwright.models import TreeModel
 from beamwright.models.decoder import Decoder
+from beamwright.models.tree_model import TreeModel
 from beamwright.solver.request import IGNORED
 
 PROBLEM = "Ann has 12 apples. She eats 3."

@@ -24,7 +24,7 @@ from transformers import (
 import fakes
 import prm_checkpoints
 from beamwright.attention import make_attention
-from beamwright.models import TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
 from beamwright.verify.find import resolve_verifier

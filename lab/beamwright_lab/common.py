@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from beamwright.models import ModelShape
+from beamwright.models.shape import ModelShape
 
 RESULTS = Path(__file__).parent / "results"
 

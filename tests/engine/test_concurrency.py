@@ -20,7 +20,7 @@ from beamwright.engine.concurrency import (
 )
 from beamwright.engine.selftest import threads_agree
 from beamwright.models.decoder import Decoder, Linear
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype, tiny_solver
 

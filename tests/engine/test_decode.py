@@ -10,6 +10,7 @@ from beamwright.attention import make_attention
 from beamwright.engine.noise import lineage_key, stack_keys
 from beamwright.engine.sampling import RowSampling, Sampler
 from beamwright.errors import CapacityError
+from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason
 from engines import PROBLEM, assert_nothing_allocated, grow
@@ -163,13 +164,13 @@ def test_nothing_is_encoded_after_the_prompt(make_solver, monkeypatch):
     codec = solver._machinery.reader.codec
     prompt = codec.render(PROBLEM)
     calls = []
-    real = codec.tokenizer.__class__.__call__
+    real = TextCodec._encode
 
     def counted(self, *args, **options):
         calls.append(args)
         return real(self, *args, **options)
 
-    monkeypatch.setattr(codec.tokenizer.__class__, "__call__", counted)
+    monkeypatch.setattr(TextCodec, "_encode", counted)
     _, tree = grow(solver)
     assert len(calls) == 2  # the problem, for its length, and the prompt: nothing after that
     assert list(tree.root.token_ids) == prompt

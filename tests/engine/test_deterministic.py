@@ -10,7 +10,7 @@ from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import decoder as decoder_module
 from beamwright.models.decoder import TILE_ROWS, Decoder, in_tiles
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from beamwright.saved.checkpoint import tree_settings
 from engines import exact_dtype, grow

@@ -9,10 +9,10 @@ from beamwright.attention import BACKENDS, make_attention, tree
 from beamwright.engine import selftest
 from beamwright.engine.selftest import LEAST_CONTEXT, batches_are_exact
 from beamwright.kv.tails import RowTails
-from beamwright.models import DecodeSession
 from beamwright.models.decoder import Decoder
-from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import prepack
+from beamwright.models.linear import prepack
+from beamwright.models.session import DecodeSession
+from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import exact_dtype
 

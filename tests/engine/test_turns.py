@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from engines import CHAT, grow
 from fakes import Grouping
 
@@ -34,7 +34,7 @@ def test_tokens_behind_a_turn_are_what_the_whole_conversation_makes_likely(make_
 
 def whole_pass(solver, token_ids):
     """Log-probabilities [tokens, vocab] by one prefill of the path, without a tree."""
-    from beamwright.models import PrefillRequest
+    from beamwright.models.tree_model import PrefillRequest
 
     model = solver.generator
     segment = model.store.create()

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.plan.scoring import MARK_TOKENS

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from beamwright.models import ModelShape
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright_lab.common import decode_flops
 from beamwright_lab.peers import large, models
 from beamwright_lab.peers.adapters.gguf_file import gguf_name

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.models import inspect_model, load_model
 from beamwright.models.find import resolve_folder
-from beamwright.models.named_shapes import NAMED_SHAPES, named_shape, shape_from_text
+from beamwright.models.load import inspect_model, load_model
+from beamwright.models.shape import NAMED_SHAPES, named_shape, shape_from_text
 from beamwright.sections import ModelSettings
 
 INLINE = "llama,layers=2,hidden=16,heads=4,kv_heads=2,intermediate=24,vocab=40,context=64"

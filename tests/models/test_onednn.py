@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from beamwright.models.decoder import Linear
-from beamwright.models.onednn import PackedLinear, prepack
+from beamwright.models.linear import PackedLinear, prepack
 
 
 def draw(seed, *size):

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 import fakes
 from beamwright.checks.model import check_parity
 from beamwright.errors import InputError
-from beamwright.models import inspect_model, load_model
+from beamwright.models.load import inspect_model, load_model
 from beamwright.sections import ModelSettings
 
 

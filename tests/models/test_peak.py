@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config
 
 import fakes
-from beamwright.models.find import read_shape
+from beamwright.models.config import read_shape
 from beamwright.plan.costs import Storage, weight_bytes
 
 LAYERS = 16
@@ -19,7 +19,7 @@ LOAD = """
 import json, sys
 from pathlib import Path
 from beamwright.config import ModelSettings
-from beamwright.models import load_model
+from beamwright.models.load import load_model
 
 def bytes_of(name):
     lines = Path("/proc/self/status").read_text().splitlines()

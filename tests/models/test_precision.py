@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
-from beamwright.models import precision
-from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.precision import products_are_invariant, resolve_dtype, why_float32
+from beamwright.models import load as precision
+from beamwright.models.load import products_are_invariant, resolve_dtype, why_float32
+from beamwright.models.shape import shape_from_text
 
 SMALL = shape_from_text(
     "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=96,vocab=99,context=128"

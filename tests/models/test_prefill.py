@@ -5,10 +5,10 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.kv.segments import PathPart
-from beamwright.models import PrefillRequest, TreeModel
 from beamwright.models.decoder import Decoder
-from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import prepack
+from beamwright.models.linear import prepack
+from beamwright.models.shape import shape_from_text
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.models.weights import random_weights
 
 SHAPE = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=192,vocab=128,context=256"

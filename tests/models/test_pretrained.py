@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from beamwright.errors import InputError, NotFiniteError, UnsupportedModelError
-from beamwright.models import TextCodec, inspect_model, load_model
-from beamwright.models.find import read_shape, resolve_folder
-from beamwright.models.pretrained import read_eos_ids, read_reference, read_tokenizer
+from beamwright.models.config import read_eos_ids, read_shape
+from beamwright.models.find import resolve_folder
+from beamwright.models.load import inspect_model, load_model, read_reference
+from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
 
 EVIL = "open({path!r}, 'w').close()\nclass Evil:\n    pass\n"
@@ -67,7 +68,7 @@ def test_a_tokenizer_that_is_code_is_refused(folder, ran):
     keys = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     change(folder / "tokenizer_config.json", **keys)
     with pytest.raises(InputError, match=r"tokenizer_config\.json"):
-        read_tokenizer(folder)
+        TextCodec.load(folder)
     assert not ran.exists()
 
 
@@ -157,12 +158,12 @@ def test_a_tokenizer_that_panics_is_one_line(folder, transformers):
 
 def test_a_tokenizer_that_panics_over_a_text_is_one_line(folder):
     class Panics:
-        def __call__(self, *given, **named):
+        def encode_batch(self, *given, **named):
             raise PanicException("called `Option::unwrap()`\non a `None` value")
 
     PanicException = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
     with pytest.raises(InputError, match=r"tokenizer: PanicException: called .* value") as caught:
-        TextCodec(Panics(), frozenset()).encode("text")
+        TextCodec(Panics()).encode("text")
     assert "\n" not in str(caught.value)
 
 

@@ -10,18 +10,20 @@ import torch
 from beamwright.attention import make_attention
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
-from beamwright.models import PrefillRequest, TreeModel, inspect_model, load_model
 from beamwright.models import weights as weights_module
 from beamwright.models.decoder import Decoder, Linear
-from beamwright.models.onednn import PackedInt8Linear, multiplies_int8, to_bytes
-from beamwright.models.quantised import (
+from beamwright.models.linear import (
     Int4Linear,
     Int8Linear,
-    dequantised,
+    PackedInt8Linear,
+    multiplies_int8,
     packer,
     quantise_linear,
     storage_for,
+    to_bytes,
 )
+from beamwright.models.load import inspect_model, load_model
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.plan.costs import INT4_BLOCK_ROWS, INT4_GROUP, Storage, matrix_bytes, weight_bytes
 from beamwright.sections import ModelSettings
 
@@ -46,6 +48,31 @@ def logits(decoder, num_tokens=40):
     model = TreeModel(decoder, make_attention("reference"), budget)
     hidden = model.prefill([PrefillRequest((), model.store.create(), token_ids, 0)])[0]
     return decoder.logits(hidden)
+
+
+def values_of(packed):
+    """The weights [out, in] of a packed int8 projection in float32, as they were rounded."""
+    identity = torch.eye(packed.columns, dtype=torch.uint8)
+    exact = torch.ops.onednn.qlinear_pointwise(
+        identity, 1.0, 0, packed.weight, packed.scale, packed._zeros, None,
+        1.0, 0, torch.float32, "none", [], "",
+    )  # fmt: skip
+    return exact.t().contiguous()
+
+
+def dequantised(linear, dtype):
+    """The same projection in the model's dtype: what a quantised product has to equal."""
+    if isinstance(linear, Int4Linear):
+        return Linear(linear.values(slice(None)), linear.bias)
+    if isinstance(linear, PackedInt8Linear):
+        return Linear(values_of(linear).to(dtype), linear.bias)
+    if isinstance(linear, Int8Linear):
+        return Linear(linear.weight.to(dtype) * linear.scale.to(dtype)[:, None], linear.bias)
+    if type(linear.weight) is torch.Tensor:
+        return linear
+    # torchao's tiles have no way back but the product with the identity.
+    identity = torch.eye(linear.weight.shape[1], device=linear.weight.device, dtype=dtype)
+    return Linear(torch.nn.functional.linear(identity, linear.weight).t().contiguous(), linear.bias)
 
 
 class Rounding(Linear):
@@ -231,7 +258,7 @@ def test_int8_products_are_exact_sums(dtype, columns):
     sums = (values.long() - 128) @ quantised.weight.long().t()
     expected = sums.float() * quantised.scale * scale + original.bias
     assert torch.equal(packed(x), expected.to(kind))
-    assert (packed.values() - quantised.weight * quantised.scale[:, None]).abs().max() < 1e-6
+    assert (values_of(packed) - quantised.weight * quantised.scale[:, None]).abs().max() < 1e-6
     largest = float(original(x).abs().max())
     assert (packed(x) - original(x)).abs().max() < 0.03 * largest
 
@@ -244,14 +271,14 @@ def test_int8_is_what_torchao_holds_in_blocks_as_in_one(monkeypatch, rows, scale
     weight[-1:] *= rows == 1
     theirs = torchao.Int8Tensor.from_hp(weight, torchao.PerRow())
     for block in (1 << 20, 32 * 40, 1):
-        monkeypatch.setattr("beamwright.models.quantised._BLOCK_VALUES", block)
+        monkeypatch.setattr("beamwright.models.linear._BLOCK_VALUES", block)
         ours = quantise_linear(Linear(weight), Storage.INT8)
         assert torch.equal(ours.weight, theirs.qdata)
         assert torch.equal(ours.scale, theirs.scale.flatten())
 
 
 def test_where_int8_sums_are_not_exact_weights_are_turned_back(write_family, monkeypatch):
-    monkeypatch.setattr("beamwright.models.quantised.multiplies_int8", lambda: False)
+    monkeypatch.setattr("beamwright.models.linear.multiplies_int8", lambda: False)
     folder, _ = write_family("mistral")
     linear = load(folder, "int8").decoder.weights.layers[0].qkv
     assert isinstance(linear, Int8Linear)
@@ -279,17 +306,17 @@ def test_random_shapes_are_quantised_too(weights):
 @pytest.mark.parametrize("weights", QUANTISED)
 def test_a_projection_is_converted_before_the_next_is_read(write_family, monkeypatch, weights):
     folder, _ = write_family("mistral")
-    read, make_layer = [], weights_module._llama_layer
+    read, make_layer = [], weights_module._layer
 
-    def spy(shape, reader, at, keep):
+    def spy(shape, layout, reader, at, keep):
         def one(linear):
             assert all(weight() is None for weight in read)
             read.append(weakref.ref(linear.weight))
             return keep(linear)
 
-        return make_layer(shape, reader, at, one)
+        return make_layer(shape, layout, reader, at, one)
 
-    monkeypatch.setattr(weights_module, "_llama_layer", spy)
+    monkeypatch.setattr(weights_module, "_layer", spy)
     load(folder, weights)
     assert len(read) == 3 * len(PROJECTIONS)
 

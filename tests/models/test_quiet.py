@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from beamwright.checks.model import check_parity
-from beamwright.models.quiet import no_progress_bar, quiet_import
+from beamwright.models.linear import no_progress_bar, quiet_import
 from beamwright.sections import ModelSettings
 
 

@@ -4,14 +4,14 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import fakes
 from beamwright.errors import InputError
-from beamwright.models import TextCodec, token_pieces
+from beamwright.models.tokenizer import TextCodec, token_pieces, wrapped
 
 TEXT = "the cake: 12 eggs,\n\n  naïve 🎂 日本\tend.\n\n"
 
 
 def byte_level_codec():
     letters = sorted(ByteLevel.alphabet())
-    return TextCodec(fakes.wrap(fakes.byte_level_bpe(letters=letters)), frozenset({2}))
+    return wrapped(fakes.wrap(fakes.byte_level_bpe(letters=letters)))
 
 
 def sentencepiece_like_codec():
@@ -26,7 +26,7 @@ def sentencepiece_like_codec():
     bare.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    return TextCodec(fakes.wrap(bare), frozenset({2}))
+    return wrapped(fakes.wrap(bare))
 
 
 @pytest.mark.parametrize("make", [byte_level_codec, sentencepiece_like_codec])
@@ -61,7 +61,7 @@ def _is_whole(piece):
 def test_special_tokens_add_nothing_and_added_text_adds_itself():
     tokenizer = fakes.wrap(fakes.byte_level_bpe())
     tokenizer.add_tokens(["[step]"])
-    pieces = TextCodec(tokenizer, frozenset()).token_bytes()
+    pieces = wrapped(tokenizer).token_bytes()
     assert [pieces[i] for i in range(3)] == [b"", b"", b""]
     assert pieces[-1] == b"[step]"
 

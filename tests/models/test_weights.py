@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from beamwright.errors import InputError
-from beamwright.models import load_model
+from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
 
 

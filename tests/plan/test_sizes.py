@@ -1,6 +1,6 @@
 import pytest
 
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import (
     ModelCosts,
     Roofline,

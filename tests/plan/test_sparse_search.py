@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.compare import LEAST_GAIN, SparseCase, beside_full_attention, estimate
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile

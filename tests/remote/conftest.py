@@ -5,7 +5,7 @@ pytest.importorskip("uvicorn")
 
 import engines
 from beamwright import Solver
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.remote import openai as client
 from beamwright.remote.source import RemoteModel
 from scripted_server import answered, question, speaking

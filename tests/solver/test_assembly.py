@@ -8,7 +8,7 @@ from beamwright.config import Settings
 from beamwright.engine import concurrency
 from beamwright.errors import CapacityError
 from beamwright.layerwise.store import LayeredStore
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.solver import tiers
 from beamwright.solver.memory import ModelBytes
 from engines import PROBLEM, assert_nothing_allocated, exact_dtype

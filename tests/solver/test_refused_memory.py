@@ -5,8 +5,8 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.errors import DeviceMemoryError, InputError, format_bytes
-from beamwright.models import address_space, decoder, device_memory
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models import decoder, memory
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.sections import MemorySettings
 from beamwright.solver import tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
@@ -50,9 +50,9 @@ def test_a_round_that_is_refused_memory_is_cut_in_half(make_solver, monkeypatch,
 
 
 def test_other_errors_are_not_taken_for_it():
-    assert device_memory.is_out_of_memory(REFUSED)
-    assert not device_memory.is_out_of_memory(RuntimeError("shape mismatch"))
-    assert not device_memory.is_out_of_memory(ValueError("out of memory"))
+    assert memory.is_out_of_memory(REFUSED)
+    assert not memory.is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not memory.is_out_of_memory(ValueError("out of memory"))
 
 
 def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
@@ -68,10 +68,10 @@ def test_under_a_limit_the_defaults_are_smaller(monkeypatch):
 def test_a_limit_of_the_process_is_seen():
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_AS)
-    assert address_space.address_space_left() is None or before[0] != resource.RLIM_INFINITY
+    assert memory.address_space_left() is None or before[0] != resource.RLIM_INFINITY
     try:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 45, before[1]))
-        left = address_space.address_space_left()
+        left = memory.address_space_left()
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert left is not None

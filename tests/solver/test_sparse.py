@@ -4,7 +4,7 @@ import pytest
 
 from beamwright import Settings
 from beamwright.errors import InputError
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.machines import find_profile
 from beamwright.solver import sparse
 from beamwright.solver.memory import ModelBytes

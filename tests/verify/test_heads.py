@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.models import load_model
+from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
 from beamwright.verify.heads import make_head
 from beamwright.verify.spec import VerifierSpec

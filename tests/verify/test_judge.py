@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import prm_checkpoints as checkpoints
 from beamwright.attention import make_attention
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError
-from beamwright.models import TreeModel
 from beamwright.models.session import DecodeSession
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import StopReason
 from beamwright.verify.encode import common_prefix

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from beamwright.attention import make_attention
 from beamwright.errors import InputError
-from beamwright.models import TreeModel, load_model
+from beamwright.models.load import load_model
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
 from beamwright.verify.find import resolve_verifier

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from beamwright.errors import InputError
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import ModelSettings
 from beamwright.verify.show import PROBLEM, STEPS, show_verifier
 from prm_goldens import GOLDENS, write_golden

@@ -22,7 +22,7 @@ import torch
 from beamwright import Solver
 from beamwright.evaluate import load_problems
 from beamwright.kv.segments import PathPart
-from beamwright.models import PrefillRequest, TreeModel
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 
 ROWS = (8, 16, 32, 64, 128, 256, 512)
 PROMPT_TOKENS, STEP_TOKENS = 64, 24

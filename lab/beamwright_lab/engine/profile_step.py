@@ -18,14 +18,14 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright.models.find import read_shape
+from beamwright.models.config import read_shape
 from beamwright_lab.common import Ceiling, decode_flops, finish, matmul_parameters, say, table
 from beamwright_lab.peers.models import model_folder
 
 # (class, module, name inside the module).
 _TIMED = (
     ("linear", "models.decoder", "Linear.__call__"),
-    ("linear", "models.onednn", "PackedLinear.__call__"),
+    ("linear", "models.linear", "PackedLinear.__call__"),
     ("norm", "models.decoder", "Norm.__call__"),
     ("rotary", "models.decoder", "_rotate"),
     ("activation", "models.decoder", "Decoder._mlp"),

@@ -25,7 +25,7 @@ from typing import Any
 
 from beamwright import Solution, Solver
 from beamwright.evaluate import load_problems
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.protocols import Prospect

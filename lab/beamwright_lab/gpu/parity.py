@@ -17,8 +17,10 @@ import torch
 from beamwright import Solver
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.kv.segments import PathPart
-from beamwright.models import DecodeSession, PrefillRequest, TreeModel, load_model
 from beamwright.models.find import resolve_folder
+from beamwright.models.load import load_model
+from beamwright.models.session import DecodeSession
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import ModelSettings
 from beamwright_lab.gpu.context import Context, one_line, release
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright.models import ModelShape
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright_lab.gpu.context import Context, one_line, release, synchronize
 
 # Loads a side and gives what runs it once.

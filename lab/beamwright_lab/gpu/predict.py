@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout
 from beamwright.plan.machines import find_profile
 from beamwright.solver.memory import ModelBytes

@@ -16,7 +16,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from beamwright import Solution, Solver
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright_lab.gpu.context import Context, attempt, release
 from beamwright_lab.gpu.parity import write_checkpoint
 

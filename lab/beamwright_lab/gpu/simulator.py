@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.saved.recorded import read_recorded, record_tree

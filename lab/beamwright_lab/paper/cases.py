@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from beamwright.engine.timeline import Timeline
-from beamwright.models import ModelShape
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.sections import ScheduleSettings, StepSettings

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout
 from beamwright.protocols import RoundReport
 from beamwright.solver.solution import Solution

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright.models import ModelShape
-from beamwright.models.find import read_shape
+from beamwright.models.config import read_shape
+from beamwright.models.shape import ModelShape
 from beamwright_lab.common import (
     RESULTS,
     Ceilings,

@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 
 from beamwright import Solution, Solver
 from beamwright.evaluate import Problem
-from beamwright.models.find import read_shape, resolve_folder
+from beamwright.models.config import read_shape
+from beamwright.models.find import resolve_folder
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded, write_recorded

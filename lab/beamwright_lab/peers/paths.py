@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from beamwright import Solver
-from beamwright.models import ModelShape
-from beamwright.models.find import read_shape
+from beamwright.models.config import read_shape
+from beamwright.models.shape import ModelShape
 from beamwright.protocols import RoundReport
 from beamwright_lab.common import Ceiling, alone, decode_flops, interleave, say, table
 from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, start_worker

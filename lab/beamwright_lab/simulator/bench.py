@@ -26,7 +26,7 @@ from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import CapacityError
 from beamwright.kv.host_tier import HostTier
 from beamwright.kv.pool import BlockLedger, ByteBudget
-from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.models.tree_model import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
 from beamwright.plan.scoring import MARK_TOKENS

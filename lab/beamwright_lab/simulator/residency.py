@@ -1,6 +1,6 @@
 """Simulated KV: residency without tensors, and prefills that only take time.
 
-`SimulatedPrefill` leases what `models.TreeModel.prefill` does, by the same code (`models.prefill`).
+`SimulatedPrefill` leases what `models.TreeModel.prefill` does, by the same code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from beamwright.kv.cache import CacheManager
 from beamwright.kv.host_tier import HostTier
 from beamwright.kv.pool import BlockLedger
 from beamwright.kv.segments import Segment
-from beamwright.models.prefill import (
+from beamwright.models.tree_model import (
     PREFILL_CHUNK_TOKENS,
     PrefillRequest,
     prefill_in_batches,

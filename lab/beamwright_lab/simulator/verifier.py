@@ -1,7 +1,8 @@
 """SimulatedVerifier: `verify.PrmVerifier` on a virtual clock: a score costs what its prefill costs.
 
 Knows a script, a residency of its own and what things cost. As in `verify.path_kv`, every step is
-encoded behind its parent's KV; prefills are leased and batched by the same code (`models.prefill`).
+encoded behind its parent's KV; prefills are leased and batched by the same
+code (`models.tree_model`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamwright.kv.segments import Path, PathPart, Segment
-from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.models.tree_model import PrefillRequest, remember
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.tree import Node

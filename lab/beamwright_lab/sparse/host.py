@@ -22,7 +22,7 @@ import torch
 
 from beamwright import Solver
 from beamwright.engine.row import Row
-from beamwright.models.prefill import PrefillRequest, remember
+from beamwright.models.tree_model import PrefillRequest, remember
 from beamwright.protocols import Direction, RoundReport
 from beamwright.tree import Node
 from beamwright_lab.common import finish, say, table

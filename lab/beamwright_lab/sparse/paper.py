@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from beamwright.errors import CapacityError
-from beamwright.models import ModelShape
-from beamwright.models.named_shapes import NAMED_SHAPES, shape_from_text
+from beamwright.models.shape import NAMED_SHAPES, ModelShape, shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.sparse import (

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from beamwright.errors import CapacityError
 from beamwright.evaluate.charts import COLOURS
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.saved.recorded import read_recorded

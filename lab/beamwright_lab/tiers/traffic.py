@@ -17,7 +17,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.plan.workload import BLOCK_TOKENS

@@ -13,9 +13,8 @@ from beamwright.attention.kernels import triton_version, why_no_kernels
 from beamwright.engine.concurrency import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.models.decoder import TILE_ROWS, Decoder
-from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import prepack
-from beamwright.models.shape import ModelShape
+from beamwright.models.linear import prepack
+from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright.models.weights import random_weights
 from beamwright.plan.machines import write_profile
 from beamwright.plan.probe import measure_profile

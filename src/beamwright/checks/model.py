@@ -21,9 +21,9 @@ from beamwright.errors import InputError
 from beamwright.evaluate import RunOptions, load_problems, run
 from beamwright.evaluate.problems import bundled_samples
 from beamwright.kv.segments import Path, PathPart
-from beamwright.models import LoadedModel, PrefillRequest, TreeModel, load_model
 from beamwright.models.decoder import Decoder
-from beamwright.models.pretrained import read_reference
+from beamwright.models.load import LoadedModel, load_model, read_reference
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import ModelSettings, SearchSettings
 from beamwright.solver.solver import Solver
 from beamwright.verify.find import resolve_verifier

@@ -71,7 +71,7 @@ def doctor(
             check_models(settings.model_copy(update={"verifier": "none"}))
             with first_import("beamwright.checks.model"):
                 from beamwright.checks.model import check_parity
-                from beamwright.models import inspect_model
+                from beamwright.models.load import inspect_model
 
             report = inspect_model(settings)
             if parity:

@@ -31,7 +31,7 @@ from beamwright.sections import MemorySettings, ModelSettings
 from beamwright.units import GIB
 
 if TYPE_CHECKING:
-    from beamwright.models import ModelShape
+    from beamwright.models.shape import ModelShape
     from beamwright.solver.memory import MemoryPlan, ModelBytes
 
 

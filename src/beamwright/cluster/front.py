@@ -13,9 +13,10 @@ from beamwright.cluster.searcher import EngineFacts
 from beamwright.config import Settings
 from beamwright.engine.prompts import Prompts, with_system_prompt
 from beamwright.errors import InputError
-from beamwright.models import TextCodec
-from beamwright.models.find import capped, read_shape, resolve_folder
-from beamwright.models.named_shapes import shape_from_text
+from beamwright.models.config import read_shape
+from beamwright.models.find import resolve_folder
+from beamwright.models.shape import capped, shape_from_text
+from beamwright.models.tokenizer import TextCodec
 from beamwright.solver.request import ProblemSettings, UserParts
 from beamwright.tree import Problem, RawPrompt
 

@@ -11,7 +11,7 @@ from typing import Any
 from beamwright.engine.row import OWNER, GeneratorState, Row, path_to, segment_name, state_of
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.segments import Lease, Segment
-from beamwright.models.prefill import PREFILL_CHUNK_TOKENS, PrefillRequest
+from beamwright.models.tree_model import PREFILL_CHUNK_TOKENS, PrefillRequest
 from beamwright.progress import Progress
 from beamwright.tree import Node
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from beamwright.models import TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.protocols import Verifier
 from beamwright.sections import ScheduleSettings
 

@@ -14,7 +14,7 @@ from beamwright.engine.concurrency import Models, Trial, are_apart
 from beamwright.engine.scoring import Scoring, no_more_memory
 from beamwright.engine.timeline import Accounting, Timeline
 from beamwright.engine.verifier_worker import OnCuda, VerifierWorker, on_host
-from beamwright.models import TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import DecodesAhead, Event, StepDecoded, StepWriter, Verifier
 from beamwright.sections import ScheduleSettings

@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from beamwright.models import FixedBackend, TreeModel
-from beamwright.models.device_memory import is_out_of_memory
+from beamwright.models.memory import is_out_of_memory
+from beamwright.models.session import is_capturable
+from beamwright.models.tree_model import TreeModel
 
 Launches = Callable[[], None]
 _REASON_LENGTH = 200
@@ -144,6 +145,6 @@ def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]
     if graphs == "off" or model.store.streams_layers:
         return None
     device = model.decoder.device
-    if device.type == "cuda" and isinstance(model.backend, FixedBackend):
+    if device.type == "cuda" and is_capturable(model.backend):
         return CudaGraphReplay(device, on_failure)
     return Replay() if graphs == "on" else None

@@ -8,7 +8,7 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.errors import InputError, ProblemTooLongError
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.protocols import Strategy
 from beamwright.sections import ModelSettings
 from beamwright.tree import Conversation, Node, Problem, RawPrompt, SearchTree, Turn

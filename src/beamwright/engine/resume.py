@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from beamwright.engine.row import OWNER, GeneratorState, path_to, segment_name
-from beamwright.models import PrefillRequest, TreeModel
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.protocols import Verifier
 from beamwright.tree import Node, NodeState
 

@@ -16,8 +16,9 @@ from beamwright.attention import KERNEL_BACKENDS
 from beamwright.engine.sampling import RowSampling, Sampler, draws_in_kernel
 from beamwright.errors import InputError
 from beamwright.kv.segments import Path, PathPart, Segment
-from beamwright.models import DecodeSession, PrefillRequest, TreeModel
 from beamwright.models.decoder import Decoder, Linear
+from beamwright.models.session import DecodeSession
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.protocols import AttentionBackend
 from beamwright.sections import SamplingSettings
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from beamwright.engine.row import Row
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.tree import StopReason
 
 

@@ -31,7 +31,10 @@ from beamwright.engine.sampling import (
 )
 from beamwright.engine.stops import StopFinder, text_before
 from beamwright.errors import NotFiniteError
-from beamwright.models import DecodeSession, PrefillRequest, TextCodec, TreeModel, device_memory
+from beamwright.models import device_memory
+from beamwright.models.session import DecodeSession
+from beamwright.models.tokenizer import TextCodec
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.progress import Progress
 from beamwright.tree import StopReason
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
-from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
-from beamwright.models.hf_config import (
-    NotBuiltError,
-    check_counts,
-    check_kind,
-    shape_from_config,
-    supported,
+from beamwright.errors import InputError, UnavailableError
+from beamwright.models.config import read_shape
+from beamwright.models.shape import (
+    NAMED_SHAPES,
+    ModelShape,
+    capped,
+    hub_name,
+    named_shape,
+    shape_from_text,
 )
-from beamwright.models.json_file import read_object
-from beamwright.models.named_shapes import NAMED_SHAPES, hub_name, named_shape, shape_from_text
-from beamwright.models.pretrained import read_config
-from beamwright.models.shape import ModelShape
 from beamwright.sections import ELSEWHERE, ModelSettings
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
@@ -26,10 +23,6 @@ _OLLAMA, _OLLAMA_URL = "ollama:", "http://127.0.0.1:11434/v1"
 _GGUF = (
     "or let llama.cpp's server run it, with tree and verifier here: --model openai:URL#NAME "
     "--tokenizer hf:ORG/NAME"
-)
-_ELSEWHERE = (
-    "--model vllm:PATH or --model openai:URL#NAME (a server that runs it) takes it today, with "
-    "tree and verifier here"
 )
 _BUNDLED = Path(__file__).parent.parent / "bundled"
 
@@ -128,29 +121,6 @@ def _check_files(folder: Path) -> None:
             raise InputError(f"{file}: not a regular file")
 
 
-def read_shape(folder: Path, max_context: int | None, role: str = "generator") -> ModelShape:
-    """The shape in a folder's config.json."""
-    try:
-        written = read_object(folder / "config.json")
-        check_counts(written)
-        if isinstance(written.get("model_type"), str):
-            check_kind(written)  # before the slow imports that the rest may need
-        config = read_config(folder, supported())
-        return shape_from_config(config, max_context)
-    except NotBuiltError as error:
-        way = f"; {_ELSEWHERE}" if role == "generator" else ""
-        raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"model {folder}: {error}") from error
-    except InputError as error:
-        raise UnsupportedModelError(f"config cannot be read: {error}; {supported()}") from error
-    except Exception as error:  # a value of a kind that no rule here foresees
-        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UnsupportedModelError(
-            f"model {folder}: config.json holds what no model can be made of ({line})"
-        ) from error
-
-
 def find_shape(
     settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
 ) -> ModelShape:
@@ -171,13 +141,6 @@ def find_shape(
     hint = "; ".join(filter(None, (known, shapes)))
     folder = resolve_folder(spec, role, written, hint, weights=False)
     return read_shape(folder, settings.context, role)
-
-
-def capped(shape: ModelShape, max_context: int | None) -> ModelShape:
-    """The shape with a context of so many tokens at most."""
-    if max_context is None:
-        return shape
-    return replace(shape, context=min(shape.context, max_context))
 
 
 def _download(name: str, *, weights: bool = True) -> Path:

@@ -9,49 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from beamwright.kv.segments import Path, Segment, visible_path
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
-from beamwright.protocols import AttentionBackend, DecodeView
+from beamwright.protocols import AttentionBackend
 
 
-class Workspace(Protocol):
-    """Device tensors that the views of a `FixedBackend` share, one view after the other."""
+def is_capturable(backend: AttentionBackend) -> bool:
+    """True if a decode step can be captured: its views read nothing but tensors that stay.
 
-    @property
-    def num_moves(self) -> int:
-        """How often they were allocated anew."""
-        ...
-
-    def release(self) -> None: ...
-
-
-@runtime_checkable
-class FixedBackend(Protocol):
-    """A backend whose decode step can be captured: it reads nothing but tensors that stay."""
-
-    def workspace(self, store: SegmentStore) -> Workspace: ...
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """A view that keeps something of its rows for the next view."""
-
-    def own(self, segments: Sequence[Segment | None]) -> None:
-        """Who writes these rows; None pads the batch."""
-        ...
-
-    def settle(self) -> None:
-        """Nothing that nobody waits for reads the store any more when it returns."""
-        ...
+    They are in a `workspace(store)` of the backend's, one view after the other.
+    """
+    return hasattr(backend, "workspace")
 
 
 @dataclass(eq=False)
-class _Own:
+class _OpenRow:
     """A row: its path and segment, tokens read as sealed, and tokens in its tail behind those."""
 
     path: Path
@@ -85,11 +62,11 @@ class DecodeSession:
     ) -> None:
         self._decoder, self._store, self._backend = decoder, store, backend
         self._tail = store.make_tail(backend.tail_tokens, stays=stays)
-        fixed = backend if isinstance(backend, FixedBackend) else None
-        self._workspace = fixed.workspace(store) if fixed is not None else None
+        make_workspace = getattr(backend, "workspace", None)
+        self._workspace: Any = None if make_workspace is None else make_workspace(store)
         self._stays = stays
         self._view: Any = None
-        self._rows: list[_Own | None] = []
+        self._rows: list[_OpenRow | None] = []
 
     @property
     def num_rows(self) -> int:
@@ -104,8 +81,8 @@ class DecodeSession:
     @property
     def num_moves(self) -> int:
         """How often anything was allocated anew: a step captured before must not be replayed."""
-        workspace = self._workspace.num_moves if self._workspace is not None else 0
-        return self._tail.num_moves + workspace
+        shared: int = self._workspace.num_moves if self._workspace is not None else 0
+        return self._tail.num_moves + shared
 
     @property
     def held_bytes(self) -> int:
@@ -121,16 +98,16 @@ class DecodeSession:
 
         A new row may have stored tokens of its step before: they come back into its tail.
         """
-        fresh = [self._own(path, s) for path, s in zip(paths, segments, strict=True)]
+        fresh = [self._joining(path, s) for path, s in zip(paths, segments, strict=True)]
         rows = [*(self._rows[row] for row in kept), *fresh]
         num_rows = padded_rows(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
         index = [*kept, *spare[: num_rows - len(kept)]]
         self._tail.arrange(kept, num_rows)
-        for row, own in enumerate(fresh, start=len(kept)):
-            if own.held:
-                held = self._store.gather(own.segment, own.num_tokens)
-                self._tail.restore(row, held[:, :, own.flushed :])
+        for place, row in enumerate(fresh, start=len(kept)):
+            if row.held:
+                held = self._store.gather(row.segment, row.num_tokens)
+                self._tail.restore(place, held[:, :, row.flushed :])
         compacts = self._view is not None and not fresh and len(index) == num_rows
         self._rows = [*rows, *([None] * (num_rows - len(rows)))]
         if compacts:
@@ -166,7 +143,7 @@ class DecodeSession:
     def max_tokens(self) -> int:
         """Tokens that every row can get before `prepare` has to be asked again; at least one."""
         capacity = self._backend.tail_tokens
-        return min(capacity - own.held % capacity for own in self._rows if own is not None)
+        return min(capacity - row.held % capacity for row in self._rows if row is not None)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [rows, embed_dim] of one token per row ([rows] ids and positions)."""
@@ -177,13 +154,14 @@ class DecodeSession:
 
     def prepare(self, max_tokens: int) -> None:
         """Make places for up to `max_tokens` tokens per row. A full tail is stored, then sealed."""
-        full = [own for own in self._rows if own and own.held == self._backend.tail_tokens]
+        capacity = self._backend.tail_tokens
+        full = {i: row for i, row in enumerate(self._rows) if row and row.held == capacity}
         if full:
-            self.store({row: own.num_tokens for row, own in enumerate(self._rows) if own in full})
-            for own in full:
-                own.flushed, own.held = own.num_tokens, 0
+            self.store({place: row.num_tokens for place, row in full.items()})
+            for row in full.values():
+                row.flushed, row.held = row.num_tokens, 0
             self._open_view()
-        lengths = [own.held if own is not None else None for own in self._rows]
+        lengths = [row.held if row is not None else None for row in self._rows]
         self._tail.begin(lengths, max_tokens)
         if self._workspace is not None:
             self._view.prepare(self._decoder.shape.heads)
@@ -196,9 +174,9 @@ class DecodeSession:
 
     def advance(self) -> None:
         """One more token of every row has been computed."""
-        for own in self._rows:
-            if own is not None:
-                own.held += 1
+        for row in self._rows:
+            if row is not None:
+                row.held += 1
 
     def store(self, num_tokens: Mapping[int, int]) -> None:
         """Append to the segments of these rows what is missing of so many of their tokens.
@@ -206,49 +184,43 @@ class DecodeSession:
         Raises:
             CapacityError: if no blocks are left; nothing has been written then.
         """
-        found = [(own, n) for row, n in num_tokens.items() if (own := self._rows[row]) is not None]
-        rows = {id(own): row for row, own in enumerate(self._rows)}
-        missing = [(own, n) for own, n in found if n > own.segment.length]
+        missing = [
+            (place, row, count)
+            for place, count in num_tokens.items()
+            if (row := self._rows[place]) is not None and count > row.segment.length
+        ]
         if not missing:
             return
         taken = [
-            self._tail.take(rows[id(own)], own.segment.length - own.flushed, n - own.flushed)
-            for own, n in missing
+            self._tail.take(place, row.segment.length - row.flushed, count - row.flushed)
+            for place, row, count in missing
         ]
-        if isinstance(self._view, Remembers):
-            self._view.settle()
-        self._store.append([own.segment for own, _ in missing], taken)
+        if (settle := getattr(self._view, "settle", None)) is not None:
+            settle()  # nothing that nobody waits for reads the store any more
+        self._store.append([row.segment for _, row, _ in missing], taken)
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _own(self, path: Path, segment: Segment) -> _Own:
+    def _joining(self, path: Path, segment: Segment) -> _OpenRow:
         # A function of the token alone, so that preempted rows go on with the same partial sums.
         capacity = self._backend.tail_tokens
         flushed = segment.length // capacity * capacity
-        return _Own(path, segment, flushed, segment.length - flushed)
+        return _OpenRow(path, segment, flushed, segment.length - flushed)
 
     def _open_view(self) -> None:
         self._close_view()
-        live = next((own for own in self._rows if own is not None), None)
+        live = next((row for row in self._rows if row is not None), None)
         assert live is not None, "a batch has a row"
         # Rows without a segment decode nothing that is kept; they read what some other row reads.
-        rows = [own or live for own in self._rows]
-        paths = [visible_path(own.path, own.segment, own.flushed) for own in rows]
-        self._view = self._make_view(paths)
-        num_real = max(row for row, own in enumerate(self._rows) if own is not None) + 1
-        if isinstance(self._view, Remembers):
-            self._view.own([None if own is None else own.segment for own in self._rows])
-        self._view.count_rows(num_real)
-        self._view.drop_rows([row for row, own in enumerate(self._rows) if own is None])
-
-    def _make_view(self, paths: Sequence[Path]) -> DecodeView:
-        backend: AttentionBackend = self._backend
-        if self._workspace is None:
-            return backend.decode_view(self._store, paths, self._tail)
-        view: DecodeView = backend.decode_view(  # type: ignore[call-arg]
-            self._store, paths, self._tail, self._workspace
-        )
-        return view
+        read = [row or live for row in self._rows]
+        paths = [visible_path(row.path, row.segment, row.flushed) for row in read]
+        shared: tuple[Any, ...] = () if self._workspace is None else (self._workspace,)
+        self._view = self._backend.decode_view(self._store, paths, self._tail, *shared)
+        if (remember := getattr(self._view, "own", None)) is not None:
+            # Who writes these rows, for a view that keeps something of them; None pads the batch.
+            remember([None if row is None else row.segment for row in self._rows])
+        self._view.count_rows(max(i for i, row in enumerate(self._rows) if row is not None) + 1)
+        self._view.drop_rows([i for i, row in enumerate(self._rows) if row is None])
 
     def _close_view(self) -> None:
         if self._view is not None:

@@ -1,7 +1,7 @@
 """Chat templates are programs that a model folder brings along: they are given bounds.
 
 `transformers` renders them in Jinja's sandbox, which keeps them from everything but memory and
-time.
+time. One that only puts strings together is rendered here, without waiting for `transformers`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from beamwright.errors import InputError
-from beamwright.models.json_file import line_of
+from beamwright.models.config import line_of
 
 RENDER_S = 5.0
 MOST_CHARACTERS = 1 << 24
@@ -22,6 +27,23 @@ _DEEPEST = 200  # Python takes no more brackets or blocks than about this
 _LARGEST = 100_000
 _LONGEST_REPEATED = 100
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
+_RAISE = "raise_exception"
+
+WriteChat = Callable[..., str]
+"""A conversation as text: `messages`, and what else the template may ask for by name."""
+
+
+class _Generation(Extension):
+    """`transformers` has this tag, around what the assistant says."""
+
+    tags = {"generation"}  # noqa: RUF012 (as its base has it)
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+# --- bounds ----------------------------------------------------------------------------------
 
 
 def check_template(template: Any, where: str) -> None:
@@ -33,8 +55,6 @@ def check_template(template: Any, where: str) -> None:
         InputError: for a power, a product without a small literal, a large number or width, and a
             text that is too long or nested too deeply.
     """
-    from jinja2 import TemplateSyntaxError  # noqa: PLC0415 (comes with transformers)
-
     for text in template.values() if isinstance(template, dict) else [template]:
         if not isinstance(text, str):
             continue
@@ -52,22 +72,10 @@ def check_template(template: Any, where: str) -> None:
 
 def _refused(text: str) -> str | None:
     """What a template must not do; None for what it may."""
-    from jinja2 import Environment  # noqa: PLC0415 (as above)
-    from jinja2.ext import Extension, loopcontrols  # noqa: PLC0415 (as above)
-
-    class Generation(Extension):
-        """`transformers` has this tag, around what the assistant says."""
-
-        tags = {"generation"}  # noqa: RUF012 (as its base has it)
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
     if len(text) > _MOST_SOURCE:
         return f"{len(text):,} characters, more than {_MOST_SOURCE:,}"
-    parsed = Environment(extensions=[Generation, loopcontrols]).parse(text)
-    waiting: list[tuple[Any, int]] = [(parsed, 0)]
+    parsed = Environment(extensions=[_Generation, loopcontrols]).parse(text)
+    waiting: list[tuple[nodes.Node, int]] = [(parsed, 0)]
     while waiting:
         node, depth = waiting.pop()
         if depth > _DEEPEST:
@@ -78,9 +86,7 @@ def _refused(text: str) -> str | None:
     return None
 
 
-def _refused_node(node: Any) -> str | None:
-    from jinja2 import nodes  # noqa: PLC0415 (as above)
-
+def _refused_node(node: nodes.Node) -> str | None:
     if isinstance(node, nodes.Pow):
         return "powers (**) are not allowed"
     if isinstance(node, nodes.Mul) and not (_is_small(node.left) or _is_small(node.right)):
@@ -92,17 +98,15 @@ def _refused_node(node: Any) -> str | None:
     return None
 
 
-def _is_small(node: Any) -> bool:
+def _is_small(node: nodes.Node) -> bool:
     value = getattr(node, "value", None)  # of a literal
     if isinstance(value, str):
         return len(value) <= _LONGEST_REPEATED
     return isinstance(value, int | float) and abs(value) <= _LARGEST
 
 
-def _pattern(node: Any) -> str:
+def _pattern(node: nodes.Node) -> str:
     """The literal that a node fills in by its `%` or `{}` fields; empty where it is none."""
-    from jinja2 import nodes  # noqa: PLC0415 (as above)
-
     literal = None
     if isinstance(node, nodes.Mod):
         literal = node.left
@@ -111,20 +115,67 @@ def _pattern(node: Any) -> str:
     return str(literal.value) if isinstance(literal, nodes.Const) else ""
 
 
+# --- rendering -------------------------------------------------------------------------------
+
+
+def is_simple(template: str, known: frozenset[str]) -> bool:
+    """True if a template puts strings together and does nothing else. known: tokens by role.
+
+    It renders alike in every Jinja environment that trims blocks: what environments add are
+    functions, filters, tests, variables and tags.
+    """
+    try:
+        parsed = Environment(trim_blocks=True, lstrip_blocks=True).parse(template)
+        names = meta.find_undeclared_variables(parsed)
+        special = [*parsed.find_all((nodes.Filter, nodes.Test, nodes.Call, nodes.Getattr))]
+    except (TemplateError, RecursionError, MemoryError, ValueError, OverflowError):
+        return False  # said by whoever checks or renders it
+    return names <= known | {"messages", "add_generation_prompt", _RAISE} and all(
+        map(_is_simple_node, special)
+    )
+
+
+def _is_simple_node(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Filter):
+        return node.name == "trim" and not (node.args or node.kwargs)
+    if isinstance(node, nodes.Call):
+        return isinstance(node.node, nodes.Name) and node.node.name == _RAISE
+    return isinstance(node, nodes.Getattr) and not node.attr.startswith("_")
+
+
+def simple_writer(template: str, special_tokens: Mapping[str, str]) -> WriteChat:
+    """What renders a simple template. special_tokens: by role, `bos_token` and so on."""
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    @cache
+    def compiled() -> Any:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals[_RAISE] = refuse
+        return environment.from_string(template)
+
+    def write(messages: Any, **names: Any) -> str:
+        text: str = compiled().render(messages=messages, **names, **special_tokens)
+        return text
+
+    return write
+
+
 def render(make: Callable[[], str], where: str) -> str:
     """What `make` renders, if it does so soon and renders anything.
 
     Raises:
         InputError: if it fails, takes too long, or gives nothing, or far too much.
     """
-    found: list[str] = []
-    failed: list[BaseException] = []
+    texts: list[str] = []
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
-            found.append(make())
+            texts.append(make())
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=work, daemon=True, name="chat template")
     thread.start()
@@ -134,10 +185,10 @@ def render(make: Callable[[], str], where: str) -> str:
         stop, raised = ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(stop, raised)
         raise InputError(f"{where}chat template: not rendered after {RENDER_S:.0f} s")
-    if failed:
-        line = " ".join(str(failed[0]).split()) or type(failed[0]).__name__
-        raise InputError(f"{where}chat template: {line}") from failed[0]
-    (text,) = found
+    if errors:
+        line = " ".join(str(errors[0]).split()) or type(errors[0]).__name__
+        raise InputError(f"{where}chat template: {line}") from errors[0]
+    (text,) = texts
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{where}chat template: renders {len(text):,} characters")
     return text

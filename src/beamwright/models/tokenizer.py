@@ -1,7 +1,9 @@
 """TextCodec: text to token ids and back, chat template, and the bytes of each token.
 
-Thin over `tokenizers` and `transformers`. Prompts are rendered once; after that everything is
-token ids.
+Thin over `tokenizers`: `transformers` is asked for a folder's tokenizer where its files take more
+than `tokenizer.json` and a simple chat template (tokens by another file, a class with rules of its
+own): importing it takes longer than a small model's search. Prompts are rendered once; after that
+everything is token ids.
 """
 
 from __future__ import annotations
@@ -11,28 +13,67 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from beamwright.errors import InputError
-from beamwright.models.json_file import is_panic, line_of
-from beamwright.models.pretrained import read_eos_ids, read_tokenizer
-from beamwright.models.template import check_template, render
+from beamwright.models.config import brings_code, line_of, read_eos_ids, read_object, wants_to_run
+from beamwright.models.template import WriteChat, check_template, is_simple, render, simple_writer
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
 _MOST_GROWTH = 100  # a blank becomes three characters, a digit or a ligature a few
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
+_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
+    "spiece.model",
+)  # fmt: skip
+
+# What `transformers` takes as it is written in tokenizer.json.
+_PLAIN_MODELS, _PLAIN_CLASSES = ("llama", "qwen3"), ("PreTrainedTokenizerFast", "TokenizersBackend")
+_LARGEST_PLAIN = 100_000  # in larger vocabularies it looks for a fault of some Mistral models
+_ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_PLAIN_KEYS = frozenset(
+    (
+        "tokenizer_class", "backend", "chat_template", "clean_up_tokenization_spaces",
+        "model_max_length", "model_input_names", "padding_side", "extra_special_tokens", "is_local",
+        "local_files_only", *_ROLES,
+    )
+)  # fmt: skip
+_OTHER_FILES = (
+    "added_tokens.json", "special_tokens_map.json", "chat_template.json", "tekken.json",
+    "tokenizer.model", "tiktoken.model", "additional_chat_templates",
+)  # fmt: skip
 
 
 class TextCodec:
     """One model's tokenizer and chat template.
 
-    eos_ids: every token id that ends a path.
+    eos_ids: every token id that ends a path. special_tokens: by role, `bos_token` and so on.
+    chat_template: a text, or several by name; None where there is none. write: renders it.
     """
 
-    def __init__(self, tokenizer: Any, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_ids: frozenset[int] = frozenset(),
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
+        chat_template: str | dict[str, str] | None = None,
+        write: WriteChat | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.eos_ids = eos_ids
+        self.chat_template = chat_template
+        self._write = write
+        self.bos_id, eos = (
+            self._id(special_tokens.get(f"{name}_token")) for name in ("bos", "eos")
+        )
+        self.eos_ids = eos_ids if eos is None else eos_ids | {eos}
+
+    def _id(self, token: str | None) -> int | None:
+        index: int | None = None if token is None else self.tokenizer.token_to_id(token)
+        return index
 
     @classmethod
     def load(cls, folder: Path, chat_template: str | None = None) -> TextCodec:
@@ -41,21 +82,33 @@ class TextCodec:
         chat_template: a Jinja template, or the path of a file that holds one.
 
         Raises:
-            InputError: if the tokenizer or the template cannot be read.
+            InputError: if the tokenizer or the template cannot be read, or the tokenizer stands for
+                code of the folder's own.
         """
-        own = None if chat_template is None else _template_text(chat_template)
-        tokenizer = read_tokenizer(folder, own)
-        check_template(tokenizer.chat_template, f"model {folder}")
-        if (growth := _growth(tokenizer)) > _MOST_GROWTH:
+        template = None if chat_template is None else _template_text(chat_template)
+        if not any((folder / name).is_file() for name in _FILES):
+            raise InputError(
+                f"model {folder}: no tokenizer in this folder (none of {', '.join(_FILES)})"
+            )
+        codec = _plain(folder, template) or _by_transformers(folder, template)
+        check_template(codec.chat_template, f"model {folder}")
+        if (growth := _growth(codec.tokenizer)) > _MOST_GROWTH:
             line = f"its normalizer makes {growth} characters of one"
             raise InputError(f"model {folder}: its tokenizer cannot be used ({line})")
-        ids = {tokenizer.eos_token_id} | read_eos_ids(folder)
-        return cls(tokenizer, frozenset(i for i in ids if i is not None))
+        codec.eos_ids |= read_eos_ids(folder)
+        return codec
 
     @property
     def vocab_size(self) -> int:
         """Tokens, added ones included."""
-        return len(self.tokenizer)
+        size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
 
     @property
     def takes_instructions(self) -> bool:
@@ -63,7 +116,7 @@ class TextCodec:
 
         One that writes both alike is of a model that only goes on with a text.
         """
-        if self.tokenizer.chat_template is None:
+        if self.chat_template is None:
             return False
         problem, texts = {"role": "user", "content": "?"}, []
         for role in ("system", "user"):
@@ -94,7 +147,7 @@ class TextCodec:
     @cached_property
     def takes_tools(self) -> bool:
         """True if the chat template shows functions that may be called."""
-        template = self.tokenizer.chat_template
+        template = self.chat_template
         texts = template.values() if isinstance(template, dict) else [template]
         return any(isinstance(text, str) and "tools" in text for text in texts)
 
@@ -111,22 +164,25 @@ class TextCodec:
         Raises:
             InputError: if the chat template fails, or there are tools that it does not show.
         """
-        found = [{**each, "role": _ROLES.get(each["role"], each["role"])} for each in messages]
-        if system_prompt and not any(each["role"] == "system" for each in found):
-            found.insert(0, {"role": "system", "content": system_prompt})
+        turns = [dict(message) for message in messages]
+        for turn in turns:
+            if turn["role"] == "developer":
+                turn["role"] = "system"
+        if system_prompt and not any(turn["role"] == "system" for turn in turns):
+            turns.insert(0, {"role": "system", "content": system_prompt})
         if tools and not self.takes_tools:
             raise InputError("tools: the model's chat template shows none")
-        if self.tokenizer.chat_template is None:
-            return "".join(f"{each['content']}\n\n" for each in found)
+        if self.chat_template is None:
+            return "".join(f"{turn['content']}\n\n" for turn in turns)
         if not self.has_system_role:
-            found = _without_system(found)
-        return self.chat(found, add_generation_prompt=True, tools=tools)
+            turns = _without_system(turns)
+        return self.chat(turns, add_generation_prompt=True, tools=tools)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt's text; a chat template has put its special tokens into it."""
-        if self.tokenizer.chat_template is not None:
+        if self.chat_template is not None:
             return self.encode(text)
-        ids: list[int] = self._encode(text)["input_ids"]
+        ids: list[int] = self._encode([text], add_special_tokens=True)[0].ids
         return ids
 
     def render_turn(self, text: str) -> list[int]:
@@ -135,15 +191,13 @@ class TextCodec:
         Raises:
             InputError: if there is no chat template, or it does not show a reply as it is.
         """
-        if self.tokenizer.chat_template is None:
+        if self.chat_template is None:
             raise InputError("asking a model again needs a chat template (--chat-template)")
-        messages = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": PLACE},
-            {"role": "user", "content": text},
-        ]
-        _, found, after = self.chat(messages, add_generation_prompt=True).rpartition(PLACE)
-        if not found:
+        users = [{"role": "user", "content": said} for said in ("?", text)]
+        reply = {"role": "assistant", "content": PLACE}
+        messages = [users[0], reply, users[1]]
+        _, place, after = self.chat(messages, add_generation_prompt=True).rpartition(PLACE)
+        if not place:
             raise InputError("chat template: it leaves out what the assistant has said")
         return self.encode(after)
 
@@ -160,12 +214,12 @@ class TextCodec:
         Raises:
             InputError: if the chat template fails.
         """
+        assert self._write is not None, "there is a chat template"
         make = partial(
-            self.tokenizer.apply_chat_template,
-            [dict(each) for each in messages],
+            self._write,
+            [dict(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **({"tools": [dict(each) for each in tools]} if tools else {}),
+            **({"tools": [dict(tool) for tool in tools]} if tools else {}),
         )
         return render(make, f"{name}: " if name else "")
 
@@ -181,36 +235,35 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""
-        ids: list[int] = self._encode(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._encode([text])[0].ids
         return ids
 
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
         """Token ids and character spans of each text (which holds its special tokens)."""
-        coded = self._encode(list(texts), add_special_tokens=False, return_offsets_mapping=True)
-        return coded["input_ids"], coded["offset_mapping"]
+        coded = self._encode(texts)
+        return [text.ids for text in coded], [text.offsets for text in coded]
 
-    def _encode(self, text: str | list[str], **options: bool) -> Any:
+    def _encode(self, texts: Sequence[str], *, add_special_tokens: bool = False) -> list[Any]:
         try:
-            return self.tokenizer(text, verbose=False, **options)
+            coded: list[Any] = self.tokenizer.encode_batch(
+                list(texts), add_special_tokens=add_special_tokens
+            )
         except BaseException as error:
-            if not is_panic(error):
+            if not _is_panic(error):
                 raise
             raise InputError(f"the model's tokenizer: {line_of(error)}") from error
+        return coded
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a path's tokens, special tokens left out."""
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included as their text."""
-        text: str = self.tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def token_bytes(self) -> list[bytes]:
@@ -219,22 +272,20 @@ class TextCodec:
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
-        tokenizer = self.tokenizer
-        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        added = tokenizer.added_tokens_decoder
-        table = _byte_level_table() if _is_byte_level(tokenizer) else None
-        found: list[bytes] = []
-        for index, piece in enumerate(pieces):
+        added = self.tokenizer.get_added_tokens_decoder()
+        table = _byte_level_table() if _is_byte_level(self.tokenizer) else None
+        pieces: list[bytes] = []
+        for index in range(self.vocab_size):
+            piece = self.tokenizer.id_to_token(index)
             if index in added:
-                special = added[index].special
-                found.append(b"" if special else added[index].content.encode())
+                pieces.append(b"" if added[index].special else added[index].content.encode())
             elif piece is None:
-                found.append(b"")
+                pieces.append(b"")
             elif table is not None:
-                found.append(bytes(table[char] for char in piece if char in table))
+                pieces.append(bytes(table[char] for char in piece if char in table))
             else:
-                found.append(_piece_bytes(piece))
-        return found
+                pieces.append(_piece_bytes(piece))
+        return pieces
 
 
 def token_pieces(codec: TextCodec, token_ids: Sequence[int]) -> list[bytes]:
@@ -248,25 +299,21 @@ def token_pieces(codec: TextCodec, token_ids: Sequence[int]) -> list[bytes]:
     return [pieces[token] for token in token_ids]
 
 
-_ROLES = {"developer": "system"}
-
-
 def _without_system(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For a template without that role: its texts go before what the user says next."""
-    found: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     waiting: list[str] = []
-    for each in messages:
-        if each["role"] == "system":
-            waiting.append(str(each["content"]))
-            continue
-        added = dict(each)
-        if waiting and each["role"] == "user":
-            added["content"] = "\n\n".join([*waiting, str(each["content"])])
+    for message in messages:
+        if message["role"] == "system":
+            waiting.append(str(message["content"]))
+        elif message["role"] == "user" and waiting:
+            turns.append({**message, "content": "\n\n".join([*waiting, str(message["content"])])})
             waiting = []
-        found.append(added)
+        else:
+            turns.append(dict(message))
     if waiting:
-        found.append({"role": "user", "content": "\n\n".join(waiting)})
-    return found
+        turns.append({"role": "user", "content": "\n\n".join(waiting)})
+    return turns
 
 
 def _template_text(chat_template: str) -> str:
@@ -281,25 +328,22 @@ def _template_text(chat_template: str) -> str:
     return chat_template
 
 
-def _growth(tokenizer: Any) -> int:
+def _growth(tokenizer: Tokenizer) -> int:
     """How many characters the normalizer's replacements make of one, at the most."""
-    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    normalizer = tokenizer.normalizer
     written = {} if normalizer is None else json.loads(normalizer.__getstate__())
     growth, waiting = 1, [written]
     while waiting:
-        each = waiting.pop()
-        waiting += each.get("normalizers", [])
-        replaced = each.get("pattern", {}).get("String") or "?"
-        growth *= max(1, len(each.get("content", "")) // len(replaced))
+        part = waiting.pop()
+        waiting += part.get("normalizers", [])
+        replaced = part.get("pattern", {}).get("String") or "?"
+        growth *= max(1, len(part.get("content", "")) // len(replaced))
     return growth
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or backend.decoder is None:
-        return False
-    # Its JSON; that of the whole tokenizer has the vocabulary in it.
-    return b'"ByteLevel"' in backend.decoder.__getstate__()
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    # The decoder's JSON; that of the whole tokenizer has the vocabulary in it.
+    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -318,3 +362,86 @@ def _piece_bytes(piece: str) -> bytes:
     if match:
         return bytes([int(match[1], 16)])
     return piece.replace("\u2581", " ").encode()
+
+
+def _plain(folder: Path, chat_template: str | None) -> TextCodec | None:
+    """The tokenizer of a folder whose files say all of it; None if they take more, or are wrong."""
+    try:
+        written = read_object(folder / "tokenizer_config.json")
+        config = read_object(folder / "config.json")
+        template: Any = chat_template or written.get("chat_template")
+        file = folder / "chat_template.jinja"
+        if chat_template is None and file.is_file():
+            template = file.read_text(encoding="utf-8")
+    except (InputError, OSError, ValueError):
+        return None
+    size = config.get("vocab_size")
+    special = {role: written[role] for role in _ROLES if written.get(role) is not None}
+    is_plain = (
+        config.get("model_type") in _PLAIN_MODELS
+        and type(size) is int
+        and size <= _LARGEST_PLAIN
+        and written.keys() <= _PLAIN_KEYS
+        and written.get("tokenizer_class") in _PLAIN_CLASSES
+        and written.get("backend", "tokenizers") == "tokenizers"
+        and not written.get("extra_special_tokens")
+        and all(isinstance(token, str) for token in special.values())
+        and not any((folder / name).exists() for name in _OTHER_FILES)
+        and (template is None or isinstance(template, str))
+        and (template is None or is_simple(template, frozenset(_ROLES)))
+    )
+    if not is_plain:
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except BaseException as error:  # what it is about is said by `transformers`
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        return None
+    added = tokenizer.get_added_tokens_decoder().values()
+    known = {token.content for token in added if token.special}
+    cuts = tokenizer.truncation is not None or tokenizer.padding is not None
+    if cuts or not set(special.values()) <= known or tokenizer.get_vocab_size() > _LARGEST_PLAIN:
+        return None
+    write = None if template is None else simple_writer(template, special)
+    return TextCodec(tokenizer, frozenset(), special, template, write)
+
+
+def _by_transformers(folder: Path, chat_template: str | None) -> TextCodec:
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow import)
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except BaseException as error:  # of many kinds; each is about what the files say
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
+        file = folder / "tokenizer_config.json"
+        if file.is_file() and brings_code(read_object(file), "AutoTokenizer"):
+            raise InputError(f"model {folder}: {wants_to_run(file.name)}") from error
+        line = line_of(error)
+        raise InputError(f"model {folder}: its tokenizer cannot be read ({line})") from error
+    return wrapped(loaded, chat_template, f"model {folder}")
+
+
+def wrapped(loaded: Any, chat_template: str | None = None, where: str = "") -> TextCodec:
+    """The codec of a tokenizer of `transformers`. chat_template: instead of its own.
+
+    Raises:
+        InputError: if it is none over `tokenizers`.
+    """
+    if chat_template is not None:
+        loaded.chat_template = chat_template
+    tokenizer = getattr(loaded, "backend_tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer):
+        kind = type(loaded).__name__
+        raise InputError(f"{where}: its tokenizer cannot be read ({kind}: not of `tokenizers`)")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    special = {k: v for k, v in loaded.special_tokens_map.items() if isinstance(v, str)}
+    write = partial(loaded.apply_chat_template, tokenize=False)
+    return TextCodec(tokenizer, frozenset(), special, loaded.chat_template, write)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """True for what a library written in Rust gives up with, which is no `Exception`."""
+    return type(error).__module__ == "pyo3_runtime"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,20 @@ from safetensors import SafetensorError, safe_open
 
 from beamwright.errors import InputError, NotFiniteError
 from beamwright.files import read_regular
-from beamwright.models.address_space import give_back
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
-from beamwright.models.quantised import quantise_linear
-from beamwright.models.shape import ModelShape
+from beamwright.models.linear import quantise_linear
+from beamwright.models.memory import give_back
+from beamwright.models.shape import FAMILIES, Layout, ModelShape
 from beamwright.plan.costs import Storage
 
 TensorSource = Callable[[str], torch.Tensor | None]
 Convert = Callable[[Linear], Linear]
 
 _CHECKED_VALUES = 1 << 22  # at a time: a sum in another precision casts all that it sums
+_DAMAGED = (
+    SafetensorError, pickle.UnpicklingError, OSError, RuntimeError, EOFError, ValueError, TypeError,
+    AttributeError,
+)  # fmt: skip
 
 
 class _WeightFiles:
@@ -63,17 +67,8 @@ class _WeightFiles:
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             if not isinstance(tensors, dict):
                 raise ValueError(f"a {type(tensors).__name__}, not tensors by name")
-            return {name: each for name, each in tensors.items() if isinstance(each, torch.Tensor)}
-        except (
-            SafetensorError,
-            pickle.UnpicklingError,
-            OSError,
-            RuntimeError,
-            EOFError,
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:
+            return {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+        except _DAMAGED as error:
             line = " ".join(str(error).split())[:200]
             raise InputError(f"model file {path}: cannot be read ({line})") from error
 
@@ -104,10 +99,10 @@ class _WeightFiles:
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        found: dict[str, str] = json.loads(read_regular(index))["weight_map"]
-        if not all(isinstance(file, str) for file in found.values()):
+        files: dict[str, str] = json.loads(read_regular(index))["weight_map"]
+        if not all(isinstance(file, str) for file in files.values()):
             raise TypeError("weight_map names something that is no file")
-        return found
+        return files
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"model index {index}: cannot be read ({line})") from error
@@ -204,8 +199,7 @@ def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
         InputError: for missing or unreadable files.
     """
     checkpoint = _WeightFiles(folder)
-    found = {name: checkpoint.get(name) for name in names}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    return {name: tensor for name in names if (tensor := checkpoint.get(name)) is not None}
 
 
 def load_weights(
@@ -229,7 +223,7 @@ def load_weights(
     checkpoint = _WeightFiles(folder)
     names = checkpoint.names()
     source = checkpoint.outline if device == "meta" else checkpoint.get
-    stem = "model.decoder." if shape.architecture == "opt" else "model."
+    stem = FAMILIES[shape.architecture].layout.prefix
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
     reader = _Reader(source, prefix, dtype, device, str(folder))
     head = _Reader(source, "", dtype, device, str(folder))
@@ -264,8 +258,8 @@ def random_weights(
 def _assemble(
     shape: ModelShape, reader: _Reader, head: _Reader, storage: Storage, pack: Convert
 ) -> DecoderWeights:
-    opt = shape.architecture == "opt"
-    embed = shape.embed_dim or shape.hidden
+    layout, hidden = FAMILIES[shape.architecture].layout, shape.hidden
+    embed = shape.embed_dim or hidden
     embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
     lm_head = Linear(embedding)  # where nobody reads logits, it stands in
     if shape.has_lm_head:
@@ -278,57 +272,39 @@ def _assemble(
 
     def layer(number: int) -> Layer:
         give_back()
-        return make_layer(shape, reader, f"layers.{number}.", keep)
+        return _layer(shape, layout, reader, f"layers.{number}.", keep)
 
-    make_layer = _opt_layer if opt else _llama_layer
-    final = "final_layer_norm" if opt else "norm"
     weights = DecoderWeights(
         embedding=embedding,
         layers=[layer(number) for number in range(shape.layers)],
         lm_head=lm_head,
-        final_norm=reader.norm(final, shape, shape.hidden) if shape.final_norm else None,
+        final_norm=reader.norm(layout.final_norm, shape, hidden) if shape.final_norm else None,
     )
     if shape.learned_positions is not None:
-        weights.positions = _position_table(shape, reader)
-    if embed != shape.hidden:
-        hidden = shape.hidden
+        rows = shape.full_context + shape.learned_positions
+        weights.positions = reader.need("embed_positions.weight", rows, hidden)
+    if embed != hidden:
         weights.project_in = pack(reader.linear(["project_in"], [hidden], embed, bias=False))
         weights.project_out = pack(reader.linear(["project_out"], [embed], hidden, bias=False))
     return weights
 
 
-def _position_table(shape: ModelShape, reader: _Reader) -> torch.Tensor:
-    offset = shape.learned_positions or 0
-    return reader.need("embed_positions.weight", shape.full_context + offset, shape.hidden)
+def _layer(shape: ModelShape, layout: Layout, reader: _Reader, at: str, keep: Convert) -> Layer:
+    h, d, inner = shape.hidden, shape.head_dim, shape.intermediate
+    q, kv = shape.heads * d, shape.kv_heads * d
 
+    def projection(names: Sequence[str], outs: list[int], columns: int, bias: bool) -> Linear:
+        return keep(reader.linear([at + name for name in names], outs, columns, bias))
 
-def _llama_layer(shape: ModelShape, reader: _Reader, at: str, keep: Convert) -> Layer:
-    h, d = shape.hidden, shape.head_dim
-    q, kv, inner = shape.heads * d, shape.kv_heads * d, shape.intermediate
-    attention = [f"{at}self_attn.{name}_proj" for name in "qkv"]
-    mlp = [f"{at}mlp.gate_proj", f"{at}mlp.up_proj"]
     layer = Layer(
-        attention_norm=reader.norm(f"{at}input_layernorm", shape, h),
-        qkv=keep(reader.linear(attention, [q, kv, kv], h, shape.qkv_bias)),
-        out=keep(reader.linear([f"{at}self_attn.o_proj"], [h], q, shape.out_bias)),
-        mlp_norm=reader.norm(f"{at}post_attention_layernorm", shape, h),
-        gate_up=keep(reader.linear(mlp, [inner, inner], h, shape.mlp_bias)),
-        down=keep(reader.linear([f"{at}mlp.down_proj"], [h], inner, shape.mlp_bias)),
+        attention_norm=reader.norm(at + layout.attention_norm, shape, h),
+        qkv=projection(layout.qkv, [q, kv, kv], h, shape.qkv_bias),
+        out=projection([layout.out], [h], q, shape.out_bias),
+        mlp_norm=reader.norm(at + layout.mlp_norm, shape, h),
+        gate_up=projection(layout.gate_up, [inner] * len(layout.gate_up), h, shape.mlp_bias),
+        down=projection([layout.down], [h], inner, shape.mlp_bias),
     )
     if shape.qk_norm:
         layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
         layer.key_norm = reader.norm(f"{at}self_attn.k_norm", shape, d)
     return layer
-
-
-def _opt_layer(shape: ModelShape, reader: _Reader, at: str, keep: Convert) -> Layer:
-    h, inner = shape.hidden, shape.intermediate
-    attention = [f"{at}self_attn.{name}_proj" for name in "qkv"]
-    return Layer(
-        attention_norm=reader.norm(f"{at}self_attn_layer_norm", shape, h),
-        qkv=keep(reader.linear(attention, [h, h, h], h, shape.qkv_bias)),
-        out=keep(reader.linear([f"{at}self_attn.out_proj"], [h], h, shape.out_bias)),
-        mlp_norm=reader.norm(f"{at}final_layer_norm", shape, h),
-        gate_up=keep(reader.linear([f"{at}fc1"], [inner], h, shape.mlp_bias)),
-        down=keep(reader.linear([f"{at}fc2"], [h], inner, shape.mlp_bias)),
-    )

@@ -26,7 +26,7 @@ from beamwright.protocols import Direction
 MARK_TOKENS = 1
 """Of every step: what marks its end, or the token before it that a head looks back at."""
 
-_CHUNK_TOKENS = 256  # of a row in one prefill, and the rows of a batch: as in `models.prefill`
+_CHUNK_TOKENS = 256  # of a row in one prefill, and the rows of a batch: as in `models.tree_model`
 _BATCH_TOKENS = 4096
 _PADDING = 8
 

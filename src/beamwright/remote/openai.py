@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 import httpx
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.remote.dialect import (
     BrokenOff,
     Dialect,

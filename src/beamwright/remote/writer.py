@@ -17,7 +17,7 @@ from beamwright.engine.noise import lineage_key
 from beamwright.engine.row import Decoding, Decodings, RowLimit, row_limit
 from beamwright.engine.stops import text_before
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource

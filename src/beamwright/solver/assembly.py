@@ -23,10 +23,10 @@ from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.store import HostedStore
 from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.store import LayeredStore
-from beamwright.models import HostOptions, LoadedModel, SharedBytes, TreeModel, load_model
 from beamwright.models.decoder import Decoder
-from beamwright.models.device_memory import cap_memory, free_bytes, is_out_of_memory
-from beamwright.models.load import check_device
+from beamwright.models.load import LoadedModel, check_device, load_model
+from beamwright.models.memory import cap_memory, free_bytes, is_out_of_memory
+from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator

@@ -19,8 +19,9 @@ from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel, SharedBytes, TreeModel
 from beamwright.models.decoder import Decoder
+from beamwright.models.load import LoadedModel
+from beamwright.models.tree_model import SharedBytes, TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, StepWriter, Verifier
 from beamwright.remote.generator import RemoteGenerator

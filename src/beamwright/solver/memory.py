@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from beamwright.config import Settings
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
-from beamwright.models.address_space import address_space_left
+from beamwright.models.memory import address_space_left
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Storage, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
 
 if TYPE_CHECKING:
     from beamwright.engine.tree_run import TreeRun
-    from beamwright.models import TreeModel
+    from beamwright.models.tree_model import TreeModel
 
 DEFAULT_KV_BYTES = 2 * 1024**3
 _PREFILL_TOKENS = 4096

@@ -21,7 +21,7 @@ from beamwright.engine.resume import restore_kv
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.models import TextCodec
+from beamwright.models.tokenizer import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback, Strategy
 from beamwright.saved.checkpoint import CheckpointWriter, read_checkpoint, tree_settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from beamwright.attention.tree import TreeAttention
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.models import LoadedModel
+from beamwright.models.load import LoadedModel
 from beamwright.plan.compare import LEAST_GAIN, SparseCase, beside_full_attention
 from beamwright.plan.costs import ModelCosts, Shape
 from beamwright.plan.sparse import Scored

@@ -19,8 +19,8 @@ from beamwright.errors import InputError
 from beamwright.kv.link import Link, StreamLink, Wire
 from beamwright.kv.pool import ScratchMeter
 from beamwright.kv.streams import CudaStreams, HostStreams
-from beamwright.models import HostOptions, SharedBytes, TreeModel
-from beamwright.models.address_space import address_space_left
+from beamwright.models.memory import address_space_left
+from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
 from beamwright.plan.cards import card_of_device
 from beamwright.plan.compare import choose_schedule
 from beamwright.plan.costs import Layout, ModelCosts

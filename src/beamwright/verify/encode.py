@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beamwright.errors import InputError
-from beamwright.models import TextCodec
-from beamwright.models.tokenizer import PLACE
+from beamwright.models.tokenizer import PLACE, TextCodec
 from beamwright.tree import Node
 from beamwright.verify.spec import VerifierSpec
 
@@ -42,7 +41,7 @@ class PathWriter:
     def __init__(self, spec: VerifierSpec, codec: TextCodec) -> None:
         self._spec, self._template, self._codec = spec, spec.template, codec
         needs_chat = self._template.layout != "text" or self._template.system is not None
-        if needs_chat and codec.tokenizer.chat_template is None:
+        if needs_chat and codec.chat_template is None:
             raise InputError(f"verifier format {spec.name}: its checkpoint has no chat template")
 
     def prefix(self, problem: str) -> str:
@@ -168,7 +167,7 @@ class PathEncoder:
     def __init__(self, spec: VerifierSpec, codec: TextCodec) -> None:
         self._spec, self._codec = spec, codec
         self._writer = PathWriter(spec, codec)
-        bos = codec.tokenizer.bos_token_id if spec.template.bos else None
+        bos = codec.bos_id if spec.template.bos else None
         self._first: list[int] = [] if bos is None else [bos]
 
     def encode_prefix(self, problem: str) -> list[int]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
-from beamwright.models.find import find_shape, read_shape, resolve_folder
-from beamwright.models.named_shapes import named_shape
-from beamwright.models.shape import ModelShape
+from beamwright.models.config import read_shape
+from beamwright.models.find import find_shape, resolve_folder
+from beamwright.models.shape import ModelShape, named_shape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
@@ -28,7 +28,8 @@ from beamwright.verify.spec import (
 )
 
 if TYPE_CHECKING:
-    from beamwright.models import LoadedModel, TreeModel
+    from beamwright.models.load import LoadedModel
+    from beamwright.models.tree_model import TreeModel
 
 _LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
 _OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")  # known by name alone; the others read logits

@@ -12,9 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel, TextCodec
 from beamwright.models.decoder import Linear
-from beamwright.models.onednn import prepack
+from beamwright.models.linear import prepack
+from beamwright.models.load import LoadedModel
+from beamwright.models.tokenizer import TextCodec
 from beamwright.models.weights import check_finite, read_tensors
 from beamwright.verify.spec import Head, VerifierSpec
 

@@ -17,10 +17,11 @@ import torch
 
 from beamwright.errors import CapacityError, DeviceMemoryError, InputError, NotFiniteError
 from beamwright.kv.segments import Path, PathPart, Segment, copies_needed
-from beamwright.models import LoadedModel, PrefillRequest, TextCodec, TreeModel
 from beamwright.models.decoder import padded_rows
+from beamwright.models.load import LoadedModel
 from beamwright.models.session import DecodeSession
-from beamwright.models.tokenizer import PLACE
+from beamwright.models.tokenizer import PLACE, TextCodec
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.tree import Node, by_root
 from beamwright.verify.path_kv import OWNER, PathKV
 from beamwright.verify.spec import JudgeSpec
@@ -47,7 +48,7 @@ class JudgePrompts:
 
     def __init__(self, spec: JudgeSpec, codec: TextCodec, name: str) -> None:
         self._spec, self._codec, self._name = spec, codec, f"--verifier {name}"
-        if codec.tokenizer.chat_template is None:
+        if codec.chat_template is None:
             raise InputError(f"{self._name}: a judge needs a chat template; its tokenizer has none")
         self._frame("")
         self.end_ids = codec.eos_ids | self._end_of_turn()
@@ -98,9 +99,8 @@ class JudgePrompts:
         """The special token behind the assistant's turns, if there is one."""
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
         _, place, behind = self._render(turns, add_generation_prompt=False).rpartition(PLACE)
-        added = self._codec.tokenizer.added_tokens_decoder
         first = self._codec.encode(behind.lstrip())[:1] if place else []
-        return frozenset(token for token in first if token in added and added[token].special)
+        return self._codec.special_ids & frozenset(first)
 
     def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         if self._spec.system is not None:

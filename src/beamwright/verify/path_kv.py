@@ -16,7 +16,7 @@ from itertools import groupby
 import torch
 
 from beamwright.kv.segments import Path, PathPart, Segment, truncate_path
-from beamwright.models import PrefillRequest, TreeModel
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.tree import Node
 from beamwright.verify.encode import common_prefix
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from beamwright.errors import InputError
-from beamwright.models import LoadedModel, PrefillRequest, TreeModel
+from beamwright.models.load import LoadedModel
+from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.tree import Node, by_root
 from beamwright.verify.encode import Encoded, PathEncoder
 from beamwright.verify.heads import make_head

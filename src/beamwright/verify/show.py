@@ -6,7 +6,8 @@ from typing import Any
 
 from beamwright.attention import make_attention
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.models import TextCodec, TreeModel
+from beamwright.models.tokenizer import TextCodec
+from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import Node, SearchTree, StopReason
 from beamwright.verify.encode import PathEncoder, Traced, common_prefix

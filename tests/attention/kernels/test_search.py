@@ -7,8 +7,8 @@ pytest.importorskip("triton")
 
 from beamwright.engine import selftest
 from beamwright.models.decoder import Decoder
-from beamwright.models.named_shapes import shape_from_text
-from beamwright.models.onednn import prepack
+from beamwright.models.linear import prepack
+from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from engines import grow
 

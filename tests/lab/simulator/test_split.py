@@ -5,7 +5,7 @@ import random
 import pytest
 
 from beamwright.errors import CapacityError
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings

@@ -6,7 +6,7 @@ import pytest
 
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
-from beamwright.models.named_shapes import NAMED_SHAPES
+from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.compare import estimate
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile

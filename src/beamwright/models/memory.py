@@ -1,16 +1,24 @@
-"""The device's memory: a cap on what this process may allocate, what is free, what was refused.
+"""Memory of the device and of this process: a cap, what is free, what was refused, what is kept.
 
 A card with 141 GB behaves like one with 24 GB under the cap. Not measured on a GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from beamwright.errors import InputError
+
+if sys.platform != "win32":
+    import resource
+
+_REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
 
 
 def cap_memory(name: str, limit_bytes: int | None) -> None:
@@ -36,9 +44,6 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
     torch.cuda.set_per_process_memory_fraction(limit_bytes / total, index)
 
 
-_REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """True if an allocation was refused: by a card, by the system, or by a limit of the process.
 
@@ -62,3 +67,24 @@ def _cuda_free_bytes(device: torch.device) -> int:
     cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
     # The allocator may take what is left on the card under its cap, and has idle blocks of its own.
     return max(0, min(on_card, cap - reserved)) + reserved - used
+
+
+def address_space_left() -> int | None:
+    """Bytes that this process may still map (`ulimit -v`); None without a limit."""
+    if sys.platform == "win32":
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return max(0, limit - pages * resource.getpagesize())
+
+
+def give_back() -> None:
+    """Return freed memory to the system: glibc keeps what lies between blocks that are in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

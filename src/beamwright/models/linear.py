@@ -1,17 +1,31 @@
-"""int8 and int4 weights: a layer's projections, quantised one at a time.
+"""Projections as they are kept and multiplied: packed by oneDNN, in int8, in int4.
 
-int8 is symmetric, one scale per row: torchao's tensor on a GPU, the same numbers without torchao,
+*oneDNN.* `torch.nn.functional.linear` goes to MKL on a CPU. MKL packs the weights in each call,
+which for a few dozen rows costs as much as the product, hardly uses a second core
+(docs/experiments.md), and takes another kernel, with other last bits, for another number of rows:
+on some CPUs at 8, on others at any. oneDNN's products were batch-invariant on every CPU tried
+(docs/architecture.md, "Sameness"), but for bfloat16 where a CPU multiplies tiles (AMX). Sums of
+int8 are exact, so they are anywhere. The operators are private to torch, so they are tried, and
+compared, before they are trusted.
+
+*int8* is symmetric, one scale per row: torchao's tensor on a GPU, the same numbers without torchao,
 whose import alone takes 0.15 GiB, on a CPU. Where that multiplies int8 exactly it ends as
 oneDNN's (`packer`), and the LM head with it: activations are then rounded to 8 bits, too. Elsewhere
-weights are turned back for each product. int4 has a scale and a zero point per group
-of 64 columns, as torchao's CUDA kernel wants them: where that kernel runs (bfloat16, compute
-capability 8) the projection is torchao's tiled tensor; elsewhere `Int4Linear` keeps two weights per
-byte and turns them back, block by block, in plain torch. The sizes are counted in `cost.model`.
+weights are turned back for each product.
+
+*int4* has a scale and a zero point per group of 64 columns, as torchao's CUDA kernel wants them:
+where that kernel runs (bfloat16, compute capability 8) the projection is torchao's tiled tensor;
+elsewhere `Int4Linear` keeps two weights per byte and turns them back, block by block, in plain
+torch. The sizes are counted in `plan.costs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -20,20 +34,127 @@ import torch.nn.functional as F
 
 from beamwright.errors import InputError
 from beamwright.models.decoder import Linear
-from beamwright.models.onednn import (
-    PackedInt8Linear,
-    invariant_linear,
-    multiplies_int8,
-    prepack,
-)
-from beamwright.models.quiet import quiet_import
 from beamwright.plan.costs import INT4_BLOCK_ROWS, INT4_GROUP, Storage, storage_of
 
+_ROWS_HINT = 64
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+_BYTE_ZERO = 128
+_BYTE_MOST = 127
 _LEVELS = 15  # of 4 bits, above the lowest
 _MIDDLE = 8
 _BYTE_RANGE = 255
 _KERNEL_CAPABILITY = (8, 0)
 _BLOCK_VALUES = 1 << 20  # quantised at a time: in float32, with copies
+_LOGGERS = ("torchao", "torch.utils._pytree")
+
+
+class PackedLinear(Linear):
+    """A projection whose weights are kept in oneDNN's order only."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+        super().__init__(packed, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product; rows have the same bits at any batch."""
+        return _multiply(x, self.weight, self.bias)
+
+
+class PackedInt8Linear(Linear):
+    """A projection in int8 with a scale per row of weights, in oneDNN's order.
+
+    A row of activations is rounded to 8 bits, too, with a scale of its own: largest to 127. The
+    sums are exact integers, so a row's bits do not depend on the batch, nor on the CPU.
+    weight: int8 [out, in]; scale: float32 [out].
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        super().__init__(torch.ops.onednn.qlinear_prepack(weight, None), bias)
+        self.scale, self.columns = scale.contiguous(), weight.shape[1]
+        self._zeros = torch.zeros(len(scale), dtype=torch.long)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The product [rows, out] in x's dtype."""
+        rounded, row_scale = to_bytes(x)
+        product: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            rounded, 1.0, _BYTE_ZERO, self.weight, self.scale, self._zeros, None,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        product.mul_(row_scale)
+        if self.bias is not None:
+            product.add_(self.bias)
+        return product.to(x.dtype)
+
+
+def to_bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [rows, width] as uint8 around 128, and what a step is worth in each [rows, 1]."""
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    scale.div_(_BYTE_MOST)
+    return (x / scale).round_().add_(_BYTE_ZERO).to(torch.uint8), scale
+
+
+@cache
+def multiplies_int8() -> bool:
+    """Whether oneDNN's int8 products are here, and exact: some CPUs add pairs in 16 bits."""
+    weight = torch.tensor([[127], [-128], [1]], dtype=torch.int8).expand(3, 256).contiguous()
+    try:
+        linear = PackedInt8Linear(weight, torch.ones(3), None)
+        found = linear(torch.tensor([[127.0], [-127.0]]).expand(2, 256))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    exact = torch.tensor([[127.0, -128.0, 1.0]]) * 127 * 256
+    return torch.equal(found, torch.cat([exact, -exact]))
+
+
+def invariant_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """`F.linear` for weights that do not stay; batch-invariant where oneDNN multiplies."""
+    if weight.device.type == "cpu" and weight.dtype == torch.float32 and _can_multiply():
+        return _multiply(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+@cache
+def _can_multiply() -> bool:
+    x, weight = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    try:
+        found = _multiply(x, weight, None)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return _close(found, F.linear(x, weight))
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    most = _TOLERANCE[found.dtype]
+    return torch.allclose(found, expected, rtol=most, atol=most)
+
+
+def prepack(linear: Linear) -> Linear:
+    """The same projection, prepacked where torch can do it and gives the same results."""
+    weight = linear.weight
+    if type(linear) is not Linear or type(weight) is not torch.Tensor:
+        return linear  # quantised
+    if weight.device.type != "cpu" or weight.dtype not in _TOLERANCE:
+        return linear
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(8, weight.shape[1], generator=generator).to(weight.dtype)
+    try:
+        packed = PackedLinear(weight, linear.bias)
+        return packed if _close(packed(probe), linear(probe)) else linear
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return linear
+
+
+# --- int8 and int4 ---------------------------------------------------------------------------
 
 
 class Int4Linear(Linear):
@@ -152,21 +273,6 @@ def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linea
     return pack
 
 
-def dequantised(linear: Linear, dtype: torch.dtype) -> Linear:
-    """The same projection in the model's dtype: what a quantised product has to equal."""
-    if isinstance(linear, Int4Linear):
-        return Linear(linear.values(slice(None)), linear.bias)
-    if isinstance(linear, PackedInt8Linear):
-        return Linear(linear.values().to(dtype), linear.bias)
-    if isinstance(linear, Int8Linear):
-        return Linear(linear.weight.to(dtype) * linear.scale.to(dtype)[:, None], linear.bias)
-    if type(linear.weight) is torch.Tensor:
-        return linear
-    # torchao's tiles have no way back but the product with the identity.
-    identity = torch.eye(linear.weight.shape[1], device=linear.weight.device, dtype=dtype)
-    return Linear(F.linear(identity, linear.weight).t().contiguous(), linear.bias)
-
-
 def _has_int4_kernel(dtype: torch.dtype, device: str) -> bool:
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return False
@@ -184,3 +290,19 @@ def _torchao(wanted_by: str) -> Any:
         raise InputError(
             f"{wanted_by} needs torchao: pip install 'beamwright[quant]' ({error})"
         ) from error
+
+
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    """No warnings, and none in torchao's log: libraries for other machines, deprecated calls."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
