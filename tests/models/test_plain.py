@@ -16,7 +16,7 @@ from beamwright.errors import InputError
 from beamwright.models.config import _plain_config as plain_config
 from beamwright.models.config import read_shape
 from beamwright.models.template import is_simple
-from beamwright.models.tokenizer import TextCodec, _byte_level_table
+from beamwright.models.tokenizer import _ROLES, TextCodec, _byte_level_table, _plain
 
 BUNDLED = Path(beamwright.__file__).parent / "bundled"
 CONFIG = json.loads((BUNDLED / "generator/config.json").read_text())

@@ -139,7 +139,7 @@ def _plain_config(written: Mapping[str, Any]) -> Any | None:
         and ("rope_theta" in written) != ("rope_parameters" in written)
         and written.get("rope_scaling") is None
         and not written.get("use_sliding_window")
-        and written["num_key_value_heads"] is not None
+        and None not in [written[name] for name in _NEEDED]
         and all(type(written.get(name, False)) is bool for name in _SWITCHES)
         and written["hidden_size"] % written["num_attention_heads"] == 0
         # A head has a width of its own there.

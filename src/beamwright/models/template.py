@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -126,13 +126,13 @@ def is_simple(template: str, known: frozenset[str]) -> bool:
     """
     try:
         parsed = Environment(trim_blocks=True, lstrip_blocks=True).parse(template)
-        names = meta.find_undeclared_variables(parsed)
+        names = [*parsed.find_all(nodes.Name)]
         special = [*parsed.find_all((nodes.Filter, nodes.Test, nodes.Call, nodes.Getattr))]
     except (TemplateError, RecursionError, MemoryError, ValueError, OverflowError):
         return False  # said by whoever checks or renders it
-    return names <= known | {"messages", "add_generation_prompt", _RAISE} and all(
-        map(_is_simple_node, special)
-    )
+    known |= {"messages", "add_generation_prompt", "loop", _RAISE}
+    known |= {name.name for name in names if name.ctx == "store"}
+    return {name.name for name in names} <= known and all(map(_is_simple_node, special))
 
 
 def _is_simple_node(node: nodes.Node) -> bool:

@@ -214,7 +214,8 @@ class TextCodec:
         Raises:
             InputError: if the chat template fails.
         """
-        assert self._write is not None, "there is a chat template"
+        if self._write is None:
+            raise InputError(f"{name or 'the model'}: chat template: there is none")
         make = partial(
             self._write,
             [dict(message) for message in messages],
@@ -438,7 +439,9 @@ def wrapped(loaded: Any, chat_template: str | None = None, where: str = "") -> T
     tokenizer.no_truncation()
     tokenizer.no_padding()
     special = {k: v for k, v in loaded.special_tokens_map.items() if isinstance(v, str)}
-    write = partial(loaded.apply_chat_template, tokenize=False)
+    write = None
+    if loaded.chat_template is not None:
+        write = partial(loaded.apply_chat_template, tokenize=False)
     return TextCodec(tokenizer, frozenset(), special, loaded.chat_template, write)
 
 
