@@ -107,7 +107,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorNames:
     """What a family's checkpoints call their tensors: the model's prefix, then names in a layer."""
 
     prefix: str = "model."
@@ -121,7 +121,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """One `model_type`, declared.
 
     flags: fields of ModelShape that are not read alike for all, of a config, or of an empty one,
@@ -130,7 +130,7 @@ class Family:
 
     flags: Callable[[Any], dict[str, Any]] = lambda config: {}
     window: Callable[[Any], int | None] = lambda config: getattr(config, "sliding_window", None)
-    layout: Layout = Layout()
+    names: TensorNames = TensorNames()
 
 
 def _llama_flags(config: Any) -> dict[str, Any]:
@@ -173,11 +173,11 @@ def _opt_flags(config: Any) -> dict[str, Any]:
     }
 
 
-FAMILIES: dict[str, Family] = {
-    "opt": Family(
+FAMILIES: dict[str, ModelFamily] = {
+    "opt": ModelFamily(
         _opt_flags,
         lambda config: None,
-        Layout(
+        TensorNames(
             prefix="model.decoder.",
             final_norm="final_layer_norm",
             attention_norm="self_attn_layer_norm",
@@ -187,10 +187,10 @@ FAMILIES: dict[str, Family] = {
             down="fc2",
         ),
     ),
-    "llama": Family(_llama_flags),
-    "mistral": Family(),
-    "qwen2": Family(lambda config: {"qkv_bias": True}, _qwen_window),
-    "qwen3": Family(_qwen3_flags, _qwen_window),
+    "llama": ModelFamily(_llama_flags),
+    "mistral": ModelFamily(),
+    "qwen2": ModelFamily(lambda config: {"qkv_bias": True}, _qwen_window),
+    "qwen3": ModelFamily(_qwen3_flags, _qwen_window),
 }
 
 

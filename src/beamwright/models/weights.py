@@ -21,7 +21,7 @@ from beamwright.files import read_regular
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.linear import quantise_linear
 from beamwright.models.memory import give_back
-from beamwright.models.shape import FAMILIES, Layout, ModelShape
+from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
 TensorSource = Callable[[str], torch.Tensor | None]
@@ -289,7 +289,9 @@ def _assemble(
     return weights
 
 
-def _layer(shape: ModelShape, layout: Layout, reader: _Reader, at: str, keep: Convert) -> Layer:
+def _layer(
+    shape: ModelShape, layout: TensorNames, reader: _Reader, at: str, keep: Convert
+) -> Layer:
     h, d, inner = shape.hidden, shape.head_dim, shape.intermediate
     q, kv = shape.heads * d, shape.kv_heads * d
 

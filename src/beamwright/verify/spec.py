@@ -297,7 +297,7 @@ def _has_token(folder: Path, token: str) -> bool:
     return any(f.is_file() and written in f.read_text("utf-8", errors="replace") for f in files)
 
 
-class Family(Section):
+class VerifierFamily(Section):
     """A row. written: its spec as a mapping, for `family: NAME` in a user's file."""
 
     spec: VerifierSpec
@@ -306,23 +306,23 @@ class Family(Section):
     written: dict[str, Any]
 
 
-def families(folder: Path = _FAMILIES) -> dict[str, Family]:
+def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
     """All rows by name.
 
     Raises:
         InputError: if a row is not valid.
     """
-    rows: dict[str, Family] = {}
+    rows: dict[str, VerifierFamily] = {}
     for file in sorted(folder.glob("*.yaml")):
         written = read_mapping(file)
         about, detect = str(written.pop("about", "")), written.pop("detect", None)
         spec = parse_spec(written, str(file))
         looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
-        rows[spec.name] = Family(spec=spec, about=about, detect=looks, written=written)
+        rows[spec.name] = VerifierFamily(spec=spec, about=about, detect=looks, written=written)
     return rows
 
 
-def family(name: str) -> Family:
+def family(name: str) -> VerifierFamily:
     """The row of that name.
 
     Raises:
