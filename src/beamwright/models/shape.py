@@ -130,7 +130,7 @@ class ModelFamily:
 
     flags: Callable[[Any], dict[str, Any]] = lambda config: {}
     window: Callable[[Any], int | None] = lambda config: getattr(config, "sliding_window", None)
-    names: TensorNames = TensorNames()
+    tensors: TensorNames = TensorNames()
 
 
 def _llama_flags(config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights: from a Hugging Face folder, or random, to DecoderWeights, by one table per layout.
+"""Weights: from a Hugging Face folder, or random, to DecoderWeights, by one table per family.
 
 Fused weights are rows of the table. A checkpoint is read tensor by tensor, and each projection is
 brought into the form that stays before the next is read: only one of them is held twice at a time,
@@ -223,7 +223,7 @@ def load_weights(
     checkpoint = _WeightFiles(folder)
     names = checkpoint.names()
     source = checkpoint.outline if device == "meta" else checkpoint.get
-    stem = FAMILIES[shape.architecture].layout.prefix
+    stem = FAMILIES[shape.architecture].tensors.prefix
     prefix = stem if any(name.startswith(stem) for name in names) else stem.partition(".")[2]
     reader = _Reader(source, prefix, dtype, device, str(folder))
     head = _Reader(source, "", dtype, device, str(folder))
@@ -258,7 +258,7 @@ def random_weights(
 def _assemble(
     shape: ModelShape, reader: _Reader, head: _Reader, storage: Storage, pack: Convert
 ) -> DecoderWeights:
-    layout, hidden = FAMILIES[shape.architecture].layout, shape.hidden
+    called, hidden = FAMILIES[shape.architecture].tensors, shape.hidden
     embed = shape.embed_dim or hidden
     embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
     lm_head = Linear(embedding)  # where nobody reads logits, it stands in
@@ -272,13 +272,13 @@ def _assemble(
 
     def layer(number: int) -> Layer:
         give_back()
-        return _layer(shape, layout, reader, f"layers.{number}.", keep)
+        return _layer(shape, called, reader, f"layers.{number}.", keep)
 
     weights = DecoderWeights(
         embedding=embedding,
         layers=[layer(number) for number in range(shape.layers)],
         lm_head=lm_head,
-        final_norm=reader.norm(layout.final_norm, shape, hidden) if shape.final_norm else None,
+        final_norm=reader.norm(called.final_norm, shape, hidden) if shape.final_norm else None,
     )
     if shape.learned_positions is not None:
         rows = shape.full_context + shape.learned_positions
@@ -290,7 +290,7 @@ def _assemble(
 
 
 def _layer(
-    shape: ModelShape, layout: TensorNames, reader: _Reader, at: str, keep: Convert
+    shape: ModelShape, called: TensorNames, reader: _Reader, at: str, keep: Convert
 ) -> Layer:
     h, d, inner = shape.hidden, shape.head_dim, shape.intermediate
     q, kv = shape.heads * d, shape.kv_heads * d
@@ -299,12 +299,12 @@ def _layer(
         return keep(reader.linear([at + name for name in names], outs, columns, bias))
 
     layer = Layer(
-        attention_norm=reader.norm(at + layout.attention_norm, shape, h),
-        qkv=projection(layout.qkv, [q, kv, kv], h, shape.qkv_bias),
-        out=projection([layout.out], [h], q, shape.out_bias),
-        mlp_norm=reader.norm(at + layout.mlp_norm, shape, h),
-        gate_up=projection(layout.gate_up, [inner] * len(layout.gate_up), h, shape.mlp_bias),
-        down=projection([layout.down], [h], inner, shape.mlp_bias),
+        attention_norm=reader.norm(at + called.attention_norm, shape, h),
+        qkv=projection(called.qkv, [q, kv, kv], h, shape.qkv_bias),
+        out=projection([called.out], [h], q, shape.out_bias),
+        mlp_norm=reader.norm(at + called.mlp_norm, shape, h),
+        gate_up=projection(called.gate_up, [inner] * len(called.gate_up), h, shape.mlp_bias),
+        down=projection([called.down], [h], inner, shape.mlp_bias),
     )
     if shape.qk_norm:
         layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
