@@ -31,7 +31,7 @@ from beamwright.engine.sampling import (
 )
 from beamwright.engine.stops import StopFinder, text_before
 from beamwright.errors import NotFiniteError
-from beamwright.models import device_memory
+from beamwright.models.memory import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
@@ -404,4 +404,4 @@ def _working_memory(model: TreeModel) -> WorkingMemory:
         tail = 2 * tail_tokens * layout.bytes_per_token
         return tail + shape.working_bytes_per_row(layout.dtype.itemsize)
 
-    return WorkingMemory(device_memory.free_bytes(model.decoder.device), row_bytes)
+    return WorkingMemory(free_bytes(model.decoder.device), row_bytes)
