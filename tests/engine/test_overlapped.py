@@ -1,4 +1,4 @@
-"""Whole searches with the verifier on a lane of its own: the trees of the plain executor."""
+"""Whole searches with the verifier on a thread of its own: the trees of the plain executor."""
 
 import threading
 
@@ -75,7 +75,7 @@ def test_with_a_quarter_of_the_kv(make_pair, expected, quarter):
 def test_over_streams_that_copy_as_late_as_they_may(
     make_pair, in_gpu, quarter, monkeypatch, schedule, share
 ):
-    """Each lane waits for its own transfers: a copy that nobody waits for is never made."""
+    """Each thread waits for its own transfers: a copy that nobody waits for is never made."""
     expected, peak = in_gpu
     where = quarter | {"schedule": schedule, "kv_memory": int(share * peak)}
     monkeypatch.setattr(tiers, "_link", lambda *_: StreamLink(LateStreams()))
@@ -98,7 +98,7 @@ def test_every_instant_is_counted_once(make_pair):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, LinkError, InputError])
-def test_what_goes_wrong_on_the_lane(make_pair, expected, monkeypatch, error):
+def test_what_goes_wrong_on_the_worker(make_pair, expected, monkeypatch, error):
     """An error of the verifier's ends one tree, all others all; nothing is left either way."""
     real, calls = PrmVerifier.score, []
 
@@ -139,7 +139,7 @@ def test_a_deadline_ends_searches_whose_steps_are_being_scored(make_pair):
     assert_nothing_allocated(solver)
 
 
-# --- who has a lane --------------------------------------------------------------------------
+# --- who has a worker -----------------------------------------------------------------------
 
 
 class Own:
@@ -158,7 +158,7 @@ class OwnBeside(Own):
 
 
 @pytest.mark.parametrize(("kind", "thread"), [(Own, "MainThread"), (OwnBeside, "verifier")])
-def test_a_users_verifier_has_a_lane_only_if_it_says_so(make_solver, kind, thread):
+def test_a_users_verifier_has_a_worker_only_if_it_says_so(make_solver, kind, thread):
     verifier = kind()
     solver = make_solver(verifier=verifier, executor="overlapped", **SMALL)
     list(solver.solve_many(PROBLEMS[:4], in_flight=4))

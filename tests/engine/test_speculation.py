@@ -129,7 +129,7 @@ def test_scores_that_come_too_early_for_their_memory_come_later(monkeypatch, exe
     with Solver(**options, speculation="exact") as solver:
         for ahead[0] in (False, True):
             assert facts(solver, problem)[0] == expected
-    # On a lane it is a matter of time who is scored early.
+    # With a worker it is a matter of time who is scored early.
     assert executor == "overlapped" or {True, False} < set(refused)
 
 

@@ -52,7 +52,8 @@ class PlainExecutor:
 
     def verify(self, nodes: Sequence[Node], priority: int = 0) -> None:
         """Score these finished steps of one tree; those of a larger priority first."""
-        self._scoring.queue.put(nodes, priority)
+        if nodes:
+            self._scoring.queue.put(tuple(nodes), priority)
 
     def wait(self) -> list[Event]:
         """Do one bounded piece of work: a batch of scores, or an iteration of the running batch.

@@ -34,7 +34,7 @@ _LARGEST_SCORE = 1e30  # sums and squares of many such scores are floats still
 _LESS = "lower --n, --max-batch or --kv-memory; other programs may hold some of it"
 
 
-class ScoringQueue:
+class ScoringQueue(PriorityQueue[tuple[Node, ...]]):
     """The verifier's work queue: a batch for each tree, in their order.
 
     One call takes the first batch, and what waits behind it while both fit `most_steps`: thesis,
@@ -42,31 +42,22 @@ class ScoringQueue:
     """
 
     def __init__(self, most_steps: int = 1) -> None:
-        self.most_steps = most_steps
-        self._batches: PriorityQueue[tuple[Node, ...]] = PriorityQueue(MOST_PASSED)
-        self.clear = self._batches.clear
-
-    def __bool__(self) -> bool:
-        return bool(self._batches)
-
-    def put(self, nodes: Sequence[Node], priority: int = 0) -> None:
-        """Steps of one tree, and speculative children below them, wait from now on."""
-        if nodes:
-            self._batches.put(tuple(nodes), priority)
+        super().__init__(MOST_PASSED)
+        self._most_steps = most_steps
 
     def take(self) -> tuple[Node, ...]:
         """The steps of the next call; none if nothing waits."""
         taken: list[Node] = []
-        for batch in list(self._batches):
-            if taken and len(taken) + len(batch) > self.most_steps:
+        for batch in list(self):
+            if taken and len(taken) + len(batch) > self._most_steps:
                 break
-            taken += self._batches.take()
+            taken += super().take()
         return tuple(taken)
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Forget batches that nobody waits for when these nodes are gone, and speculative ones."""
         gone = frozenset(nodes)
-        self._batches.change(lambda batch: without(batch, gone))
+        self.change(lambda batch: without(batch, gone))
 
 
 def without(batch: Sequence[Node], gone: Collection[Node]) -> tuple[Node, ...] | None:

@@ -206,8 +206,6 @@ class _Rows:
         self, model: TreeModel, prompt: Path, rows: Sequence[int]
     ) -> tuple[list[Path], list[Segment]]:
         """Paths of these rows, and segments with the tokens that they have decoded before."""
-        if not rows:
-            return [], []
         parents = [model.store.create() for _ in rows]
         steps = [self._steps[row] for row in rows]
         model.prefill(
@@ -220,8 +218,7 @@ class _Rows:
             for path, segment, row in zip(paths, segments, rows, strict=True)
             if self._decoded[row]
         ]
-        if decoded:
-            model.prefill(decoded)
+        model.prefill(decoded)
         return paths, segments
 
     def _draw(self, session: DecodeSession, rows: list[int], steps: list[int]) -> torch.Tensor:

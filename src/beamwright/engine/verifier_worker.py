@@ -63,7 +63,7 @@ class VerifierWorker:
         if self._thread is None:
             self._start()
         with self._changing():
-            self._unscored.put(nodes, priority)
+            self._unscored.put(tuple(nodes), priority)
 
     def take(self, *, wait: bool = False) -> list[Event] | None:
         """What came of a batch; None if none is finished.
