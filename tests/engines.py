@@ -36,7 +36,7 @@ def tiny_options(folder, **changes):
         "temperature": 1.0,
         "kv_memory": "64MiB",
         "system_prompt": "",
-        # With a lane, what `check_conservation` looks at changes while it looks; what is decoded
+        # With a worker, what `check_conservation` looks at changes while it looks; what is decoded
         # ahead is in no tree.
         "executor": "plain",
         "speculation": "off",

@@ -139,7 +139,7 @@ def test_a_deadline_ends_searches_whose_steps_are_being_scored(make_pair):
     assert_nothing_allocated(solver)
 
 
-# --- who has a worker -----------------------------------------------------------------------
+# --- who has a worker ------------------------------------------------------------------------
 
 
 class Own:
