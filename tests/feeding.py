@@ -1,19 +1,17 @@
-"""The feed and the page without the server: a desk that only searches, and their application."""
+"""The feed and the page without the server: an application of them, and jobs that only say so."""
 
-from __future__ import annotations
-
-import itertools
-import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from beamwright.errors import BeamwrightError
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.errors import ApiError
-from beamwright.serve.feed import Feed
 from beamwright.serve.feed_routes import feed_routes, page_routes
+
+ASKS = SimpleNamespace(limits=ServerLimits())
+"""A queue of which the page believes that it may ask it."""
 
 
 @dataclass
@@ -25,12 +23,9 @@ class Job:
     options: dict
     owner: str | None = None
     cancelled: bool = False
-    handle: object = None
 
     def cancel(self):
         self.cancelled = True
-        if self.handle is not None:
-            self.handle.cancel()
 
 
 def about(job):
@@ -38,48 +33,15 @@ def about(job):
     return {"problem": job.problem, "model": "bundled", **known}
 
 
-@dataclass
-class SearchDesk:
-    """Hands problems to a solver as `serve` does, and tells the feed."""
-
-    solver: object
-    feed: Feed
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    numbers: itertools.count = field(default_factory=itertools.count)
-    threads: list = field(default_factory=list)
-
-    async def begin_search(self, problem, options, owner=None):
-        job = Job(f"search-{next(self.numbers)}", problem, options, owner)
-        self.feed.begun(job)
-        given = {"search" if name == "method" else name: value for name, value in options.items()}
-        given["max_rounds"] = given.pop("rounds", 8)
-        job.handle = self.solver.submit(
-            problem,
-            problem_id=job.id,
-            on_round=lambda report: self.feed.round(job, report),
-            **given,
-        )
-        self.threads.append(threading.Thread(target=self._wait, args=(job,)))
-        self.threads[-1].start()
-        return job
-
-    def _wait(self, job):
-        try:
-            outcome = job.handle.result()
-        except BeamwrightError as error:
-            outcome = error
-        self.feed.ended(job, outcome)
-
-
-def make_app(feed, desk=None, key=None, gauges=tuple):
+def make_app(feed, queue=None, key=None, gauges=tuple):
     """The page and its feed; with a key the feed wants it, and the page's files do not."""
     app = FastAPI(docs_url=None)
-    app.include_router(feed_routes(feed, desk, gauges))
+    app.include_router(feed_routes(feed, queue, gauges))
     app.include_router(page_routes())
 
     @app.exception_handler(ApiError)
     def refused(request, error):
-        return JSONResponse(error.body, error.status)
+        return error.response
 
     @app.middleware("http")
     async def guard(request, call_next):

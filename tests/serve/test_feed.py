@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 import feeding
+from beamwright.conversation import Conversation
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.serve import feed as feed_module
@@ -151,18 +152,17 @@ def test_a_failure_says_only_what_is_fit_to_show(feed, error, shown):
     assert (last["state"], last["error"]) == ("failed", shown)
 
 
-def test_a_real_search_ends_with_its_whole_tree(feed, make_solver):
-    solver = make_solver(n=4, width=2, max_rounds=3)
-    desk = feeding.SearchDesk(solver, feed)
-    asked = asyncio.run(desk.begin_search("1+1", {"rounds": 3}))
-    solution = asked.handle.result()
-    desk.threads[0].join()
-    solver.close()
-    found = events(feed.run(asked.id))
-    steps = {}
+def test_a_real_search_ends_with_its_whole_tree(served):
+    asked = {"problem": "1+1", "options": {"n": 4, "width": 2, "rounds": 3, "seed": 1}}
+    run = served.http.post("/feed/searches", json=asked).json()["id"]
+    lines = served.http.get(f"/feed/searches/{run}").text.splitlines()
+    found, steps = [json.loads(line) for line in lines if line], {}
     for event in found:
         for step in event.get("nodes", ()):
             steps.setdefault(step["lineage"], {}).update(step)
+    solution = served.solver.solve(
+        Conversation(({"role": "user", "content": "1+1"},)), n=4, width=2, max_rounds=3, seed=1
+    )
     nodes = list(solution.tree.nodes())
     assert set(steps) == {".".join(map(str, node.lineage[1:])) for node in nodes}
     for node in nodes:
@@ -268,7 +268,7 @@ def ask(app, method, path, **options):
 
 
 class OneJob:
-    """A desk that remembers what was asked."""
+    """A queue that remembers what was asked."""
 
     limits = ServerLimits(body_bytes=1000, depth=8)
 
@@ -283,8 +283,8 @@ class OneJob:
 
 
 def test_a_search_is_asked_for_listed_followed_and_cancelled(feed):
-    desk = OneJob(feed)
-    app = feeding.make_app(feed, desk)
+    queue = OneJob(feed)
+    app = feeding.make_app(feed, queue)
     made = ask(app, "POST", "/feed/searches", json={"problem": "p", "options": {"n": 4}})
     assert made.json() == {"id": "search-0"}
     listed = ask(app, "GET", "/feed/searches").json()
@@ -294,8 +294,8 @@ def test_a_search_is_asked_for_listed_followed_and_cancelled(feed):
         ("search-0", "waiting", 4)
     ]
     ask(app, "DELETE", "/feed/searches/search-0")
-    assert desk.asked[0].cancelled
-    feed.ended(desk.asked[0], Cancelled())
+    assert queue.asked[0].cancelled
+    feed.ended(queue.asked[0], Cancelled())
     lines = ask(app, "GET", "/feed/searches/search-0?from=1").text.splitlines()
     assert [json.loads(line)["state"] for line in lines] == ["cancelled"]
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 import feeding
+from beamwright import Solver
 from beamwright.engine.timeline import NullTimeline
 from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
@@ -12,6 +13,7 @@ from beamwright.serve.runs import write_tree_page
 from beamwright_lab.serve.browser import running
 from beamwright_lab.serve.page_frames import made_up_search
 from chromium import chromium
+from served import Served
 
 HOSTILE = (
     "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>"
@@ -55,22 +57,11 @@ def visit(browser):
 
 
 @pytest.fixture(scope="module")
-def solver():
-    from beamwright.solver.solver import Solver
-
-    with Solver(model="bundled", verifier="bundled", search="beam", n=8, width=4) as found:
-        yield found
-
-
-@pytest.fixture
-def live(solver):
-    """The address of a page whose desk searches with the bundled models."""
-    feed = Feed(feeding.about)
-    desk = feeding.SearchDesk(solver, feed)
-    with running(feeding.make_app(feed, desk)) as address:
-        yield address
-        for thread in desk.threads:
-            thread.join()
+def live():
+    """The address of a page whose server searches with the bundled models."""
+    options = {"search": "beam", "n": 8, "width": 4}
+    with Solver(model="bundled", verifier="bundled", **options) as solver, Served(solver) as server:
+        yield server.url
 
 
 def step(lineage, **known):
@@ -167,8 +158,8 @@ def test_a_problem_is_typed_and_its_tree_grows_to_an_answer(visit, live):
 
 def test_it_follows_the_newest_search_until_one_is_picked(visit):
     feed = Feed(feeding.about)
-    shown = "window.beamwright.pane.run.id"
-    with running(feeding.make_app(feed, feeding.SearchDesk(None, feed))) as address:
+    shown = "window.beamwright.pane.run?.id"
+    with running(feeding.make_app(feed, feeding.ASKS)) as address:
         feed.add(a_run("first"))
         page = visit(address)
         until(page, f"{shown} === 'first'")
@@ -357,8 +348,7 @@ def test_gauges_are_shown_with_what_they_are_of(visit, serve_runs):
         {"name": HOSTILE[:-1], "value": 2.5, "unit": "rows"},
         {"name": "unknown", "value": None},
     ]
-    desk = feeding.SearchDesk(None, None)
-    page = visit(serve_runs(a_run(), desk=desk, gauges=lambda: gauges))
+    page = visit(serve_runs(a_run(), queue=feeding.ASKS, gauges=lambda: gauges))
     page.wait_for_selector("#gauges >> text=1.0 GiB of 4.0 GiB")
     assert "2.5 rows" in page.inner_text("#gauges")
     assert "unknown" not in page.inner_text("#gauges")
@@ -379,9 +369,8 @@ def test_a_large_tree_is_collapsed_at_first(visit, serve_runs):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_everything_without_scrolling_sideways(visit, serve_runs, scheme):
-    desk = feeding.SearchDesk(None, None)
     page = visit(
-        serve_runs(a_run(problem="long " * 60), a_run("b"), desk=desk), color_scheme=scheme
+        serve_runs(a_run(problem="long " * 60), a_run("b"), queue=feeding.ASKS), color_scheme=scheme
     )
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_selector("#votes li")

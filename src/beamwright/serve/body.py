@@ -136,46 +136,37 @@ ITEMS = Field(max_length=_MOST_ITEMS, fail_fast=True)
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
 
 
-def _one_of(*neutral: Any) -> Callable[[Any], bool]:
-    """No value, or one of these; True is not 1."""
-    return lambda value: (
-        value is None
-        or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
-    )
-
-
-def _no_bias(value: Any) -> bool:
-    return not value or (isinstance(value, dict) and not any(value.values()))
-
-
-_ANYTHING = (
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("prompt_cache_options", "service_tier", "mm_processor_kwargs"),
-)
-_NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
-    **dict.fromkeys(("prediction", "audio", "web_search_options", "moderation"), ()),
-    **dict.fromkeys(("store", "echo", "background"), (False,)),
-    "repetition_penalty": (1,),
-    "verbosity": ("medium",),
-    "parallel_tool_calls": (True,),
-    "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
-    "function_call": ("none",),
-    "suffix": ("",),
-    "best_of": (1,),
-    "include": ([],),
-    "truncation": ("disabled",),
-}
-NEUTRAL: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+NEUTRAL: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
     {
-        **dict.fromkeys(_ANYTHING, lambda value: True),
-        **{name: _one_of(*values) for name, values in _NEUTRAL_VALUES.items()},
-        "logit_bias": _no_bias,
-        "functions": lambda value: not value,
+        **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")),
+        "mm_processor_kwargs": None,
+        **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+        **dict.fromkeys(("prediction", "audio", "web_search_options", "moderation"), ()),
+        **dict.fromkeys(("store", "echo", "background"), (False,)),
+        **dict.fromkeys(("functions", "include"), ([],)),
+        "logit_bias": ({},),
+        "repetition_penalty": (1,),
+        "verbosity": ("medium",),
+        "parallel_tool_calls": (True,),
+        "modalities": (["text"],),
+        "response_format": ({"type": "text"},),
+        "function_call": ("none",),
+        "suffix": ("",),
+        "best_of": (1,),
+        "truncation": ("disabled",),
     }
 )
-"""By name: whether a value changes nothing."""
+"""By name: the values that change nothing, beside null; None: all of them."""
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    neutral = NEUTRAL[name]
+    if name == "logit_bias" and isinstance(value, dict) and not any(value.values()):
+        return True
+    # True is not 1.
+    known = ((value == n and isinstance(value, bool) == isinstance(n, bool)) for n in neutral or ())
+    return neutral is None or value is None or any(known)
 
 
 def _integral(value: Any) -> Any:
@@ -239,7 +230,7 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
             continue  # they are there, and none is called
         if name not in NEUTRAL:
             raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")
-        if not NEUTRAL[name](value):
+        if not _changes_nothing(name, value):
             raise ApiError(
                 400, f"{name}: not supported, and it would change the answer", name, "unsupported"
             )
