@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 import feeding
-from beamwright.conversation import Conversation
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
 from beamwright.serve import feed as feed_module
@@ -20,6 +19,7 @@ from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
 from beamwright.serve.feed_routes import POLICY
 from beamwright.tree import StopReason
+from beamwright.tree.conversation import Conversation
 from fakes import add_step, grow, new_tree
 
 HOSTILE = '</script><img src=x onerror="alert(1)"> \u2028 \ud800'
