@@ -123,13 +123,6 @@ def test_draws_follow_the_tempered_softmax(temperature):
     assert chi_square(tokens, probs) < 24.3  # 7 degrees of freedom, p = 0.001
 
 
-def test_filtered_draws_follow_the_renormalised_softmax():
-    tokens = draw(LOGITS, num_rows=50, num_positions=400, temperature=1.0, top_k=3)
-    probs = LOGITS[0].double().softmax(0)
-    probs[LOGITS[0] < 1.0] = 0
-    assert chi_square(tokens, probs / probs.sum()) < 13.8  # 2 degrees of freedom
-
-
 def test_seeds_rows_and_positions_draw_differently():
     flat = torch.zeros(1, 1000)
     tokens = draw(flat, num_rows=20, num_positions=20)
@@ -181,22 +174,6 @@ def test_what_each_filter_allows(settings, allowed):
     assert set(tokens.flatten().tolist()) == allowed
 
 
-def test_filters_see_the_tempered_distribution():
-    logits = torch.tensor([[0.6, 0.4]]).log()
-    cold = draw(logits, num_rows=30, num_positions=30, temperature=0.2, top_p=0.8)
-    hot = draw(logits, num_rows=30, num_positions=30, temperature=1.0, top_p=0.8)
-    assert set(cold.flatten().tolist()) == {0}
-    assert set(hot.flatten().tolist()) == {0, 1}
-
-
-def test_zero_temperature_is_greedy():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(40, 30, generator=generator)
-    for seed in (0, 1):
-        tokens, _ = sample(logits, draw_keys(40, seed), torch.arange(40), temperature=0)
-        assert torch.equal(tokens, logits.argmax(1))
-
-
 def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     keys = stack_keys([lineage_key(0, (0, row)) for row in range(6)], CPU)
@@ -208,12 +185,6 @@ def test_greedy_rows_take_the_likeliest_token_and_leave_the_others_alone():
     assert torch.equal(mixed[greedy], logits.argmax(-1)[greedy])
     assert torch.equal(mixed[~greedy], drawn[~greedy])
     assert torch.equal(logprobs, logits.log_softmax(-1)[torch.arange(6), mixed])
-
-
-def test_log_probabilities_are_those_of_the_untempered_model():
-    rows, how = (LOGITS.expand(9, -1), draw_keys(9), torch.arange(9)), {"top_k": 2}
-    tokens, logprobs = sample(*rows, temperature=0.3, **how)
-    assert torch.allclose(logprobs, LOGITS[0].log_softmax(0)[tokens])
 
 
 def test_rows_of_the_head_without_a_token_are_never_drawn():

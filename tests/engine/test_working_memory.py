@@ -17,6 +17,7 @@ HOW = [
     {"schedule": "locality"},
     {"schedule": "locality", "kv_memory": 22 * 4096},
     {"attention": "dense"},
+    {"schedule": "locality", "kv_memory": 22 * 4096, "graphs": "on"},
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -33,10 +34,8 @@ def lineage_key(seed: int, lineage: Lineage, purpose: str = "") -> tuple[int, in
     """
     text = "\x1f".join([str(seed), purpose, *(f"{type(x).__name__}:{x}" for x in lineage)])
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
-    return (
-        int.from_bytes(digest[:4], "little", signed=True),
-        int.from_bytes(digest[4:], "little", signed=True),
-    )
+    first, second = struct.unpack("<ii", digest)
+    return first, second
 
 
 def stack_keys(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:

@@ -70,7 +70,7 @@ class StepBuffers:
             "top_ids": results(num_likeliest, dtype=torch.long),
             "top_logprobs": results(num_likeliest),
         }
-        self.asks = False
+        self.asks, self.unread = False, frozenset[int]()
 
     def load(self, rows: Sequence[Row | None], arrangement: int) -> None:
         """Begin an iteration with these rows; None pads the batch.
@@ -85,6 +85,7 @@ class StepBuffers:
             self.sampling.load(settings, [row.node.greedy for row in real])
             self.asks = any(each.top_logprobs for each in settings)
             self._arrangement = arrangement
+            self.unread = frozenset(place for place, row in enumerate(rows) if row is None)
         tokens = [row.tokens[-1] if row.tokens else 0 for row in real]
         positions = [row.node.start + row.forwarded for row in real]
         self._moving.copy_(torch.tensor([tokens, positions]))
@@ -131,7 +132,6 @@ class TensorRows:
         self._session = DecodeSession(model.decoder, model.store, model.backend, stays=self._stays)
         self._buffers: dict[int, StepBuffers] = {}
         self._rows: list[Row | None] = []
-        self._unread: frozenset[int] = frozenset()
         self._arrangement = 0
 
     @property
@@ -200,7 +200,6 @@ class TensorRows:
                 self._rows[place] = None
             self._session.drop(gone)
             self._arrangement += 1
-        self._unread = frozenset(n for n, row in enumerate(self._rows) if row is None)
         buffers = self._step_buffers()
         buffers.load(self._rows, self._arrangement)
         self._session.prepare(max_tokens)
@@ -246,14 +245,12 @@ class TensorRows:
         buffers.keep(hidden=hidden)
         # Rows that have stopped stay inside the context; what they decode is dropped.
         buffers.positions.add_(1).clamp_(max=self._decoder.shape.context - 1)
-        self._draw(buffers, self._decoder.logits(hidden), self._unread)
+        self._draw(buffers, self._decoder.logits(hidden))
 
-    def _draw(
-        self, buffers: StepBuffers, logits: torch.Tensor, unread: Collection[int] = ()
-    ) -> None:
+    def _draw(self, buffers: StepBuffers, logits: torch.Tensor) -> None:
         """A token of every row from what its last one leads to [rows, vocab]."""
         tokens, logprobs = self._sampler.sample(
-            logits, buffers.keys, buffers.positions, buffers.sampling, unread
+            logits, buffers.keys, buffers.positions, buffers.sampling, buffers.unread
         )
         buffers.keep(tokens=tokens, logprobs=logprobs, **self._sampler.stats(logits))
         if buffers.asks:

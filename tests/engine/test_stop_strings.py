@@ -112,11 +112,6 @@ def test_the_delimiter_may_be_one(make_solver):
     assert not any(node.stop == "delimiter" for node in written(tree))
 
 
-def test_steps_of_a_fixed_length_are_searched_too(make_solver):
-    solver = make_solver(**{**BEAM, "step_tokens": 7})
-    assert check_ends(grow(solver)[1], solver._machinery.reader.codec, STOPS)
-
-
 def test_each_reply_is_searched_for_itself(make_solver):
     talk = {"search": "revise", "chat_template": CHAT, "n": 4, "max_rounds": 60, "seed": 1}
     talk |= {"critique_prompt": "be a cab", "revision_prompt": "dab"}
@@ -146,16 +141,6 @@ def test_a_captured_step_is_the_same_with_and_without(make_solver, monkeypatch):
     assert replay.num_recorded == before
 
 
-def test_one_problem_of_several_has_its_own(make_solver):
-    own = {**BEAM, "stop_strings": (), "dtype": "float64"}
-    solver = make_solver(**own)
-    plain, stopped = solver.solve(PROBLEM), solver.solve(PROBLEM, stop_strings=STOPS)
-    found = solver.solve_many([(0, PROBLEM), (0, PROBLEM, {"stop_strings": STOPS})])
-    assert [each.tree_hash for each in found] == [plain.tree_hash, stopped.tree_hash]
-    with make_solver(**{**own, "stop_strings": STOPS}) as other:
-        assert other.solve(PROBLEM, stop_strings=()).tree_hash == plain.tree_hash
-
-
 def test_a_resumed_tree_ends_at_them_too(make_solver, tmp_path):
     solver, file, files = make_solver(**BEAM, dtype="float64"), tmp_path / "search.json", []
 
@@ -175,4 +160,4 @@ def test_a_resumed_tree_ends_at_them_too(make_solver, tmp_path):
     with make_solver(**{**BEAM, "stop_strings": ()}, dtype="float64") as other:
         with pytest.raises(InputError, match="saved with --stop-strings"):
             other.resume(files[0])
-        assert "stop_strings" not in other._decisive(other.settings)
+        assert "stop_strings" not in other._decisive(other._problem_settings({}))
