@@ -11,8 +11,7 @@ from beamwright.serve.events import begin, end
 from beamwright.serve.feed import Feed
 from beamwright.serve.runs import write_tree_page
 from beamwright_lab.serve.browser import running
-from beamwright_lab.serve.page_frames import made_up_search
-from chromium import chromium
+from chromium import chromium, made_up_search
 from served import Served
 
 HOSTILE = (

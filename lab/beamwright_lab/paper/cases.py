@@ -1,6 +1,6 @@
 """Searches of the LBS paper's evaluation, simulated: sizes of section 5.1, schedules, runs.
 
-A simulated run uses a named shape on a named GPU. Real runs are in `real`.
+A simulated run uses a named shape on a named GPU.
 """
 
 from __future__ import annotations
@@ -30,14 +30,9 @@ from beamwright_lab.simulator import (
 from beamwright_lab.simulator import simulate as run_simulation
 from beamwright_lab.studies.lbs import LbsCase
 
-GIB, MIB = 2**30, 2**20
+GIB = 2**30
 PROMPT_TOKENS, GENERATE_TOKENS = 128, 1920
 PAPER_KV_BYTES = 7 * GIB  # of Figure 7
-SMALL_MODEL = (
-    "random:llama,layers=8,hidden=128,heads=4,kv_heads=4,intermediate=256,vocab=512,context=4096"
-)
-# 22 GB/s of memory bandwidth (profile epyc-2core) over the RTX 4090's 1,008 : 12.9 (PCIe 4.0 x8).
-LINK_BANDWIDTH = 280_000_000
 _HALF = 2  # bytes per element of the simulated models
 _PCIE4_X8 = 15.75e9
 BASELINE = "layerwise"

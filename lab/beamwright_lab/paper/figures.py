@@ -3,7 +3,7 @@
 All simulated (the paper's cards, real schedules, a virtual clock) or from its equations; no
 verifier, as in the paper. Figure 7, and 10 which confirms it, have 7 GiB of KV, as the paper says;
 the others what weights and activations leave of the card. "LBS as published" is Algorithm 1 with
-nothing kept between groups or steps. `tiers/seconds.py` and `tiers/bytes.py` have real runs.
+nothing kept between groups or steps.
 
 How often attention over copies reads them (six times) is fitted to Figure 11's layer-wise bar, so
 that bar is no prediction, and every time of a schedule with copies depends on it: the second table

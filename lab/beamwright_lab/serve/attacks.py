@@ -1,4 +1,7 @@
-"""Clients that do everything wrong, against a server of the bundled pair in its own process.
+"""Clients that ask for too much or leave, against a server of the bundled pair in its own process.
+
+What a door refuses - bodies, heads, keys, hosts - tests/serve holds; here is what takes a server
+that searches.
 
 After each attack the server has to be alive, without a search that nobody waits for, without KV,
 and no answer may have been a 5xx (but 503, "come later"). Another process asks for `/health` all
@@ -6,7 +9,7 @@ the time; its longest wait says how long nobody was heard. The event loop says i
 callback kept it, from 100 ms on (asyncio's debug mode).
 
     python -m beamwright_lab.serve.attacks
-    python -m beamwright_lab.serve.attacks --only unfinished large_chunked
+    python -m beamwright_lab.serve.attacks --only fields many_streams
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from beamwright.evaluate import load_problems
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.serve.running import Running, server
 
-CHAT, MIB = "/v1/chat/completions", 2**20
+CHAT = "/v1/chat/completions"
 OPTIONS = ("--n", "8", "--width", "4", "--max-search-tokens", "20000", "--max-seconds", "20")
 COLUMNS = (
     *("attack", "answers", "longest /health, ms", "longest callback, ms", "seconds", "peak MiB"),
@@ -41,7 +44,7 @@ PROBLEM = load_problems("bundled:test", limit=1).problems[0].problem
 Statuses = Counter[str]
 
 
-class Client:
+class Connected:
     """One connection, byte by byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,13 +92,13 @@ class Attacker:
         self.host, self.port = host, int(port)
         self.statuses: Statuses = Counter()
 
-    async def connect(self, buffer: int | None = None) -> Client:
+    async def connect(self, buffer: int | None = None) -> Connected:
         sock = socket.socket()
         if buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (self.host, self.port))
-        return Client(*await asyncio.open_connection(sock=sock))
+        return Connected(*await asyncio.open_connection(sock=sock))
 
     def chat(self, **fields: Any) -> dict[str, Any]:
         """A body. Fields in front of what they replace."""
@@ -122,28 +125,11 @@ class Attacker:
         self.statuses[status] += 1
         return status
 
-    async def begun(self, **fields: Any) -> Client:
+    async def begun(self, **fields: Any) -> Connected:
         """A stream that has been asked for."""
         client = await self.connect()
         await client.send(self.raw(self.chat(stream=True, **fields)))
         return client
-
-    # --- who leaves --------------------------------------------------------------------------
-
-    async def leaves_queued(self) -> None:
-        """40 at a time, which all leave after a moment: most of them have not begun."""
-        clients = await asyncio.gather(*(self.begun(search={"n": 32}) for _ in range(40)))
-        await asyncio.sleep(0.3)
-        for number, client in enumerate(clients):
-            client.reset() if number % 2 else client.writer.close()
-
-    async def leaves_at_once(self) -> None:
-        """60 that send a request and go, streamed and not: in prefill, or before it."""
-        for number in range(60):
-            client = await self.connect()
-            await client.send(self.raw(self.chat(stream=number % 2 == 0, search={"n": 32})))
-            await asyncio.sleep(0.005 * (number % 10))
-            client.reset()
 
     async def leaves_in_a_round(self) -> None:
         """When the first round has been told of."""
@@ -158,16 +144,6 @@ class Attacker:
             client = await self.begun(seed=number)
             await client.until(b'"finish_reason": "stop"')
             client.reset()
-
-    async def half_closes(self) -> None:
-        """Says that it has nothing more to say, and waits."""
-        for number in range(6):
-            client = await self.begun(seed=number)
-            client.writer.write_eof()
-            self.statuses[await client.status(20)] += 1
-            client.reset()
-
-    # --- who is slow -------------------------------------------------------------------------
 
     async def reads_slowly(self) -> None:
         """8 streams with much to say, a byte a second."""
@@ -186,113 +162,6 @@ class Attacker:
             await self.ask(self.raw(self.chat()))
         await slow
 
-    async def writes_slowly(self) -> None:
-        """20 requests, a byte at a time."""
-
-        async def one() -> None:
-            client = await self.connect()
-            for byte in self.raw(self.chat())[:60]:
-                await client.send(bytes([byte]))
-                await asyncio.sleep(0.1)
-            client.reset()
-
-        await asyncio.gather(*(one() for _ in range(20)))
-
-    async def idles(self) -> None:
-        """200 connections, half of them with half of a head."""
-        clients = [await self.connect() for _ in range(200)]
-        for client in clients[::2]:
-            await client.send(b"POST /v1/chat/completions HTTP/1.1\r\nhost: loc")
-        await asyncio.sleep(2)
-        await self.ask(self.raw(self.chat()))
-        for client in clients:
-            client.reset()
-
-    # --- bodies ------------------------------------------------------------------------------
-
-    async def large(self) -> None:
-        """100 MB, and it says so."""
-        client = await self.connect()
-        await client.send(self.head("content-length: 100000000"))
-        sending = asyncio.ensure_future(self._pour(client, b"x" * MIB, 95))
-        self.statuses[await client.status()] += 1
-        await sending
-        client.reset()
-
-    async def large_chunked(self) -> None:
-        """100 MB in chunks of unknown number."""
-        client = await self.connect()
-        await client.send(self.head("transfer-encoding: chunked"))
-        chunk = b"%x\r\n%s\r\n" % (MIB, b"x" * MIB)
-        sending = asyncio.ensure_future(self._pour(client, chunk, 95))
-        self.statuses[await client.status()] += 1
-        await sending
-        client.reset()
-
-    async def endless(self) -> None:
-        """Chunks of one byte, for 5 seconds."""
-        client = await self.connect()
-        await client.send(self.head("transfer-encoding: chunked"))
-        end = time.monotonic() + 5
-        while time.monotonic() < end and await client.send(b"1\r\n \r\n" * 100):
-            await asyncio.sleep(0)
-        client.reset()
-
-    @staticmethod
-    async def _pour(client: Client, data: bytes, times: int) -> None:
-        for _ in range(times):
-            if not await client.send(data):
-                break
-
-    async def unfinished(self) -> None:
-        """JSON that is meant to take long, 4 MB each."""
-        size = 4 * MIB - 1000
-        for body in (
-            b"[" * 80 + b'"' + b'\\"' * (size // 2),
-            b"[" * size,
-            b'{"a":' * (size // 5),
-            b'{"a":[' + b"[]," * (size // 3) + b"[]]}",
-            b'"[' * (size // 2),
-            b'{"a":' + b"9" * size + b"}",
-            b'{"a":"' + b"\\ud800" * (size // 6) + b'"}',
-        ):
-            await self.ask(self.raw(body))
-
-    async def long_texts(self) -> None:
-        """Conversations of 4 MB: one message, 100,000 messages; 10,000 texts and token ids."""
-        many = [{"role": "user", "content": "x"}] * 100_000
-        for fields in (
-            {"messages": [{"role": "user", "content": "word " * 800_000}]},
-            {"messages": [{"role": "user", "content": "\u00e4" * 600_000}]},
-            {"messages": many},
-            {"messages": many[:10_000]},
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 90_000}]},
-        ):
-            await self.ask(self.raw(self.chat(**fields)))
-        for prompt in (["x"] * 10_000, [5] * 1_000_000, [[5]] * 10_000, "x" * 4_000_000):
-            body = {"model": self.model, "prompt": prompt}
-            await self.ask(self.raw(body, path="/v1/completions"))
-
-    async def slow_to_judge(self) -> None:
-        """Below 4 MiB, and wrong a million times, or large in what is checked last."""
-        size = 4 * MIB - 1000
-        ones = b"[" + b"1," * (size // 2 - 200) + b"1]"
-        name = self.model.encode()
-        for path, fields in (
-            (CHAT, b'"messages":' + ones),
-            (CHAT, b'"messages":[' + b"{}," * (size // 3 - 200) + b"{}]"),
-            (CHAT, b'"messages":[{"role":"user","content":' + ones + b"}]"),
-            (CHAT, b'"messages":[{"role":"user","content":"x"}],"tools":' + ones),
-            (CHAT, b'"messages":[{"role":"user","content":"x"}],"stop":' + ones),
-            ("/v1/completions", b'"prompt":[' + b"[1]," * (size // 4 - 200) + b"[1]]"),
-            ("/v1/completions", b'"prompt":[' + b"1.5," * (size // 4 - 200) + b"1.5]"),
-            ("/v1/completions", b'"prompt":' + ones),
-            ("/v1/responses", b'"input":' + ones),
-            ("/v1/responses", b'"input":[' + b"{}," * (size // 3 - 200) + b"{}]"),
-        ):
-            body = b'{"model":"' + name + b'",' + fields + b"}"
-            await self.ask(self.raw(body, path=path), 120)
-
     async def slow_to_prepare(self) -> None:
         """Options of a search that are small to send, or large, and long to look at."""
         for own in (
@@ -302,34 +171,6 @@ class Attacker:
         ):
             search = {"method": "revise", "n": 2, "width": 1, "deadline": "3s", **own}
             await self.ask(self.raw(self.chat(search=search)), 120)
-
-    async def holds_bodies(self) -> None:
-        """150 bodies of 4 MB, all but their last byte; then one that is whole."""
-        clients = [await self.connect() for _ in range(150)]
-        head = self.head(f"content-length: {4 * MIB - 1000}")
-        sending = [
-            asyncio.ensure_future(self._pour(client, b" " * 65_000, 64)) for client in clients
-            if await client.send(head)
-        ]  # fmt: skip
-        await asyncio.sleep(20)
-        await self.ask(self.raw(self.chat()))
-        for client in clients:
-            client.reset()
-        for each in sending:
-            each.cancel()
-
-    async def no_text(self) -> None:
-        """Bytes that are no UTF-8, texts that are none, and such as people do not type."""
-        body = json.dumps(self.chat(max_tokens=8)).encode()
-        for said in (b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"\x00"):
-            await self.ask(self.raw(body.replace(b"Eva", said)))
-        for text in (
-            "\u202e\u2066\ufeff",
-            "e" + "\u0301" * 100,
-            "\U0001f469\u200d\U0001f680",
-            "\x1b[2J",
-        ):
-            await self.ask(self.raw(body.replace(b"Eva", json.dumps(text)[1:-1].encode())))
 
     async def fields(self) -> None:
         """Numbers that are none, too large, or something else, in every field."""
@@ -387,36 +228,6 @@ class Attacker:
             client.reset()
             self.statuses[answer[9:12].decode() or "hung up"] += 1
 
-    # --- HTTP --------------------------------------------------------------------------------
-
-    async def heads(self) -> None:
-        """Too many headers, too large ones, wrong hosts, other origins, two lengths, no HTTP."""
-        body = json.dumps(self.chat(max_tokens=4)).encode()
-        size = f"content-length: {len(body)}"
-        many = [f"x-{number}: y" for number in range(10_000)]
-        for request in (
-            self.head(size, *many) + body,
-            self.head(size, "x: " + "y" * MIB) + body,
-            self.head(size, host="evil.example") + body,
-            self.head(size, "host: evil.example") + body,
-            self.head(size, "origin: http://evil.example") + body,
-            self.head(size, "content-length: 5") + body,
-            self.head(size, "transfer-encoding: chunked") + body,
-            self.head("content-length: -1") + body,
-            self.head("transfer-encoding: chunked") + b"zz\r\n",
-            self.head(size, "expect: 100-continue") + body,
-            self.head(size).replace(b"HTTP/1.1", b"HTTP/1.0") + body,
-            b"GET /health HTTP/1.0\r\n\r\n",
-            b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n",
-            b"GET /%ff%00/../../etc/passwd HTTP/1.1\r\nhost: localhost\r\n\r\n",
-            b"GET http://evil.example/ HTTP/1.1\r\nhost: localhost\r\n\r\n",
-            b"GET " + b"/" * MIB + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-            b"\x00" * 100_000,
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        ):
-            await self.ask(request, 10)
-
     async def pipelines(self) -> None:
         """20 requests in one write; their answers come in turn."""
         client = await self.connect()
@@ -430,20 +241,6 @@ class Attacker:
         """20 requests at a time that say that they are one."""
         request = self.raw(self.chat(max_tokens=8), "x-request-id: same")
         await asyncio.gather(*(self.ask(request) for _ in range(20)))
-
-    async def scripts(self) -> None:
-        """Tags in what is asked reach no page as tags."""
-        text = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-        body = {"problem": text, "options": {"n": 4, "width": 2}}
-        await self.ask(self.raw(body, path="/feed/searches"))
-        client = await self.connect()
-        await client.send(
-            b"GET /feed/searches HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-        )
-        head, _, _ = (await client.until(b"never")).lower().partition(b"\r\n\r\n")
-        assert b"application/json" in head
-        assert b"nosniff" in head
-        client.reset()
 
     async def many_streams(self) -> None:
         """64 streams at a time; one more is told to come later."""
@@ -466,11 +263,8 @@ class Attacker:
 ATTACKS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
     name: getattr(Attacker, name)
     for name in (
-        *("leaves_queued", "leaves_at_once", "leaves_in_a_round", "leaves_at_the_end"),
-        *("half_closes", "reads_slowly", "writes_slowly", "idles", "large", "large_chunked"),
-        *("endless", "unfinished", "long_texts", "slow_to_judge", "slow_to_prepare"),
-        *("holds_bodies", "no_text", "fields", "limits", "heads"),
-        *("pipelines", "same_ids", "scripts", "many_streams"),
+        *("leaves_in_a_round", "leaves_at_the_end", "reads_slowly", "slow_to_prepare", "fields"),
+        *("limits", "pipelines", "same_ids", "many_streams"),
     )
 }
 

