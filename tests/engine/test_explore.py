@@ -84,7 +84,7 @@ def admission(explore="continuous", in_flight=None, room=2**20, **settings):
     budget = SimpleNamespace(bytes_per_token=10, budget=SimpleNamespace(total_bytes=room))
     payoff = Payoff()
     for rows in (8, 64) * 40:
-        payoff.note_passes(16, 16 * rows, 16 * (1e-3 + rows * 1e-4))
+        payoff.decoding.note(16, 16 * rows, 16 * (1e-3 + rows * 1e-4))
     schedule = ScheduleSettings(explore=explore, **settings)
     counts = Counters()
     return Admission(schedule, in_flight, [SimpleNamespace(device=budget, counts=counts)], payoff)

@@ -201,9 +201,11 @@ class PriorityQueue(Generic[T]):
     def put(self, item: T, priority: int = 0) -> None:
         """Wait from now on."""
         number = len(self._entries)
-        while number and self._gives_way(self._entries[number - 1], priority):
+        for entry in reversed(self._entries):
+            if entry.priority >= priority or entry.passed >= self._most_passed:
+                break
+            entry.passed += 1
             number -= 1
-            self._entries[number].passed += 1
         self._entries.insert(number, _Entry(item, priority))
 
     def take(self) -> T:
@@ -218,9 +220,6 @@ class PriorityQueue(Generic[T]):
     def clear(self) -> None:
         """Nobody waits any more."""
         self._entries.clear()
-
-    def _gives_way(self, entry: _Entry[T], priority: int) -> bool:
-        return entry.priority < priority and entry.passed < self._most_passed
 
 
 @dataclass

@@ -246,17 +246,15 @@ class Engine:
                 self._submit_scores(run)
             if run.error is None:
                 with self._fails_alone(run):
-                    self._foreseen[run] = self._children_of(run, ahead)
+                    prospects = run.prospects()
+                    if ahead.speculation == "truncate":  # one writes, and its siblings begin alike
+                        prospects = [replace(prospect, children=1) for prospect in prospects]
+                    self._foreseen[run] = [
+                        (prospect.potential, run.speculative.of(prospect)) for prospect in prospects
+                    ]
         likely = [pair for run in self._live.values() for pair in self._foreseen[run]]
         likely.sort(key=lambda pair: -pair[0])
         ahead.speculate([child for _, children in likely for child in children])
-
-    def _children_of(self, run: TreeRun, ahead: DecodesAhead) -> list[tuple[float, list[Node]]]:
-        """What a tree foresees: how likely children are opened, and they."""
-        prospects = run.prospects()
-        if ahead.speculation == "truncate":  # one writes, and its siblings begin alike
-            prospects = [replace(prospect, children=1) for prospect in prospects]
-        return [(p.potential, run.speculative.of(p)) for p in prospects]
 
     def _pays(self, ahead: DecodesAhead) -> bool:
         """True if children of finished steps are to be decoded ahead."""

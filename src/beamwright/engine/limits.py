@@ -106,8 +106,13 @@ class StopRule:
         ended = [n for n in (*tree.finished(), *candidates) if n.ended and n.answers]
         if settings.stop_score is not None and reaches(ended, settings.stop_score):
             return f"a candidate had reached --stop-score {settings.stop_score:g}"
-        if settings.stop_votes and self._vote_is_settled(ended):
-            return "the vote was settled (--stop-votes)"
+        if settings.stop_votes:
+            voters = ended
+            if self._row.finals is not None:  # the first n to finish vote, say
+                voters = self._row.finals(ended, self._n)[: len(ended)]
+            remaining = max(0, self._n - len(voters))
+            if vote_is_settled(voters, remaining, weighted=self._search.choose == "weighted"):
+                return "the vote was settled (--stop-votes)"
         if settings.token_budget is not None and num_generated(tree) >= settings.token_budget:
             return f"--token-budget {settings.token_budget} was spent"
         if self.out_of_time(elapsed_s):
@@ -146,12 +151,6 @@ class StopRule:
         if self._row.competes:
             return set()
         return {action.node for action in actions if isinstance(action, Prune)}
-
-    def _vote_is_settled(self, ended: Sequence[Node]) -> bool:
-        if self._row.finals is not None:  # the first n to finish vote, say
-            ended = self._row.finals(ended, self._n)[: len(ended)]
-        remaining = max(0, self._n - len(ended))
-        return vote_is_settled(ended, remaining, weighted=self._search.choose == "weighted")
 
     def _candidates(self, tree: SearchTree, actions: Sequence[Action]) -> list[Node]:
         """Candidates without rollouts, those given up, and duplicates where those are dropped."""

@@ -207,12 +207,8 @@ class Payoff:
         before = counts.copy()
         yield
         spent = counts - before
-        self.note_passes(spent.steps, spent.row_tokens, spent.decode_s + spent.both_s)
-
-    def note_passes(self, passes: float, row_tokens: float, seconds: float) -> None:
-        """The generator has made so many passes, which wrote so many tokens."""
-        if passes > 0:
-            self.decoding.note(passes, row_tokens, seconds)
+        if spent.steps:
+            self.decoding.note(spent.steps, spent.row_tokens, spent.decode_s + spent.both_s)
 
     def note_beside(self, lengths: Sequence[int]) -> None:
         """A round of steps of these lengths is over, of a tree beside others."""

@@ -75,7 +75,8 @@ class VerifierWorker:
                 self._changed.wait_for(
                     lambda: self._results or self._failure or not self.busy, self.patience_s
                 )
-            if self._is_stuck():  # go on in another thread
+            since_s, patience_s = self._unneeded_since_s, self.patience_s or 0.0
+            if since_s is not None and time.monotonic() >= since_s + patience_s:  # it is stuck
                 self._leave()
                 self._start()
             self._raise_failure()
@@ -127,13 +128,6 @@ class VerifierWorker:
         thread.start()
         with self._changed:
             self._changed.wait_for(lambda: self._started or self._failure is not None)
-
-    def _is_stuck(self) -> bool:
-        """True if the time of a call that nobody needs is over."""
-        since_s, patience_s = self._unneeded_since_s, self.patience_s
-        if since_s is None or patience_s is None:
-            return False
-        return time.monotonic() >= since_s + patience_s
 
     def _leave(self) -> None:
         """Whatever the thread does from now on is its own affair."""
