@@ -45,20 +45,6 @@ def test_what_is_submitted_together_has_the_trees_of_problems_alone(solver):
     check_conservation(solver, [each.tree for each in found])
 
 
-def test_any_thread_may_submit(solver):
-    found = {}
-
-    def ask(number):
-        found[number] = solver.submit(PROBLEM, problem_id=number).result(LONG_S).tree_hash
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {i: solver.solve(PROBLEM, problem_id=i).tree_hash for i in range(6)}
-
-
 def test_one_that_is_cancelled_stops_and_the_others_do_not_notice(solver, gate):
     others = [solver.submit(PROBLEM, problem_id=i) for i in range(3)]
     cancelled = solver.submit(PROBLEM, problem_id="late")
@@ -157,14 +143,6 @@ def test_closing_cancels_what_is_submitted_and_ends_the_thread(make_solver):
 
 
 # --- event loops -----------------------------------------------------------------------------
-
-
-def test_a_handle_can_be_awaited(solver):
-    async def ask():
-        return await asyncio.gather(*(solver.submit(PROBLEM, problem_id=i) for i in range(4)))
-
-    found = asyncio.run(ask())
-    assert [each.problem_id for each in found] == [0, 1, 2, 3]
 
 
 def test_asolve_many_yields_solutions_as_they_finish(solver):

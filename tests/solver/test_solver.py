@@ -16,43 +16,6 @@ from engines import PROBLEM, assert_nothing_allocated, check_conservation, grow,
 RANDOM = "random:llama,layers=2,hidden=32,heads=4,kv_heads=2,intermediate=48,vocab=90,context=256"
 SYNTHETIC = {"model": RANDOM, "verifier": "logprob", "n": 4, "width": 2, "step_tokens": 6}
 
-SOLVE_KEYS = {
-    **{"answer": None, "text": None, "score": None, "stop": None, "rounds": None},
-    "candidates": {"answer", "text", "score", "stop", "tokens", "lineage", "step_scores"},
-    "tree": {"nodes", "pruned", "unique_tokens", "path_tokens"},
-    "tokens": {
-        *("generated", "kept", "overrun", "speculated", "speculated_kept"),
-        *("generator_prefilled", "generator_reused", "verifier_prefilled", "verifier_reused"),
-        "verifier_generated",
-    },
-    "kv": {
-        *("device_budget_bytes", "device_peak_bytes", "host_peak_bytes", "h2d_bytes", "d2h_bytes"),
-        *("groups", "dm_lower_bound_bytes"),
-    },
-    "batch": {
-        "slots",
-        "iterations",
-        "rows_mean",
-        "occupancy",
-        "admitted",
-        "preempted",
-        "verifier_calls",
-        "verifier_steps_mean",
-    },
-    "speculation": {"mode", "rows", "tokens", "kept", "kept_share"},
-    "cache": {"generator", "verifier"},
-    "remote": None,
-    "sparse": None,
-    "memory": {"split", "generator_kv_bytes", "verifier_kv_bytes", "moves", "moved_bytes"},
-    "time": {
-        *("total_s", "decode_s", "verify_s", "both_s", "schedule_s", "stall_s", "other_s"),
-    },
-    **{"io_share": None, "goodput_tok_s": None, "tree_hash": None, "exact": None, "seed": None},
-    **{"schedule": None, "attention": None, "reason_fewer": None},
-    **{"problem_id": None, "problem": None, "lineage": None, "settings": None},
-    **{"warnings": None, "last_step": None},
-}
-
 
 @pytest.fixture
 def with_prm(make_solver, verifier_folder):
@@ -65,23 +28,6 @@ def with_prm(make_solver, verifier_folder):
 
 
 # --- one problem -----------------------------------------------------------------------------
-
-
-BEYOND_THE_CONTRACT = {
-    "kv": {"scratch_peak_bytes", "recomputed_tokens", "link_bandwidth_emulated"},
-}
-
-
-def test_json_has_exactly_the_keys_of_the_design(make_solver):
-    solution, _ = grow(make_solver())
-    found = json.loads(json.dumps(solution.to_json()))
-    assert set(found) == set(SOLVE_KEYS)
-    for group, keys in SOLVE_KEYS.items():
-        if group == "candidates":
-            assert all(set(candidate) == keys for candidate in found[group])
-        elif keys is not None:
-            assert set(found[group]) == keys | BEYOND_THE_CONTRACT.get(group, set())
-    assert (found["schedule"], found["attention"], found["seed"]) == ("locality", "tree", 0)
 
 
 def test_a_solution_describes_its_tree(make_solver):
@@ -132,22 +78,10 @@ def test_the_round_limit_shows_in_stops_and_reason(make_solver):
     assert solution.reason_fewer == f"{len(cut)} of 8 paths reached --max-rounds"
 
 
-def test_dm_lower_bound_counts_what_exceeds_the_budget(make_solver):
-    ample = grow(make_solver(step_tokens=4, ignore_eos=True))[0]
-    assert ample.kv.dm_lower_bound_bytes == 0
-
-
-CACHE_KEYS = {
-    *("hit_rate", "needed_tokens", "reused_tokens", "loaded_tokens", "recomputed_tokens"),
-    *("prefilled_tokens", "evicted_blocks", "loaded_blocks", "recomputed_blocks"),
-}
-
-
 def test_hits_and_misses_of_both_models(with_prm, make_solver):
     """Where everything fits, what is computed is computed once and never leaves."""
     solution, tree = grow(with_prm(n=8))
     found = solution.to_json()["cache"]
-    assert set(found["generator"]) == set(found["verifier"]) == CACHE_KEYS
     for role in ("generator", "verifier"):
         each = found[role]
         parts = ("reused_tokens", "loaded_tokens", "recomputed_tokens", "prefilled_tokens")
@@ -366,12 +300,6 @@ def test_a_callback_cannot_call_its_own_solver(make_solver):
 # --- bad input -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("problem", ["", "  \n\t"])
-def test_an_empty_problem_is_an_input_error(make_solver, problem):
-    with pytest.raises(InputError, match="the problem is empty"):
-        make_solver().solve(problem)
-
-
 def test_a_problem_that_fills_the_context_names_both_lengths(make_solver):
     solver = make_solver(context=40)
     with pytest.raises(ProblemTooLongError, match=r"42 tokens long, the model's context is 40"):
@@ -407,6 +335,7 @@ def test_bad_options_are_input_errors(make_solver, options, complaint):
     ("call", "complaint"),
     [
         (lambda solver: solver.solve(["1+1"]), "a problem is one text, not list"),
+        (lambda solver: solver.solve("  \n\t"), "the problem is empty"),
         (lambda solver: solver.solve(None), "a problem is one text, not NoneType"),
         (lambda solver: solver.solve("1+1", problem_id=1.5), "problem_id is a str or an int"),
         (lambda solver: solver.solve("1+1", on_round=3), "on_round .* 3 cannot be called"),
@@ -445,11 +374,6 @@ def test_a_path_may_be_a_str_or_a_path(generator_folder, verifier_folder, tmp_pa
 def test_settings_and_options_do_not_mix():
     with pytest.raises(InputError, match="not both"):
         Solver(Settings(), n=4)
-
-
-def test_settings_are_the_options_in_one_object(make_solver):
-    solver = make_solver(n=4, width=2)
-    assert Solver(solver.settings).solve(PROBLEM).tree_hash == solver.solve(PROBLEM).tree_hash
 
 
 # --- random shapes ---------------------------------------------------------------------------
@@ -577,11 +501,3 @@ def test_a_stream_that_is_closed_frees_everything_and_the_solver(make_solver):
     assert solver.solve("1+1").tree_hash == expected
     with pytest.raises(InputError, match="in_flight must be at least 1"):
         solver.solve_many(PROBLEMS, in_flight=0)
-
-
-def test_what_fails_in_a_stream_fails_alone(make_solver):
-    problems = [(0, "1+1"), (1, " \n"), (2, "2+2")]
-    solver = make_solver(n=4, width=2)
-    found = dict(solver.solve_many(problems, in_flight=2))
-    assert isinstance(found[1], InputError)
-    assert found[2].tree_hash == solver.solve("2+2", problem_id=2).tree_hash

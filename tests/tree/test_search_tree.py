@@ -99,11 +99,6 @@ def test_which_stops_end_the_whole_path(tree, stop, ends):
 # --- whose KV is dead ------------------------------------------------------------------------
 
 
-def test_a_fresh_tree_holds_its_root(tree):
-    assert tree.release_dead() == []
-    assert tree.held == {tree.root}
-
-
 def test_pruning_frees_a_branch_and_spares_what_others_share(tree):
     left, right = grow(tree, tree.root, ["l", "r"])
     tree.keep(left)
@@ -114,21 +109,6 @@ def test_pruning_frees_a_branch_and_spares_what_others_share(tree):
     assert tree.release_dead() == [leaves[1], leaves[0], left]
     assert tree.held == {tree.root, right, leaves[2]}
     assert tree.release_dead() == []
-
-
-def test_a_finished_path_needs_no_kv(tree):
-    one, two = grow(tree, tree.root, ["a", "b"])
-    tree.finish(one)
-    assert tree.release_dead() == [one]
-    tree.finish(two)
-    assert tree.release_dead() == [two, tree.root]
-
-
-def test_a_kept_leaf_may_still_be_extended(tree):
-    (node,) = grow(tree, tree.root, ["a"])
-    tree.keep(node)
-    assert tree.release_dead() == []
-    assert tree.expand(node, 1)
 
 
 def test_when_the_search_is_done_everything_is_released(tree):
@@ -180,15 +160,6 @@ def test_random_walk_releases_every_node_exactly_once(seed):
     released += tree.release_dead()
     assert len(released) == len(set(released))
     assert set(released) == set(tree.nodes())
-
-
-def test_leaves_are_released_before_their_ancestors(tree):
-    (node,) = grow(tree, tree.root, ["a"])
-    tree.keep(node)
-    tree.expand(node, 3)
-    tree.done = True
-    order = tree.release_dead()
-    assert all(order.index(n) < order.index(n.parent) for n in order if n.parent)
 
 
 def test_a_final_candidate_can_lose_its_place(tree):
