@@ -36,7 +36,8 @@ test: $(BIN)/.installed-dev ## install what tests need and run everything
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
 SAMENESS := tests/engine/test_sameness.py tests/engine/test_quantised.py \
-	tests/models/test_onednn.py tests/test_bundled_trees.py
+	tests/models/test_linear.py::test_rows_have_the_same_bits_at_any_batch \
+	tests/test_bundled_trees.py
 
 test-cpus: $(BIN)/.installed-dev ## sameness on another CPU: this one, limited to older instructions
 	$(AVX2) $(BIN)/python -m pytest -n 2 $(SAMENESS)

@@ -52,14 +52,10 @@ def test_a_wrong_shape_is_named_with_both_shapes(llama_folder):
     assert f"{name} has shape (32, 47), config says (32, 48)" in complaint(llama_folder)
 
 
-def test_a_truncated_file_is_named(llama_folder):
+@pytest.mark.parametrize("damage", [lambda b: b[:-100], lambda b: b"not tensors at all"])
+def test_a_damaged_file_is_named(llama_folder, damage):
     file = llama_folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert "model.safetensors: cannot be read" in complaint(llama_folder)
-
-
-def test_a_file_of_garbage_is_named(llama_folder):
-    (llama_folder / "model.safetensors").write_bytes(b"not tensors at all")
+    file.write_bytes(damage(file.read_bytes()))
     assert "model.safetensors: cannot be read" in complaint(llama_folder)
 
 
@@ -89,13 +85,9 @@ def test_pickled_code_is_refused_and_not_run(llama_folder, tmp_path, monkeypatch
     (llama_folder / "model.safetensors").unlink()
     torch.save({"model.norm.weight": _Evil()}, llama_folder / "pytorch_model.bin")
     assert "pytorch_model.bin: cannot be read" in complaint(llama_folder)
-    assert not (tmp_path / "should-not-exist").exists()
-
-
-def test_a_pickle_of_garbage_is_named(llama_folder):
-    (llama_folder / "model.safetensors").unlink()
     (llama_folder / "pytorch_model.bin").write_bytes(b"garbage" * 100)
     assert "pytorch_model.bin: cannot be read" in complaint(llama_folder)
+    assert not (tmp_path / "should-not-exist").exists()
 
 
 def test_weights_are_cast_to_the_dtype_asked_for(llama_folder):

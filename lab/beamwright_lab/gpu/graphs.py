@@ -23,7 +23,7 @@ TESTS = (
     "tests/attention/kernels/test_kernels.py",
     "tests/engine/test_deterministic.py",
     "tests/kv/test_streams.py",
-    "tests/models/test_quantised.py",
+    "tests/models/test_linear.py",
 )
 _SHAPES = {
     "one layer": "llama,layers=1,hidden=32,heads=2,kv_heads=1,intermediate=48,vocab=64,context=128",

@@ -1,6 +1,8 @@
-"""Weight-only int8 and int4 against the same weights, turned back, in plain torch."""
+"""Projections packed by oneDNN; int8 and int4 against the same weights, turned back."""
 
+import logging
 import sys
+import warnings
 import weakref
 from dataclasses import replace
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from beamwright.attention import make_attention
+from beamwright.checks.model import check_parity
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.errors import InputError
 from beamwright.models import weights as weights_module
@@ -16,9 +19,12 @@ from beamwright.models.linear import (
     Int4Linear,
     Int8Linear,
     PackedInt8Linear,
+    PackedLinear,
     multiplies_int8,
     packer,
+    prepack,
     quantise_linear,
+    quiet_import,
     storage_for,
     to_bytes,
 )
@@ -284,11 +290,11 @@ def test_where_int8_sums_are_not_exact_weights_are_turned_back(write_family, mon
     assert isinstance(linear, Int8Linear)
 
 
-@pytest.mark.parametrize("weights", QUANTISED)
+@pytest.mark.parametrize("storage", [Storage.PLAIN, Storage.INT8, Storage.INT4])
 @torch.inference_mode()
-def test_rows_have_the_same_bits_at_any_batch(weights):
-    linear = quantise_linear(Linear(draw(0, 384, 256), draw(1, 384)), Storage(weights))
-    linear = packer(Storage(weights), torch.float32, "cpu")(linear)
+def test_rows_have_the_same_bits_at_any_batch(storage):
+    linear = quantise_linear(Linear(draw(0, 384, 256), draw(1, 384)), storage)
+    linear = packer(storage, torch.float32, "cpu")(linear)
     x = draw(2, 256, 256)
     whole = linear(x)
     for rows in (8, 16, 24, 32, 64, 136):
@@ -358,3 +364,75 @@ def test_the_kernel_equals_plain_torch():
     assert (kernel(x) - plain(x)).abs().max() < 0.03 * plain(x).abs().max()
     stored = sum(part.nbytes for part in (kernel.weight.qdata, kernel.weight.scale_and_zero))
     assert stored == matrix_bytes(136, 320, 2, Storage.INT4_TILED)
+
+
+# --- oneDNN ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [None, draw(2, 24)], ids=["plain", "bias"])
+@torch.inference_mode()
+def test_a_packed_projection_is_the_same_projection(bias):
+    linear = Linear(draw(0, 24, 40), bias)
+    packed = prepack(linear)
+    x = draw(1, 33, 40)
+    assert isinstance(packed, PackedLinear)
+    assert (packed(x) - linear(x)).abs().max() < 1e-5
+
+
+@torch.inference_mode()
+def test_bfloat16_is_packed_with_the_same_results():
+    linear = Linear(draw(0, 384, 896).bfloat16(), draw(1, 384).bfloat16())
+    packed, x = prepack(linear), draw(2, 64, 896).bfloat16()
+    assert packed(x).dtype == torch.bfloat16
+    assert (packed(x) - linear(x)).abs().max() < 0.02 * linear(x).abs().max()
+
+
+def test_other_precisions_stay_as_they_are():
+    linear = Linear(draw(0, 24, 40).double())
+    assert prepack(linear) is linear
+
+
+def test_an_operator_that_torch_lacks_or_that_errs_is_not_used(monkeypatch):
+    linear = Linear(draw(0, 24, 40))
+    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: x[:, :24] * 0)
+    assert prepack(linear) is linear
+
+    def refuse(self, weight, bias):
+        raise NotImplementedError
+
+    monkeypatch.setattr(PackedLinear, "__init__", refuse)
+    assert prepack(linear) is linear
+
+
+# --- what other libraries say is held back while they are imported, and no longer -------------
+
+
+def test_parity_prints_nothing(write_family, capfd):
+    folder, _ = write_family("llama-odd")
+    capfd.readouterr()
+    from transformers.utils import logging as shown
+
+    drew_bars = shown.is_progress_bar_enabled()
+    check_parity(ModelSettings(model=str(folder)))
+    assert capfd.readouterr() == ("", "")
+    assert shown.is_progress_bar_enabled() == drew_bars
+
+
+def test_remarks_are_held_back_for_the_import_only(caplog):
+    logger = logging.getLogger("torchao.some.part")
+    with quiet_import():
+        logger.warning("Failed to load")
+        warnings.warn("deprecated", stacklevel=1)
+        logging.getLogger("beamwright").warning("ours")
+    logger.warning("later")
+    assert [record.message for record in caplog.records] == ["ours", "later"]
+    with pytest.warns(UserWarning, match="deprecated"):
+        warnings.warn("deprecated", stacklevel=1)
+
+
+def test_levels_come_back_after_an_error():
+    logger = logging.getLogger("torchao")
+    level = logger.level
+    with pytest.raises(ImportError), quiet_import():
+        raise ImportError
+    assert logger.level == level
