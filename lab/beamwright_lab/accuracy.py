@@ -4,7 +4,7 @@ For a weak and a strong generator under one verifier; by default the bundled one
 generator is the verifier's own backbone. Every configuration is an `eval` run of its own under
 `results/accuracy/`, so a run that is stopped goes on where it was. Best-of-n is run once, at the
 largest n: lineage keys the random stream, so its first candidates are those of a smaller run.
-Prints the table and paired differences of docs/experiments.md, and draws the table.
+Prints the table and paired differences of docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VOTES: Mapping[str, Choice] = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Evaluated:
     """One search. generator: "weak" or "strong"."""
 
     generator: str
@@ -44,7 +44,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Row:
+class AccuracyRow:
     """A line of the table. right: per problem, 0 or 1; of a single sample, the share of many."""
 
     generator: str
@@ -86,7 +86,7 @@ class Row:
 # --- runs ------------------------------------------------------------------------------------
 
 
-def configurations(args: argparse.Namespace) -> Iterator[Config]:
+def configurations(args: argparse.Namespace) -> Iterator[Evaluated]:
     """The runs, small ones first."""
     found = []
     for generator, model, sizes in (
@@ -97,17 +97,17 @@ def configurations(args: argparse.Namespace) -> Iterator[Config]:
             continue
         greedy = {"search": "best-of-n", "temperature": 0.0}
         most = {"search": "best-of-n"}
-        found.append(Config(generator, "greedy", 1, {"model": model, **greedy}))
-        found.append(Config(generator, "best-of-n", max(sizes), {"model": model, **most}))
+        found.append(Evaluated(generator, "greedy", 1, {"model": model, **greedy}))
+        found.append(Evaluated(generator, "best-of-n", max(sizes), {"model": model, **most}))
         for method in args.methods:
             options = {"model": model, "search": method, "width": args.width}
             if method == "dynamic":
                 del options["width"]
-            found += [Config(generator, method, n, options) for n in sizes]
+            found += [Evaluated(generator, method, n, options) for n in sizes]
     yield from sorted(found, key=lambda config: config.n)
 
 
-def records_of(config: Config, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
+def records_of(config: Evaluated, args: argparse.Namespace, checker: AnswerChecker) -> list[Record]:
     """Solve, or read what was solved before."""
     defaults = {"temperature": args.temperature, "verifier": args.verifier}
     options = {**defaults, **config.options}
@@ -175,30 +175,30 @@ def chosen(samples: Sequence[Sample], how: Choice) -> float:
 
 
 def rows_of(
-    config: Config, records: Sequence[Record], checker: AnswerChecker, sizes: Sequence[int]
-) -> Iterator[Row]:
+    config: Evaluated, records: Sequence[Record], checker: AnswerChecker, sizes: Sequence[int]
+) -> Iterator[AccuracyRow]:
     """The lines that a run gives; best-of-n gives those of every smaller n, too."""
     if config.method != "best-of-n":
         spent = float(np.mean([record.tokens.get("generated") or 0 for record in records]))
         for name, how in (("", "best"), (", weighted vote", "weighted")):
             right = [float(bool(r.choices.get(how, {}).get("correct"))) for r in records]
             if config.n > 1 or how == "best":
-                yield Row(config.generator, config.method + name, config.n, right, spent)
+                yield AccuracyRow(config.generator, config.method + name, config.n, right, spent)
         return
     judged = [samples_of(record, checker) for record in records]
     shares = [float(np.mean([each.right for each in samples])) for samples in judged]
     length = float(np.mean([each.tokens for samples in judged for each in samples]))
-    yield Row(config.generator, "one sample", 1, shares, length, config.n)
+    yield AccuracyRow(config.generator, "one sample", 1, shares, length, config.n)
     for n in sizes:
         some = [samples[:n] for samples in judged]
         spent = float(np.mean([sum(each.tokens for each in samples) for samples in some]))
         rights = {name: [chosen(each, how) for each in some] for name, how in _VOTES.items()}
         rights["any of n right"] = [float(any(s.right for s in samples)) for samples in some]
         for method, right in rights.items():
-            yield Row(config.generator, method, n, right, spent)
+            yield AccuracyRow(config.generator, method, n, right, spent)
 
 
-def differences(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+def differences(rows: Sequence[AccuracyRow]) -> Iterator[dict[str, Any]]:
     """Accuracy of one row less that of another on the same problems, resampled in pairs."""
     known = {(row.generator, row.method, row.n): row for row in rows}
     for row in rows:
@@ -224,53 +224,8 @@ def differences(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _named(row: Row) -> str:
+def _named(row: AccuracyRow) -> str:
     return f"{row.generator}, {row.method}" + (f", n = {row.n}" if row.n > 1 else "")
-
-
-# --- plot ------------------------------------------------------------------------------------
-
-
-def plot(rows: Sequence[Row], title: str, file: Path) -> bool:
-    """One panel per generator, with the strong generator's single sample in both."""
-    try:
-        import matplotlib
-    except ImportError:
-        say("no plot: install the extra 'plot'")
-        return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    generators = sorted({row.generator for row in rows}, reverse=True)
-    figure, panels = pyplot.subplots(
-        1, len(generators), figsize=(5 * len(generators), 4.3), sharey=True, squeeze=False
-    )
-    for axes, generator in zip(panels[0], generators, strict=True):
-        own = [row for row in rows if row.generator == generator]
-        for method in dict.fromkeys(row.method for row in own if row.n > 1):
-            points = [row for row in own if row.method == method]
-            x, style = [p.n for p in points], "--" if method == "any of n right" else "-"
-            axes.plot(x, [p.accuracy for p in points], style, marker="o", label=method)
-            low, high = zip(*(p.interval for p in points), strict=True)
-            axes.fill_between(x, low, high, alpha=0.12)
-        for row in rows:
-            if row.n == 1 and (row in own or row.generator == "strong"):
-                style = ":" if row.method == "one sample" else "-."
-                color = "black" if row.generator == "strong" else "gray"
-                axes.axhline(row.accuracy, linestyle=style, color=color, label=_named(row))
-        ticks = sorted({row.n for row in own if row.n > 1})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ticks, [str(n) for n in ticks])
-        axes.set_xlabel("n, candidates")
-        axes.set_title(f"{generator} generator", fontsize=10)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    panels[0][0].set_ylabel(f"accuracy: {title}", fontsize=9)
-    panels[0][0].set_ylim(0.3, 1)
-    figure.tight_layout()
-    figure.savefig(file, dpi=130)
-    say(f"written: {file}")
-    return True
 
 
 def parse() -> argparse.Namespace:
@@ -287,13 +242,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--strong", default="bundled:strong", help="a second generator, or none")
     parser.add_argument("--verifier", default="bundled")
     parser.add_argument("--in-flight", type=int, help="problems solved together")
-    parser.add_argument("--plot", type=Path, default=RESULTS / "accuracy.png")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
-    rows: list[Row] = []
+    rows: list[AccuracyRow] = []
     exact = True
     with AnswerChecker() as checker:
         for config in configurations(args):
@@ -307,8 +261,6 @@ def main() -> None:
     print(table([row.to_json() for row in rows], _COLUMNS))
     print(table(paired, list(paired[0]) if paired else []))
     num = len(rows[0].right)
-    args.plot.parent.mkdir(parents=True, exist_ok=True)
-    plot(rows, f"{num} problems of {args.dataset}, T = {args.temperature}", args.plot)
     names = ("dataset", "width", "seed", "temperature", "model", "strong", "verifier")
     settings = {name: getattr(args, name) for name in names}
     lines = [row.to_json() for row in rows]

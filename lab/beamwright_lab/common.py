@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,66 +87,24 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# Ways to multiply two square matrices of one element type.
-Products = Callable[[torch.Tensor, torch.Tensor], Sequence[Callable[[], object]]]
-
-
-def torch_product(left: torch.Tensor, right: torch.Tensor) -> list[Callable[[], object]]:
-    """torch's own product."""
-    multiply = torch._int_mm if left.dtype is torch.int8 else torch.matmul
-    return [partial(multiply, left, right)]
-
-
-class Ceiling:
-    """Best GEMM rate seen of one element type (FLOP/s), of square products.
-
-    Measured again between rounds: it only ever rises.
-    """
-
-    def __init__(
-        self,
-        dtype: str = "float32",
-        sizes: Sequence[int] = (1024,),
-        products: Products = torch_product,
-    ) -> None:
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._sizes, self._products = sizes, products
-        self.flops = 0.0
-        self.refresh()
-
-    @torch.inference_mode()
-    def refresh(self) -> None:
-        for size in self._sizes:
-            left, right = (30 * torch.randn(2, size, size)).to(self._dtype)
-            for run in self._products(left, right):
-                self.flops = max(self.flops, 2 * size**3 / least_s(run))
-
-    def share(self, num_flops: float, seconds: float) -> float:
-        return num_flops / seconds / self.flops
-
-
 class Ceilings:
     """Best rates seen in torch: GEMM by element type (FLOP/s), and reading memory (bytes/s).
 
     A peer with better kernels may pass them. Measured again between rounds: they only ever rise.
     """
 
-    def __init__(self) -> None:
-        self._gemm = {each: Ceiling(each, (1024, 2048)) for each in ("float32", "bfloat16", "int8")}
+    def __init__(self, dtypes: Sequence[str] = ("float32", "bfloat16", "int8")) -> None:
+        self.gemm = dict.fromkeys(dtypes, 0.0)
         self.read = 0.0
-        self._refresh_read()
+        self.refresh()
 
-    @property
-    def gemm(self) -> dict[str, float]:
-        """FLOP/s by element type."""
-        return {dtype: each.flops for dtype, each in self._gemm.items()}
-
+    @torch.inference_mode()
     def refresh(self) -> None:
-        for each in self._gemm.values():
-            each.refresh()
-        self._refresh_read()
-
-    def _refresh_read(self) -> None:
+        for dtype, size in product(self.gemm, (1024, 2048)):
+            left, right = (30 * torch.randn(2, size, size)).to(getattr(torch, dtype))
+            multiply = torch._int_mm if dtype == "int8" else torch.matmul
+            rate = 2 * size**3 / least_s(partial(multiply, left, right))
+            self.gemm[dtype] = max(self.gemm[dtype], rate)
         # A sum reads faster than torch's matrix-vector product, which peers pass by far.
         values = torch.ones(1 << 28, dtype=torch.bfloat16)
         self.read = max(self.read, values.nbytes / least_s(values.sum))

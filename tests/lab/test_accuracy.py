@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.evaluate import AnswerChecker, Record
-from beamwright_lab.accuracy import Config, Row, differences, rows_of
+from beamwright_lab.accuracy import AccuracyRow, Evaluated, differences, rows_of
 
 # Problem 0: the first sample is right, the vote is not. Problem 1: only the last sample is right.
 ANSWERS = (("1", "2", "2", "3"), ("5", "5", "6", "7"))
@@ -26,7 +26,7 @@ def record(index):
 
 
 def test_a_run_gives_the_rows_of_every_smaller_n(checker):
-    config = Config("weak", "best-of-n", 4, {})
+    config = Evaluated("weak", "best-of-n", 4, {})
     rows = list(rows_of(config, [record(0), record(1)], checker, [2, 4]))
     found = {(row.method, row.n): list(row.right) for row in rows}
     assert found["one sample", 1] == [0.25, 0.25]
@@ -42,7 +42,7 @@ def test_a_run_gives_the_rows_of_every_smaller_n(checker):
 def test_a_search_gives_its_best_and_its_vote(checker):
     choices = {"best": {"correct": True}, "weighted": {"correct": False}}
     solved = Record("0", 0, "", "1", None, choices=choices, tokens={"generated": 30})
-    config = Config("strong", "beam", 4, {})
+    config = Evaluated("strong", "beam", 4, {})
     found = {row.method: row for row in rows_of(config, [solved], checker, [4])}
     assert found["beam"].right == [1]
     assert found["beam, weighted vote"].right == [0]
@@ -50,9 +50,9 @@ def test_a_search_gives_its_best_and_its_vote(checker):
 
 
 def test_differences_are_paired_and_name_both_sides():
-    beam = Row("weak", "beam", 4, [1, 1, 0, 1], 0)
-    vote = Row("weak", "majority", 4, [1, 0, 0, 0], 0)
-    strong = Row("strong", "greedy", 1, [1, 1, 1, 1], 0)
+    beam = AccuracyRow("weak", "beam", 4, [1, 1, 0, 1], 0)
+    vote = AccuracyRow("weak", "majority", 4, [1, 0, 0, 0], 0)
+    strong = AccuracyRow("strong", "greedy", 1, [1, 1, 1, 1], 0)
     found = {(each["this"], each["less"]): each for each in differences([beam, vote, strong])}
     against_vote = found["weak, beam, n = 4", "weak, majority, n = 4"]
     assert against_vote["difference"] == "+0.500"
@@ -62,7 +62,7 @@ def test_differences_are_paired_and_name_both_sides():
 
 
 def test_intervals_are_wilsons_for_counts_and_resampled_for_shares():
-    all_right = Row("weak", "beam", 4, [1.0] * 20, 0)
+    all_right = AccuracyRow("weak", "beam", 4, [1.0] * 20, 0)
     assert all_right.interval == pytest.approx([0.839, 1.0], abs=1e-3)
-    shares = Row("weak", "one sample", 1, [0.5] * 20, 0, samples=16)
+    shares = AccuracyRow("weak", "one sample", 1, [0.5] * 20, 0, samples=16)
     assert shares.interval == [0.5, 0.5]

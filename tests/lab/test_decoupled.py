@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from beamwright_lab.decoupled import throughput
-from beamwright_lab.decoupled.throughput import Ceiling, Machine, Setting, volumes
+from beamwright_lab.decoupled.throughput import Machine, PassCeiling, Setting, volumes
 from beamwright_lab.simulator import simulate_many
 
 TREES = throughput.trees(3, beams=4, max_rounds=6)
@@ -14,7 +14,7 @@ def test_no_run_passes_the_ceiling(overlap):
     machine = Machine.of("rtx-4090")
     setting = Setting(explore="decoupled", overlap=overlap)
     found = simulate_many(machine.cases(TREES, setting))
-    ceiling = Ceiling.of(machine, TREES)
+    ceiling = PassCeiling.of(machine, TREES)
     assert 0 < ceiling.both_s < ceiling.turns_s
     assert found.time_s > (ceiling.both_s if overlap else ceiling.turns_s)
     assert throughput.most_in_flight(found) == 3

@@ -27,7 +27,7 @@ from beamwright_lab.gpu import (
 )
 from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.goals import UNMEASURED, goal_rows
-from beamwright_lab.gpu.own_link import SMOKE, Bench
+from beamwright_lab.gpu.own_link import SMOKE, LinkBench
 from beamwright_lab.gpu.points import (
     first_points,
     shrunk,
@@ -89,7 +89,7 @@ def test_the_link_stage_measures_a_profile_that_the_simulator_takes(measured):
 
 
 def test_the_link_stage_moves_what_a_store_moves():
-    bench = Bench("cpu", SMOKE)
+    bench = LinkBench("cpu", SMOKE)
     for directions in ((Direction.H2D,), (Direction.D2H,), tuple(Direction)):
         before = dict(bench.link.bytes_moved)
         bench.wall_s(directions, computing=False)

@@ -41,7 +41,7 @@ class ArrangedSchedule:
 
 
 @dataclass(frozen=True)
-class Variant:
+class Arrangement:
     """One way to run the same search. in_flight: problems solved together."""
 
     name: str
@@ -50,13 +50,13 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("one batch"),
-    Variant("second run"),
-    Variant("reversed order", ArrangedSchedule(backwards=True)),
-    Variant("batches of 3", ArrangedSchedule(max_batch=3)),
-    Variant("batches of 16", ArrangedSchedule(max_batch=16)),
-    Variant("reversed, batches of 5", ArrangedSchedule(backwards=True, max_batch=5)),
-    Variant("4 problems in flight", in_flight=4),
+    Arrangement("one batch"),
+    Arrangement("second run"),
+    Arrangement("reversed order", ArrangedSchedule(backwards=True)),
+    Arrangement("batches of 3", ArrangedSchedule(max_batch=3)),
+    Arrangement("batches of 16", ArrangedSchedule(max_batch=16)),
+    Arrangement("reversed, batches of 5", ArrangedSchedule(backwards=True, max_batch=5)),
+    Arrangement("4 problems in flight", in_flight=4),
 )
 
 
@@ -70,7 +70,7 @@ class Grown:
     num_tokens: int
 
 
-def grow(solver: Solver, problems: Sequence[Problem], variant: Variant) -> list[Grown]:
+def grow(solver: Solver, problems: Sequence[Problem], variant: Arrangement) -> list[Grown]:
     """Solve all problems in one way."""
     solver.schedule = variant.schedule
     found: list[Grown] = []

@@ -38,7 +38,7 @@ _WAKE_S = 2e-4  # a throttled copier sleeps, and wakes up late
 
 
 @dataclass(frozen=True)
-class Config:
+class Checked:
     """A search. budget_share: of the KV that its widest round needs with the layout."""
 
     attention: str
@@ -54,24 +54,24 @@ class Config:
 
 
 CHECKED = (
-    Config("tree", 8, "locality", 2.0),
-    Config("tree", 16, "locality", 0.6),
-    Config("tree", 16, "locality", 0.3),
-    Config("tree", 16, "locality", 0.3, prefetch=False),
-    Config("tree", 32, "locality", 0.4),
-    Config("dense", 8, "locality", 2.0),
-    Config("dense", 16, "locality", 0.5),
-    Config("dense", 16, "locality", 0.25),
-    Config("dense", 16, "locality", 0.25, prefetch=False),
-    Config("dense", 32, "locality", 0.3),
-    Config("tree", 8, "layerwise", 0.6),
-    Config("dense", 8, "layerwise", 0.6),
+    Checked("tree", 8, "locality", 2.0),
+    Checked("tree", 16, "locality", 0.6),
+    Checked("tree", 16, "locality", 0.3),
+    Checked("tree", 16, "locality", 0.3, prefetch=False),
+    Checked("tree", 32, "locality", 0.4),
+    Checked("dense", 8, "locality", 2.0),
+    Checked("dense", 16, "locality", 0.5),
+    Checked("dense", 16, "locality", 0.25),
+    Checked("dense", 16, "locality", 0.25, prefetch=False),
+    Checked("dense", 32, "locality", 0.3),
+    Checked("tree", 8, "layerwise", 0.6),
+    Checked("dense", 8, "layerwise", 0.6),
 )
 # n, prompt tokens, step tokens: not those of the checked searches.
 CALIBRATION = ((4, 60, 20), (12, 200, 30), (24, 120, 20), (40, 30, 16), (12, 20, 70))
 
 
-class Bench:
+class RealSearches:
     """Runs real searches and their simulations."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ class Bench:
             self.shape = solver.generator.decoder.shape
         self.model = ModelCosts.of(self.shape, 4)
 
-    def budget(self, config: Config) -> int:
+    def budget(self, config: Checked) -> int:
         """Device KV bytes: a share of what the last round would need at most."""
         arguments = self.arguments
         path = arguments.prompt + arguments.rounds * arguments.step_tokens
@@ -138,7 +138,7 @@ class Bench:
                 runs.append(Measured(case, iteration_s))
         return fit_costs(runs, LinkCosts(self.bandwidth, _WAKE_S))
 
-    def check(self, config: Config) -> tuple[Simulation, Any]:
+    def check(self, config: Checked) -> tuple[Simulation, Any]:
         """One real run of a checked configuration."""
         arguments = self.arguments
         case, solution, _ = self.search(
@@ -156,7 +156,7 @@ class Bench:
         return case, solution
 
 
-def compare(config: Config, case: Simulation, solutions: list[Any], costs: FittedCosts) -> Any:
+def compare(config: Checked, case: Simulation, solutions: list[Any], costs: FittedCosts) -> Any:
     """Bytes and seconds of both sides. Cancelled stores are a matter of timing."""
     simulated = simulate(
         Simulation(
@@ -205,11 +205,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="interleaved runs of each side")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    bench = Bench(arguments)
+    bench = RealSearches(arguments)
     costs = {name: bench.calibrate(name) for name in LAYOUTS}
     say("calibrated")
-    cases: dict[Config, Simulation] = {}
-    solutions: dict[Config, list[Any]] = {config: [] for config in CHECKED}
+    cases: dict[Checked, Simulation] = {}
+    solutions: dict[Checked, list[Any]] = {config: [] for config in CHECKED}
     for number in range(arguments.repeats):
         for config in CHECKED[number:] + CHECKED[:number]:
             cases[config], solution = bench.check(config)

@@ -219,14 +219,14 @@ def volumes(found: Sequence[RecordedTree]) -> tuple[Volume, Volume]:
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class PassCeiling:
     """Least seconds of all problems: one model after the other, and both at a time."""
 
     turns_s: float
     both_s: float
 
     @classmethod
-    def of(cls, machine: Machine, found: Sequence[RecordedTree], rows: int = ROWS) -> Ceiling:
+    def of(cls, machine: Machine, found: Sequence[RecordedTree], rows: int = ROWS) -> PassCeiling:
         decoded, scored = volumes(found)
         one = decoded.floor(machine.generator, rows)
         other = scored.floor(machine.verifier, BATCH_TOKENS)
@@ -243,7 +243,7 @@ def card_rows(
 ) -> list[dict[str, Any]]:
     """These settings on one card; times are of the first. most: see `--most`."""
     machine = Machine.of(card)
-    ceiling = Ceiling.of(machine, found)
+    ceiling = PassCeiling.of(machine, found)
     rows: list[dict[str, Any]] = []
     first_s = 0.0
     for name in names:

@@ -34,7 +34,7 @@ _COMMANDS = {
 }
 
 
-class Run:
+class Started:
     """A command, run to its end at every call.
 
     cpu_s: CPU seconds of each call, which other processes disturb less. firsts_s: seconds until
@@ -88,7 +88,7 @@ def measure(
     for name in [*names, _DEMO_NAME]:
         words = _COMMANDS.get(name, (*_DEMO, str(problem)))
         begins = "round 1 " if name == _DEMO_NAME else ""
-        runs = {str(c): Run(*of_checkout(c, words, omp), c, begins) for c in checkouts}
+        runs = {str(c): Started(*of_checkout(c, words, omp), c, begins) for c in checkouts}
         for checkout, timing in interleave(runs, rounds).items():
             run = runs[checkout]
             if begins:
@@ -97,7 +97,7 @@ def measure(
             rows.append(row(name, checkout, omp, timing, run.cpu_s))
     environment = of_checkout(checkouts[0], [], omp)[1]
     for module in ("torch", "transformers"):
-        run = Run([sys.executable, "-c", f"import {module}"], environment, checkouts[0])
+        run = Started([sys.executable, "-c", f"import {module}"], environment, checkouts[0])
         timing = interleave({module: run}, rounds)[module]
         rows.append(row(f"import {module}", "", omp, timing, run.cpu_s))
     return rows

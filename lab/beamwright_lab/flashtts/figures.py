@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Variant:
+class EngineParts:
     """This engine with some of FlashTTS's parts. look_ahead: LookAhead Verification (4.1.3)."""
 
     order: bool
@@ -81,17 +81,17 @@ class Variant:
         )
 
 
-VARIANTS: Mapping[str, Variant] = MappingProxyType(
+VARIANTS: Mapping[str, EngineParts] = MappingProxyType(
     {
-        "strong": Variant(False, False, "off"),
-        "P": Variant(True, False, "off"),
-        "P+M": Variant(True, True, "off"),
-        "P+M+S": Variant(True, True, "exact"),
-        "M+S": Variant(False, True, "exact"),
-        "P+S": Variant(True, False, "exact"),
-        "auto": Variant(True, True, "auto"),
-        "P+M+S+L": Variant(True, True, "exact", look_ahead=True),
-        "auto+L": Variant(True, True, "auto", look_ahead=True),
+        "strong": EngineParts(False, False, "off"),
+        "P": EngineParts(True, False, "off"),
+        "P+M": EngineParts(True, True, "off"),
+        "P+M+S": EngineParts(True, True, "exact"),
+        "M+S": EngineParts(False, True, "exact"),
+        "P+S": EngineParts(True, False, "exact"),
+        "auto": EngineParts(True, True, "auto"),
+        "P+M+S+L": EngineParts(True, True, "exact", look_ahead=True),
+        "auto+L": EngineParts(True, True, "auto", look_ahead=True),
     }
 )
 FULL = "P+M+S"
@@ -106,7 +106,7 @@ PAPER: Mapping[str, str] = MappingProxyType(
 
 
 def ours(
-    case: Baseline, variant: Variant, work: Workload, foresees: Foresees | None = None
+    case: Baseline, variant: EngineParts, work: Workload, foresees: Foresees | None = None
 ) -> SimulationResult | None:
     """The baseline's search and memory on this engine; None where it does not fit."""
     half = int(0.5 * case.kv_bytes)

@@ -45,7 +45,7 @@ _MATRIX = 8192
 
 
 @dataclass(frozen=True)
-class Case:
+class Attended:
     """What is attended.
 
     layout: `tree` (a trunk, then a fan of `width` children per level), `shared` (one prefix) or
@@ -69,27 +69,27 @@ class Case:
         return self.layout == "separate"
 
 
-def cases() -> list[Case]:
+def cases() -> list[Attended]:
     found = []
     for model in HEADS:
         found += [
-            Case("decode, tree", model, "tree", 64, 2048),
-            Case("decode, tree", model, "tree", 16, 1024),
-            Case("decode, tree of long steps", model, "tree", 64, 2048, step=256, tail=128),
-            Case("decode, one prefix", model, "shared", 64, 1024, step=1024),
-            Case("decode, one row", model, "shared", 1, 2048, step=2048),
-            Case("decode, a copy each", model, "separate", 16, 2048),
-            Case("prefill of a prompt", model, "shared", 1, 0, chunk=256),
-            Case("prefill behind a path", model, "tree", 16, 1024, chunk=64),
+            Attended("decode, tree", model, "tree", 64, 2048),
+            Attended("decode, tree", model, "tree", 16, 1024),
+            Attended("decode, tree of long steps", model, "tree", 64, 2048, step=256, tail=128),
+            Attended("decode, one prefix", model, "shared", 64, 1024, step=1024),
+            Attended("decode, one row", model, "shared", 1, 2048, step=2048),
+            Attended("decode, a copy each", model, "separate", 16, 2048),
+            Attended("prefill of a prompt", model, "shared", 1, 0, chunk=256),
+            Attended("prefill behind a path", model, "tree", 16, 1024, chunk=64),
         ]
     return found
 
 
 @dataclass
-class Bench:
+class Kernels:
     """A store with the case's segments, and the inputs of one step."""
 
-    case: Case
+    case: Attended
     store: SegmentStore
     paths: list[Path]
     query: torch.Tensor
@@ -142,7 +142,7 @@ class Bench:
         return lambda: view.attend(0, self.query, self.key_value), view.close
 
 
-def build(case: Case, dtype: torch.dtype, device: str) -> Bench:
+def build(case: Attended, dtype: torch.dtype, device: str) -> Kernels:
     """Segments of random KV, and random queries."""
     kv_heads, group, head_dim = HEADS[case.model]
     layout = KVLayout(1, kv_heads, head_dim, dtype)
@@ -164,10 +164,10 @@ def build(case: Case, dtype: torch.dtype, device: str) -> Bench:
     paths = _grow(case, extend)
     total = case.rows * (case.chunk or 1)
     query = draw(total, kv_heads * group, head_dim)
-    return Bench(case, store, paths, query, draw(total, 2, kv_heads, head_dim))
+    return Kernels(case, store, paths, query, draw(total, 2, kv_heads, head_dim))
 
 
-def _grow(case: Case, extend: Callable[[Path, int], Path]) -> list[Path]:
+def _grow(case: Attended, extend: Callable[[Path, int], Path]) -> list[Path]:
     """Paths in depth-first order."""
     if case.layout == "separate":
         return [extend((), case.length) for _ in range(case.rows)]
@@ -232,7 +232,7 @@ def ceilings(clock: Clock, dtype: torch.dtype) -> tuple[float, float]:
     return 2 * source.nbytes / copy_s, 2 * _MATRIX**3 / product_s
 
 
-def measure(bench: Bench, clock: Clock, bandwidth: float, flops: float) -> list[dict[str, Any]]:
+def measure(bench: Kernels, clock: Clock, bandwidth: float, flops: float) -> list[dict[str, Any]]:
     """The kernels, and torch beside them."""
     case = bench.case
     layout = "dense" if case.per_beam else "tree"
@@ -335,7 +335,7 @@ def run(context: Context) -> dict[str, Any]:
     data |= {"copy_gb_s": round(bandwidth / 1e9, 1), "product_tflops": round(flops / 1e12, 1)}
     context.save(data)
 
-    def measured(case: Case | None) -> list[dict[str, Any]]:
+    def measured(case: Attended | None) -> list[dict[str, Any]]:
         if case is None:
             return measure_draws(clock, bandwidth, dtype)
         return measure(build(case, dtype, context.device), clock, bandwidth, flops)

@@ -48,7 +48,7 @@ SMALL = Traffic(_SMALL_GQA, 64, 16)
 SMOKE = Traffic(KVLayout(2, 2, 16, torch.float32), 4, 4, 64, 10, 2)
 
 
-class Bench:
+class LinkBench:
     """A store with two tiers, and rows of segments for either direction."""
 
     def __init__(self, device: str, traffic: Traffic) -> None:
@@ -131,7 +131,7 @@ def own_transfers(
     efficiency: of the peak of the same direction. hidden: the share of the shorter of copying
     and computing that did not add to the time of the longer.
     """
-    bench = Bench(device, traffic)
+    bench = LinkBench(device, traffic)
     compute_s = Timer(device).best(bench.compute, traffic.repeats)
     rows = []
     try:
@@ -164,7 +164,7 @@ def own_transfers(
 def copy_launch_s(device: str, traffic: Traffic) -> float:
     """Seconds of one more queued copy that is too small to take any."""
     num_copies = 200
-    bench = Bench(device, traffic)
+    bench = LinkBench(device, traffic)
     tiny = Piece(bench.device_pool.block_bytes(0)[:64], bench.host_pool.block_bytes(0)[:64], 64)
     try:
         bench.link.wait([bench.link.submit(Direction.H2D, "load", [tiny])])

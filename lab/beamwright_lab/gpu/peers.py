@@ -21,12 +21,12 @@ from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright_lab.gpu.context import Context, one_line, release, synchronize
 
 # Loads a side and gives what runs it once.
-Begin = Callable[[Context, "Case", int], Callable[[], None]]
+Begin = Callable[[Context, "PeersCase", int], Callable[[], None]]
 _LEAST_S = 5.0
 
 
 @dataclass(frozen=True)
-class Case:
+class PeersCase:
     """kv_bytes: of the device, for our side over the link."""
 
     shape: str = "llama-2-7b"
@@ -37,7 +37,7 @@ class Case:
     rounds: int = 2
 
 
-_SMOKE_CASE = Case(
+_SMOKE_CASE = PeersCase(
     "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=256",
     (2,),
     prompt=8,
@@ -49,7 +49,7 @@ _SMOKE_CASE = Case(
 
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
-    case = _SMOKE_CASE if context.smoke else Case()
+    case = _SMOKE_CASE if context.smoke else PeersCase()
     data: dict[str, Any] = {"case": case.__dict__, "sides": [], "not_run": []}
     wanted = [(n, name, begin) for n in case.batches for name, begin in _SIDES.items()]
     for place, (n, name, begin) in enumerate(wanted):
@@ -69,7 +69,7 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def _rounds(
-    context: Context, case: Case, once: Callable[[], None], share_s: float, row: dict[str, Any]
+    context: Context, case: PeersCase, once: Callable[[], None], share_s: float, row: dict[str, Any]
 ) -> None:
     """One run that warms up, then some that count: at least one, more while there is time."""
     start = time.monotonic()
@@ -92,20 +92,20 @@ def _timed(context: Context, once: Callable[[], None]) -> float:
 # --- ours ------------------------------------------------------------------------------------
 
 
-def _whole_bytes(context: Context, case: Case, n: int) -> int:
+def _whole_bytes(context: Context, case: PeersCase, n: int) -> int:
     token_bytes = shape_from_text(case.shape).kv_bytes_per_token(2 if context.on_gpu else 4)
     return (case.prompt + n * (case.tokens + 32) + 32) * token_bytes
 
 
 def _ours(schedule: str) -> Begin:
-    def begin(context: Context, case: Case, n: int) -> Callable[[], None]:
+    def begin(context: Context, case: PeersCase, n: int) -> Callable[[], None]:
         solver = _solver(context, case, n, schedule)
         return lambda: _search(solver, case)
 
     return begin
 
 
-def _solver(context: Context, case: Case, n: int, schedule: str) -> Solver:
+def _solver(context: Context, case: PeersCase, n: int, schedule: str) -> Solver:
     whole_bytes = _whole_bytes(context, case, n)
     return Solver(
         model=f"random:{case.shape}",
@@ -125,7 +125,7 @@ def _solver(context: Context, case: Case, n: int, schedule: str) -> Solver:
     )
 
 
-def _search(solver: Solver, case: Case) -> None:
+def _search(solver: Solver, case: PeersCase) -> None:
     solution = solver.synthetic(case.prompt)
     assert all(candidate.tokens == case.tokens for candidate in solution.candidates)
 
@@ -134,7 +134,7 @@ def _search(solver: Solver, case: Case) -> None:
 
 
 def _theirs(cache: str) -> Begin:
-    def begin(context: Context, case: Case, n: int) -> Callable[[], None]:
+    def begin(context: Context, case: PeersCase, n: int) -> Callable[[], None]:
         model = _transformers_model(shape_from_text(case.shape), context)
         return lambda: _generate(context, case, model, n, cache)
 
@@ -165,7 +165,7 @@ def _transformers_model(shape: ModelShape, context: Context) -> Any:
 
 
 @torch.inference_mode()
-def _generate(context: Context, case: Case, model: Any, n: int, cache: str) -> None:
+def _generate(context: Context, case: PeersCase, model: Any, n: int, cache: str) -> None:
     ids = torch.randint(3, model.config.vocab_size, (1, case.prompt), device=context.device)
     out = model.generate(
         ids,

@@ -30,7 +30,7 @@ _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,
 
 
 @dataclass(frozen=True)
-class Case:
+class Steps:
     """rounds: of `step_tokens` tokens; the first is not counted."""
 
     shapes: tuple[str, ...] = ("qwen2.5-1.5b", "qwen2.5-0.5b")
@@ -42,13 +42,13 @@ class Case:
     rounds: int = 5
 
 
-_SMOKE_CASE = Case((_TINY,), _TINY, (1, 2), 4, 16, 4, 3)
+_SMOKE_CASE = Steps((_TINY,), _TINY, (1, 2), 4, 16, 4, 3)
 _GRAPHS = ("auto", "off")
 
 
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
-    case = _SMOKE_CASE if context.smoke else Case()
+    case = _SMOKE_CASE if context.smoke else Steps()
     sizes = SMOKE if context.smoke else Sizes(repeats=4)
     data: dict[str, Any] = {"ceiling": _ceiling(context, sizes), "steps": [], "not_run": []}
     for batch, shape, graphs in product(case.batches, case.shapes, _GRAPHS):
@@ -91,7 +91,7 @@ def _ceiling(context: Context, sizes: Sizes) -> float:
 
 def _solver(
     context: Context,
-    case: Case,
+    case: Steps,
     shape: str,
     batch: int,
     graphs: str = "auto",
@@ -132,7 +132,7 @@ def _round_s(solver: Solver, prompt: int) -> list[float]:
     return [end - start for start, end in pairwise(ends)]
 
 
-def step_row(context: Context, case: Case, model: str, batch: int, graphs: str) -> dict[str, Any]:
+def step_row(context: Context, case: Steps, model: str, batch: int, graphs: str) -> dict[str, Any]:
     """Seconds and bytes of one token step at this batch."""
     with _solver(context, case, model, batch, graphs) as solver:
         warnings = solver.synthetic(case.prompt).warnings
@@ -153,7 +153,7 @@ def step_row(context: Context, case: Case, model: str, batch: int, graphs: str) 
     }
 
 
-def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
+def deterministic_cost(context: Context, case: Steps) -> dict[str, Any]:
     """The same decode without and with tiles of fixed size, in turns; does `exact` hold?"""
     batch = case.large_batch
     steps_ms: dict[bool, list[float]] = {False: [], True: []}
@@ -177,7 +177,7 @@ def deterministic_cost(context: Context, case: Case) -> dict[str, Any]:
     }
 
 
-def host_share(context: Context, case: Case, graphs: str = "auto") -> dict[str, Any]:
+def host_share(context: Context, case: Steps, graphs: str = "auto") -> dict[str, Any]:
     """How much of the time of a search the device had nothing to do.
 
     graphs: as `--graphs`; `auto` replays CUDA graphs where the kernels run.

@@ -25,7 +25,7 @@ _LEAST_S = 5.0
 
 
 @dataclass(frozen=True)
-class Case:
+class Ahead:
     """ways: n, and whether with `--deterministic`. kv_memory: of each solver."""
 
     ways: tuple[tuple[int, bool], ...] = ((64, False), (64, True), (16, False), (256, False))
@@ -35,12 +35,12 @@ class Case:
     max_tokens: int = 512
 
 
-_SMOKE = Case(((8, False), (8, True)), 1, 1, "32MiB", 64)
+_SMOKE = Ahead(((8, False), (8, True)), 1, 1, "32MiB", 64)
 
 
 def run(context: Context) -> dict[str, Any]:
     """See the module."""
-    case = _SMOKE if context.smoke else Case()
+    case = _SMOKE if context.smoke else Ahead()
     data: dict[str, Any] = {"rows": [], "not_run": []}
     problems = load_problems("bundled:test", case.problems).problems
     for n, deterministic in case.ways:
@@ -60,7 +60,12 @@ def run(context: Context) -> dict[str, Any]:
 
 
 def measure(
-    context: Context, case: Case, problems: Sequence[Problem], n: int, *, deterministic: bool
+    context: Context,
+    case: Ahead,
+    problems: Sequence[Problem],
+    n: int,
+    *,
+    deterministic: bool,
 ) -> dict[str, Any]:
     """All three in one row: seconds of the problems, trees like those of `off`, share kept."""
     found: dict[str, list[Solution]] = {}

@@ -47,7 +47,7 @@ _COLUMNS = ("figure", "what", "paper", "ours", "verdict", "why")
 
 
 @dataclass(frozen=True)
-class Row:
+class Line:
     """A line of the table. verdict: exact, hit, miss or fitted; None: beyond the paper."""
 
     figure: str
@@ -85,25 +85,25 @@ def spread(values: Sequence[float | None], digits: int = 2) -> str:
 # --- the figures -----------------------------------------------------------------------------
 
 
-def figure_4(quick: bool) -> Iterator[Row]:
+def figure_4(quick: bool) -> Iterator[Line]:
     for beams, least in ((16, 0.55), (32, 0.70), (64, 0.80)):
         case = replace(CARD, num_beams=beams)
         model = ModelCosts.of(shape_of(case), 2)
         kv_bytes = beams * (PROMPT_TOKENS + GENERATE_TOKENS) * model.kv_bytes_per_token
         share = kv_bytes / (kv_bytes + model.weight_bytes + activation_bytes(case))
-        yield Row(
+        yield Line(
             "4a", f"KV's share of memory, {beams} beams", f"> {least:.2f}", f"{share:.3f}",
             verdict(share > least),
         )  # fmt: skip
     share = run(CARD, BASELINE).io_share
     why = "the copies constant"
-    yield Row(
+    yield Line(
         "4b", "I/O share, layer-wise, 64 beams", "up to 0.85", f"{share:.3f}",
         verdict(abs(share - 0.85) < 0.05, fitted=True), why,
     )  # fmt: skip
 
 
-def figure_5(quick: bool) -> Iterator[Row]:
+def figure_5(quick: bool) -> Iterator[Line]:
     for beams in (16, 32, 64):
         case = replace(CARD, num_beams=beams)
         steps_s = simulated_steps_s(case, BASELINE, Layout.DENSE)
@@ -116,20 +116,20 @@ def figure_5(quick: bool) -> Iterator[Row]:
         ours = f"x{most:.2f} at {where} tokens"
         why = "" if most > _SHARP else "attention over copies takes longer than the first layers"
         what = f"step time where KV outgrows the card ({outgrown} tokens), {beams} beams"
-        yield Row("5", what, "sharp rise", ours, verdict(most > _SHARP), why)
+        yield Line("5", what, "sharp rise", ours, verdict(most > _SHARP), why)
 
 
-def figure_7(quick: bool) -> Iterator[Row]:
+def figure_7(quick: bool) -> Iterator[Line]:
     case = analytic_case(SEVEN_GIB)
     printed = layerwise_bytes(case) / GIB
-    yield Row(
+    yield Line(
         "7", "layer-wise, GiB, Eq. 1-3", "53,012", f"{printed:,.0f}",
         "exact" if round(printed) == 53_012 else "miss",
     )  # fmt: skip
     plain = replace(SEVEN_GIB, search="best-of-n")
     loaded = run(plain, BASELINE).h2d_bytes / GIB
     why = "a real pipeline keeps two stream buffers that Eq. 1 leaves out"
-    yield Row(
+    yield Line(
         "7", "the same, as the simulator streams it", "53,012", f"{loaded:,.0f}",
         verdict(abs(loaded / 53_012 - 1) < 0.01), why,
     )  # fmt: skip
@@ -137,13 +137,13 @@ def figure_7(quick: bool) -> Iterator[Row]:
         each = replace(case, step_tokens=step)
         found, start = locality_bytes(each) / GIB, locality_printed_bytes(each) / GIB
         why = f"length at the step's end, nothing where all fits; as printed {start:,.0f}"
-        yield Row(
+        yield Line(
             "7", f"group by group, steps of {step}, Eq. 4-5", f"{paper:,}", f"{found:,.0f}",
             "exact" if round(found) == paper else "miss", why,
         )  # fmt: skip
 
 
-def figure_9(quick: bool) -> Iterator[Row]:
+def figure_9(quick: bool) -> Iterator[Line]:
     paper = {"opt-6.7b": (3.39, 9.72), "llama-2-7b": (3.60, 8.74), "qwen1.5-7b": (4.17, 7.99)}
     steps = (32, 128) if quick else (32, 64, 128)
     for model, (low, high) in paper.items():
@@ -157,11 +157,11 @@ def figure_9(quick: bool) -> Iterator[Row]:
         best = max(each for each in found if each is not None)
         why = "at most 1 / (1 - I/O share); low end: 16 beams nearly fit"
         what = f"LBS as published over layer-wise, {model}, {beams[0]}-64 beams"
-        yield Row("9", what, f"{low}-{high}", spread(found), verdict(best >= high), why)
+        yield Line("9", what, f"{low}-{high}", spread(found), verdict(best >= high), why)
         mine = [speedup(case, OURS) for case in cases]
-        yield Row("9", f"Beamwright, a copy per beam, {model}", "-", spread(mine), None)
+        yield Line("9", f"Beamwright, a copy per beam, {model}", "-", spread(mine), None)
         shared = [speedup(case, OURS, Layout.TREE) for case in cases]
-        yield Row(
+        yield Line(
             "9", f"Beamwright, shared KV, {model}", "-", spread(shared, 1), None,
             "mostly sharing: see fair baselines",
         )  # fmt: skip
@@ -169,10 +169,10 @@ def figure_9(quick: bool) -> Iterator[Row]:
     rises = all(later > 1.02 * earlier for earlier, later in pairwise(found))
     ours = " / ".join(f"{each:.2f}" for each in found)
     what = f"longer steps win: steps of {' / '.join(map(str, steps))}, 64 beams"
-    yield Row("9", what, "consistently", ours, verdict(rises), "stalls are small at any step")
+    yield Line("9", what, "consistently", ours, verdict(rises), "stalls are small at any step")
 
 
-def figure_10(quick: bool) -> Iterator[Row]:
+def figure_10(quick: bool) -> Iterator[Line]:
     for step, paper in ((32, 3.7), (64, 1.8), (128, 0.9)):
         case = replace(SEVEN_GIB, step_tokens=step)
         baseline = run(case, BASELINE).h2d_bytes
@@ -180,44 +180,44 @@ def figure_10(quick: bool) -> Iterator[Row]:
         percent = 100 * alone / baseline
         what = f"inter-token alone, % of layer-wise, steps of {step}"
         hit = abs(percent / paper - 1) < 0.1
-        yield Row("10a", what, str(paper), f"{percent:.2f}", verdict(hit))
+        yield Line("10a", what, str(paper), f"{percent:.2f}", verdict(hit))
         without, with_it = run(case, "lbs-prefetch").h2d_bytes, run(case, LBS).h2d_bytes
         what = f"LBS without / with prefix reuse, bytes, steps of {step}"
         hit = without / with_it > 2
         ours = f"{without / with_it:.1f} ({without / GIB:,.0f} / {with_it / GIB:,.0f} GiB)"
-        yield Row("10b", what, "> 2", ours, verdict(hit), "that alone is switched")
+        yield Line("10b", what, "> 2", ours, verdict(hit), "that alone is switched")
         mine = run(case, OURS).h2d_bytes
         ours = f"{without / mine:.1f} ({mine / GIB:,.0f} GiB)"
         why = "also keeps KV between steps, and plans by ranges"
-        yield Row("10b", f"the same against Beamwright's, steps of {step}", "-", ours, None, why)
+        yield Line("10b", f"the same against Beamwright's, steps of {step}", "-", ours, None, why)
 
 
-def figure_11(quick: bool) -> Iterator[Row]:
+def figure_11(quick: bool) -> Iterator[Line]:
     models = _SEVEN_B[:1] if quick else _SEVEN_B
     cases = [replace(CARD, model=model, num_beams=n) for model in models for n in (16, 32, 64)]
     low, high = 0.70, 0.90
     shares = [run(case, BASELINE).io_share for case in cases]
     inside = low <= min(shares) and max(shares) <= high
     why = "the fit's target; 16 beams hardly outgrow the card"
-    yield Row(
+    yield Line(
         "11", "I/O share, layer-wise", "0.70-0.90", spread(shares), verdict(inside, fitted=True),
         why,
     )  # fmt: skip
     shares = [run(case, LBS).io_share for case in cases]
-    yield Row("11", "I/O share, LBS", "< 0.15", spread(shares), verdict(max(shares) < 0.15))
+    yield Line("11", "I/O share, LBS", "< 0.15", spread(shares), verdict(max(shares) < 0.15))
     share = run(CARD, BASELINE).io_share
-    yield Row(
+    yield Line(
         "11", "OPT-6.7B, 64 beams, layer-wise", "0.86", f"{share:.2f}",
         verdict(abs(share - 0.86) < 0.05, fitted=True), "the fit's target",
     )  # fmt: skip
     share = run(CARD, LBS).io_share
-    yield Row(
+    yield Line(
         "11", "OPT-6.7B, 64 beams, LBS", "0.10", f"{share:.3f}",
         verdict(abs(share - 0.10) < 0.05), "compute over copies hides more than it did there",
     )  # fmt: skip
 
 
-def figure_12(quick: bool) -> Iterator[Row]:
+def figure_12(quick: bool) -> Iterator[Line]:
     models = _SEVEN_B[:1] if quick else _SEVEN_B
     cases = [replace(CARD, model=model, num_beams=n) for model in models for n in (16, 32, 64)]
 
@@ -235,10 +235,10 @@ def figure_12(quick: bool) -> Iterator[Row]:
         found = percents(variant)
         hit = None if rule is None else verdict(rule(min(found), max(found)))
         what = f"{VARIANTS[variant].label}: % of layer-wise's I/O time"
-        yield Row("12", what, paper, spread(found), hit, why)
+        yield Line("12", what, paper, spread(found), hit, why)
 
 
-def figure_13(quick: bool) -> Iterator[Row]:
+def figure_13(quick: bool) -> Iterator[Line]:
     steps = (32, 128) if quick else (32, 64, 128)
     for model, paper in (("opt-2.7b", 6.85), ("qwen1.5-4b", 3.52)):
         for link in ("x8", "nominal"):
@@ -254,10 +254,10 @@ def figure_13(quick: bool) -> Iterator[Row]:
             hit = abs(max(found) / paper - 1) < 0.1
             why = "" if hit else "which link is not said; KV by what activations leave"
             what = f"LBS as published, {model}, RTX 3080 Ti, PCIe 4.0 {lanes}"
-            yield Row("13", what, f"up to {paper}", f"up to {max(found):.2f}", verdict(hit), why)
+            yield Line("13", what, f"up to {paper}", f"up to {max(found):.2f}", verdict(hit), why)
 
 
-FIGURES: dict[int, Callable[[bool], Iterator[Row]]] = {
+FIGURES: dict[int, Callable[[bool], Iterator[Line]]] = {
     4: figure_4, 5: figure_5, 7: figure_7, 9: figure_9, 10: figure_10, 11: figure_11,
     12: figure_12, 13: figure_13,
 }  # fmt: skip

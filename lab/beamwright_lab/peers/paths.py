@@ -109,7 +109,7 @@ class PathSides:
 
 def paths(args: argparse.Namespace) -> dict[str, Any]:
     """All models, element types and n. Prints the table."""
-    ceilings = Ceilings()
+    ceilings = Ceilings(args.dtypes)
     rows: list[dict[str, Any]] = []
     for name in args.models:
         for dtype in args.dtypes:

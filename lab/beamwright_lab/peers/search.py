@@ -12,7 +12,7 @@ from typing import Any
 from beamwright import Solver
 from beamwright.evaluate import AnswerChecker, Problem, load_problems
 from beamwright.models.find import resolve_folder
-from beamwright_lab.common import Ceiling, Timing, interleave, say, table
+from beamwright_lab.common import Ceilings, Timing, interleave, say, table
 from beamwright_lab.peers.adapters.beam_search import beam_search
 from beamwright_lab.peers.adapters.prm import ReencodingPrm
 from beamwright_lab.peers.adapters.transformers_loops import Step, TransformersStepper
@@ -122,7 +122,7 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
     problems = load_problems("bundled:test", args.skip_problems + args.problems).problems
     problems = problems[args.skip_problems :]
     rows: list[dict[str, Any]] = []
-    ceiling = Ceiling()
+    ceilings = Ceilings(["float32"])
     with ExitStack() as stack:
         checker = stack.enter_context(AnswerChecker())
         folder = resolve_folder("bundled", "generator")
@@ -130,7 +130,7 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
         say(f"PRM scores differ by at most {sides.score_difference:.1e}")
         for n in args.n:
             rows += _search_of(args, n, sides.by_name(), problems, checker)
-            ceiling.refresh()
+            ceilings.refresh()
     print(table(rows, COLUMNS))
     seconds = {(row["n"], row["side"]): row["s / problem"] for row in rows}
     return {
@@ -140,7 +140,7 @@ def search(args: argparse.Namespace) -> dict[str, Any]:
         "max_rounds": args.max_rounds,
         "rule": "n minus the finished" if args.same_rule else "search-and-learn: refill to n",
         "prm_score_difference": sides.score_difference,
-        "gemm_gflops": round(ceiling.flops / 1e9, 1),
+        "ceilings": ceilings.facts(),
         "rows": rows,
         "ratios": [
             {

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
 from typing import Any
@@ -36,12 +36,12 @@ IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16)
 AUTO_HELD = 4  # of 64 candidates, `--in-flight auto`
 NODE = 8
 DRAWS = 3  # of deaths
-WHAT = ("in flight", "tail", "failures", "judging", "sizes", "limits")
+WHAT = ("in flight", "failures", "judging", "limits")
 HOUR_S = 3600
 
 
 @dataclass(frozen=True)
-class Measured:
+class DriverSeconds:
     """What `benchmarks.scale.driver (882e61b)` found on two cores, n = 64, least of its rounds.
 
     path_tokens: of the bundled problems, the mean of each one's candidates. take_s, take_each_s:
@@ -68,7 +68,7 @@ class Measured:
         return Driver(taking_s, self.judge_s[latex], self.write_s)
 
 
-MEASURED = Measured(
+MEASURED = DriverSeconds(
     path_tokens=(
         48, 122, 97, 72, 72, 146, 121, 89, 95, 49, 116, 95, 87, 58, 42, 106, 121, 77, 75, 110,
         120, 89, 92, 38, 127, 116, 92, 51, 39, 114, 100, 74, 70, 140, 140, 99, 82, 50, 117, 110,
@@ -97,7 +97,7 @@ class Device:
         return in_flight * self.speeds[in_flight - 1] / mean(self.work_s)
 
 
-def device(measured: Measured, args: argparse.Namespace) -> Device:
+def device(measured: DriverSeconds, args: argparse.Namespace) -> Device:
     """Trees on a card: each alone, and so many in flight, until the last one begins."""
     machine = Machine.of(args.gpu, args.model, args.verifier)
     average = mean(measured.path_tokens)
@@ -137,11 +137,11 @@ def device(measured: Measured, args: argparse.Namespace) -> Device:
 
 
 @dataclass(frozen=True)
-class Case:
+class ClusterCase:
     """A cluster, and what it is asked."""
 
     found: Device
-    measured: Measured
+    measured: DriverSeconds
     args: argparse.Namespace
 
     def work_s(self, problems: int) -> list[float]:
@@ -181,7 +181,7 @@ class Case:
         }
 
 
-def in_flight(case: Case) -> list[dict[str, Any]]:
+def in_flight(case: ClusterCase) -> list[dict[str, Any]]:
     """How many problems each engine has in flight."""
     rows = []
     for count in (1, 2, 4, 8, 16):
@@ -191,28 +191,7 @@ def in_flight(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def tail(case: Case) -> list[dict[str, Any]]:
-    """What replicas hold at the end, with and without giving back."""
-    rows = []
-    for problems in (1000, case.args.problems):
-        for count, held in ((1, AUTO_HELD), (1, 16), (8, 8), (8, 10), (8, 32)):
-            for back in (True, False):
-                replicas = replace(case.replicas(case.args.gpus, count, held), give_back=back)
-                run = case.run(replicas, problems)
-                idle_s = run.replicas.count * run.seconds - run.busy_s
-                rows.append(
-                    {
-                        "problems": problems, "in flight": count, "held": held, "give back": back,
-                        "minutes": round(run.seconds / 60, 1),
-                        "efficiency": round(run.efficiency, 3),
-                        "idle at the end, GPU-min": round(idle_s / 60),
-                        "last 1 %, s": round(run.last_percent_s), "given back": run.given_back,
-                    }
-                )  # fmt: skip
-    return rows
-
-
-def failing(case: Case) -> list[dict[str, Any]]:
+def failing(case: ClusterCase) -> list[dict[str, Any]]:
     """Deaths of replicas and of nodes; means of a few draws."""
     replicas = case.replicas(case.args.gpus, 8)
     rows = []
@@ -236,7 +215,7 @@ def failing(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def judging(case: Case) -> list[dict[str, Any]]:
+def judging(case: ClusterCase) -> list[dict[str, Any]]:
     """What the answers cost the driver, which judges them one problem after the other."""
     rows = []
     for latex in sorted(case.measured.judge_s):
@@ -254,17 +233,7 @@ def judging(case: Case) -> list[dict[str, Any]]:
     return rows
 
 
-def counts(case: Case) -> list[dict[str, Any]]:
-    """More and fewer GPUs, 200 problems for each."""
-    rows = []
-    for count in (1, 8, 64, 128, 256, 512, 1024):
-        for latex in (4, 64):
-            run = case.run(case.replicas(count, 8), 200 * count, latex)
-            rows.append({"GPUs": count, "different answers in LaTeX": latex, **case.row(run)})
-    return rows
-
-
-def limits(case: Case) -> list[dict[str, Any]]:
+def limits(case: ClusterCase) -> list[dict[str, Any]]:
     """Each part alone: how full at this many GPUs, and at how many it is full."""
     measured, args, rate = case.measured, case.args, case.found.rate(8)
     driver = measured.driver(0, 4)
@@ -332,7 +301,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", default=WHAT, choices=WHAT)
     args = parser.parse_args()
     found = device(MEASURED, args)
-    case = Case(found, MEASURED, args)
+    case = ClusterCase(found, MEASURED, args)
     report: dict[str, Any] = {
         "settings": {name: str(each) for name, each in vars(args).items()},
         "device": {
@@ -341,8 +310,7 @@ def main() -> None:
         },
     }
     parts = {
-        "in flight": in_flight, "tail": tail, "failures": failing, "judging": judging,
-        "sizes": counts, "limits": limits,
+        "in flight": in_flight, "failures": failing, "judging": judging, "limits": limits,
     }  # fmt: skip
     for name in args.what:
         rows = parts[name](case)
