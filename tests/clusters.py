@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack, contextmanager, nullcontext
 
-from beamwright.cluster.cluster import Cluster
+from beamwright.cluster.serving import Cluster
 
 
 @contextmanager
@@ -22,8 +22,8 @@ def local_ray(cpus):
 
 @contextmanager
 def kept_replicas(number):
-    """Gives a FarSolver per settings, as a context that leaves it open."""
-    from beamwright.cluster.far_solver import FarSolver
+    """Gives a ClusterSolver per settings, as a context that leaves it open."""
+    from beamwright.cluster.solver import ClusterSolver
 
     with local_ray(cpus=16 * number), ExitStack() as stack:
         made = {}
@@ -31,7 +31,7 @@ def kept_replicas(number):
         def keep(settings):
             key = settings.model_dump_json(exclude_unset=True)
             if key not in made:
-                made[key] = stack.enter_context(FarSolver.on(Cluster(None, number), settings))
+                made[key] = stack.enter_context(ClusterSolver.on(Cluster(None, number), settings))
             return nullcontext(made[key])
 
         yield keep

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from beamwright.cluster.searcher import Searcher
+from beamwright.cluster.replica import Replica
 
 
 class Died(Exception):
@@ -21,12 +21,12 @@ class Stream:
     async def __anext__(self):
         serving, given = self._serving, self._given
         while self._news is None:
-            ranked = given.ledger.ranked(serving.searchers)
+            ranked = given.ledger.ranked(serving.engines)
             if ranked:
                 self._replica = ranked[0]
                 given.ledger.give(given, self._replica)
                 serving.sent.append((self._replica, given))
-                self._news = serving.searchers[self._replica].search(given)
+                self._news = serving.engines[self._replica].search(given)
                 if given.problem in serving.deadly:
                     serving.kill(self._replica, asyncio.get_running_loop())
             else:
@@ -46,7 +46,7 @@ class Stream:
 
 
 class FakeServing:
-    """A `Serving` of so many Searchers. sent: replica and search, in order.
+    """A `RayServing` of so many Replicas. sent: replica and search, in order.
 
     deadly: problems that kill whoever has them. hears_of_cancels: else whoever has a search is not
     told that it is cancelled.
@@ -56,7 +56,8 @@ class FakeServing:
 
     def __init__(self, settings, number=2, hears_of_cancels=True):
         self._settings, self._number = settings.model_dump(mode="json", exclude_unset=True), number
-        self.searchers, self.dead, self.sent = {}, {}, []
+        self.engines, self.dead, self.sent = {}, {}, []
+        self.no_node = False
         self.hears_of_cancels, self.deadly, self.closing = hears_of_cancels, [], []
 
     def start(self):
@@ -66,26 +67,29 @@ class FakeServing:
 
     def add(self, name):
         self.dead[name] = asyncio.Event()
-        self.searchers[name] = Searcher(self._settings, (), lambda: name)
+        self.engines[name] = Replica(self._settings, (), lambda: name)
 
     def kill(self, name, loop):
-        del self.searchers[name]
+        del self.engines[name]
         loop.call_soon_threadsafe(self.dead[name].set)
 
     def stop(self):
-        for searcher in self.searchers.values():
-            searcher._solver.close()
+        for engine in self.engines.values():
+            engine._solver.close()
+
+    def all_dead(self):
+        return self.no_node
 
     def facts(self):
-        return next(iter(self.searchers.values())).facts()
+        return next(iter(self.engines.values())).facts()
 
     def search(self, given):
         return Stream(self, given)
 
     async def cancel(self, search):
         if self.hears_of_cancels:
-            for searcher in list(self.searchers.values()):
-                await searcher.cancel(search)
+            for engine in list(self.engines.values()):
+                await engine.cancel(search)
 
     async def pulses(self):
-        return [await each.pulse() for each in list(self.searchers.values())]
+        return [await engine.pulse() for engine in list(self.engines.values())]

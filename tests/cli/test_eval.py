@@ -5,7 +5,7 @@ import pytest
 
 from beamwright.cli.eval_ray import checker_processes
 from beamwright.cli.in_flight import ProblemsInFlight
-from beamwright.cluster.cluster import Cluster
+from beamwright.cluster.serving import Cluster
 from beamwright.errors import CapacityError
 
 CONTRACT = {

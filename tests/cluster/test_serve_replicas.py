@@ -11,7 +11,7 @@ import pytest
 
 import engines
 from beamwright import Settings
-from beamwright.cluster.cluster import Cluster
+from beamwright.cluster.serving import Cluster
 from beamwright.errors import InputError
 from clusters import kept_replicas
 from served import ASKED, PATIENCE, Served, held, text_of, until
@@ -105,6 +105,22 @@ def test_with_nobody_there_searches_wait_until_somebody_is(server, far, alone):
     assert server.http.get("/ready").status_code == 200
 
 
+def test_a_run_of_many_problems_survives_a_death(far, alone, generator_folder):
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
+    problems = [(f"p{i}", f"Ann has {i + 3} apples. How many?", {}) for i in range(12)]
+    with engines.tiny_solver(generator_folder, **OPTIONS) as solver:
+        expected = {name: solver.solve(text, problem_id=name) for name, text, _ in problems}
+    found = {}
+    for name, solution in far.solve_many(problems, tells="tree"):
+        found[name] = solution
+        if len(found) == 1:
+            os.kill(far.replicas()[0].process, signal.SIGKILL)
+    assert {name: each.tree_hash for name, each in found.items()} == {
+        name: each.tree_hash for name, each in expected.items()
+    }
+    until(lambda: len(far.replicas()) == 2, PATIENCE)
+
+
 def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
     with held() as gate:
         server.queue.listeners.append(gate)
@@ -122,12 +138,12 @@ def test_who_hangs_up_leaves_no_kv_in_any_replica(server, far):
 
 
 def test_what_cannot_be_placed_or_loaded_is_said(far, generator_folder):
-    from beamwright.cluster.far_solver import FarSolver
+    from beamwright.cluster.solver import ClusterSolver
 
     settings = Settings.build(**engines.tiny_options(generator_folder, **OPTIONS))
     with pytest.raises(InputError, match="--replicas 900: the cluster has"):
-        FarSolver.on(Cluster(None, 900), settings)
+        ClusterSolver.on(Cluster(None, 900), settings)
     bad = settings.changed(verifier="prm:none-such")
     with pytest.raises(InputError, match="none-such"):
-        FarSolver.on(Cluster(None, 1), bad)
+        ClusterSolver.on(Cluster(None, 1), bad)
     assert far.solve(ASKED, seed=1).tree_hash

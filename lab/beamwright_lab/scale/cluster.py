@@ -45,7 +45,7 @@ class DriverSeconds:
     """What `benchmarks.scale.driver (882e61b)` found on two cores, n = 64, least of its rounds.
 
     path_tokens: of the bundled problems, the mean of each one's candidates. take_s, take_each_s:
-    of a `long` result with `RaySolving`, and what each replica adds. judge_s: by how many of a
+    of a `long` result over Ray, and what each replica adds. judge_s: by how many of a
     problem's answers are different and need mathematics. write_s: a line, on the disk.
     result_bytes: a `long` one, pickled. line_bytes: in results.jsonl. read_s, summary_s: of each
     record, when a run goes on, and of the report at its end. record_bytes: of each, in memory.

@@ -1,6 +1,6 @@
 """A cluster on paper: replicas that take problems from one driver, which writes the results.
 
-Discrete events, no Ray: who has what follows `scale.ray_solving` (work is taken and not dealt, the
+Discrete events, no Ray: who has what is as on 2026-11-23 (work is taken and not dealt, the
 idle take what others have not begun, a death sends its problems to the front of the queue). Every
 time is given: what a problem takes on a device comes from the rest of the simulator, what it takes
 the driver from a measurement.
@@ -84,7 +84,7 @@ class ClusterRun:
     busy_s: of all replicas, with a problem in flight. driver_s: the driver's.
     waited_s, longest_wait_s: of a result for the driver, mean and most. most_results: that wait.
     deaths: of replicas. again: problems that were lost with one. most_deaths: of a problem's
-    replica (`scale.ray_solving.MOST_DEATHS` end a run). given_back: problems.
+    replica (`cluster.search.MOST_DEATHS` end a run). given_back: problems.
     """
 
     problems: int

@@ -56,7 +56,7 @@ from beamwright.evaluate.recipes import NamedSettings, Recipe, read_recipe
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
-    from beamwright.cluster.cluster import Cluster
+    from beamwright.cluster.serving import Cluster
     from beamwright.solver.solver import Solver
 
 _DatasetArgument = Annotated[

@@ -17,7 +17,9 @@ from beamwright.evaluate.run import InFlight, Solved
 
 if TYPE_CHECKING:
     from beamwright.cli.views import TreePages
-    from beamwright.cluster.cluster import Cluster
+    from beamwright.cluster.ledger import Tells
+    from beamwright.cluster.serving import Cluster
+    from beamwright.solver.spread import SentProblem
 
 _MOST_CHECKERS = 16  # each takes 63 MB
 
@@ -54,10 +56,10 @@ def find_cluster(
         return None
     if replicas is not None and replicas != "auto" and not replicas.isdecimal():
         raise InputError(f"--replicas {replicas}: give a number, or auto")
-    from beamwright.cluster.cluster import Cluster
+    from beamwright.cluster.serving import Cluster
 
     number = None if replicas in (None, "auto") else int(replicas)
-    files = tuple(str(each.resolve()) for each in plugins)
+    files = tuple(str(file.resolve()) for file in plugins)
     return Cluster(None if address == "local" else address, number, cores or 1, files)
 
 
@@ -77,13 +79,14 @@ def solving_far(
         problems: Sequence[tuple[str | int, str]], /, *, in_flight: InFlight
     ) -> Iterator[tuple[str | int, Solved | BeamwrightError]]:
         with first_import("torch"):
-            from beamwright.cluster.ray_solving import RaySolving
-            from beamwright.solver.solution import Solution
+            from beamwright.cluster.solver import ClusterSolver
 
-        whole = pages is not None
-        spread = stack.enter_context(RaySolving(settings, cluster, whole=whole))
-        for problem_id, outcome in spread(problems, in_flight=in_flight):
-            if pages is not None and isinstance(outcome, Solution):
+        most = None if in_flight == "auto" else in_flight
+        solver = stack.enter_context(ClusterSolver.on(cluster, settings, in_flight=most))
+        tells: Tells = "nothing" if pages is None else "tree"
+        given: list[SentProblem] = [(problem_id, text, {}) for problem_id, text in problems]
+        for problem_id, outcome in solver.solve_many(given, tells=tells):
+            if pages is not None:
                 pages.write([outcome])  # what fails there is reported at the end
             yield problem_id, outcome
 

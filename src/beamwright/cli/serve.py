@@ -19,8 +19,8 @@ from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models
 
 if TYPE_CHECKING:
-    from beamwright.cluster.cluster import Cluster
-    from beamwright.cluster.far_solver import FarSolver
+    from beamwright.cluster.serving import Cluster
+    from beamwright.cluster.solver import ClusterSolver
     from beamwright.config import Settings
     from beamwright.engine.timeline import Timeline
     from beamwright.serve.body import ServerLimits
@@ -184,14 +184,17 @@ def _serve(
 
 def _engine(
     settings: Settings, cluster: Cluster | None, timeline: Timeline | None, status: Status
-) -> Solver | FarSolver:
+) -> Solver | ClusterSolver:
     from beamwright.solver.solver import Solver
 
     if cluster is None:
         return Solver(settings, timeline=timeline, progress=status)
-    from beamwright.cluster.far_solver import FarSolver
+    if settings.model.runs_elsewhere:
+        spec = settings.model.model
+        raise InputError(f"--model {spec} runs elsewhere: it does not go with --replicas")
+    from beamwright.cluster.solver import ClusterSolver
 
-    return FarSolver.on(cluster, settings, progress=status)
+    return ClusterSolver.on(cluster, settings, progress=status)
 
 
 def _read_keys(file: Path | None) -> list[str]:

@@ -1,6 +1,7 @@
-"""Front: what a server's process knows of the engines of its replicas, without their weights.
+"""Front: what the process that has searches knows of its replicas' engines, without their weights.
 
-What is wrong with a request is said at once, and needs no replica.
+What is wrong with a request is said at once, and needs no replica; but of a generator that runs
+elsewhere, which replicas ask, nothing is known here.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from beamwright.cluster.searcher import EngineFacts
+from beamwright.cluster.replica import EngineFacts
 from beamwright.config import Settings
 from beamwright.engine.prompts import Prompts, with_system_prompt
-from beamwright.errors import InputError
 from beamwright.models.config import read_shape
 from beamwright.models.find import resolve_folder
 from beamwright.models.shape import capped, shape_from_text
@@ -34,7 +34,8 @@ class Front:
         self.settings = with_system_prompt(default.settings, known.codec)
         self._default = default.settled(self.settings)
         self._prompts = Prompts(known.codec, known.context, known.vocab, self.settings.model)
-        self._prompts.check_turns(default.strategy)
+        if self.context:
+            self._prompts.check_turns(default.strategy)
 
     def prompt_tokens(self, problem: Problem) -> int:
         """Tokens of its prompt; raises what is wrong with it."""
@@ -42,14 +43,15 @@ class Front:
 
     def requested(self, options: dict[str, Any], facts: EngineFacts) -> ProblemSettings:
         """What is asked with these options. facts: of the engines."""
-        asked = self._default.changed(options)  # what `auto` stands for is every replica's affair
-        asked.check_served(
-            self._prompts,
-            probabilities=facts.probabilities,
-            kept=facts.token_stats,
-            whose="these replicas do not keep; start them with this search",
-        )
-        return asked
+        changed = self._default.changed(options)  # what `auto` stands for is every replica's affair
+        if self.context:
+            changed.check_served(
+                self._prompts,
+                probabilities=facts.probabilities,
+                kept=facts.token_stats,
+                whose="these replicas do not keep; start them with this search",
+            )
+        return changed
 
 
 def length(problem: Problem) -> int:
@@ -62,7 +64,7 @@ def length(problem: Problem) -> int:
 
 @dataclass(frozen=True)
 class _Known:
-    """What prompts need of a generator."""
+    """What prompts need of a generator; no context, where nothing is known of it."""
 
     codec: TextCodec | None
     context: int
@@ -73,7 +75,7 @@ def _known(settings: Settings) -> _Known:
     """Of the generator that replicas load; reads no weights."""
     model, spec = settings.model, settings.model.model
     if model.runs_elsewhere:
-        raise InputError(f"--model {spec} runs elsewhere: it does not go with --replicas")
+        return _Known(None, 0, 0)
     if spec.startswith("random:"):
         shape = capped(shape_from_text(spec.removeprefix("random:")), model.context)
         return _Known(None, shape.context, shape.vocab)

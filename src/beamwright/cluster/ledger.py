@@ -1,21 +1,25 @@
-"""Who has how much to do: searches that were given to replicas, in tokens. No Ray, no torch."""
+"""Searches that were given to replicas, and who has how much to do, in tokens. No Ray, no torch."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 _FIRST_GUESS = 256
 _LEARNS = 0.1
+
+
+Tells = Literal["rounds", "tree", "nothing"]
+"""rounds: each as it is decided, and so the tree; tree: with the end; nothing: no tree."""
 
 
 @dataclass(eq=False)
 class Given:
     """A search as it goes to a replica. tokens: that it is expected to take, the prompt's included.
 
-    ledger: of whoever gives it; stays there.
+    tells: what comes back beside its solution. ledger: of whoever gives it; stays there.
     """
 
     id: str
@@ -24,6 +28,7 @@ class Given:
     options: dict[str, Any]
     tokens: float
     ledger: Ledger | None = field(default=None, repr=False)
+    tells: Tells = "rounds"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "ledger": None}
@@ -39,30 +44,28 @@ class Ledger:
 
     def expected(self, prompt_tokens: int, n: int, most: int | None) -> float:
         """Of one search: n candidates as long as those that ended, at most so many tokens each."""
-        each = self._per_candidate if most is None else min(self._per_candidate, most)
-        return prompt_tokens + n * each
+        candidate = self._per_candidate if most is None else min(self._per_candidate, most)
+        return prompt_tokens + n * candidate
 
     def learn(self, generated: int, n: int) -> None:
         """A search of n candidates has ended."""
-        each = generated / max(1, n)
         with self._lock:
-            self._per_candidate += _LEARNS * (each - self._per_candidate)
+            self._per_candidate += _LEARNS * (generated / max(1, n) - self._per_candidate)
 
     def ranked(self, replicas: Iterable[str]) -> list[str]:
         """The one with the fewest tokens first; of equals the one that has fewer searches."""
         loads = self.loads()
-        return sorted(replicas, key=lambda each: (*loads.get(each, (0.0, 0))[:2], each))
+        return sorted(replicas, key=lambda name: (*loads.get(name, (0.0, 0)), name))
 
     def loads(self) -> dict[str, tuple[float, int]]:
         """Tokens and searches of each replica that has some."""
-        found: dict[str, tuple[float, int]] = {}
+        loads: dict[str, tuple[float, int]] = {}
         with self._lock:
             for replica, tokens in self._given.values():
-                if replica is None:
-                    continue
-                before = found.get(replica, (0.0, 0))
-                found[replica] = (before[0] + tokens, before[1] + 1)
-        return found
+                if replica is not None:
+                    sum_tokens, searches = loads.get(replica, (0.0, 0))
+                    loads[replica] = (sum_tokens + tokens, searches + 1)
+        return loads
 
     def enter(self, given: Given) -> None:
         """It waits for a replica, for the first time or again."""

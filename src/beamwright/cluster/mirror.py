@@ -5,17 +5,24 @@ Steps cross by what they are: no KV, and no links, whose pickle would be as deep
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from beamwright.engine.row import OWNER, GeneratorState
 from beamwright.protocols import RoundReport
-from beamwright.tree import Node, NodeState, SearchTree, StopReason, TopTokens, Turn
+from beamwright.tree import Node, NodeState, SearchTree
 
 Ordinals = tuple[str | int, ...]
 """A lineage without the problem's id."""
+
+_WRITTEN = (
+    "start", "token_ids", "logprobs", "stats", "top", "problem_text", "greedy", "round", "turn",
+)  # fmt: skip
+_DECIDED = ("state", "stop", "step_score", "score", "usage", "notes")
+_OF_TREE = ("rounds", "done", "reason_fewer")
+_REPORTED = ("candidates", "survivors", "pruned", "finished")
 
 
 @dataclass(frozen=True)
@@ -26,38 +33,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class MirroredStep:
-    """What a step is, from when it was opened or decoded on.
+class StepDelta:
+    """A step that has changed.
 
-    kept, more: its text: so many characters of its parent's, and what follows.
+    attributes: of its `Node`; those of what is written only where it was opened or decoded on, and
+    with them its text: so many characters of its parent's, and what follows.
     """
 
-    start: int
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    stats: Mapping[str, tuple[float, ...]]
-    top: tuple[TopTokens, ...]
-    kept: int
-    more: str
-    problem_text: str
-    greedy: bool
-    round: int
-    turn: Turn | None
-
-
-@dataclass(frozen=True)
-class StepDelta:
-    """A step that has changed. written: None where only its verdict has."""
-
     ordinals: Ordinals
-    state: NodeState
-    stop: StopReason | None
-    step_score: float | None
-    score: float | None
     place: str | None
-    usage: Mapping[str, int]
-    notes: Mapping[str, str]
-    written: MirroredStep | None
+    attributes: Mapping[str, Any]
+    text: tuple[int, str] | None
 
 
 @dataclass(frozen=True)
@@ -66,22 +52,17 @@ class TreeNews:
 
     fresh: bool
     problem_id: str | int
-    rounds: int
-    done: bool
-    reason_fewer: str | None
+    attributes: Mapping[str, Any]
     steps: tuple[StepDelta, ...]
 
 
 @dataclass(frozen=True)
 class RoundNews:
-    """A `RoundReport` that crosses processes."""
+    """A `RoundReport` that crosses processes. nodes: its groups of them, by name."""
 
     tree: TreeNews
     round: int
-    candidates: tuple[Ordinals, ...]
-    survivors: tuple[Ordinals, ...]
-    pruned: tuple[Ordinals, ...]
-    finished: tuple[Ordinals, ...]
+    nodes: Mapping[str, tuple[Ordinals, ...]]
     elapsed_s: float
 
 
@@ -97,15 +78,11 @@ class Changes:
 
     def of_round(self, report: RoundReport) -> RoundNews:
         """Its round, too. Looks past pruned branches that are known."""
-        return RoundNews(
-            self._of(report.tree, whole=False),
-            report.round,
-            _ordinals(report.candidates),
-            _ordinals(report.survivors),
-            _ordinals(report.pruned),
-            _ordinals(report.finished),
-            report.elapsed_s,
-        )
+        nodes = {
+            name: tuple(node.lineage[1:] for node in getattr(report, name)) for name in _REPORTED
+        }
+        tree = self._of(report.tree, whole=False)
+        return RoundNews(tree, report.round, nodes, report.elapsed_s)
 
     def of_end(self, tree: SearchTree) -> TreeNews:
         """All that is not known of a tree that grows no more."""
@@ -113,22 +90,21 @@ class Changes:
 
     def _of(self, tree: SearchTree, *, whole: bool) -> TreeNews:
         fresh, self._tree = tree is not self._tree, tree
-        found: list[StepDelta] = []
+        steps: list[StepDelta] = []
         stack = [tree.root]
         while stack:
             node = stack.pop()
             changed = self._change(node)
             if changed is not None:
-                found.append(changed)
+                steps.append(changed)
             if whole or node.state is not NodeState.PRUNED or changed is not None:
                 stack.extend(reversed(node.children))
-        root = tree.root
-        return TreeNews(
-            fresh, root.problem_id, tree.rounds, tree.done, tree.reason_fewer, tuple(found)
-        )
+        attributes = {name: getattr(tree, name) for name in _OF_TREE}
+        return TreeNews(fresh, tree.root.problem_id, attributes, tuple(steps))
 
     def _change(self, node: Node) -> StepDelta | None:
-        place = _place(node)
+        kv: GeneratorState | None = node.handles.get(OWNER)
+        place = None if kv is None else kv.place
         now = (
             len(node.token_ids), node.stop, node.state, node.score, node.step_score, place,
             frozenset(node.usage.items()), len(node.notes),
@@ -137,35 +113,14 @@ class Changes:
         if now == before:
             return None
         self._known[node] = now
-        return StepDelta(
-            node.lineage[1:],
-            node.state,
-            node.stop,
-            node.step_score,
-            node.score,
-            place,
-            dict(node.usage),
-            dict(node.notes),
-            _written(node) if before is None or before[:2] != now[:2] else None,
-        )
-
-
-def _written(node: Node) -> MirroredStep:
-    before = node.parent.text if node.parent is not None else ""
-    kept = len(before) if node.text.startswith(before) else 0
-    return MirroredStep(
-        node.start, node.token_ids, node.logprobs, dict(node.stats), node.top, kept,
-        node.text[kept:], node.problem_text, node.greedy, node.round, node.turn,
-    )  # fmt: skip
-
-
-def _place(node: Node) -> str | None:
-    state: GeneratorState | None = node.handles.get(OWNER)
-    return None if state is None else state.place
-
-
-def _ordinals(nodes: Sequence[Node]) -> tuple[Ordinals, ...]:
-    return tuple(node.lineage[1:] for node in nodes)
+        names: tuple[str, ...] = _DECIDED
+        text = None
+        if before is None or before[:2] != now[:2]:
+            names, above = _WRITTEN + names, "" if node.parent is None else node.parent.text
+            kept = len(above) if node.text.startswith(above) else 0
+            text = kept, node.text[kept:]
+        attributes = {name: copy(getattr(node, name)) for name in names}
+        return StepDelta(node.lineage[1:], place, attributes, text)
 
 
 class Mirror:
@@ -193,59 +148,37 @@ class Mirror:
             self._nodes = {}
             self._tree.cut()
         for step in news.steps:
-            self._hear(news.problem_id, step)
-        tree = self.tree
-        tree.rounds, tree.done, tree.reason_fewer = news.rounds, news.done, news.reason_fewer
+            node = self._nodes.get(step.ordinals) or self._born(news.problem_id, step)
+            for name, value in step.attributes.items():
+                setattr(node, name, value)
+            if step.text is not None:
+                kept, more = step.text
+                node.text = ("" if node.parent is None else node.parent.text)[:kept] + more
+            node.handles = {} if step.place is None else {OWNER: Place(step.place)}
+        for name, value in news.attributes.items():
+            setattr(self.tree, name, value)
 
     def report(self, news: RoundNews) -> RoundReport:
         """The round, of this tree; its steps have been heard."""
-        return RoundReport(
-            self.tree,
-            news.round,
-            self._found(news.candidates),
-            self._found(news.survivors),
-            self._found(news.pruned),
-            self._found(news.finished),
-            news.elapsed_s,
-        )
-
-    def _found(self, ordinals: Sequence[Ordinals]) -> tuple[Node, ...]:
-        return tuple(self._nodes[each] for each in ordinals)
-
-    def _hear(self, problem_id: str | int, step: StepDelta) -> None:
-        node = self._nodes.get(step.ordinals)
-        if node is None:
-            node = self._born(problem_id, step)
-        if step.written is not None:
-            _write(node, step.written)
-        node.state, node.stop = step.state, step.stop
-        node.step_score, node.score = step.step_score, step.score
-        node.usage, node.notes = Counter(step.usage), dict(step.notes)
-        node.handles = {} if step.place is None else {OWNER: Place(step.place)}
+        nodes = {
+            name: tuple(self._nodes[ordinals] for ordinals in group)
+            for name, group in news.nodes.items()
+        }
+        return RoundReport(tree=self.tree, round=news.round, elapsed_s=news.elapsed_s, **nodes)
 
     def _born(self, problem_id: str | int, step: StepDelta) -> Node:
-        assert step.written is not None
-        ordinals = step.ordinals
+        ordinals, written = step.ordinals, step.attributes
         if not ordinals:
             if self._tree is None:
-                ids, text = step.written.token_ids, step.written.problem_text
+                ids, text = written["token_ids"], written["problem_text"]
                 self._tree = SearchTree(problem_id, ids, text)
             node = self._tree.root
         else:
             parent = self._nodes[ordinals[:-1]]
             lineage = (*parent.lineage, ordinals[-1])
             before = self._before.pop(ordinals, None)
-            node = Node(lineage, parent, step.written.start) if before is None else before
+            node = Node(lineage, parent, written["start"]) if before is None else before
             node.children.clear()
             self.tree.attach(node)
         self._nodes[ordinals] = node
         return node
-
-
-def _write(node: Node, written: MirroredStep) -> None:
-    node.start, node.token_ids, node.logprobs = written.start, written.token_ids, written.logprobs
-    node.stats, node.top = dict(written.stats), written.top
-    before = node.parent.text if node.parent is not None else ""
-    node.text = before[: written.kept] + written.more
-    node.problem_text, node.greedy = written.problem_text, written.greedy
-    node.round, node.turn = written.round, written.turn

@@ -1,42 +1,234 @@
-"""Serving: the seam between whoever has searches and whoever keeps the replicas that take them."""
+"""Cluster: where engines run; RayServing: a Ray Serve deployment of `Replica`s, and calls to them.
+
+Ray places replicas, looks after their health and starts others in their places. Serve's HTTP stays
+off. No torch here until replicas are started.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import logging
+import socket
+import threading
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from beamwright.cluster.ledger import Given
-from beamwright.cluster.searcher import EngineFacts, Pulse
+from beamwright import errors
+from beamwright.errors import BeamwrightError, InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from beamwright.cluster.ledger import Given
+    from beamwright.cluster.replica import EngineFacts, Pulse
+    from beamwright.config import Settings
+
+_MOST_SEARCHES = 100_000  # at a time in a replica: its engine has the queue
+_HEALTH_S = 2.0
+_STARTS = 2
+_ANSWER_S = 5.0
+_END_S = 10.0
+_ROUTER = "beamwright.cluster.token_router:ByTokens"
+_LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 
 
-class Serving(Protocol):
-    """Whoever keeps replicas, and takes searches to them.
+@dataclass(frozen=True)
+class Cluster:
+    """Where replicas run. address: of a Ray cluster; None for processes of this machine.
 
-    died: errors of a search whose replica is gone; an error of its own code is none of these.
+    replicas: None for one per GPU, or one per `cores` where there is none.
     """
 
-    @property
-    def died(self) -> tuple[type[Exception], ...]: ...
+    address: str | None = None
+    replicas: int | None = None
+    cores: int = 1
+    plugins: tuple[str, ...] = ()
+
+
+class RayServing:
+    """One application with one deployment, where `wanted` says.
+
+    in_flight: problems at a time in each replica, None for what keeps it busy. died: errors of a
+    call whose replica is gone.
+    """
+
+    def __init__(self, wanted: Cluster, settings: Settings, in_flight: int | None = None) -> None:
+        self._ray, self._serve = _import_ray()
+        self._wanted, self._settings, self._in_flight = wanted, settings, in_flight
+        model = settings.model
+        names = {model.device, model.verifier_device or model.device}
+        self._gpus = sum(name.startswith("cuda") for name in names)  # Ray shows it no others
+        self._name = f"beamwright-{uuid.uuid4().hex[:8]}"
+        self._engines: Any = None
+        self._begun = False
 
     def start(self) -> int:
-        """Returns how many replicas there are, all loaded. Raises BeamwrightError."""
-        ...
+        """Returns how many replicas there are, all loaded.
+
+        Raises:
+            InputError: if there is no cluster at the address, or they do not fit;
+            BeamwrightError: what is wrong with the settings, of the first replica that says so.
+        """
+        from beamwright.cluster.replica import Replica  # noqa: PLC0415 - waits for torch
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        self._join()
+        serve, number = self._serve, self._num_replicas()
+        needs = {"num_gpus": self._gpus} if self._gpus else {"num_cpus": self._wanted.cores}
+        make = serve.deployment(
+            Replica,
+            name="engine",
+            num_replicas=number,
+            ray_actor_options=needs,
+            max_ongoing_requests=_MOST_SEARCHES,
+            health_check_period_s=_HEALTH_S,
+            graceful_shutdown_timeout_s=_ANSWER_S,
+            max_constructor_retry_count=_STARTS * number,
+            request_router_config=serve.config.RequestRouterConfig(request_router_class=_ROUTER),
+            logging_config=_LOGGING,
+        )
+        content = self._settings.model_dump(mode="json", exclude_unset=True)
+        app = make.bind(content, self._wanted.plugins, replica_name, abandon, self._in_flight)
+        try:
+            serve.start(proxy_location="Disabled", logging_config=_LOGGING)
+            self._engines = serve.run(app, name=self._name, route_prefix=None)
+        except self._ray.exceptions.RayError as error:  # of Serve itself: a node without it
+            raise BeamwrightError(f"replicas cannot be started: {last_line(error)}") from error
+        except RuntimeError as error:
+            raise self._why(error) from error
+        return number
 
     def stop(self) -> None:
-        """End the replicas, and what else was begun."""
-        ...
+        """End the replicas, and what else was begun here."""
+        if self._ray.is_initialized():
+            deleting = threading.Thread(target=self._delete, daemon=True)
+            deleting.start()
+            deleting.join(_END_S)  # of a cluster that is gone there is no answer
+        if self._begun:
+            self._ray.shutdown()
+
+    # --- calls -------------------------------------------------------------------------------
+
+    @property
+    def died(self) -> tuple[type[Exception], ...]:
+        """What its callers see of a replica's end; an error of its own code is none of these."""
+        names = (
+            "RayActorError", "ObjectLostError", "WorkerCrashedError", "TaskCancelledError",
+            "NodeDiedError",
+        )  # fmt: skip
+        return tuple(getattr(self._ray.exceptions, name) for name in names)
+
+    def all_dead(self) -> bool:
+        """Whether no node of the cluster is there any more."""
+        return not any(node["Alive"] for node in self._ray.nodes())
 
     def facts(self) -> EngineFacts:
         """Of any of them; waits."""
-        ...
+        facts: EngineFacts = self._engines.facts.remote().result()
+        return facts
 
     def search(self, given: Given) -> Any:
         """News of it, as they come; an asynchronous iterator with `cancel`."""
-        ...
+        return self._engines.options(stream=True).search.remote(given)
 
     async def cancel(self, search: str) -> None:
         """Tell whoever has it."""
-        ...
+        await self._broadcast("cancel", search)
 
     async def pulses(self) -> list[Pulse]:
         """Of all that are there. Raises TimeoutError where one does not answer."""
-        ...
+        answers = await self._broadcast("pulse")
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
+        answers = self._engines.broadcast(method, *arguments)
+        results: list[Any] = await answers.results_async(
+            timeout_s=_ANSWER_S, return_exceptions=True
+        )
+        return results
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Be the cluster's driver, or begin one in processes of this machine."""
+        if self._ray.is_initialized():
+            return
+        self._begun = True
+        address = self._wanted.address
+        _check_answers(address)
+        try:
+            self._ray.init(
+                address=address or "local",  # None would be any that this machine has begun
+                include_dashboard=False if address is None else None,
+                configure_logging=False,
+                log_to_driver=False,
+            )
+        except (ConnectionError, ValueError) as error:
+            raise InputError(f"--ray {address}: {last_line(error)}") from error
+        except Exception as error:  # Ray's own: a machine too busy to start it in time, say
+            raise UnavailableError(f"--ray {address or 'local'}: {last_line(error)}") from error
+
+    def _num_replicas(self) -> int:
+        kind, size = ("GPU", self._gpus) if self._gpus else ("CPU", self._wanted.cores)
+        units = int(self._ray.cluster_resources().get(kind, 0) // size)
+        number = self._wanted.replicas or units
+        if number < 1 or number > units:
+            what = {"GPU": "GPUs", "CPU": "cores"}[kind]
+            what = "GPUs" if (kind, size) == ("GPU", 1) else f"groups of {size} {what}"
+            raise InputError(f"--replicas {number}: the cluster has {units} {what}")
+        return number
+
+    def _why(self, error: RuntimeError) -> BeamwrightError:
+        """What a replica's constructor has raised, where it was on purpose."""
+        app = self._serve.status().applications.get(self._name)
+        told = [state.message for state in app.deployments.values()] if app else []
+        line = last_line("\n".join(told) or error)
+        kind, _, message = line.partition(": ")
+        named = getattr(errors, kind.rpartition(".")[2], None)
+        if isinstance(named, type) and issubclass(named, errors.InputError):
+            return named(message)
+        return BeamwrightError(f"replicas cannot be started: {line}")
+
+    def _delete(self) -> None:
+        with suppress(Exception):  # the cluster is gone, and they with it
+            self._serve.delete(self._name)
+
+
+def replica_name() -> str:
+    """Of the replica that asks, as Ray's routers know it."""
+    name: str = _import_ray()[1].get_replica_context().replica_id.unique_id
+    return name
+
+
+def abandon() -> None:
+    """End the application of the replica that asks."""
+    serve = _import_ray()[1]
+    serve.delete(serve.get_replica_context().app_name, _blocking=False)
+
+
+def last_line(error: object) -> str:
+    """The last line of what Ray says: a remote traceback ends with its error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself asks for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "no such address"
+        raise InputError(f"--ray {address}: nothing answers there ({why})") from error
+
+
+def _import_ray() -> tuple[Any, Any]:
+    try:
+        import ray  # noqa: PLC0415 (an extra)
+        from ray import serve  # noqa: PLC0415
+    except ImportError as error:
+        raise UnavailableError(
+            "--ray and --replicas need ray[serve]: pip install 'beamwright[ray]'"
+        ) from error
+    return ray, serve

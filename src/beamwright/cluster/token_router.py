@@ -24,11 +24,11 @@ class ByTokens(RequestRouter):  # type: ignore[misc]
         """One rank each. What is given counts at once: others may be routed before it arrives."""
         match None if pending_request is None else pending_request.args:
             case [Given(ledger=ledger) as given] if ledger is not None:
-                named: dict[str, Any] = {
-                    each.replica_id.unique_id: each for each in candidate_replicas
+                by_name: dict[str, Any] = {
+                    replica.replica_id.unique_id: replica for replica in candidate_replicas
                 }
-                ranked = ledger.ranked(named)
+                ranked = ledger.ranked(by_name)
                 if ranked:
                     ledger.give(given, ranked[0])
-                return [[named[each]] for each in ranked]
+                return [[by_name[name]] for name in ranked]
         return [list(candidate_replicas)]

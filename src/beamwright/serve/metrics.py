@@ -26,7 +26,7 @@ from beamwright.solver.solution import Solution
 from beamwright.solver.solver import Solver
 
 if TYPE_CHECKING:
-    from beamwright.cluster.far_solver import FarSolver
+    from beamwright.cluster.solver import ClusterSolver
     from beamwright.serve.queue import Engine
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -195,7 +195,7 @@ def _of_usage(used: Usage) -> list[Family]:
     ]
 
 
-def _of_replicas(engine: FarSolver) -> list[Family]:
+def _of_replicas(engine: ClusterSolver) -> list[Family]:
     named = {(replica.name,): replica for replica in engine.replicas()}
     searches = {key: replica.searches for key, replica in named.items()}
     queued = {key: replica.tokens for key, replica in named.items()}

@@ -25,10 +25,10 @@ from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation
 
 if TYPE_CHECKING:
-    from beamwright.cluster.far_solver import FarSolver
+    from beamwright.cluster.solver import ClusterSolver
     from beamwright.solver.solver import Solver
 
-    Engine = Solver | FarSolver
+    Engine = Solver | ClusterSolver
 
 
 class Listener(Protocol):

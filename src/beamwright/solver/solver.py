@@ -268,7 +268,7 @@ class Solver:
         (id, solution) as they finish; the next problem begins as soon as one has ended. Until it is
         exhausted or closed the solver is in use.
         options: of these problems, in the place of the solver's own.
-        ray: engines elsewhere that solve them instead (`scale.OnRay`), so many at a time in each.
+        ray: engines elsewhere that solve them instead (`cluster.OnRay`), so many at a time in each.
 
         A problem's own error takes its place, and the others are solved: bad input as
         InputError, KV that does not hold even this one search as CapacityError, logits or scores

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError
@@ -12,22 +12,19 @@ from beamwright.solver.request import BatchProblem, UserParts
 from beamwright.solver.scheduler import Outcome
 from beamwright.solver.solution import Solution
 
-FarProblem = tuple[str | int, str, dict[str, Any]]
+SentProblem = tuple[str | int, str, dict[str, Any]]
 
 
-class Spreads(Protocol):
-    """Has problems solved by engines elsewhere, such as `scale.OnRay`."""
-
-    def __call__(
-        self, settings: Settings, problems: Sequence[FarProblem], in_flight: int | None, /
-    ) -> Iterator[tuple[str | int, Outcome]]:
-        """(id, outcome) as they end. in_flight: in each engine, None for what keeps it busy."""
-        ...
+Spreads = Callable[
+    [Settings, Sequence[SentProblem], int | None], Iterator[tuple[str | int, Outcome]]
+]
+"""Has problems solved by engines elsewhere, such as `cluster.OnRay`: (id, outcome) as they end, of
+so many at a time in each engine, None for what keeps it busy."""
 
 
 def check_spread(
     own: UserParts, given: Sequence[BatchProblem], on_round: RoundCallback | None
-) -> list[FarProblem]:
+) -> list[SentProblem]:
     """The problems as they are sent, those of a larger priority first.
 
     Raises:

@@ -7,9 +7,17 @@ import pytest
 
 import engines
 from beamwright import Settings
-from beamwright.cluster import far_solver
-from beamwright.cluster.far_solver import MOST_DEATHS, FarSolver
-from beamwright.errors import BeamwrightError, Cancelled, InputError, ProblemTooLongError
+from beamwright.cluster import search
+from beamwright.cluster import solver as cluster_solver
+from beamwright.cluster.search import MOST_DEATHS
+from beamwright.cluster.solver import ClusterSolver
+from beamwright.errors import (
+    BeamwrightError,
+    Cancelled,
+    InputError,
+    ProblemTooLongError,
+    UnavailableError,
+)
 from beamwright.tree import tree_hash
 from far import FakeServing
 
@@ -19,14 +27,14 @@ OPTIONS = {"search": "beam", "n": 8, "width": 4, "max_rounds": 6}
 
 @pytest.fixture
 def make(generator_folder):
-    """A FarSolver over a fake; both."""
+    """A ClusterSolver over a fake; both."""
     made = []
 
-    def make(number=2, hears_of_cancels=True, **options):
+    def make(number=2, hears_of_cancels=True, in_flight=None, **options):
         given = engines.tiny_options(generator_folder, **{**OPTIONS, **options})
         settings = Settings.build(**given)
         serving = FakeServing(settings, number, hears_of_cancels)
-        made.append(FarSolver(settings, serving))
+        made.append(ClusterSolver(settings, serving, in_flight=in_flight))
         return made[-1], serving
 
     yield make
@@ -107,12 +115,12 @@ def test_a_search_that_kills_its_replicas_ends(make):
     serving.deadly.append(PROBLEM)
     with pytest.raises(BeamwrightError, match="3 replicas died while they had this search"):
         far.solve(PROBLEM)
-    assert len(serving.searchers) == 1
+    assert len(serving.engines) == 1
     assert far.solve("1+1", seed=3).tree_hash
 
 
 def test_without_a_replica_it_waits_for_one_and_no_longer_than_its_time(make, monkeypatch):
-    monkeypatch.setattr(far_solver, "_PLACE_S", 0.05)
+    monkeypatch.setattr(search, "_PLACE_S", 0.05)
     far, serving = make(number=1)
     serving.kill("a", far._loop)
     with pytest.raises(BeamwrightError, match="no replica could take"):
@@ -136,7 +144,7 @@ def test_what_is_cancelled_ends_with_the_best_until_then(make):
 
 
 def test_a_replica_that_does_not_hear_of_it_keeps_nobody(make, monkeypatch):
-    monkeypatch.setattr(far_solver, "_CANCEL_S", 0.1)
+    monkeypatch.setattr(search, "CANCEL_S", 0.1)
     far, _ = make(hears_of_cancels=False)
     stop = Stop()
     handle = far.submit(PROBLEM, on_round=stop, seed=1)
@@ -199,7 +207,7 @@ def test_a_bug_in_a_replica_is_no_error_of_ours(make, monkeypatch):
     for _ in range(3):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             far.solve(PROBLEM)
-    health = serving.searchers["a"].check_health()
+    health = serving.engines["a"].check_health()
     with pytest.raises(RuntimeError, match="3 searches in a row"):
         health.send(None)
 
@@ -213,6 +221,72 @@ def test_who_closes_it_leaves_nobody_waiting(make):
     far.close()
     assert handle.done()
     far.close()
+
+
+# --- many problems ---------------------------------------------------------------------------
+
+
+def problems(count):
+    return [
+        (f"p{i}", f"Ann has {i + 3} apples. In May Ann eats {i % 3}.", {}) for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("tells", ["tree", "nothing"])
+def test_many_problems_have_the_trees_of_one_process_and_a_death_loses_nothing(make, alone, tells):
+    far, serving = make()
+    expected = {name: alone.solve(text, problem_id=name) for name, text, _ in problems(8)}
+    found = {}
+    for name, solution in far.solve_many(problems(8), tells=tells):
+        found[name] = solution
+        if len(found) == 1:
+            serving.kill(next(iter(serving.engines)), far._loop)
+    assert {name: each.tree_hash for name, each in found.items()} == {
+        name: each.tree_hash for name, each in expected.items()
+    }
+    for name, each in found.items():
+        assert each.to_json()["candidates"] == expected[name].to_json()["candidates"]
+        assert len(list(each.tree.nodes())) > 1 or tells == "nothing"
+
+
+def test_a_problem_of_its_own_fails_alone_and_options_are_its_own(make, alone):
+    far, _ = make()
+    given = [("long", "word " * 2000, {}), ("seed", PROBLEM, {"seed": 5}), ("p", PROBLEM, {})]
+    found = dict(far.solve_many(given))
+    assert isinstance(found["long"], InputError)
+    for name, options in (("seed", {"seed": 5}), ("p", {})):
+        assert found[name].tree_hash == alone.solve(PROBLEM, problem_id=name, **options).tree_hash
+
+
+def test_a_replica_has_one_more_than_what_is_in_flight_and_the_rest_waits_here(make):
+    far, serving = make(number=1, in_flight=2)
+    found = far.solve_many(problems(8))
+    next(found)
+    assert len(serving.sent) <= 4
+    assert len(dict(found)) == 7
+
+
+@pytest.mark.parametrize(("explore", "most"), [("continuous", 2 * 9), ("decoupled", 2 * 129)])
+def test_what_is_given_when_replicas_choose(make, explore, most):
+    far, _ = make(explore=explore)
+    assert far._most_given() == most
+
+
+@pytest.mark.parametrize("no_node", [True, False])
+def test_a_run_whose_replicas_are_gone_ends_with_what_is_done(make, monkeypatch, no_node):
+    monkeypatch.setattr(cluster_solver, "_WAIT_S", 0.05)
+    far, serving = make(number=1, in_flight=1)
+    far._loading_s = 0.0
+    found = far.solve_many(problems(6))
+    assert next(found)[1].tree_hash
+    serving.kill("a", far._loop)
+    serving.no_node = no_node
+    monkeypatch.setattr(cluster_solver, "_ABSENT_S", 60 if no_node else 0.2)
+    why = "all nodes of the cluster are dead" if no_node else "no replica has been there for"
+    with pytest.raises(UnavailableError, match=why) as error:
+        list(found)
+    assert "\n" not in str(error.value)
+    assert far.ledger.loads() == {}
 
 
 def test_a_server_says_who_is_there(make):
