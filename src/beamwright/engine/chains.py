@@ -70,6 +70,13 @@ class Chains:
 
     def _forward(self, requests: Sequence[PrefillRequest], lease: Lease) -> Sequence[Any]:
         lease.add({request.segment: 1 for request in requests if not request.segment.length})
+        # All of them or none: whoever had its KV and no hidden state could not be begun again.
+        self._residency.reserve(
+            {
+                request.segment: request.segment.length + len(request.token_ids)
+                for request in requests
+            }
+        )
         return self._prefill(requests)
 
     def _owed(self, node: Node) -> PrefillRequest:
