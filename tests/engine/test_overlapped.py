@@ -123,20 +123,16 @@ def test_what_goes_wrong_on_the_worker(make_pair, expected, monkeypatch, error):
     assert trees(solver) == expected
 
 
-def test_a_caller_that_goes_away_leaves_no_thread(make_pair):
+def test_a_caller_that_goes_away_or_a_deadline_leaves_no_thread(make_pair):
+    solver = make_pair(executor="overlapped", deadline=0.001)
+    assert len(dict(solver.solve_many(PROBLEMS, in_flight=5))) == len(PROBLEMS)
+    assert_nothing_allocated(solver)
     solver = make_pair(executor="overlapped")
     found = solver.solve_many(PROBLEMS, in_flight=5)
     next(found)
     found.close()
     assert_nothing_allocated(solver)
     assert not [each for each in threading.enumerate() if each.name == "verifier"]
-
-
-def test_a_deadline_ends_searches_whose_steps_are_being_scored(make_pair):
-    solver = make_pair(executor="overlapped", deadline=0.001)
-    found = dict(solver.solve_many(PROBLEMS, in_flight=5))
-    assert len(found) == len(PROBLEMS)
-    assert_nothing_allocated(solver)
 
 
 # --- who has a worker ------------------------------------------------------------------------
