@@ -104,25 +104,16 @@ def ended(texts, scores=None, stop=EOS):
 
 
 @pytest.mark.parametrize(
-    ("answers", "remaining", "settled"),
-    [
-        (["1", "1", "1"], 2, True),
-        (["1", "1", "1"], 3, False),  # it could be a draw
-        (["1", "1", "2"], 0, True),
-        (["1", "1", "2"], 1, False),
-        (["1", "1.0", "$1$", "2"], 1, True),  # one answer, written differently
-        (["1", "2"], 0, False),
-        (["", ""], 0, False),
-        ([], 4, False),
-    ],
-)
-def test_a_vote_is_settled_when_nobody_can_draw_level(answers, remaining, settled):
-    assert vote_is_settled(ended(answers), remaining) is settled
-
-
-@pytest.mark.parametrize(
     ("answers", "scores", "remaining", "settled"),
     [
+        (["1", "1", "1"], None, 2, True),
+        (["1", "1", "1"], None, 3, False),  # it could be a draw
+        (["1", "1", "2"], None, 0, True),
+        (["1", "1", "2"], None, 1, False),
+        (["1", "1.0", "$1$", "2"], None, 1, True),  # one answer, written differently
+        (["1", "2"], None, 0, False),
+        (["", ""], None, 0, False),
+        ([], None, 4, False),
         (["1", "1", "2"], [0.9, 0.8, 0.6], 1, True),
         (["1", "1", "2"], [0.9, 0.8, 0.7], 1, False),  # another 1.0 for it would draw level
         (["1", "2", "2"], [0.9, 0.2, 0.2], 0, True),
@@ -133,10 +124,10 @@ def test_a_vote_is_settled_when_nobody_can_draw_level(answers, remaining, settle
         ([], [], 3, False),
     ],
 )
-def test_weights_are_settled_when_ones_could_not_draw_level(answers, scores, remaining, settled):
-    assert (
-        vote_is_settled(ended(answers, scores), weighted=True, num_remaining=remaining) is settled
-    )
+def test_a_vote_is_settled_when_nobody_can_draw_level(answers, scores, remaining, settled):
+    """Where scores are summed, those that remain may be ones."""
+    nodes, weighted = ended(answers, scores), scores is not None
+    assert vote_is_settled(nodes, remaining, weighted=weighted) is settled
 
 
 def chosen(nodes):
@@ -151,10 +142,10 @@ def test_settled_weights_choose_the_same_whatever_follows():
         answers = rng.choices("123", weights=(8, 1, 1), k=6)
         scores = [round(rng.random(), 2) for _ in answers]
         winner = chosen(ended(answers, scores))
-        if vote_is_settled(ended(answers, scores), weighted=True, num_remaining=2):
+        if vote_is_settled(ended(answers, scores), 2, weighted=True):
             for late in ("22", "33", "23", "44"):
                 assert chosen(ended([*answers, *late], [*scores, 1.0, 1.0])) == winner
-        elif not vote_is_settled(ended(answers, scores), weighted=True, num_remaining=0):
+        elif not vote_is_settled(ended(answers, scores), 0, weighted=True):
             tied = sorted(math.fsum(s for a, s in zip(answers, scores, strict=True) if a == each)
                           for each in set(answers))  # fmt: skip
             assert tied[-1] - tied[-2] <= 2e-6
