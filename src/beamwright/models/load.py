@@ -111,7 +111,11 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
     else:
         folder = resolve_folder(settings.model, "generator")
         shape = read_shape(folder, settings.context)
-        _check_loads(folder, shape)
+        try:
+            load_weights(folder, shape, torch.float32, "meta")
+            TextCodec.load(folder)
+        except InputError as error:
+            raise UnsupportedModelError(str(error)) from error
     dtype = resolve_dtype(settings.dtype, settings.device, shape)
     storage = _storage(settings, dtype, "generator")
     return {
@@ -125,14 +129,6 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         "context": shape.context,
         "supported": True,
     }
-
-
-def _check_loads(folder: Path, shape: ModelShape) -> None:
-    try:
-        load_weights(folder, shape, torch.float32, "meta")
-        TextCodec.load(folder)
-    except InputError as error:
-        raise UnsupportedModelError(str(error)) from error
 
 
 def check_device(device: str) -> str:

@@ -156,8 +156,7 @@ def simple_writer(template: str, special_tokens: Mapping[str, str]) -> WriteChat
         return environment.from_string(template)
 
     def write(messages: Any, **names: Any) -> str:
-        text: str = compiled().render(messages=messages, **names, **special_tokens)
-        return text
+        return str(compiled().render(messages=messages, **names, **special_tokens))
 
     return write
 

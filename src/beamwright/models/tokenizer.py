@@ -66,14 +66,10 @@ class TextCodec:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self._write = write
-        self.bos_id, eos = (
-            self._id(special_tokens.get(f"{name}_token")) for name in ("bos", "eos")
-        )
-        self.eos_ids = eos_ids if eos is None else eos_ids | {eos}
-
-    def _id(self, token: str | None) -> int | None:
-        index: int | None = None if token is None else self.tokenizer.token_to_id(token)
-        return index
+        ids = {role: tokenizer.token_to_id(token) for role, token in special_tokens.items()}
+        self.bos_id: int | None = ids.get("bos_token")
+        last: int | None = ids.get("eos_token")
+        self.eos_ids = eos_ids if last is None else eos_ids | {last}
 
     @classmethod
     def load(cls, folder: Path, chat_template: str | None = None) -> TextCodec:
@@ -101,8 +97,7 @@ class TextCodec:
     @property
     def vocab_size(self) -> int:
         """Tokens, added ones included."""
-        size: int = self.tokenizer.get_vocab_size(with_added_tokens=True)
-        return size
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -182,8 +177,7 @@ class TextCodec:
         """Token ids of a prompt's text; a chat template has put its special tokens into it."""
         if self.chat_template is not None:
             return self.encode(text)
-        ids: list[int] = self._encode([text], add_special_tokens=True)[0].ids
-        return ids
+        return list(self._encode([text], add_special_tokens=True)[0].ids)
 
     def render_turn(self, text: str) -> list[int]:
         """Token ids from the end of an assistant's reply, through a user's turn, to the next reply.
@@ -236,8 +230,7 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that already holds its special tokens."""
-        ids: list[int] = self._encode([text])[0].ids
-        return ids
+        return list(self._encode([text])[0].ids)
 
     def encode_with_offsets(
         self, texts: Sequence[str]
@@ -259,13 +252,11 @@ class TextCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of a path's tokens, special tokens left out."""
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def decode_raw(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included as their text."""
-        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
-        return text
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def token_bytes(self) -> list[bytes]:
         """What each token id adds to the text, as bytes; special tokens add nothing."""
@@ -438,7 +429,7 @@ def wrapped(loaded: Any, chat_template: str | None = None, where: str = "") -> T
         raise InputError(f"{where}: its tokenizer cannot be read ({kind}: not of `tokenizers`)")
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    special = {k: v for k, v in loaded.special_tokens_map.items() if isinstance(v, str)}
+    special = {role: str(token) for role, token in loaded.special_tokens_map.items()}
     write = None
     if loaded.chat_template is not None:
         write = partial(loaded.apply_chat_template, tokenize=False)
