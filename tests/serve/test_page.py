@@ -176,7 +176,7 @@ def test_it_follows_the_newest_search_until_one_is_picked(visit):
         until(page, f"{shown} === 'third'")
 
 
-def test_the_api_is_listed(visit, serve):
+def test_the_api_is_listed(serve, visit):
     page = visit(f"{serve().url}/docs")
     page.wait_for_selector("#routes h2:has-text('POST /v1/chat/completions')")
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_searched_is_said(visit, live):
     assert page.inner_text("#problem-note") == "n: too large"
 
 
-def test_a_stream_that_breaks_is_taken_up_where_it_broke(visit, serve_runs):
+def test_a_stream_that_breaks_is_taken_up_where_it_broke(serve_runs, visit):
     page = visit("about:blank", ignored=["ERR_FAILED"])
     tries = []
 
@@ -215,7 +215,7 @@ def test_a_stream_that_breaks_is_taken_up_where_it_broke(visit, serve_runs):
     assert drawn_tree(page)["steps"] == 9
 
 
-def test_it_is_the_page_of_a_server_with_keys(visit, serve):
+def test_it_is_the_page_of_a_server_with_keys(serve, visit):
     served = serve({"n": 8}, keys=["secret"])
     page = visit(served.url, ignored=["401", "400"])
     page.fill("#key", "secret")
@@ -243,7 +243,7 @@ def test_it_is_the_page_of_a_server_with_keys(visit, serve):
 # --- safety ----------------------------------------------------------------------------------
 
 
-def test_text_of_a_model_is_never_markup(visit, serve_runs):
+def test_text_of_a_model_is_never_markup(serve_runs, visit):
     hostile = a_run(
         problem=HOSTILE,
         **{
@@ -263,7 +263,7 @@ def test_text_of_a_model_is_never_markup(visit, serve_runs):
         assert "<img src=x" in page.inner_text(f"#{id}")
 
 
-def test_the_policy_blocks_what_a_script_might_be_made_to_add(visit, serve_runs):
+def test_the_policy_blocks_what_a_script_might_be_made_to_add(serve_runs, visit):
     page = visit(serve_runs(a_run()), ignored=["Content Security Policy", "404"])
     page.evaluate(
         "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.pwned=1>')"
@@ -276,7 +276,7 @@ def test_the_policy_blocks_what_a_script_might_be_made_to_add(visit, serve_runs)
     assert page.evaluate("window.pwned") is None
 
 
-def test_the_key_is_asked_for_and_kept_for_this_tab_only(visit, serve_runs):
+def test_the_key_is_asked_for_and_kept_for_this_tab_only(serve_runs, visit):
     page = visit(serve_runs(a_run(), key="secret"), ignored=["401"])
     page.fill("#key", "wrong")
     page.keyboard.press("Enter")
@@ -296,7 +296,7 @@ def test_the_key_is_asked_for_and_kept_for_this_tab_only(visit, serve_runs):
 # --- reading a tree --------------------------------------------------------------------------
 
 
-def test_keys_walk_the_tree_and_a_click_reads_a_step(visit, serve_runs):
+def test_keys_walk_the_tree_and_a_click_reads_a_step(serve_runs, visit):
     page = visit(serve_runs(a_run()))
     page.wait_for_selector("#votes li")
     assert drawn_tree(page)["selected"] == "0.0"  # the chosen one, at first
@@ -329,7 +329,7 @@ def test_the_saved_tree_page_draws_without_a_word_on_the_console(visit, tmp_path
     page.check("[name=pruned][value=hide]", force=True)
 
 
-def test_colours_say_where_kv_is_where_it_is_known(visit, serve_runs):
+def test_colours_say_where_kv_is_where_it_is_known(serve_runs, visit):
     known = a_run("known", **{"0": {"kv": "both"}, "0.0": {"kv": "device"}})
     known[-1]["state"] = "saved"  # of one that is over nothing has KV any more
     page = visit(serve_runs(a_run(), known))
@@ -341,7 +341,7 @@ def test_colours_say_where_kv_is_where_it_is_known(visit, serve_runs):
     until(page, "!document.querySelector('#problem').textContent.includes('x')")
 
 
-def test_gauges_are_shown_with_what_they_are_of(visit, serve_runs):
+def test_gauges_are_shown_with_what_they_are_of(serve_runs, visit):
     gauges = [
         {"name": "device KV", "value": 1 << 30, "of": 4 << 30, "unit": "bytes"},
         {"name": HOSTILE[:-1], "value": 2.5, "unit": "rows"},
@@ -354,7 +354,7 @@ def test_gauges_are_shown_with_what_they_are_of(visit, serve_runs):
     assert page.evaluate("document.querySelector('#gauges .track i').style.width") == "25%"
 
 
-def test_a_large_tree_is_collapsed_at_first(visit, serve_runs):
+def test_a_large_tree_is_collapsed_at_first(serve_runs, visit):
     page = visit(serve_runs(made_up_search(512, 4, 40)))
     until(page, "window.beamwright.pane.tree.over === 'done'")
     assert drawn_tree(page)["steps"] == 20_481
@@ -367,7 +367,7 @@ def test_a_large_tree_is_collapsed_at_first(visit, serve_runs):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_everything_without_scrolling_sideways(visit, serve_runs, scheme):
+def test_a_phone_shows_everything_without_scrolling_sideways(serve_runs, visit, scheme):
     page = visit(
         serve_runs(a_run(problem="long " * 60), a_run("b"), queue=feeding.ASKS), color_scheme=scheme
     )
@@ -387,7 +387,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(visit, serve_runs, 
 # --- two runs, replay, export ----------------------------------------------------------------
 
 
-def test_two_runs_beside_each_other_and_where_they_part(visit, serve_runs):
+def test_two_runs_beside_each_other_and_where_they_part(serve_runs, visit):
     other = a_run("other", **{"0.1": {"text": "something else"}, "0.1.0": {"score": 0.3}})
     page = visit(serve_runs(other, a_run("other-same"), a_run()))
     page.wait_for_selector("#votes li")
@@ -407,7 +407,7 @@ def test_two_runs_beside_each_other_and_where_they_part(visit, serve_runs):
     until(page, "document.querySelector('#other-box').hidden")
 
 
-def test_a_step_that_only_the_other_run_has_can_be_read(visit, serve_runs):
+def test_a_step_that_only_the_other_run_has_can_be_read(serve_runs, visit):
     run = a_run()
     less = [event for event in a_run("less") if event.get("round") != 3]
     page = visit(serve_runs(run, less))
@@ -421,7 +421,7 @@ def test_a_step_that_only_the_other_run_has_can_be_read(visit, serve_runs):
     assert drawn_tree(page)["selected"] is None
 
 
-def test_a_run_is_replayed_round_by_round(visit, serve_runs):
+def test_a_run_is_replayed_round_by_round(serve_runs, visit):
     page = visit(serve_runs(a_run()))
     page.wait_for_selector("#votes li")
     seen = []
@@ -436,7 +436,7 @@ def test_a_run_is_replayed_round_by_round(visit, serve_runs):
     assert page.inner_text("#play") == "Play"
 
 
-def test_steps_below_a_score_fade(visit, serve_runs):
+def test_steps_below_a_score_fade(serve_runs, visit):
     page = visit(serve_runs(a_run()))
     page.wait_for_selector("#votes li")
     page.fill("#threshold", "50")
@@ -448,7 +448,7 @@ def test_steps_below_a_score_fade(visit, serve_runs):
     assert below == ["1", "2", "0.1.0"]
 
 
-def test_what_is_exported_can_be_opened_again(visit, serve_runs, tmp_path):
+def test_what_is_exported_can_be_opened_again(serve_runs, visit, tmp_path):
     from xml.etree import ElementTree
 
     from beamwright.serve.runs import read_runs

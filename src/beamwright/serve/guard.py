@@ -68,10 +68,7 @@ class Doors:
         return given.hex() if known and scheme.lower() == "bearer" else None
 
     def takes(self, host: str) -> bool:
-        """True if a request may call this machine so: by a `Host` with or without a port."""
-        host = host.strip().lower()
-        is_v6 = host.startswith("[")  # [::1]:8000
-        host = host[1:].partition("]")[0] if is_v6 else host.partition(":")[0]
+        """True if a request may call this machine so."""
         try:
             return host in self.hosts or bool(ipaddress.ip_address(host))
         except ValueError:
@@ -159,7 +156,7 @@ class Guard:
         """Whose request it is (`Doors.owner`). Raises ApiError."""
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length beside transfer-encoding")
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origin = _host(headers.get("host", "").strip().lower()), headers.get("origin")
         if not self._doors.takes(host):
             raise ApiError(421, f"this server is not {host[:100]!r} (--allow-host)")
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host"):
@@ -175,6 +172,12 @@ class Guard:
             if length.isdigit() and int(length) > self._limits.body_bytes:
                 raise self._limits.too_large
         return owner
+
+
+def _host(header: str) -> str:
+    """Without the port: `[::1]:8000` is `::1`."""
+    is_v6 = header.startswith("[")
+    return header[1:].partition("]")[0] if is_v6 else header.partition(":")[0]
 
 
 def _has_two_lengths(headers: Mapping[str, str]) -> bool:

@@ -144,14 +144,8 @@ def _args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _about(problem: str, search: Mapping[str, Any] | None = None) -> About:
     known = search or {}
-    return {
-        "problem": problem,
-        "model": known.get("model"),
-        "method": known.get("search"),
-        "n": known.get("n"),
-        "width": known.get("width"),
-        "seed": known.get("seed"),
-    }
+    same = {name: known.get(name) for name in ("model", "n", "width", "seed")}
+    return {"problem": problem, "method": known.get("search"), **same}  # type: ignore[typeddict-item]
 
 
 # --- what is read ----------------------------------------------------------------------------
