@@ -379,5 +379,4 @@ class StreamLink:
 
 
 def _ours(transfers: Iterable[Transfer]) -> list[StreamTransfer]:
-    found = [transfer for transfer in transfers if isinstance(transfer, StreamTransfer)]
-    return found
+    return [transfer for transfer in transfers if isinstance(transfer, StreamTransfer)]
