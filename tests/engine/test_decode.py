@@ -14,7 +14,6 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.sections import SamplingSettings
 from beamwright.tree import NodeState, StopReason
 from engines import PROBLEM, assert_nothing_allocated, grow
-from fakes import Grouping
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +52,15 @@ def test_every_token_is_the_one_that_a_plain_forward_pass_draws(make_solver, ora
     oracle(tree, num_tokens(solver), seed=5)
 
 
-@pytest.mark.parametrize("attention", ["dense", "tree"])
-def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention):
+@pytest.mark.parametrize(("attention", "num_tails"), [("dense", 1), ("tree", 1), ("dense", 2)])
+def test_steps_longer_than_the_tail_buffer(make_solver, oracle, attention, num_tails):
     """Full tails move into the segments; rows that go on read them back."""
-    length = make_attention(attention).tail_tokens + 9
-    options = {"step_tokens": length, "max_tokens": 2 * length, "ignore_eos": True}
-    solver = make_solver(dtype="float64", attention=attention, n=6, width=3, **options)
+    length = num_tails * make_attention(attention).tail_tokens + 9
+    options = {"step_tokens": length, "max_tokens": length * 2, "ignore_eos": True}
+    solver = make_solver(dtype="float64", attention=attention, n=3, width=3, **options)
     solution, tree = grow(solver)
     oracle(tree, num_tokens(solver))
     assert {c.tokens for c in solution.candidates} == {2 * length}
-
-
-def test_a_tail_that_is_flushed_twice_in_one_step(make_solver, oracle):
-    length = 2 * make_attention("dense").tail_tokens + 9
-    options = {"step_tokens": length, "max_tokens": length, "ignore_eos": True}
-    solver = make_solver(dtype="float64", attention="dense", n=3, width=3, **options)
-    _, tree = grow(solver)
-    oracle(tree, num_tokens(solver))
 
 
 @pytest.mark.parametrize("attention", ["dense", "tree"])
@@ -194,15 +185,6 @@ def test_every_token_is_counted(make_solver):
     parents = [node for node in tree.nodes() if node.children]
     # A step's last token is forwarded with the step: only the prompt is computed for its children.
     assert tokens.generator_reused == sum(node.end for node in parents if node.parent)
-
-
-def test_beams_that_wait_for_others_are_counted_as_overrun(make_solver):
-    fixed = grow(make_solver(step_tokens=6, ignore_eos=True))[0]
-    assert fixed.tokens.overrun == 0
-    alone = make_solver(batching="grouped")
-    alone.schedule = Grouping(1)
-    assert grow(alone)[0].tokens.overrun == 0
-    assert grow(make_solver())[0].tokens.overrun > 0
 
 
 # --- capacity --------------------------------------------------------------------------------

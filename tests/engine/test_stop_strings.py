@@ -104,11 +104,15 @@ def test_a_long_step_ends_soon_and_a_preempted_one_at_the_same_token(make_solver
         assert solver._machinery.batch.counts.preempted
 
 
-def test_the_delimiter_may_be_one(make_solver):
-    solver = make_solver(**{**BEAM, "stop_strings": "e", "max_step_tokens": 30})
+@pytest.mark.parametrize(
+    ("options", "strings"), [({"max_step_tokens": 30}, ["e"]), ({"step_tokens": 7}, STOPS)]
+)
+def test_the_delimiter_may_be_one_and_steps_of_a_fixed_length_are_searched(
+    make_solver, options, strings
+):
+    solver = make_solver(**{**BEAM, "stop_strings": strings, **options})
     _, tree = grow(solver)
-    ended = check_ends(tree, solver._machinery.reader.codec, ["e"])
-    assert {node.depth for node in ended} == {1}
+    assert check_ends(tree, solver._machinery.reader.codec, strings)
     assert not any(node.stop == "delimiter" for node in written(tree))
 
 

@@ -45,7 +45,7 @@ class StopFinder:
             return False
         delimiter = row.decoding.step.delimiter.encode()
         if row.step_end is None:
-            row.step_end = self._end([*row.tokens, *drawn[:-1]], len(delimiter) - 1)
+            row.step_end = self._text([*row.tokens, *drawn[:-1]])
         text = row.step_end + self._pieces[drawn[-1]]
         row.step_end = _last(text, len(delimiter) - 1)
         return delimiter in text
@@ -58,7 +58,7 @@ class StopFinder:
         strings = row.decoding.step.stop_strings
         length = max(len(string.encode()) for string in strings) - 1
         if row.reply_end is None:
-            row.reply_end = self._end([*row.reply_ids(), *drawn[:-1]], length)
+            row.reply_end = self._text([*row.reply_ids(), *drawn[:-1]])
         text = row.reply_end + self._pieces[drawn[-1]]
         row.reply_end = _last(text, length)
         if not any(string.encode() in text for string in strings):
@@ -66,14 +66,8 @@ class StopFinder:
         reply = self._codec.decode([*row.reply_ids(), *drawn])
         return any(string in reply for string in strings)
 
-    def _end(self, token_ids: Sequence[int], length: int) -> bytes:
-        """The last bytes of a text with these tokens."""
-        text = b""
-        for token in reversed(token_ids):
-            if len(text) >= length:
-                break
-            text = self._pieces[token] + text
-        return _last(text, length)
+    def _text(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(self._pieces[token] for token in token_ids)
 
 
 def text_before(text: str, stop_strings: Sequence[str]) -> str:
