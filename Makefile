@@ -7,7 +7,7 @@ PEERS  := .venv-peers
 # The default build of PyTorch; where the index offers a CPU build, pip takes what the range allows.
 TORCH  := torch>=2.11,<2.14
 
-.PHONY: help demo test test-cpus check dist-check stubs bench peers peers-setup gpu-check clean
+.PHONY: help demo test test-fast test-nightly test-cpus check dist-check stubs bench peers peers-setup gpu-check clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -30,8 +30,19 @@ demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow
 	$(BIN)/beamwright solve --problem-file demo.txt --n 16 --search majority --seed 1 --no-progress
 
 # worksteal: a worker has whole modules, with their fixtures, until another has nothing left to do.
-test: $(BIN)/.installed-dev ## install what tests need and run everything
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+# Policies, KV, scripted rows and the rules of the house: no model is loaded.
+FAST := tests/tree tests/search tests/schedule tests/plan tests/kv tests/test_config.py \
+	tests/test_declare.py tests/test_files.py tests/test_imports.py tests/test_yaml_file.py
+
+test: $(BIN)/.installed-dev ## install what tests need, and run what a contributor needs
+	$(PYTEST) -m "not nightly"
+
+test-fast: $(BIN)/.installed-dev ## policies and KV alone, in less than a minute
+	$(PYTEST) $(FAST)
+
+test-nightly: $(BIN)/.installed-dev ## the rest: whole clusters, long matrices
+	$(PYTEST) -m nightly
 
 # An Intel CPU with nothing newer than AVX2, as far as the libraries can tell.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 ATEN_CPU_CAPABILITY=avx2
