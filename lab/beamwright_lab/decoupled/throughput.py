@@ -22,11 +22,11 @@ from beamwright.models.shape import shape_from_text
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
 from beamwright.plan.scoring import MARK_TOKENS
-from beamwright.protocols import Foresees
+from beamwright.protocols import Foresees, Prospect
+from beamwright.search.prospects import by_bins, can_go_on
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright.tree import RecordedTree
+from beamwright.tree import Node, RecordedTree
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.flashtts.speculation import bins, oracle
 from beamwright_lab.simulator import (
     Foresight,
     ManyResult,
@@ -38,6 +38,7 @@ from beamwright_lab.simulator import (
     grow,
     simulate_many,
 )
+from beamwright_lab.simulator.replay import Foresee
 
 GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"
 CARDS = ("rtx-4090", "a100-80gb")
@@ -51,6 +52,23 @@ COLUMNS = (
     "rows", "generator busy", "steps per call", "verifier busy", "both busy", "kept",
     "a problem, s", "over the link, GB",
 )  # fmt: skip
+
+
+def bins(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
+    """FlashTTS's SelectSPEC, by the step before."""
+    del ahead
+    return by_bins(beams, width)
+
+
+def oracle(script: Script) -> Foresee:
+    """What is opened, and nothing else."""
+
+    def foresee(beams: Sequence[Node], ahead: Sequence[Node], width: int) -> list[Prospect]:
+        del ahead, width
+        counts = [(beam, script.num_children(beam)) for beam in beams if can_go_on(beam)]
+        return [Prospect(beam, count) for beam, count in counts if count]
+
+    return foresee
 
 
 @dataclass(frozen=True)

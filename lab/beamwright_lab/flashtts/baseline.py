@@ -9,9 +9,8 @@ begins. The rules and constants below were written down before anything was comp
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
@@ -20,8 +19,7 @@ from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.tree import NodeState, RecordedTree
-from beamwright_lab.common import finish, say, table
-from beamwright_lab.flashtts.split import PAIRS, costs_of, kv_bytes
+from beamwright_lab.flashtts.split import costs_of, kv_bytes
 from beamwright_lab.rivals import StepRequest, VllmEngine, requests_by_round
 from beamwright_lab.simulator import RooflineCosts, SyntheticSearch, grow
 from beamwright_lab.simulator.engines import EngineMeter, EngineRun
@@ -249,23 +247,3 @@ def baseline_of(
     generator, verifier = costs_of(pair)
     memory = kv_bytes(pair, MEMORY[pair], num_beams, card)
     return Baseline(tree, generator, verifier, card, memory, rules or Rules())
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--pair", nargs="+", default=list(PAIRS))
-    parser.add_argument("--n", type=int, nargs="+", default=[8, 64])
-    args = parser.parse_args()
-    rows = []
-    for n in args.n:
-        tree = Workload().tree(n)
-        for pair in args.pair:
-            by_row, once = simulate_baseline(baseline_of(pair, tree, n))
-            for reads, found in (("by row", by_row), ("once", once)):
-                rows.append({"pair": pair, "n": n, "KV read": reads, **asdict(found)})
-    say(table(rows, list(rows[0])))
-    finish("flashtts_baseline", {"rules": asdict(Rules()), "rows": rows})
-
-
-if __name__ == "__main__":
-    main()

@@ -22,13 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from beamwright_lab.gpu.machine import (
+from beamwright_lab.gpu.context import (
     ENGINE,
     TESTS,
+    Context,
     card,
     device_name,
     has_device,
     missing_wheels,
+    one_line,
     source_state,
     versions,
 )
@@ -193,7 +195,7 @@ def predict(arguments: argparse.Namespace) -> int:
     from beamwright.errors import InputError
     from beamwright.units import parse_size
     from beamwright_lab.common import finish, table
-    from beamwright_lab.gpu.predict import COLUMNS, points, predictions
+    from beamwright_lab.gpu.simulator import COLUMNS, points, predictions
 
     try:
         memory_bytes = parse_size(arguments.memory)
@@ -220,8 +222,6 @@ def _link_bandwidth(arguments: argparse.Namespace) -> int | None:
 
 def run_stage(arguments: argparse.Namespace) -> int:
     """The process of one stage; its error, if any, is part of its result."""
-    from beamwright_lab.gpu.context import Context, one_line
-
     journal = _journal(arguments)
     context = Context(
         stage=arguments.stage,

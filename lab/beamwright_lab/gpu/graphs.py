@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from beamwright import Solver
-from beamwright_lab.gpu.context import Context, attempt, release
+from beamwright_lab.gpu.context import Context
 
 _ROOT = Path(__file__).resolve().parents[3]
 TESTS = (
@@ -36,11 +36,11 @@ def run(context: Context) -> dict[str, Any]:
     """See the module."""
     data: dict[str, Any] = {"rows": []}
     shapes = dict([*_SHAPES.items()][:1]) if context.smoke else _SHAPES
-    work = {f"graphs, {name}": partial(_graphs, context, shape) for name, shape in shapes.items()}
-    for name, each in {**work, "draw kernel": partial(_draws, context)}.items():
-        data["rows"].append({"what": name, **attempt(each)})
-        release(context.device)
-        context.save(data)
+    work = [
+        ({"what": f"graphs, {name}"}, partial(_graphs, context, shape))
+        for name, shape in shapes.items()
+    ]
+    context.rows(data, "rows", [*work, ({"what": "draw kernel"}, partial(_draws, context))])
     wrong = [
         row["what"]
         for row in data["rows"]

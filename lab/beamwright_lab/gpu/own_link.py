@@ -21,8 +21,8 @@ from beamwright.kv.segments import Segment
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.streams import CudaStreams, HostStreams, Piece
 from beamwright.protocols import Direction
-from beamwright_lab.gpu.ceilings import Timer
 from beamwright_lab.gpu.context import synchronize
+from beamwright_lab.gpu.link import Timer
 
 _SEVEN_B = KVLayout(32, 32, 128, torch.bfloat16)
 _SMALL_GQA = KVLayout(28, 2, 128, torch.bfloat16)  # Qwen2.5-1.5B

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from beamwright.models.load import load_model
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import PrefillRequest, TreeModel
 from beamwright.sections import ModelSettings
-from beamwright_lab.gpu.context import Context, one_line, release
+from beamwright_lab.gpu.context import Context, attempt, release
 
 # Relative error of the norm: TF32 products would show as about 3e-4.
 LIMITS = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -143,21 +145,24 @@ def logit_rows(family: str, folder: Path, context: Context) -> list[dict[str, An
     rows = []
     for dtype, limit in LIMITS.items():
         for attention in (*BACKENDS, *(KERNEL_BACKENDS if context.on_gpu else ())):
-            row: dict[str, Any] = {"family": family, "dtype": dtype, "attention": attention}
-            try:
-                settings = ModelSettings(
-                    **common,
-                    device=context.device,
-                    dtype=dtype,  # type: ignore[arg-type]
-                    attention=attention,  # type: ignore[arg-type]
-                )
-                found = tree_logits(settings)
-                error = float((found - expected).norm() / expected.norm())
-                rows.append({**row, "relative_error": error, "within": error < limit})
-            except Exception as error:  # the other backends are worth knowing about
-                rows.append({**row, "error": one_line(error), "within": False})
+            settings = partial(
+                ModelSettings,
+                **common,
+                device=context.device,
+                dtype=dtype,
+                attention=attention,
+            )
+            row = attempt(partial(_error, settings, expected))
+            within = row.get("relative_error", limit) < limit
+            names = {"family": family, "dtype": dtype, "attention": attention}
+            rows.append({**names, **row, "within": within})
             release(context.device)
     return rows
+
+
+def _error(make: Callable[[], ModelSettings], expected: torch.Tensor) -> dict[str, Any]:
+    found = tree_logits(make())
+    return {"relative_error": float((found - expected).norm() / expected.norm())}
 
 
 # --- trees -----------------------------------------------------------------------------------
@@ -173,15 +178,12 @@ def tree_rows(context: Context) -> list[dict[str, Any]]:
     for attention in BACKENDS:
         for how in ways:
             row = {"attention": attention, **how}
-            try:
-                rows.append({**row, "tree_hash": _small_search(context, **row)})
-            except Exception as error:
-                rows.append({**row, "error": one_line(error)})
+            rows.append({**row, **attempt(partial(_small_search, context, **row))})
     first = rows[0].get("tree_hash")
     return [{**row, "as_first": row.get("tree_hash") == first} for row in rows]
 
 
-def _small_search(context: Context, **options: Any) -> str:
+def _small_search(context: Context, **options: Any) -> dict[str, Any]:
     with Solver(
         model=_SEARCHED,
         verifier="logprob",
@@ -197,4 +199,4 @@ def _small_search(context: Context, **options: Any) -> str:
         schedule="in-gpu",
         **options,
     ) as solver:
-        return solver.synthetic(24).tree_hash
+        return {"tree_hash": solver.synthetic(24).tree_hash}

@@ -214,34 +214,26 @@ def with_speedups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     speedup: over a copy per beam, the paper's baseline; speedup_shared: over shared KV, streamed
     by layers as well, so that what scheduling gains stands apart from what sharing gains.
     """
-    found = []
-    for row in rows:
-        speedup, over = _speedup(row, rows, _DENSE)
-        shared, over_shared = _speedup(row, rows, _TREE)
-        found.append(
-            {
-                **row,
-                "speedup": speedup,
-                "speedup_over_rounds": over,
-                "speedup_shared": shared,
-                "speedup_shared_over_rounds": over_shared,
-            }
-        )
-    return found
+    return [
+        {
+            **row,
+            "speedup": _speedup(row, rows, _DENSE),
+            "speedup_shared": _speedup(row, rows, _TREE),
+        }
+        for row in rows
+    ]
 
 
 def _speedup(
     row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], layout: Layout
-) -> tuple[float | None, int | None]:
-    """Over layer-wise in one layout, and over how many rounds."""
+) -> float | None:
     for other in rows:
         side = (other["variant"], other["layout"]) == (BASELINE, str(layout))
-        if side and _search_of(other) == _search_of(row):
-            if not (other.get("round_s") and row.get("round_s")):
-                continue
+        same = side and _search_of(other) == _search_of(row)
+        if same and other.get("round_s") and row.get("round_s"):
             over = min(len(other["round_s"]), len(row["round_s"]))
-            return round(done_s(other, over) / done_s(row, over), 2), over
-    return None, None
+            return round(done_s(other, over) / done_s(row, over), 2)
+    return None
 
 
 def _search_of(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from beamwright_lab.common import table
-from beamwright_lab.gpu.goals import goal_rows
-from beamwright_lab.gpu.points import PAPER_SPEEDUP, with_speedups
-from beamwright_lab.paper.cases import LBS
+from beamwright_lab.gpu.points import PAPER_SPEEDUP, done_s, with_speedups
+from beamwright_lab.paper.cases import LBS, OURS
 
 GIB = 2**30
+UNMEASURED = "unmeasured"
+_BEAMS, _STEP = 64, 32  # of the goals
 _RATES = ("copy_bandwidth", "weights_bandwidth", "copies_bandwidth", "gemm_flops")
 
 
@@ -31,21 +33,45 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
         _section("Goals", goal_rows(data)) if machine_of(results) else "",
         _graphs(data.get("graphs", {}), data.get("tests", {})),
         _roofline(data.get("roofline", {})),
-        _kernels(data.get("kernels", {})),
+        _section(
+            f"Kernels; copy {data.get('kernels', {}).get('copy_gb_s')} GB/s",
+            data.get("kernels", {}).get("rows", []),
+            ("model", "work", "rows", "backend", "us", "eager_us", "floor_us", "share_of_floor"),
+        ),
         _search(data.get("search", {})),
         _link(data.get("link", {})),
         _parity(data.get("parity", {})),
         _points(figures, data.get("simulator", {})),
-        _speculation(data.get("speculation", {})),
-        _peers(data.get("peers", {})),
+        _section(
+            "Speculation, bundled pair; equal trees: of `problems`",
+            data.get("speculation", {}).get("rows", []),
+            (
+                *("n", "deterministic", "exact", "off_s", "exact_s", "auto_s", "exact_over_off"),
+                *("auto_over_off", "exact_equal", "auto_equal", "problems", "exact_kept"),
+            ),
+        ),
+        _section(
+            "Peers; {shape}, {tokens} tokens each".format_map(
+                data.get("peers", {}).get("case", {"shape": "", "tokens": ""})
+            ),
+            data.get("peers", {}).get("sides", []),
+            ("n", "side", "tokens_per_s"),
+        ),
     ):
         if section:
             sections.append(section)
     return "\n\n".join(sections)
 
 
-def _section(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    return f"{title}\n\n{table(rows, list(rows[0]))}" if rows else ""
+def _section(
+    title: str, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> str:
+    """A title and the rows' columns, with an error line's own; nothing without rows."""
+    shown = [{**row, "error": _short(row.get("error"))} for row in rows]
+    if not shown:
+        return ""
+    named = columns or [name for name in shown[0] if name != "error"]
+    return f"{title}\n\n{table(shown, [*named, 'error'])}"
 
 
 def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -62,7 +88,7 @@ def _stages(results: Mapping[str, Mapping[str, Any]]) -> str:
                 "date": result.get("date"),
                 "sources": result.get("sources"),
                 "left out": len(result["data"].get("not_run", [])) or None,
-                "error": _short(result.get("error") or result["data"].get("skipped")),
+                "error": result.get("error") or result["data"].get("skipped"),
             }
         )
     machine = machine_of(results)
@@ -118,89 +144,55 @@ def _giga(rate: float) -> float:
 
 
 def _parity(data: Mapping[str, Any]) -> str:
-    rows = [
-        {
-            "dtype": dtype,
-            "attention": attention,
-            "largest relative error": _largest(data["logits"], dtype, attention),
-            "limit": data["limits"][dtype],
-        }
-        for dtype, attention in dict.fromkeys(
-            (row["dtype"], row["attention"]) for row in data.get("logits", [])
-        )
-    ]
+    largest: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in data.get("logits", []):
+        side = row["dtype"], row["attention"]
+        worst = largest.setdefault(side, row)
+        if row.get("relative_error", math.inf) > worst.get("relative_error", math.inf):
+            largest[side] = row
     trees = data.get("trees", [])
     equal = f"trees equal to the first: {sum(t['as_first'] for t in trees)} of {len(trees)}"
-    return _section(f"Parity; {equal}", rows)
-
-
-def _largest(rows: Sequence[Mapping[str, Any]], dtype: str, attention: str) -> Any:
-    own = [row for row in rows if (row["dtype"], row["attention"]) == (dtype, attention)]
-    errors = [row["error"] for row in own if "error" in row]
-    return _short(errors[0]) if errors else f"{max(row['relative_error'] for row in own):.2e}"
+    columns = ("dtype", "attention", "relative_error", "within")
+    return _section(f"Parity, largest errors; {equal}", largest.values(), columns)
 
 
 def _graphs(data: Mapping[str, Any], tests: Mapping[str, Any]) -> str:
     rows = [
-        {
-            "what": row["what"],
-            "equal": row.get("equal"),
-            "said": _short(row.get("error") or "; ".join(row.get("warnings", []))),
-        }
-        for row in data.get("rows", [])
+        {**row, "said": _short("; ".join(row.get("warnings", [])))} for row in data.get("rows", [])
     ]
-    failed = [row for row in tests.get("tests", []) if row["outcome"] == "failed"]
-    rows += [{"what": r["test"], "equal": False, "said": _short(r["error"][-90:])} for r in failed]
+    rows += [
+        {"what": row["test"], "equal": False, "error": row["error"][-90:]}
+        for row in tests.get("tests", [])
+        if row["outcome"] == "failed"
+    ]
     ran = tests.get("summary") or f"{len(tests.get('tests', []))} so far"
-    return _section(f"Graphs against plain steps, draws; device tests: {ran}", rows)
-
-
-def _kernels(data: Mapping[str, Any]) -> str:
-    columns = ("model", "work", "rows", "backend", "us", "eager_us", "floor_us", "share_of_floor")
-    rows = [
-        {name: row.get(name) for name in columns} | {"error": _short(row.get("error"))}
-        for row in data.get("rows", [])
-    ]
-    return _section(f"Kernels; copy {data.get('copy_gb_s')} GB/s", rows)
+    title = f"Graphs against plain steps, draws; device tests: {ran}"
+    return _section(title, rows, ("what", "equal", "said"))
 
 
 def _search(data: Mapping[str, Any]) -> str:
     columns = ("what", "n", "tokens", "s", "decode_s", "verify_s", "tokens_per_s")
-    rows = [
-        {name: row.get(name) for name in columns} | {"error": _short(row.get("error"))}
-        for row in data.get("rows", [])
-    ]
     top = next((row["top"] for row in data.get("rows", []) if "top" in row), [])
-    return "\n\n".join(filter(None, [_section("Searches", rows), _section("Profile", top[:8])]))
+    profile = _section("Profile", top[:8], ("what", "calls", "us"))
+    searches = _section("Searches", data.get("rows", []), columns)
+    return "\n\n".join(filter(None, [searches, profile]))
 
 
 def _roofline(data: Mapping[str, Any]) -> str:
-    rows = [
-        {
-            "model": row.get("model"),
-            "batch": row["batch"],
-            "graphs": row["graphs"],
-            "ms / step": row.get("step_ms"),
-            "tokens/s": row.get("tokens_per_s"),
-            "share of the bandwidth ceiling": row.get("share_of_ceiling"),
-            "error": _short(row.get("error")),
-        }
-        for row in data.get("steps", [])
-    ]
-    host = data.get("host", {})
+    host, fixed = data.get("host", {}), data.get("deterministic", {})
     gap = host.get("host_gap_share_unprofiled", _short(host.get("error")))
     title = f"Decode step; host gap at {host.get('model')}, batch {host.get('batch')}: {gap}"
     plain = data.get("host_token_by_token", {}).get("host_gap_share_unprofiled")
     if plain is not None:
         title += f" (without graphs {plain})"
-    return _section(title + _deterministic(data.get("deterministic", {})), rows)
-
-
-def _deterministic(data: Mapping[str, Any]) -> str:
-    if "cost" not in data:
-        return f"; --deterministic: {_short(data['error'])}" if "error" in data else ""
-    exact = f"exact {data['deterministic_exact']}, without it {data['exact']}"
-    return f"; --deterministic at batch {data['batch']}: {100 * data['cost']:+.1f} % ({exact})"
+    if "cost" in fixed:
+        exact = f"exact {fixed['deterministic_exact']}, without it {fixed['exact']}"
+        cost = f"{100 * fixed['cost']:+.1f} % ({exact})"
+        title += f"; --deterministic at batch {fixed['batch']}: {cost}"
+    elif "error" in fixed:
+        title += f"; --deterministic: {_short(fixed['error'])}"
+    columns = ("model", "batch", "graphs", "step_ms", "tokens_per_s", "share_of_ceiling")
+    return _section(title, data.get("steps", []), columns)
 
 
 def _points(figures: Sequence[Mapping[str, Any]], simulator: Mapping[str, Any]) -> str:
@@ -231,7 +223,7 @@ def _point(row: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, An
         "over layer-wise, copies": row["speedup"],
         "over layer-wise, shared": row["speedup_shared"],
         "paper": PAPER_SPEEDUP.get(row["model"]) if papers else None,
-        "error": _short(row.get("error")),
+        "error": row.get("error"),
     }
 
 
@@ -239,39 +231,86 @@ def _gib(num_bytes: float | None) -> float | None:
     return None if num_bytes is None else round(num_bytes / GIB, 2)
 
 
-def _speculation(data: Mapping[str, Any]) -> str:
-    rows = [
-        {
-            "n": row["n"],
-            "deterministic": row["deterministic"],
-            "exact": row.get("exact"),
-            "s: off, exact, auto": _join(row, ("off_s", "exact_s", "auto_s")),
-            "of off's time": _join(row, ("exact_over_off", "auto_over_off")),
-            "equal trees": _join(row, ("exact_equal", "auto_equal", "problems")),
-            "kept": _join(row, ("exact_kept", "auto_kept")),
-            "error": _short(row.get("error")),
-        }
-        for row in data.get("rows", [])
+# --- goals -----------------------------------------------------------------------------------
+
+
+def goal_rows(data: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """goal, wanted and measured, from the stages' data. Points: OPT-6.7B and its like, n = 64."""
+    points = [
+        row
+        for name, each in data.items()
+        if name.startswith("figures") and name != "figures-12gb"
+        for row in with_speedups(each.get("points", []))
+        if (row["n"], row["step"]) == (_BEAMS, _STEP) and row.get("round_s")
     ]
-    return _section("Speculation, bundled pair; equal trees: exact, auto, of", rows)
-
-
-def _join(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    if "error" in row:
-        return None
-    return ", ".join("-" if row[name] is None else str(row[name]) for name in names)
-
-
-def _peers(data: Mapping[str, Any]) -> str:
+    tree = [row for row in points if _side(row) == ("tree", OURS)]
+    dense = [row for row in points if _side(row) == ("dense", OURS)]
+    roofline, simulator = data.get("roofline", {}), data.get("simulator", {})
+    own = {
+        row["direction"]: row["efficiency"] for row in data.get("link", {}).get("own_transfers", [])
+    }
+    compared = simulator.get("num_compared")
+    ahead = [row for row in data.get("speculation", {}).get("rows", []) if "error" not in row]
     rows = [
-        {
-            "n": row["n"],
-            "side": row["side"],
-            "tokens/s": row.get("tokens_per_s"),
-            "rounds": len(row.get("rounds_s", [])),
-            "error": _short(row.get("error")),
-        }
-        for row in data.get("sides", [])
+        ("KV transfers to the device, of the link's peak", ">= 0.80", own.get("h2d")),
+        ("KV transfers to the host, of the link's peak", ">= 0.80", own.get("d2h")),
+        ("decode step of a 1.5B shape, of the bandwidth ceiling (least)", ">= 0.80",
+         _least(row.get("share_of_ceiling") for row in roofline.get("steps", [])
+                if row["graphs"] == "auto" and "0.5b" not in row["model"])),
+        ("host's share of a step, 7B shape, batch 16", "< 0.05",
+         roofline.get("host", {}).get("host_gap_share_unprofiled")),
+        ("speedup over layer-wise, copies, n = 64", ">= 9.72", _each(dense, "speedup")),
+        ("speedup over layer-wise, shared KV, n = 64", ">= 40", _each(tree, "speedup")),
+        ("speedup of scheduling alone: both with shared KV, n = 64", "> 1",
+         _each(tree, "speedup_shared")),
+        ("I/O share, shared KV, n = 64", "< 0.05", _each(tree, "io_share")),
+        ("time, shared KV over the link / in-GPU, n = 64", "<= 1.15", _over_in_gpu(points, tree)),
+        ("time, speculation auto / off (most)", "<= 1.02",
+         max((row["auto_over_off"] for row in ahead), default=None)),
+        ("trees equal with speculation, --deterministic", "all", _equal_trees(ahead)),
+        ("simulator within 20 % of the measured time", "all",
+         f"{simulator['within_20_percent']} of {compared}" if compared else None),
+    ]  # fmt: skip
+    return [
+        {"goal": goal, "wanted": wanted, "measured": UNMEASURED if found is None else found}
+        for goal, wanted, found in rows
     ]
-    case = data.get("case", {})
-    return _section(f"Peers; {case.get('shape')}, {case.get('tokens')} tokens each", rows)
+
+
+def _equal_trees(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    fixed = [row for row in rows if row["deterministic"]]
+    equal = sum(row["exact_equal"] + row["auto_equal"] for row in fixed)
+    return f"{equal} of {sum(2 * row['problems'] for row in fixed)}" if fixed else None
+
+
+def _side(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["layout"], row["variant"]
+
+
+def _least(values: Any) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _each(rows: Sequence[Mapping[str, Any]], key: str) -> str | None:
+    """One value per search, with the regime that it belongs to."""
+    found = [f"{row[key]} ({_which_search(row)})" for row in rows if row.get(key) is not None]
+    return ", ".join(found) or None
+
+
+def _which_search(row: Mapping[str, Any]) -> str:
+    cut = "" if row.get("whole") else f", cut at {row.get('tokens')}"
+    return f"{row['model'].partition(',')[0]}, {row['regime']}{cut}"
+
+
+def _over_in_gpu(
+    points: Sequence[Mapping[str, Any]], tree: Sequence[Mapping[str, Any]]
+) -> str | None:
+    found = []
+    for row in tree:
+        for whole in points:
+            same = (whole["model"], whole["regime"]) == (row["model"], row["regime"])
+            if same and _side(whole) == ("tree", "in-gpu"):
+                rounds = min(len(whole["round_s"]), len(row["round_s"]))
+                ratio = done_s(row, rounds) / done_s(whole, rounds)
+                found.append(f"{ratio:.3f} ({_which_search(row)})")
+    return ", ".join(found) or None

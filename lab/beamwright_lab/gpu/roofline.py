@@ -22,8 +22,8 @@ from beamwright import Solver
 from beamwright.models.shape import shape_from_text
 from beamwright.protocols import RoundReport
 from beamwright_lab.common import matmul_parameters
-from beamwright_lab.gpu.ceilings import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
 from beamwright_lab.gpu.context import Context, attempt, release
+from beamwright_lab.gpu.link import SMOKE, Sizes, copy_bandwidth, weights_bandwidth
 
 _LAST_S = 12.0  # loading a 7B shape again, and a few steps
 _TINY = "llama,layers=2,hidden=64,heads=4,kv_heads=2,intermediate=128,vocab=256,context=512"
@@ -51,17 +51,16 @@ def run(context: Context) -> dict[str, Any]:
     case = _SMOKE_CASE if context.smoke else Steps()
     sizes = SMOKE if context.smoke else Sizes(repeats=4)
     data: dict[str, Any] = {"ceiling": _ceiling(context, sizes), "steps": [], "not_run": []}
-    for batch, shape, graphs in product(case.batches, case.shapes, _GRAPHS):
-        what = {"model": shape, "batch": batch, "graphs": graphs}
-        if context.left_s < 3:
-            data["not_run"].append(what)
-            continue
-        row = attempt(partial(step_row, context, case, **what))
-        if "bytes_per_s" in row:
-            row["share_of_ceiling"] = round(row["bytes_per_s"] / data["ceiling"], 4)
-        data["steps"].append({**what, **row})
-        release(context.device)
-        context.save(data)
+    ways = [
+        {"model": shape, "batch": batch, "graphs": graphs}
+        for batch, shape, graphs in product(case.batches, case.shapes, _GRAPHS)
+    ]
+
+    def step(what: dict[str, Any]) -> dict[str, Any]:
+        row = step_row(context, case, **what)
+        return {**row, "share_of_ceiling": round(row["bytes_per_s"] / data["ceiling"], 4)}
+
+    context.rows(data, "steps", [(what, partial(step, what)) for what in ways], least_s=3.0)
     # A profiler keeps every launch: a few steps are enough.
     few = replace(case, rounds=3, step_tokens=min(16, case.step_tokens))
     for name, work, least_s in (

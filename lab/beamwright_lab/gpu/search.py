@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from beamwright import Solution, Solver
 from beamwright.models.shape import shape_from_text
-from beamwright_lab.gpu.context import Context, attempt, release
+from beamwright_lab.gpu.context import Context
 from beamwright_lab.gpu.parity import write_checkpoint
 
 _PROBLEM = "Lena has 81 pencils. In July Lena wins 26 pencils. How many pencils does Lena have?"
@@ -38,14 +38,18 @@ def run(context: Context) -> dict[str, Any]:
             pair.update(model=str(path), verifier=f"likelihood:{path}")
             return _searched(context, **pair)
 
-        for name, work in (
-            ("bundled pair", partial(_searched, context, **_BUNDLED[context.smoke])),
-            ("random pair", large),
-            ("profile", lambda: _profiled(context, {**pair, **_PROFILED[context.smoke]})),
-        ):
-            data["rows"].append({"what": name, **attempt(work)})
-            release(context.device)
-            context.save(data)
+        context.rows(
+            data,
+            "rows",
+            (
+                ({"what": "bundled pair"}, partial(_searched, context, **_BUNDLED[context.smoke])),
+                ({"what": "random pair"}, large),
+                (
+                    {"what": "profile"},
+                    lambda: _profiled(context, {**pair, **_PROFILED[context.smoke]}),
+                ),
+            ),
+        )
     failed = [row["what"] for row in data["rows"] if "error" in row]
     return {**data, "error": f"failed: {', '.join(failed)}"} if failed else data
 

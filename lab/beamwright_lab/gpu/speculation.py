@@ -18,7 +18,7 @@ from beamwright import Solution, Solver
 from beamwright.evaluate import Problem, load_problems
 from beamwright.sections import Speculation
 from beamwright_lab.common import interleave
-from beamwright_lab.gpu.context import Context, one_line, release
+from beamwright_lab.gpu.context import Context
 
 MODES: tuple[Speculation, ...] = ("off", "exact", "auto")
 _LEAST_S = 5.0
@@ -43,18 +43,9 @@ def run(context: Context) -> dict[str, Any]:
     case = _SMOKE if context.smoke else Ahead()
     data: dict[str, Any] = {"rows": [], "not_run": []}
     problems = load_problems("bundled:test", case.problems).problems
-    for n, deterministic in case.ways:
-        way = {"n": n, "deterministic": deterministic}
-        if not context.smoke and context.left_s < _LEAST_S:
-            data["not_run"].append(way)
-            continue
-        try:
-            row = measure(context, case, problems, n, deterministic=deterministic)
-        except Exception as error:  # the other rows are worth having
-            row = {"error": one_line(error)}
-        data["rows"].append({**way, **row})
-        release(context.device)
-        context.save(data)
+    ways = [{"n": n, "deterministic": deterministic} for n, deterministic in case.ways]
+    work = [(way, partial(measure, context, case, problems, **way)) for way in ways]
+    context.rows(data, "rows", work, _LEAST_S)
     wrong = what_is_wrong(data["rows"])
     return data if wrong is None else {**data, "error": wrong}
 

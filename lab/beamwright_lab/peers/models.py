@@ -1,8 +1,7 @@
 """The models that all sides load: the bundled ones, and random ones, written once.
 
 `llama-7m` is a Llama of 6.5 M parameters; `qwen2.5-0.5b` has the shape of Qwen2.5-0.5B, in
-bfloat16 as that is published. `qwen2.5-0.5b-int8` is the same for engines that want weights in 8
-bits in the checkpoint.
+bfloat16 as that is published.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from string import ascii_lowercase
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from beamwright.models.find import resolve_folder
 from beamwright_lab.common import RESULTS, say
@@ -89,35 +87,6 @@ def _write_large(folder: Path) -> Mapping[str, Any]:
     return {"parameters": sum(p.numel() for p in model.parameters())}
 
 
-def _write_large_int8(folder: Path) -> Mapping[str, Any]:
-    """Symmetric int8 with a scale per row, as `compressed-tensors` writes it; the head is left."""
-    source = model_folder(LARGE)
-    tensors = load_file(source / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        weight = tensors[name].float()
-        scale = weight.abs().amax(dim=1, keepdim=True) / 127
-        tensors[name] = (weight / scale).round().to(torch.int8)
-        tensors[f"{name}_scale"] = scale.to(torch.bfloat16)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    common = {"num_bits": 8, "type": "int", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**common, "strategy": "channel", "dynamic": False},
-        "input_activations": {**common, "strategy": "token", "dynamic": True},
-    }
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
-    }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    _write_bpe(folder, _LARGE_SIZES["vocab_size"])
-    return {"int8": sum(t.numel() for t in tensors.values() if t.dtype == torch.int8)}
-
-
 def _write_words(folder: Path, num_words: int) -> None:
     """A tokenizer of words without a template: nothing is written or read as text."""
     from tokenizers import Tokenizer
@@ -157,5 +126,4 @@ def _write_bpe(folder: Path, num_words: int) -> None:
 _WRITERS: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {
     "llama-7m": _write_llama,
     LARGE: _write_large,
-    f"{LARGE}-int8": _write_large_int8,
 }

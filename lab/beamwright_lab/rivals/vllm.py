@@ -14,6 +14,7 @@ it, and all rows of a search may run at once unless `max_running` says otherwise
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -226,3 +227,23 @@ class VllmEngine:
         )
         arriving = sum(map(len, self._loading.values()))
         return (self.pool.num_held - arriving) * self._size - empty
+
+
+class StepEngine(VllmEngine):
+    """STEP's rule on vLLM: where memory ends, the path with the lowest score ends with it.
+
+    arXiv 2601.09093: nothing is preempted, so nothing is computed again and nobody waits for what
+    he has lost. The paper scores with a small head on hidden states; here it is the verifier's
+    score of the path so far. The tree that is left is another one, and a smaller.
+    """
+
+    def _victim(self) -> StepRequest:
+        """The lowest score; of equal ones the request admitted last."""
+        return min(reversed(self.running), key=_score)
+
+    def _oust(self, request: StepRequest) -> None:
+        self.stopped.add(request.node)
+
+
+def _score(request: StepRequest) -> float:
+    return math.inf if request.score is None else request.score

@@ -1,6 +1,8 @@
 """A recorded search decoded sparsely with KV at home on the host: its rounds, in layer packs.
 
-Decoding alone, on the clock of `packs`; what a token costs comes from `cost.sparse_search`. Rows of
+Decoding alone, in packs on three resources, each in order: the inference rank, the cache rank, and
+the link between them, both directions of it at once. Late is a wait: which tokens are chosen never
+depends on it. What a token costs comes from `cost.sparse_search`. Rows of
 a round are decoded in lineage order, as many at a time as have room for what they select.
 """
 
@@ -14,7 +16,6 @@ from beamwright.plan.costs import Roofline
 from beamwright.plan.sparse import RankSeconds, host_ranks
 from beamwright.protocols import Direction
 from beamwright.tree import RecordedNode, RecordedTree
-from beamwright_lab.simulator.packs import in_packs, simulate_packs
 
 _TOKENS = 8
 """That are simulated of a stretch of equal tokens: the pipeline is full in the second half."""
@@ -135,3 +136,69 @@ def _stretches(
             distinct=_distinct(tree, rows) + own,
         )
         done = end
+
+
+# --- packs -----------------------------------------------------------------------------------
+
+
+def in_packs(whole: RankSeconds, num_layers: int, pack_layers: int) -> list[RankSeconds]:
+    """A token's seconds in packs of so many layers; the last may have fewer."""
+    packs = []
+    for first in range(0, num_layers, pack_layers):
+        share = min(pack_layers, num_layers - first) / num_layers
+        seconds = (whole.inference_s, whole.cache_s, whole.up_s, whole.down_s)
+        packs.append(RankSeconds(*(share * each for each in seconds)))
+    return packs
+
+
+@dataclass(frozen=True)
+class PacksRun:
+    """Of the second half of the tokens, when the pipeline is full.
+
+    token_s: time per output token. waited_s: of it, the inference rank waited for a selection.
+    margin_s: least time by which a selection was there before the inference rank was; negative
+    where it came late.
+    """
+
+    token_s: float
+    waited_s: float
+    margin_s: float
+
+
+def simulate_packs(
+    packs: Sequence[RankSeconds],
+    num_tokens: int = 64,
+    *,
+    distance: int | None = None,
+    selection_s: float = 0.0,
+) -> PacksRun:
+    """Decode so many tokens of all rows, two at least, pack after pack.
+
+    distance: what a pack attends to is chosen by queries that leave when the pack so many before
+        it ends. Default: all of a token, so that the same pack of the token before chooses
+        (AsyncSpade); 2: by what enters the pack before it. The first selections are there.
+    selection_s: of a token, seconds in which the inference rank chooses itself (Quest).
+    """
+    distance = len(packs) if distance is None else distance
+    ready = [0.0] * distance  # of pack number i, over all tokens
+    ends: list[float] = []
+    waits: list[float] = []
+    margins: list[float] = []
+    free_s = up_s = cache_s = down_s = 0.0  # when each resource is free
+    for number in range(num_tokens * len(packs)):
+        margins.append(ready[number] - free_s)
+        waits.append(max(0.0, ready[number] - free_s))
+        free_s += waits[-1] + packs[number % len(packs)].inference_s + selection_s / len(packs)
+        ends.append(free_s)
+        chosen = packs[(number + distance) % len(packs)]
+        up_s = max(up_s, free_s) + chosen.up_s
+        cache_s = max(cache_s, up_s) + chosen.cache_s
+        down_s = max(down_s, cache_s) + chosen.down_s
+        ready.append(down_s)
+    half = num_tokens // 2
+    from_pack = half * len(packs)
+    return PacksRun(
+        token_s=(ends[-1] - ends[from_pack - 1]) / (num_tokens - half),
+        waited_s=sum(waits[from_pack:]) / (num_tokens - half),
+        margin_s=-max(margins[from_pack:]),
+    )

@@ -30,7 +30,7 @@ from beamwright.plan.sparse import (
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
-from beamwright_lab.simulator.packs import in_packs, simulate_packs
+from beamwright_lab.simulator.sparse import in_packs, simulate_packs
 from beamwright_lab.studies.sparse import (
     SparseMethod,
     decode_seconds,
