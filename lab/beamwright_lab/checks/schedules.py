@@ -168,13 +168,16 @@ FREE: dict[str, list[Any]] = {
     "explore": ["lockstep", "continuous", "decoupled", None],
     "batching": ["grouped", "continuous", None, None],
     "split": ["auto", "0.4", "roofline", "offload", None, None],
-    "victims": ["tree", "lru", "cost", None],
     "write-back": ["eager", "lazy", None, None],
     "max-batch": [1, 3, None, None, None],
-    "planner": ["greedy", None, None, None],
     "evict": ["recompute", None, None, None],
     "attention": ["dense", "reference", None, None, None],
 }
+RECIPE: dict[str, list[Any]] = {
+    "victims": ["tree", "lru", "cost", None],
+    "planner": ["greedy", None, None, None],
+}
+"""What recipes say and command lines do not, of the schedule."""
 _NUM_PROBLEMS = 3
 
 
@@ -210,6 +213,9 @@ def _drawn(draw: random.Random, problems: Sequence[Problem]) -> tuple[list[str],
     for name, value in [*decide.items(), *free.items()]:
         if value is not None:
             words += [f"--{name}", str(value)]
+    drawn = {name: draw.choice(values) for name, values in RECIPE.items()}
+    if recipe := {name: value for name, value in drawn.items() if value is not None}:
+        words += ["--recipe", json.dumps({"schedule": recipe})]
     if free["evict"] == "recompute" or free["attention"] is not None:
         decide["dtype"] = "float64"  # in which KV that is computed again is the same
         words += ["--dtype", "float64"]
@@ -221,7 +227,12 @@ def _run_once(
 ) -> dict[str, Any]:
     """One command in this process. Its outcome, and what is wrong with it."""
     with tempfile.TemporaryDirectory() as folder:
-        where = ["--json"] if words[0] == "solve" else ["--out", folder]
+        results = Path(folder) / "run"
+        where = ["--json"] if words[0] == "solve" else ["--out", str(results)]
+        if "--recipe" in words:
+            place, file = words.index("--recipe") + 1, Path(folder) / "recipe.yaml"
+            file.write_text(words[place], encoding="utf-8")
+            words = [*words[:place], str(file), *words[place + 1 :]]
         out, err = io.StringIO(), io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -239,7 +250,7 @@ def _run_once(
             found = [json.loads(out.getvalue())]
             found[0]["problem"] = words[1]
         else:
-            lines = (Path(folder) / "results.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (results / "results.jsonl").read_text(encoding="utf-8").splitlines()
             found = [json.loads(line) for line in lines]
     return _compared(found, decide, problems)
 
