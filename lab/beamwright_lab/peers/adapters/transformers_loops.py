@@ -70,7 +70,7 @@ def _with_room(prompt: torch.Tensor, num_rows: int, num_new: int) -> torch.Tenso
 
 @torch.inference_mode()
 def repeat_cache_paths(
-    model: Any, prompt: Sequence[int], n: int, num_new: int, temperature: float, preallocate: bool
+    model: Any, prompt: Sequence[int], n: int, num_new: int, temperature: float
 ) -> tuple[torch.Tensor, int]:
     """Prefill once, repeat the cache, decode n rows together.
 
@@ -78,10 +78,7 @@ def repeat_cache_paths(
     """
     cache = DynamicCache(config=model.config)
     out = model(torch.tensor([list(prompt)]), past_key_values=cache, logits_to_keep=1)
-    if preallocate:
-        cache.layers = [PreallocatedLayer(layer, n, num_new) for layer in cache.layers]
-    else:
-        cache.batch_repeat_interleave(n)
+    cache.layers = [PreallocatedLayer(layer, n, num_new) for layer in cache.layers]
     tokens = [draw(out.logits[:, -1].expand(n, -1), temperature)]
     for _ in range(num_new - 1):
         out = model(tokens[-1], past_key_values=cache)
