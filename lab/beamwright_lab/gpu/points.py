@@ -97,15 +97,11 @@ class Point:
         return {"name": self.name, **asdict(self), "layout": str(self.layout)}
 
 
-def _sides(*pairs: tuple[str, Layout]) -> tuple[tuple[str, Layout], ...]:
-    return pairs
-
-
-_LAYERWISE = _sides((BASELINE, _DENSE), (BASELINE, _TREE))
-_COPIES = _sides((OURS, _DENSE), (LBS, _DENSE))
-_MAIN = _sides((OURS, _TREE), ("in-gpu", _TREE), *_COPIES, *_LAYERWISE)
-_ABLATION = _sides(("lbs-prefetch", _DENSE), ("lbs-inter-token", _DENSE))
-_SHORT = _sides((OURS, _TREE), *_COPIES, *_LAYERWISE)
+_LAYERWISE = ((BASELINE, _DENSE), (BASELINE, _TREE))
+_COPIES = ((OURS, _DENSE), (LBS, _DENSE))
+_MAIN = ((OURS, _TREE), ("in-gpu", _TREE), *_COPIES, *_LAYERWISE)
+_ABLATION = (("lbs-prefetch", _DENSE), ("lbs-inter-token", _DENSE))
+_SHORT = ((OURS, _TREE), *_COPIES, *_LAYERWISE)
 
 
 def _points(
@@ -134,12 +130,12 @@ def first_points() -> list[Point]:
     model = SEVEN_B[0]
     found = [*_scaled(model, 64, 32, _MAIN), *_points(model, 64, 32, _MAIN)]
     found += _scaled(model, 64, 32, _ABLATION)
-    found += _points(model, 256, 32, _sides((OURS, _TREE)))
+    found += _points(model, 256, 32, ((OURS, _TREE),))
     for n in (32, 16):
         found += _scaled(model, n, 32, _SHORT)
     for step in (64, 128):
         found += _scaled(model, 64, step, _SHORT)
-    found += _points(model, 512, 32, _sides((OURS, _TREE)))
+    found += _points(model, 512, 32, ((OURS, _TREE),))
     for step in (64, 128):
         found += _points(model, 64, step, _SHORT)
     for n in (32, 16, 8, 4):
