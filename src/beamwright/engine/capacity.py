@@ -153,6 +153,18 @@ class Capacity:
 
     def fits(self, rows: Sequence[Row]) -> bool:
         """Is there room for what these rows read, and for what their steps will write?"""
+        return self._fits(rows, [row.parts_read for row in rows])
+
+    def first_that_fit(self, rows: Sequence[Row]) -> list[Row]:
+        """As many of these, from the first on, as there is room for."""
+        paths, counts = [row.parts_read for row in rows], range(1, len(rows) + 1)
+
+        def too_many(count: int) -> bool:
+            return not self._fits(rows[:count], paths[:count])
+
+        return list(rows[: bisect_left(counts, True, key=too_many)])
+
+    def _fits(self, rows: Sequence[Row], paths: Iterable[Path]) -> bool:
         grown = self.written_by(rows)
         for parent in dict.fromkeys(row.node.parent for row in rows):
             if parent is None:
@@ -160,12 +172,7 @@ class Capacity:
             segment = state.segment if (state := state_of(parent)) is not None else Segment()
             if segment.length < len(parent.token_ids):
                 grown[segment] = len(parent.token_ids)
-        return self._residency.fits(self._residency.beside_others(self.read_by(rows)), grown)
-
-    def first_that_fit(self, rows: Sequence[Row]) -> list[Row]:
-        """As many of these, from the first on, as there is room for."""
-        counts = range(1, len(rows) + 1)
-        return list(rows[: bisect_left(counts, 1, key=lambda n: int(not self.fits(rows[:n])))])
+        return self._residency.fits(self._residency.beside_others(self._copies(paths)), grown)
 
     def is_free(self, rows: Sequence[Row]) -> bool:
         """Is it there at once, so that nothing has to come or to leave for these rows?"""
