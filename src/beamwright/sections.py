@@ -40,7 +40,7 @@ ELSEWHERE = ("openai:", "vllm:")
 
 
 Explore = Literal["lockstep", "continuous", "decoupled"]
-"""How several problems in flight share the device, see `runtime.admission` and `runtime.engine`."""
+"""How several problems in flight share the device, see `engine.admission` and `engine.engine`."""
 
 
 Speculation = Literal["off", "exact", "truncate", "auto"]

@@ -19,7 +19,7 @@ from beamwright_lab.simulator.residency import cache_of
 class ManyResult:
     """Searches that were in flight together.
 
-    runs: the trees, in the order of the cases; `TreeRun.own_s` of each ended at `ended_s`.
+    runs: the trees, in the order of the cases; the clock of each ended at `ended_s`.
     tokens: of all trees' steps, what was decoded ahead in vain left out.
     passes: of the generator, a token of every row each; mean_rows: in one, those ahead of selection
     included.

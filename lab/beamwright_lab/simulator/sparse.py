@@ -2,7 +2,7 @@
 
 Decoding alone, in packs on three resources, each in order: the inference rank, the cache rank, and
 the link between them, both directions of it at once. Late is a wait: which tokens are chosen never
-depends on it. What a token costs comes from `cost.sparse_search`. Rows of
+depends on it. What a token costs comes from `plan.sparse`. Rows of
 a round are decoded in lineage order, as many at a time as have room for what they select.
 """
 

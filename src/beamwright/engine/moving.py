@@ -131,7 +131,7 @@ class MovingSplit:
             self._give(store, least)
 
     def _choose(self, beams: Sequence[Node], step_tokens: int) -> None:
-        """The faster of two parts and of turns; see `cost.split`."""
+        """The faster of two parts and of turns; see `plan.split`."""
         total = self.total_bytes
         state = TreeState(
             len(beams),

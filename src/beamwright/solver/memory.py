@@ -87,7 +87,7 @@ def plan_memory(
     else of nine tenths of what a card has free; else a default of 2 GiB, which the operating
     system commits as it is touched. Of that the generator has the share that `--split` names, or
     what gives both models equally many tokens; from there memory may move while a search runs
-    (`runtime.moving`).
+    (`engine.moving`).
 
     in_place: attention's kernels read KV where it is, so beside it are their rows' tails alone.
     free_bytes: of the card, with the weights on it; None where that is not known (a CPU).
