@@ -1,6 +1,8 @@
 """Problems that are submitted: results, cancelling, rounds, event loops."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -193,3 +195,18 @@ def test_a_deadline_counts_while_a_problem_waits(solver, gate):
     assert found.reason_fewer.endswith("--deadline 30s had passed")
     assert all(candidate.score is not None for candidate in found.candidates)
     assert other.result(LONG_S).tree_hash == solver.solve(PROBLEM, problem_id=2).tree_hash
+
+
+@pytest.mark.nightly
+def test_a_script_may_end_while_problems_are_solved():
+    """Its thread was killed in the middle of PyTorch once, and the process with it (SIGABRT)."""
+    code = f"""if True:
+        import threading
+        from beamwright import Solver
+        begun = threading.Event()
+        solver = Solver(model="bundled", n=16, width=4)
+        for number in range(8):
+            solver.submit({PROBLEM!r}, problem_id=number, on_round=lambda report: begun.set())
+        begun.wait()
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONG_S)

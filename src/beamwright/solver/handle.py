@@ -6,6 +6,7 @@ Knows threads and event loops; of a search, that it ends.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
@@ -21,6 +22,9 @@ from beamwright.solver.solution import Solution
 
 MOST_PASSED = 64
 """Problems of a larger priority that begin before one that was submitted earlier."""
+
+_EXIT_S = 5.0
+"""For the thread to end with the interpreter: a verifier of the user's may never return."""
 
 
 class Submitted(Protocol):
@@ -168,6 +172,7 @@ class SubmitQueue:
                 thread = threading.Thread(target=self._run, name="solver", daemon=True)
                 thread.start()  # or there is none, and nobody waits for it
                 self._thread = thread
+                atexit.register(self.close, _EXIT_S)
             self._handles[request] = handle
             self._waiting.put(request, request.priority)
         return handle
@@ -187,22 +192,29 @@ class SubmitQueue:
             if self._waiting:
                 return self._waiting.take()
             if idle:
-                self._thread = None
+                self._forget_thread()
             return None
+
+    def _forget_thread(self) -> None:
+        self._thread = None
+        atexit.unregister(self.close)
 
     def check_outside(self) -> None:
         """Raises InputError in the thread that solves."""
         if threading.current_thread() is self._thread:
             raise InputError("a callback of a search cannot wait for one of the same Solver")
 
-    def close(self) -> None:
-        """Cancel everything, and wait until the thread has ended."""
+    def close(self, wait_s: float | None = None) -> None:
+        """Cancel everything, and wait until the thread has ended, at most so long.
+
+        Called at the interpreter's exit, too: a thread that is in PyTorch then aborts the process.
+        """
         with self._lock:
             handles, thread = list(self._handles.values()), self._thread
         for handle in handles:
             handle.cancel()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(wait_s)
 
     def _run(self) -> None:
         try:
@@ -212,7 +224,8 @@ class SubmitQueue:
                 handle.settle(outcome)
         except BaseException as error:  # a broken link, or a bug: nobody waits in vain
             with self._lock:
-                handles, self._thread = list(self._handles.values()), None
+                handles = list(self._handles.values())
+                self._forget_thread()
                 self._handles.clear()
                 self._waiting.clear()
             for handle in handles:
