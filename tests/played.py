@@ -7,7 +7,7 @@ from beamwright.engine.engine import Engine
 from beamwright.engine.timeline import Accounting
 from beamwright.engine.tree_run import TreeRun
 from beamwright.protocols import Ask, Complete, Extend, Finish, Prune
-from beamwright.schedule import InGpuSchedule
+from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search import round_rng
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason

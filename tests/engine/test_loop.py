@@ -3,7 +3,7 @@
 import pytest
 
 from beamwright.protocols import Extend, Finish
-from beamwright.schedule import InGpuSchedule
+from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search import make_strategy
 from beamwright.sections import SearchSettings
 from beamwright.tree import NodeState, StopReason, tree_hash

@@ -1,6 +1,6 @@
 import random
 
-from beamwright.schedule import cheapest_order, eviction_order, least_recent_order
+from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
 
 
 def test_unused_go_first_by_age_then_the_farthest_use():

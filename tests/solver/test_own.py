@@ -12,7 +12,7 @@ from beamwright.protocols import Complete, Extend, Finish
 from beamwright.registry import restored
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
-from beamwright.schedule import InGpuSchedule
+from beamwright.schedule.declare import InGpuSchedule
 from beamwright.search.particles import ParticleFilter
 from beamwright.sections import ScheduleSettings
 from beamwright.solver.request import ProblemSettings

@@ -21,7 +21,7 @@ from beamwright.models.tokenizer import TextCodec
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepDecoded, StepFailed
 from beamwright.remote.source import Continuation, PromptRequest, Reply, TextSource
-from beamwright.schedule import InGpuSchedule
+from beamwright.schedule.declare import InGpuSchedule
 from beamwright.sections import StepSettings
 from beamwright.tree import Node, StopReason
 

@@ -2,22 +2,16 @@
 
 `in-gpu` has everything resident, `layerwise` streams layers for all beams together, `locality`
 runs groups that fit; `auto` is `locality`, which is one group as long as everything fits. `prefix`
-cuts its groups from an order: FlashTTS's, and others to compare with.
+cuts its groups from an order: FlashTTS's, and others to compare with. One file with one declaration
+each: every module of this folder is imported, and with it what it declares.
 """
 
 from __future__ import annotations
 
-from beamwright.schedule.declare import (
-    SCHEDULES,
-    InGpuSchedule,
-    LayerwiseSchedule,
-    Schedule,
-    ScheduleRow,
-    schedule,
-)
-from beamwright.schedule.forest import cheapest_order, eviction_order, least_recent_order
-from beamwright.schedule.locality import LocalitySchedule
-from beamwright.schedule.prefix_order import PrefixSchedule
+import pkgutil
+from importlib import import_module
+
+from beamwright.schedule.declare import SCHEDULES, Schedule, ScheduleRow, schedule
 from beamwright.sections import ScheduleSettings
 
 
@@ -39,17 +33,7 @@ def schedule_row(settings: ScheduleSettings) -> ScheduleRow:
     return SCHEDULES.find(settings.schedule)
 
 
-__all__ = [
-    "SCHEDULES",
-    "InGpuSchedule",
-    "LayerwiseSchedule",
-    "LocalitySchedule",
-    "PrefixSchedule",
-    "Schedule",
-    "cheapest_order",
-    "eviction_order",
-    "least_recent_order",
-    "make_schedule",
-    "schedule",
-    "schedule_row",
-]
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["SCHEDULES", "Schedule", "ScheduleRow", "make_schedule", "schedule", "schedule_row"]
