@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from beamwright_lab.rivals import requests_by_round
+from beamwright_lab.rivals.requests import requests_by_round
 
 
 @dataclass(frozen=True)

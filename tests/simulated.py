@@ -6,7 +6,10 @@ from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 GIB = 2**30
 CARD = find_profile("rtx-4090")

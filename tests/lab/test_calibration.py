@@ -18,14 +18,11 @@ from beamwright_lab.checks.calibration import (
     fit_costs,
     iteration_seconds,
 )
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    VirtualClock,
-    grow,
-    simulate,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 MODEL = ModelCosts(4, 1000, 4000, 1024, 4, 16, 4)
 LINK = LinkCosts(bandwidth=1e6, fixed_s=0.5)

@@ -4,7 +4,7 @@ import pytest
 
 from beamwright_lab.decoupled import throughput
 from beamwright_lab.decoupled.throughput import Machine, PassCeiling, Setting, volumes
-from beamwright_lab.simulator import simulate_many
+from beamwright_lab.simulator.many import simulate_many
 
 TREES = throughput.trees(3, beams=4, max_rounds=6)
 

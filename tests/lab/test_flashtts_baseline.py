@@ -20,7 +20,8 @@ from beamwright_lab.flashtts.baseline import (
     simulate_baseline,
 )
 from beamwright_lab.flashtts.split import PAIRS
-from beamwright_lab.rivals import StepRequest, VllmEngine
+from beamwright_lab.rivals.requests import StepRequest
+from beamwright_lab.rivals.vllm import VllmEngine
 from engine_searches import admitted, one_round
 
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)

@@ -1,7 +1,7 @@
 import pytest
 
 from beamwright.plan.workload import Spread, Workload, expected_search, sampled_searches, tree_steps
-from beamwright_lab.simulator import SyntheticSearch, grow
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 
 def grown_peak(seed, work):

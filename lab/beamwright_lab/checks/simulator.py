@@ -30,7 +30,9 @@ from beamwright_lab.checks.calibration import (
     iteration_seconds,
 )
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator import RooflineCosts, Simulation, simulate
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate
 
 LAYOUTS = {"dense": Layout.DENSE, "tree": Layout.TREE}
 WITHIN = 0.25  # of the measured seconds

@@ -157,7 +157,7 @@ def simulate(
 
 
 def _any_host_tier(engines: Sequence[str]) -> bool:
-    from beamwright_lab.simulator import ENGINES
+    from beamwright_lab.simulator.engines import ENGINES
 
     return any(ENGINES[name].host_tier for name in engines)
 
@@ -323,7 +323,10 @@ def _simulate(
     progress: Progress,
 ) -> dict[str, Any] | None:
     """The search under one schedule; None if it does not fit."""
-    from beamwright_lab.simulator import RooflineCosts, Simulation, VerifierCase, simulate_if_fits
+    from beamwright_lab.simulator.bench import Simulation
+    from beamwright_lab.simulator.costs import RooflineCosts
+    from beamwright_lab.simulator.run import simulate_if_fits
+    from beamwright_lab.simulator.verifier import VerifierCase
 
     generator, scorer = models.generator, None
     if models.verifier is not None:
@@ -362,7 +365,7 @@ def _simulate_sparse(
     if rule is None:
         return None
     from beamwright.solver.sparse import sparse_case
-    from beamwright_lab.simulator import simulate_sparse
+    from beamwright_lab.simulator.sparse import simulate_sparse
 
     generator = models.generator
     found = simulate_sparse(
@@ -382,7 +385,7 @@ def _simulate_on_engine(
     name: str, case: Case, models: Models, plan: MemoryPlan, progress: Progress
 ) -> dict[str, Any] | None:
     """One search on one engine, with both ways to read KV; None if it does not fit."""
-    from beamwright_lab.simulator import EngineCase, simulate_engine
+    from beamwright_lab.simulator.engines import EngineCase, simulate_engine
 
     costs, kv_bytes = models.generator.costs, plan.generator_kv_bytes
     try:

@@ -80,7 +80,7 @@ def _grow(facts: Mapping[str, Any]) -> tuple[RecordedTree, Foresees | None]:
     Raises:
         InputError: if they do not go together.
     """
-    from beamwright_lab.simulator import SyntheticSearch, foresight, grow
+    from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
 
     search = SyntheticSearch(
         num_beams=facts["n"],

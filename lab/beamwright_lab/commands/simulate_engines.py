@@ -37,7 +37,7 @@ def named_engines(names: str | None) -> tuple[str, ...] | None:
         return None
     if names.strip() == _NONE:
         return ()
-    from beamwright_lab.simulator import ENGINES
+    from beamwright_lab.simulator.engines import ENGINES
 
     found = tuple(dict.fromkeys(each.strip() for each in names.split(",")))
     for name in found:
@@ -59,7 +59,7 @@ def engines_beside(
     Raises:
         InputError: if an engine is named beside a verifier.
     """
-    from beamwright_lab.simulator import FAIR
+    from beamwright_lab.simulator.engines import FAIR
 
     if named and has_verifier:
         raise InputError(f"--engines {','.join(named)}: their rules know no verifier, leave it out")

@@ -32,9 +32,10 @@ from beamwright.solver.memory import ModelBytes
 from beamwright.solver.solution import CacheStats
 from beamwright.tree import RecordedTree
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, VerifierCase, grow
-from beamwright_lab.simulator.bench import Bench
-from beamwright_lab.simulator.costs import DeviceCosts
+from beamwright_lab.simulator.bench import Bench, Simulation
+from beamwright_lab.simulator.costs import DeviceCosts, RooflineCosts
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 GIB = 2**30
 GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"

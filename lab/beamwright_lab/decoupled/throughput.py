@@ -27,18 +27,12 @@ from beamwright.search.prospects import by_bins, can_go_on
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import Node, RecordedTree
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator import (
-    Foresight,
-    ManyResult,
-    RooflineCosts,
-    Script,
-    Simulation,
-    SyntheticSearch,
-    VerifierCase,
-    grow,
-    simulate_many,
-)
-from beamwright_lab.simulator.replay import Foresee
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.many import ManyResult, simulate_many
+from beamwright_lab.simulator.replay import Foresee, Foresight, Script
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 GENERATOR, VERIFIER = "llama-3.2-1b", "rlhflow-prm-8b"
 CARDS = ("rtx-4090", "a100-80gb")

@@ -20,9 +20,11 @@ from beamwright.plan.machines import HardwareProfile, find_profile
 from beamwright.plan.scoring import MARK_TOKENS
 from beamwright.tree import NodeState, RecordedTree
 from beamwright_lab.flashtts.split import costs_of, kv_bytes
-from beamwright_lab.rivals import StepRequest, VllmEngine, requests_by_round
-from beamwright_lab.simulator import RooflineCosts, SyntheticSearch, grow
+from beamwright_lab.rivals.requests import StepRequest, requests_by_round
+from beamwright_lab.rivals.vllm import VllmEngine
+from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.engines import EngineMeter, EngineRun
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 CARD = "rtx-4090"
 BEAMS = (8, 16, 64, 128, 256, 512)

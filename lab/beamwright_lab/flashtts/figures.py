@@ -41,17 +41,12 @@ from beamwright_lab.flashtts.baseline import (
     simulate_baseline,
 )
 from beamwright_lab.flashtts.split import PAIRS, cases, costs_of
-from beamwright_lab.rivals import requests_by_round
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    SimulationResult,
-    SyntheticSearch,
-    VerifierCase,
-    foresight,
-    grow,
-    simulate,
-)
+from beamwright_lab.rivals.requests import requests_by_round
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import SimulationResult, simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 GIB = 2**30
 Row = dict[str, Any]

@@ -33,14 +33,11 @@ from beamwright.plan.workload import Workload, tree_steps
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.solver.memory import ModelBytes
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    VerifierCase,
-    grow,
-    simulate_if_fits,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate_if_fits
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 GIB = 2**30
 PAIRS = {

@@ -36,7 +36,9 @@ from beamwright_lab.gpu.points import (
 )
 from beamwright_lab.paper.cases import BASELINE, GIB, LBS, VARIANTS, SimulatedCase
 from beamwright_lab.paper.cases import simulate as simulate_point
-from beamwright_lab.simulator import RooflineCosts, Simulation, SimulationResult, simulate
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import SimulationResult, simulate
 
 FIGURES = ("figures-opt-6.7b", "figures-llama-2-7b", "figures-qwen1.5-7b", "figures-12gb")
 LINK = "link"

@@ -35,7 +35,7 @@ from beamwright_lab.paper.cases import (
     simulate,
     simulated_steps_s,
 )
-from beamwright_lab.simulator import SimulationResult
+from beamwright_lab.simulator.run import SimulationResult
 from beamwright_lab.studies.lbs import layerwise_bytes, locality_bytes, locality_printed_bytes
 
 SEVEN_GIB = SimulatedCase()

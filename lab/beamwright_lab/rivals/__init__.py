@@ -4,28 +4,3 @@ Such an engine gets every step of every beam as a prompt of its own, as search-a
 like send it, and finds what it has seen before in its prefix cache. Counts of tokens and blocks
 only: no torch, no clock, no seconds. Read from the sources of vLLM 0.33 and SGLang 0.5.23.
 """
-
-from beamwright_lab.rivals.blocks import PrefixBlocks
-from beamwright_lab.rivals.radix import RadixCache
-from beamwright_lab.rivals.requests import (
-    Iteration,
-    RequestEngine,
-    StepRequest,
-    requests_by_round,
-)
-from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy
-from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
-
-__all__ = [
-    "AdmissionForesight",
-    "Iteration",
-    "PrefixBlocks",
-    "RadixCache",
-    "RequestEngine",
-    "SglangEngine",
-    "StepEngine",
-    "StepRequest",
-    "VllmEngine",
-    "WritePolicy",
-    "requests_by_round",
-]

@@ -21,7 +21,6 @@ from typing import Any
 
 from beamwright_lab.common import finish, say, table
 from beamwright_lab.decoupled.throughput import Machine, Setting
-from beamwright_lab.simulator import SyntheticSearch, grow, simulate_many
 from beamwright_lab.simulator.cluster import (
     ClusterRun,
     Driver,
@@ -30,6 +29,8 @@ from beamwright_lab.simulator.cluster import (
     saturating_count,
     simulate_cluster,
 )
+from beamwright_lab.simulator.many import simulate_many
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 STEP_TOKENS, SIGMA, PROMPT_TOKENS, WIDTH = 40, 0.7, 128, 4
 IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16)

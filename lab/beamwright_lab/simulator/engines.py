@@ -19,17 +19,9 @@ from beamwright.plan.machines import HardwareProfile
 from beamwright.progress import Progress
 from beamwright.protocols import Direction
 from beamwright.tree import RecordedTree
-from beamwright_lab.rivals import (
-    AdmissionForesight,
-    Iteration,
-    RequestEngine,
-    SglangEngine,
-    StepEngine,
-    StepRequest,
-    VllmEngine,
-    WritePolicy,
-    requests_by_round,
-)
+from beamwright_lab.rivals.requests import Iteration, RequestEngine, StepRequest, requests_by_round
+from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine, WritePolicy
+from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
 from beamwright_lab.simulator.clock import VirtualClock
 from beamwright_lab.simulator.costs import RooflineCosts
 from beamwright_lab.simulator.link import VirtualLink

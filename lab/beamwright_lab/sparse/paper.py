@@ -29,8 +29,11 @@ from beamwright.plan.sparse import (
 )
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator import RooflineCosts, Simulation, SyntheticSearch, grow, simulate
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.sparse import in_packs, simulate_packs
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.studies.sparse import (
     SparseMethod,
     decode_seconds,

@@ -10,13 +10,9 @@ paths whole (layer-wise ones do not) and does not compute KV again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf
-from typing import TypeVar
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -98,36 +94,3 @@ def _cover(spans: Iterable[tuple[int, int, int]], capacity: int) -> int:
             on_device = [each for each in on_device if -each[0] > end]
             heapify(on_device)
     return sent
-
-
-def known_future_loads(moments: Sequence[Mapping[K, int]], capacity: int) -> int:
-    """Blocks that are loaded where exactly these things are held at one moment after the other,
-    and what is used last is evicted first (Belady): the fewest that these batches allow.
-
-    moments: per moment, the blocks of each key that are in use. A key's blocks are new where they
-    are more than before, and are dropped after its last use.
-    """
-    uses: dict[K, list[int]] = {}
-    for number in range(len(moments) - 1, -1, -1):
-        for key in moments[number]:
-            uses.setdefault(key, []).append(number)
-    held: dict[K, int] = {}
-    known: dict[K, int] = {}
-    loads = 0
-    for moment in moments:
-        for key, blocks in moment.items():
-            loads += max(0, known.get(key, 0) - held.get(key, 0))
-            held[key] = known[key] = blocks
-            uses[key].pop()
-        held = {key: blocks for key, blocks in held.items() if uses[key] or key in moment}
-        over = sum(held.values()) - capacity
-        if over <= 0:
-            continue
-        idle = [key for key in held if key not in moment]
-        for key in sorted(idle, key=lambda key: uses[key][-1] if uses[key] else inf, reverse=True):
-            taken = min(over, held[key])
-            held[key] -= taken
-            over -= taken
-            if over <= 0:
-                break
-    return loads

@@ -28,18 +28,11 @@ from beamwright.saved.recorded import read_recorded
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright.tree import RecordedTree
 from beamwright_lab.common import RESULTS, finish, say, table, write_json
-from beamwright_lab.simulator import (
-    FAIR,
-    EngineCase,
-    RooflineCosts,
-    Simulation,
-    SimulationResult,
-    SyntheticSearch,
-    grow,
-    simulate,
-    simulate_engine,
-)
-from beamwright_lab.simulator.engines import EngineResult
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.engines import FAIR, EngineCase, EngineResult, simulate_engine
+from beamwright_lab.simulator.run import SimulationResult, simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 GIB = 2**30
 PROMPT_TOKENS = 128

@@ -1,4 +1,4 @@
-from beamwright_lab.rivals import PrefixBlocks
+from beamwright_lab.rivals.blocks import PrefixBlocks
 
 
 def filled(num_blocks, keys):

@@ -1,6 +1,6 @@
 import math
 
-from beamwright_lab.rivals import RadixCache
+from beamwright_lab.rivals.radix import RadixCache
 
 ROOT, A, B, AA = (), (0,), (1,), (0, 0)
 

@@ -1,6 +1,8 @@
 import pytest
 
-from beamwright_lab.rivals import SglangEngine, VllmEngine, requests_by_round
+from beamwright_lab.rivals.requests import requests_by_round
+from beamwright_lab.rivals.sglang import SglangEngine
+from beamwright_lab.rivals.vllm import VllmEngine
 from engine_searches import Step, one_round, run, two_rounds
 
 

@@ -2,12 +2,8 @@
 
 import pytest
 
-from beamwright_lab.rivals import (
-    AdmissionForesight,
-    SglangEngine,
-    StepRequest,
-    requests_by_round,
-)
+from beamwright_lab.rivals.requests import StepRequest, requests_by_round
+from beamwright_lab.rivals.sglang import AdmissionForesight, SglangEngine
 from engine_searches import Step, admitted, one_round, run, two_rounds
 
 

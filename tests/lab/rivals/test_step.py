@@ -1,6 +1,7 @@
 """STEP: who is stopped where memory ends. A path has four blocks, the first one shared."""
 
-from beamwright_lab.rivals import StepEngine, StepRequest, VllmEngine
+from beamwright_lab.rivals.requests import StepRequest
+from beamwright_lab.rivals.vllm import StepEngine, VllmEngine
 from engine_searches import admitted, one_round, run
 
 

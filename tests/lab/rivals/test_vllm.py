@@ -1,6 +1,7 @@
 """vLLM's rules one by one, on blocks of 16 tokens."""
 
-from beamwright_lab.rivals import StepRequest, VllmEngine
+from beamwright_lab.rivals.requests import StepRequest
+from beamwright_lab.rivals.vllm import VllmEngine
 from engine_searches import admitted, one_round, run, two_rounds
 
 

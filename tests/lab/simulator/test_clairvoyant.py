@@ -3,6 +3,7 @@
 import random
 from functools import lru_cache
 from itertools import product
+from math import inf
 
 import pytest
 
@@ -17,7 +18,7 @@ from beamwright_lab.simulator import (
     grow,
     simulate,
 )
-from beamwright_lab.studies.clairvoyant import Life, known_future_loads, traffic_bound
+from beamwright_lab.studies.clairvoyant import Life, traffic_bound
 from simulated import CARD, MODEL
 
 BLOCK = 8
@@ -30,6 +31,38 @@ OPTIONS = (
     {"max_batch": 1},
     {"prefetch": False},
 )
+
+
+def known_future_loads(moments, capacity):
+    """Blocks that are loaded where exactly these things are held at one moment after the other,
+    and what is used last is evicted first (Belady): the fewest that these batches allow.
+
+    moments: per moment, the blocks of each key that are in use. A key's blocks are new where they
+    are more than before, and are dropped after its last use.
+    """
+    uses = {}
+    for number in range(len(moments) - 1, -1, -1):
+        for key in moments[number]:
+            uses.setdefault(key, []).append(number)
+    held, known = {}, {}
+    loads = 0
+    for moment in moments:
+        for key, blocks in moment.items():
+            loads += max(0, known.get(key, 0) - held.get(key, 0))
+            held[key] = known[key] = blocks
+            uses[key].pop()
+        held = {key: blocks for key, blocks in held.items() if uses[key] or key in moment}
+        over = sum(held.values()) - capacity
+        if over <= 0:
+            continue
+        idle = [key for key in held if key not in moment]
+        for key in sorted(idle, key=lambda key: uses[key][-1] if uses[key] else inf, reverse=True):
+            taken = min(over, held[key])
+            held[key] -= taken
+            over -= taken
+            if over <= 0:
+                break
+    return loads
 
 
 class Best:

@@ -3,7 +3,8 @@ import pytest
 from beamwright.engine.timeline import Timeline
 from beamwright.kv.link import Piece, TransferState
 from beamwright.protocols import Direction
-from beamwright_lab.simulator import VirtualClock, VirtualLink
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.link import VirtualLink
 
 
 def second_per_byte(num_bytes, num_pieces, direction):

@@ -3,17 +3,11 @@ import pytest
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator import (
-    ENGINES,
-    FAIR,
-    EngineCase,
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    grow,
-    simulate,
-    simulate_engine,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.engines import ENGINES, FAIR, EngineCase, simulate_engine
+from beamwright_lab.simulator.run import simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from simulated import CARD, GIB, MODEL, TREE
 
 RAGGED = grow(SyntheticSearch(16, 2, 100, 256, 32, step_sigma=0.5))

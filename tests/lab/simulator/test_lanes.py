@@ -4,13 +4,10 @@ import pytest
 
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    simulate,
-    simulate_many,
-)
-from beamwright_lab.simulator.costs import Work
+from beamwright_lab.simulator.costs import RooflineCosts, Work
 from beamwright_lab.simulator.lanes import RunningWork, SharedClock
+from beamwright_lab.simulator.many import simulate_many
+from beamwright_lab.simulator.run import simulate
 from replayed import replayed, steps_of
 from simulated import COSTS, GIB, many, trees
 

@@ -3,10 +3,8 @@ from dataclasses import replace
 import pytest
 
 from beamwright.errors import CapacityError, InputError
-from beamwright_lab.simulator import (
-    simulate,
-    simulate_many,
-)
+from beamwright_lab.simulator.many import simulate_many
+from beamwright_lab.simulator.run import simulate
 from replayed import replayed, steps_of
 from simulated import GIB, many, trees
 

@@ -6,14 +6,11 @@ from beamwright.engine.timeline import Timeline
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout, Roofline
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    VirtualClock,
-    grow,
-    simulate,
-    simulate_if_fits,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate, simulate_if_fits
+from beamwright_lab.simulator.synthetic import grow
 from beamwright_lab.studies.lbs import LbsCase, layerwise_bytes
 from simulated import CARD, GIB, MODEL, SEARCH, TREE
 

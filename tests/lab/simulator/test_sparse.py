@@ -11,8 +11,7 @@ from beamwright.plan.machines import find_profile
 from beamwright.plan.sparse import Scored, SparseLoad, host_ranks
 from beamwright.sparse.rule import SparseRule
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
-from beamwright_lab.simulator import simulate_sparse
-from beamwright_lab.simulator.sparse import in_packs, simulate_packs
+from beamwright_lab.simulator.sparse import in_packs, simulate_packs, simulate_sparse
 
 SHAPE = NAMED_SHAPES["llama-3.1-8b"]
 ROOFLINE = Roofline(ModelCosts.of(SHAPE, 2), find_profile("rtx-4090-x16"))

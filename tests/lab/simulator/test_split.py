@@ -9,15 +9,11 @@ from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import find_profile
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    VerifierCase,
-    grow,
-    simulate,
-    simulate_if_fits,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate, simulate_if_fits
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 CARD = find_profile("rtx-4090")
 MODEL = ModelCosts.of(NAMED_SHAPES["qwen2.5-math-1.5b"], 2)

@@ -6,14 +6,10 @@ import pytest
 from beamwright.errors import InputError
 from beamwright.plan.costs import Layout
 from beamwright.tree import NodeState, StopReason
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    foresight,
-    grow,
-    simulate,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, foresight, grow
 from simulated import CARD, GIB, MODEL
 
 PAPER = SyntheticSearch(64, 2, 128, 1920, 32)

@@ -13,15 +13,12 @@ from beamwright.plan.machines import find_profile
 from beamwright.plan.scoring import Scorer
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Simulation,
-    SyntheticSearch,
-    VerifierCase,
-    VirtualClock,
-    grow,
-    simulate,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.clock import VirtualClock
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.run import simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
+from beamwright_lab.simulator.verifier import VerifierCase
 
 GIB = 2**30
 CARD = find_profile("rtx-4090")
