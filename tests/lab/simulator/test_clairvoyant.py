@@ -10,14 +10,11 @@ import pytest
 from beamwright.errors import CapacityError
 from beamwright.plan.costs import Layout
 from beamwright.sections import ScheduleSettings, StepSettings
-from beamwright_lab.simulator import (
-    RooflineCosts,
-    Script,
-    Simulation,
-    SyntheticSearch,
-    grow,
-    simulate,
-)
+from beamwright_lab.simulator.bench import Simulation
+from beamwright_lab.simulator.costs import RooflineCosts
+from beamwright_lab.simulator.replay import Script
+from beamwright_lab.simulator.run import simulate
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.studies.clairvoyant import Life, traffic_bound
 from simulated import CARD, MODEL
 
