@@ -1,6 +1,7 @@
 """Memory of the device and of this process: a cap, what is free, what was refused, what is kept.
 
 A card with 141 GB behaves like one with 24 GB under the cap. Not measured on a GPU.
+`plan` asks for the address space, and does not wait for torch.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from beamwright.errors import InputError
 
 if sys.platform != "win32":
     import resource
+if TYPE_CHECKING:
+    import torch
 
 _REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
 
@@ -31,6 +33,8 @@ def cap_memory(name: str, limit_bytes: int | None) -> None:
     Raises:
         InputError: if the card has less than that.
     """
+    import torch  # noqa: PLC0415 (see above)
+
     device = torch.device(name)
     if device.type != "cuda" or not torch.cuda.is_available():
         return
@@ -49,6 +53,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     torch says so on a CPU with a plain RuntimeError.
     """
+    import torch  # noqa: PLC0415 (see above)
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
@@ -61,6 +67,8 @@ def free_bytes(device: torch.device) -> Callable[[], int] | None:
 
 
 def _cuda_free_bytes(device: torch.device) -> int:
+    import torch  # noqa: PLC0415 (see above)
+
     on_card, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     used = torch.cuda.memory_allocated(device)
