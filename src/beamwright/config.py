@@ -30,7 +30,14 @@ from beamwright.yaml_file import read_yaml
 
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
-_GONE = {"score_cache": "scores are kept no longer; repeats of one call are scored once anyway"}
+
+GONE = {
+    "score_cache": "scores are kept no longer; repeats of one call are scored once anyway",
+    "compat": "it is a plug-in of the lab, --plugin lab/beamwright_lab/search_and_learn.py "
+    "--search search-and-learn",
+    "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.paper.figures",
+}
+"""Options that there were, and what became of them."""
 
 
 class Settings(Section):
@@ -149,7 +156,7 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
         return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
-    hint = _GONE.get(name) or did_you_mean(name, owners).rstrip()
+    hint = GONE.get(name) or did_you_mean(name, owners).rstrip()
     return f"unknown option {where!r}" + (f": {hint}" if hint else "")
 
 

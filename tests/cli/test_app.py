@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import beamwright
+from beamwright.config import GONE
 from beamwright.errors import CapacityError
 
 
@@ -45,10 +46,26 @@ def test_mistyped_options_are_answered_by_what_was_meant(cli):
         ("--warm-up", "did you mean --warmup?"),
         ("--no-prefetch", "it is a recipe's key, schedule: {prefetch: ...}"),
         ("--planner", "it is a recipe's key, schedule: {planner: ...}"),
+        ("--score-cache", GONE["score_cache"]),
+        ("--compat", GONE["compat"]),
+        ("--check-point", "did you mean --checkpoint?"),
+        ("--no-seed", "did you mean --seed?"),
     ]:
         outcome = cli("solve", "p", word, "4")
         assert outcome.code == 2
         assert outcome.complaint.strip().endswith(f"error: No such option: {word}. {meant}")
+
+
+def test_an_option_of_another_command_is_not_offered(cli):
+    for words, line in [
+        (("plan", "--schedule", "prefix"), "--schedule. it is an option of other commands"),
+        (("plan", "--paper"), f"--paper. {GONE['paper']}"),
+        (("report", "--kv"), "--kv."),
+        (("--nonsense",), "--nonsense."),
+    ]:
+        outcome = cli(*words)
+        assert outcome.code == 2
+        assert outcome.complaint.strip().endswith(f"error: No such option: {line}")
 
 
 @pytest.mark.parametrize(

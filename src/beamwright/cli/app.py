@@ -179,7 +179,10 @@ def _hint(error: Exception) -> str:
     if flag is not None:
         from beamwright.cli.options import meant_by
 
-        return f"No such option: {flag}. {meant_by(flag)}".rstrip()
+        context = getattr(error, "ctx", None)
+        params = [] if context is None else context.command.params
+        offered = [flag for param in params for flag in param.opts]
+        return f"No such option: {flag}. {meant_by(flag, offered)}".rstrip()
     missing = "No such command 'simulate'." in str(error)
     return f"{error} It is the lab's: pip install -e lab" if missing else ""
 

@@ -23,12 +23,11 @@ from rich.table import Table
 
 import beamwright.schedule  # noqa: F401 (what it declares are options)
 from beamwright.cli.output import guard
-from beamwright.config import Settings
+from beamwright.config import GONE, Settings
 from beamwright.errors import InputError
 from beamwright.registry import (
     TableRow,
     declared_names,
-    declared_options,
     declared_rows,
     declared_under,
     did_you_mean,
@@ -304,9 +303,14 @@ def _print_strategies() -> None:
     Console().print(table)
 
 
-def meant_by(flag: str) -> str:
-    """What somebody may have meant by an option that is none: by its words, then its letters."""
+def meant_by(flag: str, offered: Collection[str]) -> str:
+    """What somebody may have meant by an option that is none: by its words, then its letters.
+
+    offered: the flags that the command has.
+    """
     name = flag.lstrip("-").removeprefix("no-")
+    if gone := GONE.get(name.replace("-", "_")):
+        return gone
     fields = {
         key.replace("_", "-"): (section, field)
         for section, info in Settings.model_fields.items()
@@ -314,11 +318,13 @@ def meant_by(flag: str) -> str:
     }
     if name in fields and extra_of(fields[name][1], "recipe_only"):
         return f"it is a recipe's key, {fields[name][0]}: {{{name.replace('-', '_')}: ...}}"
-    known = [key for key in fields if not extra_of(fields[key][1], "recipe_only")]
-    close = [key for key in known if name in str(extra_of(fields[key][1], "also")).split()]
+    known = dict.fromkeys(flag.removeprefix("--") for flag in offered if flag.startswith("--"))
+    if name in fields and name not in known:
+        return "it is an option of other commands"
+    said = {key: str(extra_of(field, "also")).split() for key, (_, field) in fields.items()}
+    close = [key for key in known if name == key or name in said.get(key, ())]
     close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
     if not close:
-        declared = (each.replace("_", "-") for each in declared_options())
-        hint = did_you_mean(name, dict.fromkeys([*known, *declared])).rstrip()
+        hint = did_you_mean(name, known).rstrip()
         return hint.replace("mean ", "mean --")
     return f"did you mean {' or '.join(f'--{key}' for key in close)}?"
