@@ -22,7 +22,7 @@ def inspected(monkeypatch):
         return dict(report)
 
     parity = {"prefill": 1e-6, "chunked": 2e-6, "decode": 3e-6}
-    monkeypatch.setattr("beamwright.models.inspect_model", inspect_model)
+    monkeypatch.setattr("beamwright.models.load.inspect_model", inspect_model)
     monkeypatch.setattr("beamwright.checks.model.check_parity", lambda settings: parity)
     return seen
 
@@ -44,7 +44,7 @@ def test_an_unsupported_model(cli, monkeypatch):
     def inspect_model(settings):
         raise UnsupportedModelError("MambaForCausalLM is not supported")
 
-    monkeypatch.setattr("beamwright.models.inspect_model", inspect_model)
+    monkeypatch.setattr("beamwright.models.load.inspect_model", inspect_model)
     outcome = cli("doctor", "--model", "bundled", "--json")
     assert outcome.code == 2
     assert outcome.json == {"supported": False, "reason": "MambaForCausalLM is not supported"}
