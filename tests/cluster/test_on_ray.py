@@ -11,7 +11,7 @@ pytest.importorskip("ray.serve")
 from beamwright.cluster import OnRay
 from beamwright.search.beam import BeamSearch
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray has its own
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # Ray has its own
 OPTIONS = {"n": 8, "width": 4, "max_rounds": 6}
 PROBLEMS = [(f"p{i}", f"Ann has {i + 3} apples. Ann eats {i}. How many?") for i in range(3)]
 

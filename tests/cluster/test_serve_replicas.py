@@ -17,7 +17,7 @@ from clusters import kept_replicas
 from served import ASKED, PATIENCE, Served, held, text_of, until
 
 pytest.importorskip("ray.serve")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray has its own
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]  # Ray has its own
 OPTIONS = {"search": "beam", "n": 8, "width": 4, "max_rounds": 4, "max_step_tokens": 12}
 
 
