@@ -74,7 +74,7 @@ def of_checkout(
     omp_threads: OMP_NUM_THREADS, which would decide what a checkout decides for itself.
     """
     environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-    environment["PYTHONPATH"] = str(checkout / "src")
+    environment["PYTHONPATH"] = os.pathsep.join(str(checkout / name) for name in ("src", "lab"))
     if omp_threads is not None:
         environment["OMP_NUM_THREADS"] = omp_threads
     return [sys.executable, "-m", "beamwright", *words], environment

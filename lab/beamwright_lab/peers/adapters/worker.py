@@ -42,7 +42,7 @@ class Worker:
         for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
             full.pop(name, None)
         if str(python) != sys.executable:
-            full.pop("PYTHONPATH", None)
+            full["PYTHONPATH"] = str(ROOT / "lab")
         self._log = log.open("w", encoding="utf-8")
         self._process = subprocess.Popen(
             [str(python), "-m", f"beamwright_lab.peers.adapters.{module}", json.dumps(options)],
