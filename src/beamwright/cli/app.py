@@ -119,8 +119,8 @@ class _Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def make_app() -> typer.Typer:
-    """All commands by what the list says of them."""
+def make_app(only: str | None = None) -> typer.Typer:
+    """All commands by what the list says of them. only: see `_commands`."""
     app = typer.Typer(
         name="beamwright",
         cls=_Commands,
@@ -128,7 +128,7 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_about)
-    for name, row in _commands(None).items():
+    for name, row in _commands(only).items():
         app.command(name)(row.listed())
     return app
 
@@ -156,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             complain(line)
         if _named_command(words) == "":
             words = ["--help" if word == _HELP_ALL else word for word in words]
-        result = make_app()(words, prog_name="beamwright", standalone_mode=False)
+        app = make_app(_named_command(words))
+        result = app(words, prog_name="beamwright", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         complain("interrupted")
         return INTERRUPTED
