@@ -146,7 +146,7 @@ def test_a_killed_check_leaves_its_rows_and_no_stage_on_the_card(bench, tmp_path
     bench.stage("hang", "hang")
     check = f"""
 import sys
-sys.path.insert(0, {str(ROOT)!r})
+sys.path.insert(0, {str(ROOT / "lab")!r})
 from pathlib import Path
 from beamwright_lab.gpu.runner import Journal, Plan, Stage, run_stages
 stage = Stage("hang", {bench.stage("hang", "hang").command!r}, 10.0)

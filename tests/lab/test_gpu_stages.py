@@ -447,7 +447,7 @@ def test_the_command_runs_a_stage_and_leaves_few_files(tmp_path):
 def test_wheels_that_are_missing_are_one_line_without_any_of_them(tmp_path):
     """Not even torch, and no site-packages at all."""
     command = [sys.executable, "-S", "-m", MODULE, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "lab")
     assert done.returncode == 2
     assert done.stderr.startswith("missing wheels: torch, numpy, pydantic, ")
     assert done.stderr.count("\n") == 1
