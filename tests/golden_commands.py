@@ -84,10 +84,6 @@ PLANNED = {
         *("--model", "qwen2.5-7b", *_SKYWORK, "--weights", "int8", "--gpu", "rtx-4070-ti-super"),
         *(*_PLANNED, "--split", "roofline"),
     ],
-    "sparse": [
-        *("--model", "qwen2.5-1.5b", "--gpu", "rtx-3060", "--n", "64", "--prompt", "6000"),
-        *("--generate", "1024", "--sparse", "exact", "--select", "1/8", "--sparse-from", "1024"),
-    ],
     "weights alone are too much": ["--model", "qwen2.5-7b", "--gpu", "rtx-4060", *_PLANNED],
     "hardly any memory for KV": [
         *("--model", "opt-6.7b", "--gpu", "rtx-4090", "--n", "64", "--generate", "1920"),

@@ -20,8 +20,6 @@ KEYS = {
     "weight_traffic_bytes",
     "verifier",
     "memory",
-    "sparse",
-    "devices",
     "gpu_source",
     "borderline",
     "unscored_tokens",
@@ -378,54 +376,6 @@ def test_a_split_needs_a_verifier(cli):
     found = cli(*PAPER, "--split", "0.5")
     assert found.code == 2
     assert "--split needs --verifier" in found.err
-
-
-LONG = ["plan", "--model", "llama-3.1-8b", "--gpu", "rtx-4090-x16", "--n", "64", "--width", "1"]
-LONG = [*LONG, "--generate", "8192", "--step-tokens", "256"]
-SELECT = ["--select", "512", "--sparse-from", "512"]
-
-
-def test_sparse_decoding_beside_the_schedules(cli):
-    found = cli(*LONG, "--sparse", "ahead-pages", *SELECT, "--json").json
-    sparse = found["sparse"]
-    assert (sparse["method"], sparse["select"], sparse["first"]) == ("ahead-pages", 512, 512)
-    fastest = min(each["time_s"] for each in found["schedules"].values() if each["time_s"])
-    assert sparse["gain"] == pytest.approx(fastest / sparse["time_s"])
-    assert sparse["worthwhile"]
-    groups = -(-64 // sparse["rows"])
-    assert 64 // groups * 512 * found["kv_bytes_per_token"] <= sparse["peak_kv_bytes"]
-    assert sparse["peak_kv_bytes"] <= found["kv_budget_bytes"]
-    keys = cli(*LONG, "--sparse", "auto", *SELECT, "--json").json["sparse"]
-    assert (keys["method"], keys["worthwhile"]) == ("ahead", False)
-    page = " ".join(cli(*LONG, "--sparse", "ahead-pages", *SELECT).out.split())
-    assert "--sparse ahead-pages --sparse-home host" in page
-    assert "worth trying" in page
-
-
-def test_sparse_decoding_that_does_not_fit_or_was_not_asked_for(cli):
-    assert cli(*LONG, "--json").json["sparse"] is None
-    assert cli(*LONG, "--sparse", "exact", "--select", "all", "--json").json["sparse"] is None
-    found = cli(*LONG, "--sparse", "exact", "--sparse-from", "100000", "--json").json["sparse"]
-    assert (found["time_s"], found["gain"], found["worthwhile"]) == (None, 0.0, False)
-    refused = cli(*LONG, "--sparse", "off", "--select", "512")
-    assert refused.code == 2
-    assert "--select 512: does nothing with --sparse off" in refused.err
-
-
-def test_two_devices(cli):
-    """On each, the rate is twice that of one; apart, that of whatever takes longer."""
-    words = ["--model", "qwen2.5-1.5b", "--verifier", "qwen2.5-1.5b", "--n", "64"]
-    words += ["--gpu", "rtx-4090", "--memory", "12GiB", "--json"]
-    found = cli("plan", *words).json
-    devices = found["devices"]
-    times = [each["time_s"] for each in found["schedules"].values() if each["time_s"]]
-    assert devices["on_each_problems_per_hour"] == pytest.approx(2 * 3600 / min(times))
-    slower = max(devices["apart_decode_s"], devices["apart_verify_s"])
-    assert devices["apart_problems_per_hour"] == pytest.approx(3600 / slower)
-    best = max(("on_each", "apart"), key=lambda name: devices[f"{name}_problems_per_hour"])
-    assert devices["faster"] == best
-    assert cli("plan", *words[:4], "--json").json["devices"] is not None
-    assert cli("plan", "--model", "qwen2.5-1.5b", "--json").json["devices"] is None
 
 
 def test_two_models_that_one_card_does_not_hold(cli):

@@ -26,7 +26,6 @@ from beamwright.cli.machine import (
 )
 from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import print_json, quiet_stdout
-from beamwright.cli.plan import planned_rule
 from beamwright.declare import declared_values
 from beamwright.errors import CapacityError, InputError
 from beamwright.plan.costs import Layout, Roofline
@@ -361,10 +360,13 @@ def _simulate_sparse(
     others: Mapping[str, Mapping[str, Any] | None],
 ) -> dict[str, Any] | None:
     """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
-    rule = planned_rule(asked)
+    if asked == SparseSettings():
+        return None  # without torch
+    from beamwright.solver.sparse import chosen_by_auto, sparse_case, sparse_rule
+
+    rule = sparse_rule(chosen_by_auto(asked) if asked.sparse == "auto" else asked)
     if rule is None:
         return None
-    from beamwright.solver.sparse import sparse_case
     from beamwright_lab.simulator.sparse import simulate_sparse
 
     generator = models.generator

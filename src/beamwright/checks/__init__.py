@@ -1,1 +1,1 @@
-"""Checks of this machine and of checkpoints: exactness, parity, what quantised weights change."""
+"""Checks of this machine and of checkpoints: exactness and parity."""

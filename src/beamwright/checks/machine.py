@@ -14,7 +14,7 @@ from beamwright.engine.concurrency import SMALL_PARAMETERS, threads_for
 from beamwright.engine.selftest import batches_are_exact
 from beamwright.models.decoder import TILE_ROWS, Decoder
 from beamwright.models.linear import prepack
-from beamwright.models.shape import ModelShape, shape_from_text
+from beamwright.models.shape import shape_from_text
 from beamwright.models.weights import random_weights
 from beamwright.plan.machines import write_profile
 from beamwright.plan.probe import measure_profile
@@ -27,6 +27,8 @@ def inspect_machine() -> dict[str, Any]:
     small, large = threads_for(SMALL_PARAMETERS), threads_for(SMALL_PARAMETERS + 1)
     with small.in_use():
         checks = run_selftest()
+    # What to do where the CPU's default attention depends on the batch (docs/architecture.md).
+    hint = "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "torch": torch.__version__,
@@ -39,15 +41,8 @@ def inspect_machine() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "exact": all(checks[name] for name in BACKENDS),  # on a GPU: line by line
         "selftest": checks,
-        "hint": _exactness_hint(checks),
+        "hint": hint if checks["dense"] and not checks["tree"] else None,
     }
-
-
-def _exactness_hint(checks: dict[str, bool]) -> str | None:
-    """What to do where the CPU's default attention depends on the batch (docs/architecture.md)."""
-    if checks["tree"] or not checks["dense"]:
-        return None
-    return "--attention tree is not exact on this CPU; --attention dense is, and reads more KV"
 
 
 def run_selftest() -> dict[str, bool]:
@@ -58,15 +53,11 @@ def run_selftest() -> dict[str, bool]:
     shape = shape_from_text(_SHAPE)
     decoder = Decoder(shape, random_weights(shape, torch.float32, "cpu", 0, pack=prepack))
     exact = {name: batches_are_exact(decoder, make_attention(name)) for name in BACKENDS}
-    return {**exact, **(_on_gpu(shape) if torch.cuda.is_available() else {})}
-
-
-def _on_gpu(shape: ModelShape) -> dict[str, bool]:
-    """The same on the first CUDA device, in the dtype that it computes in by default."""
+    if not torch.cuda.is_available():
+        return exact
     device = torch.device("cuda")
-    weights = random_weights(shape, torch.bfloat16, "cuda", 0)
+    weights = random_weights(shape, torch.bfloat16, "cuda", 0)  # the dtype of a GPU by default
     names = [n for n in KERNEL_BACKENDS if why_no_kernels(device, torch.bfloat16) is None]
-    exact = {}
     for name in names or BACKENDS:
         backend = make_attention(name, device, torch.bfloat16)
         for label, tile_rows in (("", None), (", --deterministic", TILE_ROWS)):

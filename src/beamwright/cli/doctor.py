@@ -23,18 +23,7 @@ _ProbeOption = Annotated[
 _ShowOption = Annotated[
     bool, option("--show", "How --verifier reads a sample: its tokens, and where steps are scored.")
 ]
-_ProblemsOption = Annotated[
-    int,
-    option(
-        "--problems",
-        "With --weights or --verifier-weights: bundled problems searched with and without.",
-        "COUNT",
-        min=0,
-    ),
-]
-_OPTIONS = (
-    "model", "device", "dtype", "attention", "context", "weights", "verifier", "verifier_weights",
-)  # fmt: skip
+_OPTIONS = ("model", "device", "dtype", "attention", "context", "weights", "verifier")
 
 
 @with_settings(only=_OPTIONS, recipe=False)
@@ -43,12 +32,8 @@ def doctor(
     parity: _ParityOption = False,
     probe: _ProbeOption = False,
     show: _ShowOption = False,
-    problems: _ProblemsOption = 20,
 ) -> None:
-    """Check this machine, a checkpoint given by --model, or with --show one given by --verifier.
-
-    With --weights or --verifier-weights: how far they move logits, scores and answers.
-    """
+    """Check this machine, a checkpoint given by --model, or with --show one given by --verifier."""
     if show:
         _show_verifier(invocation, parity, probe)
         return
@@ -76,10 +61,6 @@ def doctor(
             report = inspect_model(settings)
             if parity:
                 report["max_abs_logit_diff"] = check_parity(settings)
-            if settings.weights != "auto" or settings.verifier_weights != "auto":
-                from beamwright.checks.model import check_weights
-
-                report |= check_weights(settings, problems)
     except UnsupportedModelError as error:
         _show({"supported": False, "reason": str(error)}, invocation.as_json)
         raise
@@ -106,10 +87,9 @@ def _show_verifier(invocation: Invocation, parity: bool, probe: bool) -> None:
 def _reject_without_model(invocation: Invocation, parity: bool) -> None:
     if parity:
         raise InputError("--parity needs --model")
-    for name in ("verifier", "weights", "verifier_weights"):
+    for name, other in (("verifier", " or --show"), ("weights", "")):
         if name in invocation.given:
-            other = " or --show" if name != "weights" else ""
-            raise InputError(f"--{name.replace('_', '-')} needs --model{other}")
+            raise InputError(f"--{name} needs --model{other}")
 
 
 def _show(report: Mapping[str, Any], as_json: bool) -> None:

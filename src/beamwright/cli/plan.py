@@ -1,15 +1,12 @@
 """`beamwright plan`: what fits on a device and how fast it would be, before anything is loaded.
 
-Generator and verifier are in every figure; the verifier scores in turn with decoding. Of two
-devices: an engine on each, or generator and verifier apart, in problems per hour where enough of
-them are in flight, so that the slower of the two takes the time. `--sparse`: KV on the host.
+Generator and verifier are in every figure; the verifier scores in turn with decoding.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from rich.console import Console
 
@@ -35,22 +32,10 @@ from beamwright.cli.plan_view import plan_view
 from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.models.find import find_shape
-from beamwright.plan.compare import (
-    LEAST_GAIN,
-    ResidentNeed,
-    beside_full_attention,
-    estimate,
-    max_beams_in_gpu,
-    resident_need,
-)
+from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
 from beamwright.plan.schedules import Estimate
 from beamwright.plan.scoring import Scorer
 from beamwright.plan.workload import Workload
-from beamwright.sections import MemorySettings, SparseSettings
-
-if TYPE_CHECKING:
-    from beamwright.sparse.rule import SparseRule
-
 
 _DEFAULT_STEP_TOKENS = 32
 _DEFAULT_GENERATE_TOKENS = 1920  # as in the LBS paper, with its prompt of 128
@@ -61,7 +46,7 @@ _SMALLER = (
 )  # fmt: skip
 _OPTIONS = (
     "model", "dtype", "context", "weights", "verifier", "verifier_weights", "n", "width",
-    "step_tokens", "memory", "kv_memory", "split", "sparse", "select", "sparse_from",
+    "step_tokens", "memory", "kv_memory", "split",
 )  # fmt: skip
 
 _PromptOption = Annotated[int, option("--prompt", "Length of the prompt.", "TOKENS", min=1)]
@@ -138,8 +123,6 @@ def _report(
         "kv_budget_bytes": budget,
         "verifier": None if verifier is None else _verifier_report(verifier, memory),
         "memory": _memory_report(models, memory, need, workload.num_beams, split),
-        "sparse": sparse_report(settings.sparse, workload, models, budget, scorer),
-        "devices": devices_report(settings, workload, models, memory.limit_bytes),
         "fits": resident.fits,
         "borderline": resident.borderline and _mean_fits(need, memory),
         "max_beams_in_gpu": most,
@@ -260,101 +243,3 @@ def _workload(settings: Settings, context: int, prompt: int, generate: int | Non
         raise InputError(f"--step-tokens {step_tokens} is longer than --generate {generate}")
     search = settings.search
     return Workload(search.n, search.width, prompt, generate, step_tokens)
-
-
-_HOUR_S = 3600.0
-
-
-def devices_report(
-    settings: Settings, workload: Workload, models: Models, limit_bytes: int
-) -> dict[str, Any] | None:
-    """None without a verifier. A figure is null where that cannot run. limit_bytes: of each."""
-    verifier = models.verifier
-    if verifier is None:
-        return None
-    memory = MemorySettings(memory=limit_bytes, kv_memory=settings.memory.kv_memory)
-    together_s = _fastest_s(memory, workload, models, apart=False)
-    decode_s = _fastest_s(memory, workload, models, apart=True, scored=False)
-    whole_s = _fastest_s(memory, workload, models, apart=True)
-    on_each = None if together_s is None else 2 * _HOUR_S / together_s
-    apart = None
-    if decode_s is not None and whole_s is not None:
-        apart = _HOUR_S / max(decode_s, whole_s - decode_s)
-    rates = {"on_each": on_each, "apart": apart}
-    known = {name: rate for name, rate in rates.items() if rate is not None}
-    return {
-        "on_each_problems_per_hour": on_each,
-        "apart_problems_per_hour": apart,
-        "apart_decode_s": decode_s,
-        "apart_verify_s": None if apart is None else whole_s - decode_s,  # type: ignore[operator]
-        "faster": max(known, key=lambda name: known[name]) if known else None,
-    }
-
-
-def _fastest_s(
-    memory: MemorySettings, workload: Workload, models: Models, *, apart: bool, scored: bool = True
-) -> float | None:
-    """Seconds of one search with the fastest schedule; None where none can run.
-
-    apart: each model has all of a device. scored: the verifier's time is in it.
-    """
-    from beamwright.solver.memory import plan_memory
-
-    generator, verifier = models.generator, models.verifier
-    assert verifier is not None
-    n = workload.num_beams
-    try:
-        if apart:
-            own = plan_memory(memory, generator.sizes, None, n).kv_bytes
-            other = plan_memory(memory, verifier.sizes, None, n).kv_bytes
-        else:
-            plan = plan_memory(memory, generator.sizes, verifier.sizes, n)
-            own, other = plan.generator_kv_bytes, plan.verifier_kv_bytes
-    except InputError:  # the weights alone do not fit
-        return None
-    scorer = Scorer(verifier.costs, other) if scored else None
-    found = estimate(workload, generator.costs, models.profile, own, scorer)
-    times = [each.time_s for each in found.values() if each.time_s is not None]
-    return min(times, default=None)
-
-
-def planned_rule(asked: SparseSettings) -> SparseRule | None:
-    """The rule that `--sparse` names, `auto` as where it is on; None for off.
-
-    Raises:
-        InputError: for options that do not go together.
-    """
-    if asked == SparseSettings():
-        return None  # without torch
-    from beamwright.solver.sparse import chosen_by_auto, sparse_rule
-
-    return sparse_rule(chosen_by_auto(asked) if asked.sparse == "auto" else asked)
-
-
-def sparse_report(
-    asked: SparseSettings,
-    workload: Workload,
-    models: Models,
-    kv_bytes: int,
-    scorer: Scorer | None,
-) -> dict[str, Any] | None:
-    """An `Estimate`, and how it compares; None where all is read."""
-    rule = planned_rule(asked)
-    if rule is None:
-        return None
-    from beamwright.solver.sparse import sparse_case
-
-    shape, costs = models.generator.shape, models.generator.costs
-    case = sparse_case(rule, shape)
-    found = beside_full_attention(workload, costs, models.profile, kv_bytes, case, scorer)
-    longest = workload.prompt_tokens + workload.generate_tokens
-    rows = case.most_rows(longest, costs.kv_bytes_per_token, kv_bytes)
-    return {
-        "method": rule.method,
-        "select": rule.select,
-        "first": rule.first,
-        "rows": min(workload.num_beams, rows),
-        **asdict(found.sparse),
-        "gain": found.gain if math.isfinite(found.gain) else None,
-        "worthwhile": found.gain >= LEAST_GAIN,
-    }

@@ -11,7 +11,6 @@ from rich.table import Table
 from beamwright.cli.machine import Machine
 from beamwright.cli.output import add_row, figures_table, plain, short_number, short_time
 from beamwright.errors import format_bytes
-from beamwright.plan.compare import LEAST_GAIN
 from beamwright.units import GIB
 
 _MEANINGS = (
@@ -133,8 +132,6 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     if report["verifier"] is not None:
         budgets += f", {format_bytes(report['verifier']['kv_budget_bytes'])} for the verifier"
     yield budgets
-    yield from _devices(report["devices"])
-    yield from _sparse(report["sparse"])
     if report["unscored_tokens"]:
         yield (
             f"the longest paths exceed the verifier's context by {report['unscored_tokens']:,} "
@@ -150,38 +147,3 @@ def _notes(report: Mapping[str, Any], machine: Machine) -> Iterator[str]:
     if interpreter:
         yield f"beside that, an interpreter with torch takes up to {interpreter:.1f} GiB"
     yield f"{machine.profile.name}: {machine.source}"
-
-
-def _devices(report: Mapping[str, Any] | None) -> Iterator[str]:
-    """The lines of the page."""
-    if report is None or report["faster"] is None:
-        return
-    each, apart = (_rate(report[f"{name}_problems_per_hour"]) for name in ("on_each", "apart"))
-    option = "--ray local" if report["faster"] == "on_each" else "--verifier-device"
-    yield (
-        f"two such devices: an engine on each {each}, generator and verifier apart {apart} "
-        f"problems an hour: {option}"
-    )
-
-
-def _rate(found: float | None) -> str:
-    return "does not fit," if found is None else f"{found:,.0f}"
-
-
-def _sparse(report: Mapping[str, Any] | None) -> Iterator[str]:
-    """What it takes, and whether `auto` would have it on a device of its own."""
-    if report is None:
-        return
-    named = f"--sparse {report['method']} --sparse-home host"
-    if report["time_s"] is None:
-        yield f"{named}: no fit; select less, from fewer tokens on (--select, --sparse-from)"
-        return
-    gain = report["gain"]
-    times = "nothing else runs" if gain is None else f"{gain:.2f}x the fastest schedule above"
-    verdict = "worth trying" if report["worthwhile"] else f"not worth its error below {LEAST_GAIN}x"
-    peak, loaded = (report[f"{name}_bytes"] / GIB for name in ("peak_kv", "h2d"))
-    yield (
-        f"{named}: {short_number(report['time_s'])} s, {times}: {verdict}; {report['rows']} rows "
-        f"at a time, {peak:.2g} GiB of KV on the device, {short_number(loaded)} GiB loaded, "
-        f"limited by {report['limited_by']}"
-    )
