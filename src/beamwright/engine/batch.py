@@ -303,12 +303,10 @@ class RunningBatch:
             if not self.settings.reuse and self._queue.many_groups:
                 self._residency.evict_all()
         rows = [self._capacity.row(node, group) for node in self._queue.front(free)]
-        fits, first = not rows or self._capacity.fits(rows), rows[:1]
-        while not fits and self._drop_last():
-            fits = self._capacity.fits(rows)
-        if fits:
-            return rows
-        return self._capacity.first_that_fit(rows) or ([] if self.running else first)
+        fitting = self._capacity.first_that_fit(rows)
+        while len(fitting) < len(rows) and self._drop_last():
+            fitting = self._capacity.first_that_fit(rows)
+        return list(fitting or ([] if self.running else rows[:1]))
 
     @property
     def _limits(self) -> list[int]:

@@ -7,7 +7,7 @@ row needs, its tail, its activations and its logits, is counted apart (`WorkingM
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from beamwright.engine.row import (
@@ -55,21 +55,21 @@ class StepLengths:
         """True if its step has a fixed length, unless its path ends before."""
         return self.decodings.of(node).step.step_tokens is not None
 
-    def expected(self, node: Node) -> int:
-        """Tokens that this node's step is expected to have."""
-        max_tokens = self.limit(node).tokens
+    def expected(self, node: Node, limit: RowLimit | None = None) -> int:
+        """Tokens that this node's step is expected to have. limit: where it is known."""
+        max_tokens = (limit or self.limit(node)).tokens
         if self.exact(node):
             return max_tokens
         mean = self._num_tokens / self._num_steps if self._num_steps else _FIRST_GUESS
         return min(max_tokens, int(_MARGIN * mean) + 1)
 
-    def reserved(self, node: Node, num_tokens: int) -> int:
-        """Tokens that a row with so many is given blocks for when it is admitted.
+    def reserved(self, row: Row) -> int:
+        """Tokens that a row is given blocks for when it is admitted.
 
         Rows whose lengths differ do not all end at once: on average they are half-way.
         """
-        left = max(1, self.expected(node) - num_tokens)
-        return num_tokens + (left if self.exact(node) else -(-left // 2))
+        left = max(1, self.expected(row.node, row.limit) - row.forwarded)
+        return row.forwarded + (left if self.exact(row.node) else -(-left // 2))
 
 
 class WorkingMemory:
@@ -149,30 +149,33 @@ class Capacity:
 
     def written_by(self, rows: Iterable[Row]) -> dict[Segment, int]:
         """Tokens that blocks are kept for when these rows are admitted."""
-        return {row.segment: self._lengths.reserved(row.node, row.forwarded) for row in rows}
+        return {row.segment: self._lengths.reserved(row) for row in rows}
 
-    def fits(self, rows: Sequence[Row]) -> bool:
-        """Is there room for what these rows read, and for what their steps will write?"""
-        return self._fits(rows, [row.parts_read for row in rows])
-
-    def first_that_fit(self, rows: Sequence[Row]) -> list[Row]:
-        """As many of these, from the first on, as there is room for."""
-        paths, counts = [row.parts_read for row in rows], range(1, len(rows) + 1)
-
-        def too_many(count: int) -> bool:
-            return not self._fits(rows[:count], paths[:count])
-
-        return list(rows[: bisect_left(counts, True, key=too_many)])
-
-    def _fits(self, rows: Sequence[Row], paths: Iterable[Path]) -> bool:
-        grown = self.written_by(rows)
-        for parent in dict.fromkeys(row.node.parent for row in rows):
-            if parent is None:
-                continue
-            segment = state.segment if (state := state_of(parent)) is not None else Segment()
-            if segment.length < len(parent.token_ids):
-                grown[segment] = len(parent.token_ids)
-        return self._residency.fits(self._residency.beside_others(self._copies(paths)), grown)
+    def first_that_fit(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """As many of these, from the first on, as there is room for: for what they read, and for
+        what their steps will write."""
+        cache, per_beam = self._residency, self._residency.copies_per_beam
+        needs, grown, taken = Counter[Segment](), dict[Segment, int](), dict[Segment, int]()
+        room, total, parents = cache.room, 0, set[Node | None]()
+        for index, row in enumerate(rows):
+            growing = {row.segment: self._lengths.reserved(row)}
+            if row.node.parent not in parents:
+                parents.add(row.node.parent)
+                growing |= _incomplete(row.node.parent)
+            grown |= growing
+            changed = dict.fromkeys(growing)
+            for part in row.parts_read:
+                if per_beam or part.segment not in needs:
+                    needs[part.segment] += 1
+                    changed[part.segment] = None
+            wanted = cache.beside_others({s: needs[s] for s in changed if s in needs})
+            for segment in changed:
+                blocks = cache.taken(segment, wanted.get(segment, 0), grown.get(segment, 0))
+                total += blocks - taken.get(segment, 0)
+                taken[segment] = blocks
+            if total > room:
+                return rows[:index]
+        return rows
 
     def is_free(self, rows: Sequence[Row]) -> bool:
         """Is it there at once, so that nothing has to come or to leave for these rows?"""
@@ -248,6 +251,15 @@ class Capacity:
 
     def _copies(self, paths: Iterable[Path]) -> dict[Segment, int]:
         return copies_needed(paths, per_beam=self._residency.copies_per_beam)
+
+
+def _incomplete(parent: Node | None) -> dict[Segment, int]:
+    """The segment of a prompt or a turn that lacks KV, and how many tokens it will have."""
+    if parent is None:
+        return {}
+    segment = state.segment if (state := state_of(parent)) is not None else Segment()
+    num_tokens = len(parent.token_ids)
+    return {segment: num_tokens} if segment.length < num_tokens else {}
 
 
 def _parts(node: Node) -> Path:

@@ -116,10 +116,13 @@ def state_of(node: Node) -> GeneratorState | None:
 
 def path_to(node: Node | None) -> Path:
     """The segments from the root to a node, itself included, as far as they hold anything."""
-    if node is None:
-        return ()
-    states = map(state_of, node.path())
-    return tuple(PathPart(s.segment, s.segment.length) for s in states if s and s.segment.length)
+    parts: list[PathPart] = []
+    while node is not None:  # a path is long, and read at every admission
+        state: GeneratorState | None = node.handles.get(OWNER)
+        if state is not None and state.segment.length:
+            parts.append(PathPart(state.segment, state.segment.length))
+        node = node.parent
+    return tuple(reversed(parts))
 
 
 def segment_name(node: Node) -> str:

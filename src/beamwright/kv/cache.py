@@ -155,15 +155,30 @@ class CacheManager:
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
+        together = {**needs, **grown}
+        taken = (self.taken(s, needs.get(s, 0), grown.get(s, 0)) for s in together)
+        return sum(taken) <= self.room
+
+    @property
+    def room(self) -> int:
+        """Blocks that a lease could have: all that are not pinned, or where nothing can leave, all
+        that are free."""
+        device = self.device
+        return device.num_blocks - self._tally.pinned_blocks if self.evicts else device.num_free
+
+    def taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
+        """Blocks of `room` that a segment takes, leased in so many copies and grown to so many
+        tokens; 0 copies: not leased, 0 tokens: not grown. More of either never take less."""
+        device = self.device
         if not self.evicts:
-            return self.is_free(needs, grown)
-        blocks = self._tally.pinned_blocks - sum(segment.pinned_blocks for segment in needs)
-        for segment, copies in needs.items():
-            size = self.device.blocks_for(max(segment.length, grown.get(segment, 0)))
-            held = min(segment.pins, len(segment.copies))
-            blocks += max(copies, held) * max(size, len(segment.blocks))
-        blocks += sum(self.device.blocks_for(n) for s, n in grown.items() if s not in needs)
-        return blocks <= self.device.num_blocks
+            missing = max(1, len(segment.copies)) * device.blocks_for(num_tokens)
+            growth = max(0, missing - sum(map(len, segment.copies)))
+            return growth + self._missing_blocks(segment, copies)
+        if not copies:
+            return device.blocks_for(num_tokens)
+        size = device.blocks_for(max(segment.length, num_tokens))
+        held = min(segment.pins, len(segment.copies))
+        return max(copies, held) * max(size, len(segment.blocks)) - segment.pinned_blocks
 
     def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Are there blocks for them that nobody has, so that nothing has to leave?"""
