@@ -138,13 +138,11 @@ class CacheManager:
         Raises:
             CapacityError: if they do not fit; LinkError: if the link has failed.
         """
-        return self._hold(needs, needs)
+        return self.acquire(needs, needs)
 
-    def acquire(self, needs: Mapping[Segment, int]) -> Lease:
+    def acquire(self, needs: Mapping[Segment, int], copies: Mapping[Segment, int] = {}) -> Lease:
         """The same for rows that join others: so many copies more than are held already."""
-        return self._hold(needs, self.beside_others(needs))
-
-    def _hold(self, needs: Mapping[Segment, int], wanted: Mapping[Segment, int]) -> Lease:
+        wanted = copies or self.beside_others(needs)
         lease = Lease(needs)
         try:
             self._make_resident(wanted)
@@ -155,38 +153,35 @@ class CacheManager:
 
     def fits(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Could a lease on `needs` hold, with some segments grown to so many tokens?"""
-        together = {**needs, **grown}
-        taken = (self.taken(s, needs.get(s, 0), grown.get(s, 0)) for s in together)
+        taken = (self.taken(s, needs.get(s, 0), grown.get(s, 0)) for s in {**needs, **grown})
         return sum(taken) <= self.room
 
     @property
     def room(self) -> int:
-        """Blocks that a lease could have: all that are not pinned, or where nothing can leave, all
-        that are free."""
+        """Blocks for new leases: those that are not pinned; if none can leave, the free ones."""
         device = self.device
         return device.num_blocks - self._tally.pinned_blocks if self.evicts else device.num_free
 
     def taken(self, segment: Segment, copies: int, num_tokens: int) -> int:
-        """Blocks of `room` that a segment takes, leased in so many copies and grown to so many
-        tokens; 0 copies: not leased, 0 tokens: not grown. More of either never take less."""
-        device = self.device
+        """Blocks of `room` for a segment in so many copies, and grown to so many tokens; 0: not."""
         if not self.evicts:
-            missing = max(1, len(segment.copies)) * device.blocks_for(num_tokens)
-            growth = max(0, missing - sum(map(len, segment.copies)))
-            return growth + self._missing_blocks(segment, copies)
+            return self._fresh_blocks(segment, copies, num_tokens)
         if not copies:
-            return device.blocks_for(num_tokens)
-        size = device.blocks_for(max(segment.length, num_tokens))
+            return self.device.blocks_for(num_tokens)
+        size = self.device.blocks_for(max(segment.length, num_tokens))
         held = min(segment.pins, len(segment.copies))
         return max(copies, held) * max(size, len(segment.blocks)) - segment.pinned_blocks
 
     def is_free(self, needs: Mapping[Segment, int], grown: Mapping[Segment, int]) -> bool:
         """Are there blocks for them that nobody has, so that nothing has to leave?"""
-        blocks = sum(self._missing_blocks(s, copies) for s, copies in needs.items())
-        for segment, num_tokens in grown.items():
-            wanted = max(1, len(segment.copies)) * self.device.blocks_for(num_tokens)
-            blocks += max(0, wanted - sum(map(len, segment.copies)))
-        return blocks <= self.device.num_free
+        segments = {**needs, **grown}
+        fresh = (self._fresh_blocks(s, needs.get(s, 0), grown.get(s, 0)) for s in segments)
+        return sum(fresh) <= self.device.num_free
+
+    def _fresh_blocks(self, segment: Segment, copies: int, num_tokens: int) -> int:
+        wanted = max(1, len(segment.copies)) * self.device.blocks_for(num_tokens)
+        growth = max(0, wanted - sum(map(len, segment.copies)))
+        return growth + self._missing_blocks(segment, copies)
 
     def beside_others(self, needs: Mapping[Segment, int]) -> dict[Segment, int]:
         """Copies that the device must hold for these and for those who hold the segments now."""
@@ -284,7 +279,7 @@ class CacheManager:
     # --- making room -------------------------------------------------------------------------
 
     def evict_all(self) -> None:
-        """Empty the device of everything that is not pinned (no reuse between steps)."""
+        """Empty the device of what is not pinned (no reuse between steps)."""
         self._evict(self._victims(), self.device.num_blocks)
 
     def resize(self, total_bytes: int) -> int:
@@ -309,10 +304,8 @@ class CacheManager:
     def _make_room(self, num_blocks: int) -> None:
         """Evict until so many blocks are free; if that cannot be, evict nothing."""
         missing = num_blocks - self.device.num_free
-        if missing <= 0 or self.host is None:
-            return
-        victims = self._victims()
-        if sum(len(b) for s in victims for b in s.copies[s.pins :]) >= missing:
+        victims = self._victims() if missing > 0 else []
+        if victims and sum(len(b) for s in victims for b in s.copies[s.pins :]) >= missing:
             self._evict(victims, missing)
 
     def _resident(self) -> list[Segment]:
@@ -372,15 +365,11 @@ class CacheManager:
         self._wait([t for t in waiting if t.direction is Direction.H2D])
         for segment, copies in needs.items():
             segment.transfers = segment.unfinished()
-            self._duplicate(segment, copies)
-
-    def _duplicate(self, segment: Segment, copies: int) -> None:
-        """Further copies by copying on the device."""
-        while segment.length and len(segment.copies) < copies:
-            blocks = self._take(self.device.blocks_for(segment.length))
-            segment.copies.append(blocks)
-            self._placed(segment, log=False)
-            self.copy_on_device(segment.copies[0], blocks)
+            while segment.length and len(segment.copies) < copies:
+                blocks = self._take(self.device.blocks_for(segment.length))
+                segment.copies.append(blocks)
+                self._placed(segment, log=False)
+                self.copy_on_device(segment.copies[0], blocks)
 
     def _missing_blocks(self, segment: Segment, copies: int) -> int:
         missing = max(0, copies - len(segment.copies)) if segment.length else 0
@@ -399,8 +388,7 @@ class CacheManager:
         self._placed(segment)
 
     def _recompute(self, lost: list[Segment]) -> None:
-        if self.recompute_segments is None:
-            raise AssertionError("a segment is neither on the device nor on the host")
+        assert self.recompute_segments is not None, "it is neither on the device nor on the host"
         self.counts.recomputed_tokens += sum(segment.length for segment in lost)
         for segment in lost:
             self.counts.recomputed_blocks += self.device.blocks_for(segment.length)
@@ -418,10 +406,9 @@ class CacheManager:
     def _wait(self, transfers: Iterable[Transfer]) -> None:
         """Compute waits for these: that is the stall."""
         pending = [transfer for transfer in transfers if not transfer.finished]
-        if not pending or self.host is None:
-            return
-        with self.log.span("wait", "stall") if self.log is not None else nullcontext():
-            self.counts.transfer_wait_s += self.host.link.wait(pending)
+        if pending and self.host is not None:
+            with self.log.span("wait", "stall") if self.log is not None else nullcontext():
+                self.counts.transfer_wait_s += self.host.link.wait(pending)
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -438,8 +425,8 @@ class CacheManager:
     @property
     def held_bytes(self) -> int:
         """Whole blocks of all segments, wherever they are; a copy of each."""
-        blocks = sum(self.device.blocks_for(segment.length) for segment in self._segments)
-        return blocks * self.device.bytes_per_block
+        lengths = (segment.length for segment in self._segments)
+        return sum(map(self.device.blocks_for, lengths)) * self.device.bytes_per_block
 
     @property
     def num_segments(self) -> int:
@@ -458,8 +445,6 @@ class CacheManager:
                 raise AssertionError(f"{segment.length} tokens lack blocks")
             if segment.pins > max(1, len(segment.copies)) and not segment.length:
                 raise AssertionError("a pin without a copy")
-            if bool(segment.copies) != (segment in self._present):
-                raise AssertionError("a segment is not where it is taken to be")
+            assert bool(segment.copies) == (segment in self._present), "it is not where it should be"
         pinned = sum(min(s.pins, len(s.copies)) * len(s.blocks) for s in live)
-        if pinned != self._tally.pinned_blocks:
-            raise AssertionError(f"{pinned} blocks are pinned, {self._tally.pinned_blocks} counted")
+        assert pinned == self._tally.pinned_blocks, f"{pinned} blocks are pinned"
