@@ -341,13 +341,7 @@ class CacheManager:
     # --- loading -----------------------------------------------------------------------------
 
     def _make_resident(self, needs: Mapping[Segment, int]) -> None:
-        self._tick += 1
-        for segment in needs:
-            segment.last_use = segment.last_touch = self._tick
-        if self.host is not None and self.host.victims == "lru":
-            for segment in self._present:
-                if segment.pins:
-                    segment.last_touch = self._tick
+        self._touch(needs)
         self._make_room(sum(self._missing_blocks(s, copies) for s, copies in needs.items()))
         lost = {s: None for s in needs if not s.resident and not s.stored}
         waiting: list[Transfer] = []
@@ -370,6 +364,15 @@ class CacheManager:
                 segment.copies.append(blocks)
                 self._placed(segment, log=False)
                 self.copy_on_device(segment.copies[0], blocks)
+
+    def _touch(self, needs: Iterable[Segment]) -> None:
+        self._tick += 1
+        for segment in needs:
+            segment.last_use = segment.last_touch = self._tick
+        if self.host is not None and self.host.victims == "lru":
+            for segment in self._present:
+                if segment.pins:
+                    segment.last_touch = self._tick
 
     def _missing_blocks(self, segment: Segment, copies: int) -> int:
         missing = max(0, copies - len(segment.copies)) if segment.length else 0
@@ -410,8 +413,6 @@ class CacheManager:
             with self.log.span("wait", "stall") if self.log is not None else nullcontext():
                 self.counts.transfer_wait_s += self.host.link.wait(pending)
 
-    # --- looking -----------------------------------------------------------------------------
-
     def _placed(self, segment: Segment, *, log: bool = True) -> None:
         """Its blocks, or the tiers that have some, are others now."""
         segment.pin()
@@ -441,10 +442,9 @@ class CacheManager:
             self.host.ledger.check([block for segment in live for block in segment.host_blocks])
         for segment in live:
             wanted = self.device.blocks_for(segment.length)
-            if any(len(blocks) < wanted for blocks in segment.copies):
-                raise AssertionError(f"{segment.length} tokens lack blocks")
-            if segment.pins > max(1, len(segment.copies)) and not segment.length:
-                raise AssertionError("a pin without a copy")
-            assert bool(segment.copies) == (segment in self._present), "it is not where it should be"
+            short = any(len(blocks) < wanted for blocks in segment.copies)
+            assert not short, f"{segment.length} tokens lack blocks"
+            assert segment.length or segment.pins <= max(1, len(segment.copies)), "pins no copy"
+            assert bool(segment.copies) == (segment in self._present), "it is not where it is"
         pinned = sum(min(s.pins, len(s.copies)) * len(s.blocks) for s in live)
         assert pinned == self._tally.pinned_blocks, f"{pinned} blocks are pinned"
