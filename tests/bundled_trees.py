@@ -48,10 +48,7 @@ SPECULATES = {"beam", "dvts", "lookahead", "mcts"}
 """Of these, steps are decoded ahead here; others have nothing to decode ahead, or draw what lives
 on."""
 
-SPARSE = (
-    "exact", "pages", "quest", "tova", "ahead", "ahead-pages", "window", "asyncspade",
-    "algorithm-1", "harmonic", "last",
-)  # fmt: skip
+SPARSE = ("exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade")
 
 GREEDY = {
     "greedy beam": {**_SMALL, "verifier": "bundled"},

@@ -87,4 +87,4 @@ def test_every_search_is_pinned():
 def test_every_strategy_and_sparse_method_is_among_them():
     assert set(bundled_trees.STRATEGIES) == set(STRATEGIES)
     methods = get_args(SparseSettings.model_fields["sparse"].annotation)
-    assert {*bundled_trees.SPARSE, "off", "auto"} == set(methods)
+    assert {*bundled_trees.SPARSE, "off"} == set(methods)

@@ -48,9 +48,9 @@ class Counters:
     these saw, and attended to. left_out: of the attention of so many `sparse_heads` (layers, heads
     and tokens), what was not selected, or at most; none where the scores do not say. corrections:
     heads whose predicted query was too far off. Of a rank beside the decoder: rank_takes:
-    selections that a layer took; rank_late: of them, those it waited for, rank_waited_s in all;
-    rank_reused: those it did without. sparse_forward_s: of decoding the rows' tokens, waits left
-    out; rank_s: of the rank's own work; rank_link_s: of it, on the link.
+    selections that a layer took; rank_late: of them, those it waited for, rank_waited_s in all.
+    sparse_forward_s: of decoding the rows' tokens, waits left out; rank_s: of the rank's own work;
+    rank_link_s: of it, on the link.
     """
 
     decode_s: float = 0.0
@@ -104,7 +104,6 @@ class Counters:
     sparse_forward_s: float = 0.0
     rank_takes: int = 0
     rank_late: int = 0
-    rank_reused: int = 0
     rank_waited_s: float = 0.0
     rank_s: float = 0.0
     rank_link_s: float = 0.0

@@ -47,21 +47,7 @@ Speculation = Literal["off", "exact", "truncate", "auto"]
 """Whether children of finished steps are decoded before selection has chosen among those."""
 
 
-Sparse = Literal[
-    "off",
-    "auto",
-    "exact",
-    "pages",
-    "quest",
-    "tova",
-    "ahead",
-    "ahead-pages",
-    "window",
-    "asyncspade",
-    "algorithm-1",
-    "harmonic",
-    "last",
-]
+Sparse = Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
 """Which tokens of a long path decoding attends to, see `sparse.rule`."""
 
 
@@ -440,11 +426,9 @@ class SparseSettings(Section):
     sparse: Sparse = option(
         "off",
         help="Which tokens decoding attends to where paths are long: all (off), those with the "
-        "largest scores (exact), the same among the best pages (pages), whole pages (quest), "
-        "without what was not selected before (tova), by the query of the layer before (ahead, "
-        "ahead-pages), by one predicted from earlier tokens (asyncspade, algorithm-1, harmonic, "
-        "last), or the newest (window); auto: ahead, corrected, where that would pay. Changes "
-        "the tree.",
+        "largest scores (exact), the same among the best pages (pages), whole pages (quest), by "
+        "the query of the layer before (ahead, ahead-pages), or by one predicted from earlier "
+        "tokens (asyncspade). Changes the tree.",
     )
     select: Select = option(
         2048,
@@ -458,13 +442,6 @@ class SparseSettings(Section):
     sparse_layers: int = option(
         0, ge=0, metavar="LAYERS", help="First layers that read all with --sparse."
     )
-    sparse_lag: int = option(
-        1, ge=1, metavar="TOKENS", help="How far ahead asyncspade and its like predict."
-    )
-    sparse_window: int = option(16, ge=1, metavar="TOKENS", help="Queries that they predict from.")
-    sparse_frame: Literal["post", "pre"] = option(
-        "post", help="Queries are predicted behind rotary positions, or before (pre)."
-    )
     sparse_correct: float | None = option(
         None,
         gt=-1.0,
@@ -477,14 +454,4 @@ class SparseSettings(Section):
         "device",
         help="Where all KV is with --sparse: on the device, or on the host, the device having "
         "what is selected (--kv-memory). The same tree.",
-    )
-    sparse_rank: Literal["auto", "inline", "thread"] = option(
-        "auto",
-        help="Who finds what is selected by a query that is foreseen: the decoding thread "
-        "(inline) or one beside it; auto: a thread where KV is on the host. The same tree.",
-    )
-    late: Literal["wait", "previous"] = option(
-        "wait",
-        help="Where a thread has not yet found what a layer reads: wait, or read what the token "
-        "before did (previous), so that timing chooses tokens.",
     )

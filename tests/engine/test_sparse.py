@@ -1,11 +1,8 @@
 """Whole searches that decode sparsely: everything selected is `tree`, and no schedule matters."""
 
-import time
-
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.sparse.host import HostStore
 from beamwright.sparse.rule import METHODS
 from engines import assert_nothing_allocated, exact_dtype
 
@@ -30,13 +27,12 @@ def trees(make_solver):
     return find
 
 
-@pytest.mark.parametrize("method", ["ahead", "tova", "asyncspade"])
+@pytest.mark.parametrize("method", ["ahead", "asyncspade"])
 def test_with_everything_selected_the_tree_is_the_same(trees, method):
     full = trees()
     assert trees(sparse=method, select=10_000, sparse_from=0) == full
     assert trees(sparse=method, select=24) == full, "no path is that long"
-    if method != "tova":
-        assert trees(sparse=method, select="all") == full
+    assert trees(sparse=method, select="all") == full
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -54,7 +50,7 @@ def test_the_tree_does_not_depend_on_the_schedule(trees, method):
     [
         {"sparse": "quest", "select": "1/4", "sparse_from": 30},
         {"sparse": "exact", "sparse_layers": 1, **FEW},
-        {"sparse": "last", "sparse_frame": "pre", "sparse_lag": 2, "sparse_correct": 0.5, **FEW},
+        {"sparse": "asyncspade", "sparse_correct": 0.5, **FEW},
     ],
     ids=["share", "layers", "predicted"],
 )
@@ -64,21 +60,14 @@ def test_nor_with_other_options(trees, options):
 
 
 @pytest.mark.parametrize("method", ["exact", "ahead", "ahead-pages", "asyncspade", "quest"])
-def test_nor_on_where_kv_is_at_home_nor_on_who_finds_what_is_selected(trees, method):
+def test_nor_on_where_kv_is_at_home(trees, method):
+    """On the host a thread finds what is selected."""
     options = {"sparse": method, **FEW}
     if method == "exact":
         options["select"] = "1/4"  # rows that select differently many
     expected = trees(in_flight=1, **options)
-    assert trees(sparse_rank="thread", **options) == expected
     home = {"sparse_home": "host", "kv_memory": "600KiB", "host_memory": "16MiB"}
-    assert trees(sparse_rank="inline", **home, **options) == expected
     assert trees(**home, **options) == expected
-
-
-def test_auto_reads_all_where_host_and_device_are_one(trees):
-    assert trees(sparse="auto", **FEW) == trees()
-    corrected = trees(sparse="ahead", sparse_correct=0.8, **FEW)
-    assert trees(sparse="auto", **HOME, **FEW) == corrected != trees(sparse="ahead", **FEW)
 
 
 def test_a_resumed_tree_is_not_the_one_that_it_would_have_been(make_solver, tmp_path):
@@ -93,7 +82,7 @@ def test_a_resumed_tree_is_not_the_one_that_it_would_have_been(make_solver, tmp_
 
 
 def test_what_a_checkpoint_says_is_no_option_that_does_nothing(make_solver):
-    settings = {"select": 2048, "sparse_from": 4096, "sparse_lag": 1, "sparse_home": "device"}
+    settings = {"select": 2048, "sparse_from": 4096, "sparse_layers": 0, "sparse_home": "device"}
     with make_solver(**SMALL, sparse="off", **settings) as solver:
         assert solver.solve(PROBLEMS[0][1]).sparse is None
 
@@ -126,29 +115,6 @@ def test_a_solution_says_what_was_read(make_solver):
     assert found["rank"] is None
 
 
-def test_what_is_dropped_reads_nothing_while_tokens_are_stored(make_solver, monkeypatch):
-    reading, beside = [], []
-    fetch, append = HostStore.fetch, HostStore.append
-
-    def slow_fetch(store, layer, wanted):
-        reading.append(layer)
-        time.sleep(0.01)  # so that the token goes on without it
-        try:
-            return fetch(store, layer, wanted)
-        finally:
-            reading.pop()
-
-    def watched_append(store, segments, key_values):
-        beside.extend(reading)
-        append(store, segments, key_values)
-
-    monkeypatch.setattr(HostStore, "fetch", slow_fetch)
-    monkeypatch.setattr(HostStore, "append", watched_append)
-    with make_solver(**SMALL, sparse="ahead", late="previous", **FEW, **HOME) as solver:
-        assert solver.solve(PROBLEMS[0][1]).sparse.rank.reused > 0
-    assert beside == []
-
-
 def test_a_rank_beside_the_decoder_says_what_was_hidden(make_solver):
     with make_solver(**SMALL, sparse="asyncspade", **FEW, **HOME) as solver:
         rank = solver.solve(PROBLEMS[0][1]).to_json()["sparse"]["rank"]
@@ -158,17 +124,14 @@ def test_a_rank_beside_the_decoder_says_what_was_hidden(make_solver):
     assert rank["forward_s"] > 0
     assert rank["link_s"] >= 0
     assert rank["choose_s"] >= 0
-    with make_solver(**SMALL, sparse="asyncspade", sparse_rank="inline", **FEW, **HOME) as solver:
-        assert solver.solve(PROBLEMS[0][1]).sparse.rank is None
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"select": 24}, "--select 24: does nothing with --sparse off"),
-        ({"sparse": "exact", "sparse_lag": 2}, "--sparse-lag 2: does nothing with --sparse exact"),
         ({"sparse": "exact", "sparse_correct": 0.9}, "--sparse-correct 0.9: does nothing"),
-        ({"sparse": "tova", "select": "1/8"}, "--select has to be a number of tokens"),
+        ({"sparse": "auto"}, "(--sparse): Input should be 'off', 'exact', 'pages'"),
         ({"sparse": "exact", "select": "0"}, "'0' selects nothing"),
         ({"sparse": "exact", "select": "some"}, "'some' selects nothing"),
         ({"sparse": "exact", "select": "all", "sparse_home": "host"}, "needs --sparse"),
@@ -193,28 +156,3 @@ def test_what_cannot_be_meant_is_one_line(make_solver, options, words):
         make_solver(**options)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_timing_may_choose_tokens_only_where_it_is_asked_to(make_solver):
-    options = {**SMALL, "sparse": "ahead", **FEW, **HOME}
-    with make_solver(**options, late="previous") as solver:
-        solution = solver.solve(PROBLEMS[0][1])
-        assert_nothing_allocated(solver)
-    assert not solution.exact
-    rank = solution.sparse.rank
-    assert 0 <= rank.reused <= rank.takes
-    assert rank.late + rank.reused <= rank.takes
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sparse": "exact"}, "--late previous: does nothing with --sparse exact"),
-        ({"sparse": "ahead"}, "--late previous: needs --sparse-rank thread"),
-        ({"sparse": "ahead", "sparse_rank": "inline"}, "--late previous: does nothing"),
-        ({"sparse": "off"}, "--late previous: does nothing with --sparse off"),
-    ],
-)
-def test_late_means_something_for_a_thread_alone(make_solver, options, message):
-    with pytest.raises(InputError, match=message):
-        make_solver(**SMALL, **options, late="previous")

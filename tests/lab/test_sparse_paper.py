@@ -2,8 +2,6 @@
 
 import pytest
 
-from beamwright.plan.costs import ModelCosts, Roofline
-from beamwright.plan.machines import find_profile
 from beamwright_lab.sparse import paper
 
 
@@ -28,13 +26,3 @@ def test_selection_is_at_most_half_of_the_bytes():
     shares = [share for row in paper.selection_share() for key, share in row.items() if "k" in key]
     assert max(shares) < 50
     assert min(shares) < 1
-
-
-def test_locality_takes_longer_where_it_needs_more_groups():
-    shape = paper.NAMED_SHAPES["llama-3.1-8b"]
-    roofline = Roofline(ModelCosts.of(shape, 2), find_profile("rtx-4090-x16"))
-    kv_bytes = 64 * 768 * roofline.model.kv_bytes_per_token
-    budgets = (kv_bytes, kv_bytes // 4, kv_bytes // 128)
-    whole, parts, none = (paper.locality(shape, roofline, each, 512, 1) for each in budgets)
-    assert whole < parts
-    assert none is None

@@ -7,11 +7,15 @@ import pytest
 from beamwright.models.shape import NAMED_SHAPES, shape_from_text
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright.plan.sparse import RankSeconds, SparseLoad, cache_rank_flops
 from beamwright_lab.studies.sparse import (
+    Host,
+    RankSeconds,
+    SparseLoad,
     SparseMethod,
     attention_flops,
+    cache_rank_flops,
     decode_seconds,
+    host_ranks,
     pack_bandwidth,
     token_flops,
     two_devices,
@@ -105,11 +109,25 @@ def test_a_step_at_the_roofline(shape, expected):
     assert halved == pytest.approx(expected[3], abs=0.06)
 
 
-def test_evicting_reads_no_more_than_the_inference_rank_and_ahead_a_projection_more_than_quest():
-    quest, inference, evicting, ahead = milliseconds(QWEN3_8B, methods=[*SparseMethod][2:])
-    assert evicting == inference
+def test_ahead_reads_a_projection_more_than_quest():
+    quest, _, ahead = milliseconds(QWEN3_8B, methods=[*SparseMethod][2:])
     projection_bytes = 2 * 36 * 4096 * 4096
     assert ahead - quest == pytest.approx(projection_bytes / 2039e9 * 1e3)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"), [(False, (0.43, 1.7, 3.4)), (True, (0.067, 0.215, 0.43))]
+)
+def test_a_host_that_scores_keys_or_bounds_at_4k_16k_and_32k(bounds, expected):
+    """64 rows of an 8B model on an RTX 4090 in sixteen lanes, 512 selected."""
+    shape = NAMED_SHAPES["llama-3.1-8b"]
+    card = replace(find_profile("rtx-4090-x16"), launch_s=1e-12)
+    for context, seconds in zip((4096, 16384, 32768), expected, strict=True):
+        load = SparseLoad(64, context, 512)
+        ranks = host_ranks(
+            Roofline(ModelCosts.of(shape, 2), card), shape, load, Host(), bounds=bounds
+        )
+        assert ranks.ideal_s == pytest.approx(seconds, rel=0.03)
 
 
 def test_shared_tokens_are_read_once_and_attended_by_each_row():

@@ -28,6 +28,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+NO_AFFINE = {"enable_bias": False, "layer_norm_elementwise_affine": False}
 
 # name: (config class, its options, how save_pretrained writes it)
 FAMILIES = {
@@ -61,9 +62,15 @@ FAMILIES = {
         {"max_shard_size": "60KB"},
     ),
     "opt": (OPTConfig, OPT, {}),
-    "opt-gelu-no-bias-untied": (
+    "opt-post-norm-projected": (
         OPTConfig,
-        {**OPT, "enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False},
+        {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
+        {},
+    ),
+    "opt-no-bias-untied": (OPTConfig, {**OPT, **NO_AFFINE, "tie_word_embeddings": False}, {}),
+    "opt-gelu-no-final-norm": (
+        OPTConfig,
+        {**OPT, "activation_function": "gelu", "_remove_final_layer_norm": True},
         {"max_shard_size": "60KB"},
     ),
 }

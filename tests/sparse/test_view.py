@@ -2,42 +2,34 @@
 
 import math
 import random
+import threading
 from dataclasses import replace
+from itertools import accumulate, chain
 
 import pytest
 import torch
 
 from beamwright.attention.tree import TreeAttention
+from beamwright.counters import Counters
 from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import PathPart
 from beamwright.kv.store import SegmentStore
-from beamwright.sparse.index import bounded, page_bounds
-from beamwright.sparse.rank import CacheRank
 from beamwright.sparse.rule import (
     CANDIDATES,
     METHODS,
     PAGE,
-    PREDICTORS,
     RECENT,
     SINKS,
-    Rotary,
     SparseRule,
+    asyncspade,
 )
-from beamwright.sparse.select import choose
-from beamwright.sparse.view import SparseDecode
+from beamwright.sparse.select import bounded, choose, page_bounds
+from beamwright.sparse.view import CacheRank, SparseDecode, ThreadRank
 
 LAYERS, KV_HEADS, GROUP, DIM, TOKENS = 2, 2, 2, 16, 20
 HEADS = KV_HEADS * GROUP
 LAYOUT = KVLayout(LAYERS, KV_HEADS, DIM, torch.float64)
-NOT_TURNED = Rotary(torch.empty(0), torch.empty(0))
 RULE = SparseRule("exact", select=24, first=0)
-
-
-def turning():
-    """Tables as a decoder has them."""
-    angles = torch.outer(torch.arange(256.0), 1e3 ** -(torch.arange(DIM // 2) / DIM * 2)).double()
-    cos, sin = angles.cos(), angles.sin()
-    return Rotary(torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1))
 
 
 class Batch:
@@ -80,27 +72,14 @@ def drawn(token, layer, what):
     return scale * torch.randn(shape, generator=generator, dtype=LAYOUT.dtype)
 
 
-class LateRank(CacheRank):
-    """Has nothing for these (token, layer)."""
-
-    token = 0
-
-    def __init__(self, late):
-        super().__init__()
-        self.late = late
-
-    def is_late(self, layer):
-        return (self.token, layer) in self.late
-
-
-def decoded(batch, rule, rotary=NOT_TURNED, num_tokens=TOKENS, late=()):
+def decoded(batch, rule, rank=None):
     """Contexts [token][layer] of a batch."""
-    tail, rank = batch.tail(), LateRank(late)
-    view = SparseDecode(rule, rotary, rank, batch.store, batch.paths, tail)
+    tail = batch.tail()
+    view = SparseDecode(rule, rank or CacheRank(), batch.store, batch.paths, tail)
     view.own(batch.own)
     found = []
-    for token in range(num_tokens):
-        contexts, rank.token = [], token
+    for token in range(TOKENS):
+        contexts = []
         for layer in range(LAYERS):
             query = drawn(token, layer, "query")
             if view.looks_ahead and layer + 1 < LAYERS:  # as a decoder does
@@ -115,16 +94,13 @@ def decoded(batch, rule, rotary=NOT_TURNED, num_tokens=TOKENS, late=()):
 class Oracle:
     """One row, everything by hand."""
 
-    def __init__(self, rule, rotary, keys, row, late=()):
-        self.late, self.last = late, {}
-        self.rule, self.rotary, self.row = rule, rotary, row
-        self.stored, self.all = len(keys), keys
+    def __init__(self, rule, keys, row, ends):
+        self.rule, self.row, self.all, self.ends = rule, row, keys, ends
         self.queries = {layer: [] for layer in range(LAYERS)}
-        self.left = {layer: None for layer in range(LAYERS)}
 
     def token(self, token, layer, fresh):
         """The context [heads, dim] of a token."""
-        rule, how = self.rule, self.rule.how
+        rule = self.rule
         if layer == 0:
             self.all = torch.cat([self.all, fresh.unsqueeze(0)])
         self.all[-1, layer] = fresh[layer]
@@ -134,34 +110,22 @@ class Oracle:
         out = torch.zeros(HEADS, DIM, dtype=LAYOUT.dtype)
         selected = [range(seen)] * KV_HEADS
         if rule.is_sparse(seen) and layer >= rule.full_layers:
-            guess, foreseen = self._guess(token, layer, query, seen)
-            if (token, layer) in self.late and layer in self.last:
-                oldest = seen - 1 - RECENT
-                selected = [(each - {oldest}) | {seen - 1} for each in self.last[layer]]
-            else:
-                selected = self._selected(layer, guess, foreseen, keys, seen)
-            self.last[layer] = selected
+            guess, foreseen = self._guess(token, layer, query)
+            selected = self._selected(guess, foreseen, keys, seen)
         for head in range(HEADS):
             at = sorted(selected[head // GROUP])
             scores = keys[at, head // GROUP] @ query[head] / math.sqrt(DIM)
             out[head] = scores.softmax(-1) @ values[at, head // GROUP]
-        if how.query in PREDICTORS:
-            values = query[None]
-            if rule.frame == "pre":
-                values = self.rotary.turn_back(values, torch.tensor([seen - 1]))
-            self.queries[layer].append(values[0])
+        self.queries[layer].append(query)
         return out
 
-    def _guess(self, token, layer, query, seen):
+    def _guess(self, token, layer, query):
         how, rule, guess = self.rule.how.query, self.rule, None
-        known = self.queries[layer][: len(self.queries[layer]) - (rule.lag - 1)]
+        known = self.queries[layer]
         if how == "ahead" and layer:
             guess = drawn(token, layer, "ahead")[self.row]
-        elif how in PREDICTORS and known:
-            window = torch.stack(known[-(rule.window + 1) :], 1)
-            guess = PREDICTORS[how](window)
-            if rule.frame == "pre":
-                guess = self.rotary.turn(guess[None], torch.tensor([seen - 1]))[0]
+        elif how == "predicted" and known:
+            guess = asyncspade(torch.stack(known[-17:], 1))
         if guess is None:
             return query, False
         if rule.correct is None:
@@ -170,35 +134,22 @@ class Oracle:
         keep = (near >= rule.correct).repeat_interleave(GROUP)[:, None]
         return torch.where(keep, guess, query), True
 
-    def _selected(self, layer, guess, foreseen, keys, seen):
+    def _selected(self, guess, foreseen, keys, seen):
         rule, budget = self.rule, self.rule.budget(seen)
-        newest = set(range(seen - RECENT, seen))
+        forced = {*range(SINKS), *range(seen - RECENT, seen)}
+        known = set(range(seen)) - ({seen - 1} if foreseen else set())
         found = []
         for head in range(KV_HEADS):
-            if rule.method == "window":
-                found.append({*range(SINKS), *range(seen - (budget - SINKS), seen)})
-                continue
-            forced = {*range(SINKS), *newest}
-            everything = set(range(seen))
-            if rule.how.evicts:
-                before = self.left[layer]
-                left = everything if before is None else before[head] | {seen - 1}
-                found.append(self._best(self._shares(guess, keys, head, left), set(), budget))
-                continue
-            known = everything - ({seen - 1} if foreseen else set())
             if rule.how.scores == "keys":
                 shares = self._shares(guess, keys, head, known)
-                shares.setdefault(seen - 1, 0.0)
             else:
                 shares = self._page_shares(guess, keys, head, len(known))
-                shares.setdefault(seen - 1, 0.0)
+            shares.setdefault(seen - 1, 0.0)
             if rule.how.scores == "both":
                 some = self._best(shares, forced, min(CANDIDATES * budget, seen))
                 shares = self._shares(guess, keys, head, some & known)
                 shares.setdefault(seen - 1, 0.0)
             found.append(self._best(shares, forced, budget))
-        if rule.how.evicts:
-            self.left[layer] = found
         return found
 
     def _softmaxed(self, scores, head, left):
@@ -236,22 +187,18 @@ RULES = [
     replace(RULE, full_layers=1),
     replace(RULE, select=0.25),
     replace(RULE, first=80),
-    replace(RULE, method="asyncspade", frame="pre", window=4, lag=2),
-    replace(RULE, method="last", frame="pre", correct=0.1),
+    replace(RULE, method="asyncspade", correct=0.1),
     replace(RULE, method="ahead", correct=0.1),
 ]
 
 
-def check_by_hand(rule, late=()):
-    batch, rotary = Batch(), turning()
-    found = decoded(batch, rule, rotary, late=late)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.method}-{rule.select}")
+def test_each_row_attends_to_what_it_selects_by_hand(rule):
+    batch = Batch()
+    found = decoded(batch, rule)
     for row, keys in enumerate(batch.keys):
-        oracle = Oracle(rule, rotary, keys, row, late)
-        ends, at = [], 0
-        for part in batch.paths[row]:
-            at += part.visible
-            ends.append(at)
-        oracle.ends = ends
+        ends = [*accumulate(part.visible for part in batch.paths[row])]
+        oracle = Oracle(rule, keys, row, ends)
         for token in range(TOKENS):
             fresh = torch.stack([drawn(token, layer, "key_value")[row] for layer in range(LAYERS)])
             for layer in range(LAYERS):
@@ -260,15 +207,30 @@ def check_by_hand(rule, late=()):
     assert batch.store.counts.sparse_tokens > 0
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.method}-{rule.select}")
-def test_each_row_attends_to_what_it_selects_by_hand(rule):
-    check_by_hand(rule)
+def test_a_rank_on_a_thread_finds_the_same_and_counts_what_was_waited_for():
+    batch, rule = Batch(), replace(RULE, method="asyncspade")
+    inline = decoded(batch, rule)
+    batch = Batch()
+    counts = batch.store.counts
+    threaded = decoded(batch, rule, ThreadRank(counts))
+    for one, other in zip(chain(*inline), chain(*threaded), strict=True):
+        assert torch.equal(one, other)
+    assert counts.rank_takes == LAYERS * (TOKENS - 1), "the first token selects by its own query"
+    assert 0 <= counts.rank_late <= counts.rank_takes
+    assert (counts.rank_late == 0) == (counts.rank_waited_s == 0.0)
 
 
-@pytest.mark.parametrize("method", ["ahead", "ahead-pages", "asyncspade"])
-def test_late_rows_attend_to_what_the_token_before_did_and_their_own(method):
-    late = {(0, 1), (3, 0), *((token, 1) for token in range(4, 19))}
-    check_by_hand(replace(RULE, method=method, late="previous"), late)
+def test_a_layer_waits_for_what_is_late():
+    counts, gate = Counters(), threading.Event()
+    rank = ThreadRank(counts)
+    rank.push(0, lambda: gate.wait(10) and "found")
+    rank.push(0, lambda: pytest.fail("only the first counts"))
+    threading.Timer(0.05, gate.set).start()
+    assert rank.take(0) == "found"
+    assert rank.take(0) is None
+    assert (counts.rank_takes, counts.rank_late) == (1, 1)
+    assert counts.rank_waited_s > 0
+    rank.close()
 
 
 def test_what_sees_few_tokens_has_the_bits_of_tree():
@@ -295,7 +257,7 @@ def test_the_rest_is_what_the_scores_say():
     counts = more.store.counts
     assert exact < counts.left_out / counts.sparse_heads <= 1.0, "a bound, of worse tokens"
     predicted = Batch()
-    decoded(predicted, replace(RULE, method="last"))
+    decoded(predicted, replace(RULE, method="asyncspade"))
     assert predicted.store.counts.sparse_heads == 0, "nothing is claimed"
 
 
@@ -310,19 +272,6 @@ def test_bounds_are_above_every_key_of_a_page():
 
 def test_of_equal_values_the_later_ones_are_chosen():
     wanted = torch.tensor([[[0.1, 0.5, 0.1, 0.1, 0.0]]])
-    seen = torch.tensor([[True, True, True, True, False]])
-    forced = torch.tensor([[True, False, False, False, False]])
+    seen = torch.tensor([[[True, True, True, True, False]]])
+    forced = torch.tensor([[[True, False, False, False, False]]])
     assert choose(wanted, seen, forced, 3).tolist() == [[[0, 1, 3]]]
-
-
-def test_turning_back_undoes_turning():
-    rotary, values = turning(), torch.randn(5, HEADS, DIM, dtype=torch.float64)
-    at = torch.tensor([0, 3, 9, 100, 255])
-    torch.testing.assert_close(rotary.turn_back(rotary.turn(values, at), at), values)
-
-
-def test_rows_that_have_stopped_may_stand_behind_the_context():
-    rotary, values = turning(), torch.randn(2, HEADS, DIM, dtype=torch.float64)
-    at, end = torch.tensor([7, 256]), torch.tensor([7, 255])
-    assert torch.equal(rotary.turn(values, at), rotary.turn(values, end))
-    assert torch.equal(rotary.turn_back(values, at), rotary.turn_back(values, end))

@@ -362,18 +362,18 @@ def _simulate_sparse(
     """Decoding with KV at home on the host, `times` as fast as under the best of the schedules."""
     if asked == SparseSettings():
         return None  # without torch
-    from beamwright.solver.sparse import chosen_by_auto, sparse_case, sparse_rule
+    from beamwright.solver.sparse import sparse_rule
+    from beamwright_lab.simulator.sparse import SparseCase, simulate_sparse
 
-    rule = sparse_rule(chosen_by_auto(asked) if asked.sparse == "auto" else asked)
+    rule = sparse_rule(asked)
     if rule is None:
         return None
-    from beamwright_lab.simulator.sparse import simulate_sparse
 
     generator = models.generator
     found = simulate_sparse(
         case.tree,
         Roofline(generator.costs, models.profile),
-        sparse_case(rule, generator.shape),
+        SparseCase(rule, generator.shape),
         plan.generator_kv_bytes,
     )
     named = {"method": rule.method, "select": rule.select, "first": rule.first}

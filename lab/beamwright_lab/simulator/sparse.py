@@ -2,23 +2,41 @@
 
 Decoding alone, in packs on three resources, each in order: the inference rank, the cache rank, and
 the link between them, both directions of it at once. Late is a wait: which tokens are chosen never
-depends on it. What a token costs comes from `plan.sparse`. Rows of
-a round are decoded in lineage order, as many at a time as have room for what they select.
+depends on it. What a token costs comes from `studies.sparse`. Rows of a round are decoded in
+lineage order, as many at a time as have room for what they select.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from beamwright.plan.compare import SparseCase
-from beamwright.plan.costs import Roofline
-from beamwright.plan.sparse import RankSeconds, host_ranks
+from beamwright.plan.costs import Roofline, Shape
 from beamwright.protocols import Direction
+from beamwright.sparse.rule import SparseRule
 from beamwright.tree import RecordedNode, RecordedTree
+from beamwright_lab.studies.sparse import Host, RankSeconds, SparseLoad, host_ranks
 
 _TOKENS = 8
 """That are simulated of a stretch of equal tokens: the pipeline is full in the second half."""
+
+
+@dataclass(frozen=True)
+class SparseCase:
+    """A rule and a host. Keys, or bounds of pages, are scored there.
+
+    A query that is not the token's own is known before the layer needs what it selects: that of the
+    layer before, or one predicted from tokens before.
+    """
+
+    rule: SparseRule
+    shape: Shape
+    host: Host = field(default_factory=Host)
+
+    def ranks(self, roofline: Roofline, load: SparseLoad) -> RankSeconds:
+        """Of one token of all rows."""
+        bounds = self.rule.how.scores != "keys"
+        return host_ranks(roofline, self.shape, load, self.host, bounds=bounds)
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,7 @@ def simulate_sparse(
     """None where the device has no room for one row's selection, or for what still reads all."""
     kv_bytes = roofline.model.kv_bytes_per_token
     starts = tree.starts()
-    most = case.most_rows(tree.longest, kv_bytes, kv_budget_bytes)
+    most = kv_budget_bytes // (case.rule.budget(tree.longest) * kv_bytes)
     if most < 1:
         return None
     decode_s = waited_s = h2d_bytes = 0.0
@@ -73,9 +91,10 @@ def simulate_sparse(
                     decode_s, waited_s = decode_s + load_s, waited_s + load_s
                     h2d_bytes += loaded_bytes
                 continue
-            load = case.load(stretch.rows, visible, min(1.0, stretch.distinct / stretch.visible))
-            ranks = host_ranks(roofline, case.shape, load, case.scored, case.host)
-            token_s, late_s = _token(ranks, case, roofline.model.num_layers)
+            shared = min(1.0, stretch.distinct / stretch.visible)
+            load = SparseLoad(stretch.rows, visible, case.rule.budget(visible), shared=shared)
+            ranks = case.ranks(roofline, load)
+            token_s, late_s = _token(ranks, case.rule.how.query, roofline.model.num_layers)
             decode_s += stretch.tokens * token_s
             waited_s += stretch.tokens * late_s
             h2d_bytes += stretch.tokens * load.chosen * case.host.missed * kv_bytes
@@ -86,13 +105,13 @@ def simulate_sparse(
     return SparseSearch(decode_s, waited_s, h2d_bytes, rows, selecting, share)
 
 
-def _token(ranks: RankSeconds, case: SparseCase, num_layers: int) -> tuple[float, float]:
+def _token(ranks: RankSeconds, query: str, num_layers: int) -> tuple[float, float]:
     """Seconds of a token of all rows, and of them those that the device waits, layer by layer."""
-    packs = in_packs(ranks, num_layers, 1)
-    if not case.foreseen:  # a layer's selection begins when the layer does
-        return case.token_s(ranks), case.token_s(ranks) - ranks.inference_s
-    ahead = 2 if case.by_layers else None
-    run = simulate_packs(packs, _TOKENS, distance=ahead)
+    if query == "true":  # a layer's selection begins when the layer does
+        late_s = ranks.cache_s + ranks.up_s + ranks.down_s
+        return ranks.inference_s + late_s, late_s
+    distance = 2 if query == "ahead" else None
+    run = simulate_packs(in_packs(ranks, num_layers, 1), _TOKENS, distance=distance)
     return run.token_s, run.waited_s
 
 

@@ -1,44 +1,29 @@
 """AsyncSpade's claims of cost against its own inputs and against the roofline. Measures nothing.
 
 FLOPs (Eq. 6 to 11, with both ranks together), Table 2 recomputed and simulated by packs, the share
-of selection that Figure 2 profiles, time per output token at 8 x 32k with 2k selected, section
-4.3's conditions, and host-resident KV against locality's group swapping, both simulated. Device
-peaks are those of data sheets without launches, but for the last table: the card's profile.
+of selection that Figure 2 profiles, time per output token at 8 x 32k with 2k selected, and section
+4.3's conditions. Device peaks are those of data sheets without launches.
 
     python -m beamwright_lab.sparse.paper
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from beamwright.errors import CapacityError
 from beamwright.models.shape import NAMED_SHAPES, ModelShape, shape_from_text
-from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright.plan.sparse import (
-    Host,
-    RankSeconds,
-    Scored,
-    SparseLoad,
-    cache_rank_flops,
-    host_ranks,
-)
-from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.common import finish, say, table
-from beamwright_lab.simulator.bench import Simulation
-from beamwright_lab.simulator.costs import RooflineCosts
-from beamwright_lab.simulator.run import simulate
 from beamwright_lab.simulator.sparse import in_packs, simulate_packs
-from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 from beamwright_lab.studies.sparse import (
+    RankSeconds,
+    SparseLoad,
     SparseMethod,
+    cache_rank_flops,
     decode_seconds,
-    device_bytes,
-    full_seconds,
     pack_bandwidth,
     parameter_flops,
     token_flops,
@@ -74,8 +59,6 @@ TABLE_2 = (
     ("32B", 16, 16384, 1024, "h100", 8, 8.74, 7.48, 229.93),
 )
 LOAD = SparseLoad(8, 32768, 2048)
-RESERVED = 3.07e9  # of 24 GiB, for activations, the driver and a desktop: assumed
-STEP_TOKENS, ROUNDS = 32, 4
 Row = dict[str, Any]
 
 
@@ -175,10 +158,6 @@ def _less(one: float, other: float) -> str:
     return f"{100 * (one / other - 1):.0f}"
 
 
-def _times(slow_s: float, fast_s: float) -> str:
-    return f"{slow_s / fast_s:.1f}x"
-
-
 def conditions() -> Iterable[Row]:
     """Section 4.3 at the roofline, in ms of a token, and packs simulated with these inputs."""
     for name, shape in MODELS.items():
@@ -200,72 +179,7 @@ def conditions() -> Iterable[Row]:
                 }  # fmt: skip
 
 
-def locality(
-    shape: ModelShape, roofline: Roofline, budget: int, context: int, prompt: int
-) -> float | None:
-    """Seconds per token of 64 rows in the simulator's real loop, from its last steps; None where a
-    path does not fit. prompt: of the context, what all rows share."""
-    first, ends = max(context - prompt, STEP_TOKENS), []
-    for rounds in (1, 1 + ROUNDS):
-        tokens = first + STEP_TOKENS * rounds
-        search = SyntheticSearch(64, 1, prompt, tokens, first, step_limits=(first, STEP_TOKENS))
-        case = Simulation(
-            grow(search), roofline.model, RooflineCosts(roofline, Layout.TREE), budget,
-            ScheduleSettings(schedule="locality"),
-            StepSettings(max_step_tokens=first, max_tokens=tokens),
-        )  # fmt: skip
-        try:
-            ends.append(simulate(case).time_s)
-        except CapacityError:
-            return None
-    return (ends[1] - ends[0]) / (STEP_TOKENS * ROUNDS)
-
-
-def host_resident(most: int) -> Iterable[Row]:
-    """64 rows on an RTX 4090 with 16 lanes: locality against KV on the host, seconds per token.
-
-    Factors: of the two ideals, and of the two simulations.
-    """
-    profile = find_profile("rtx-4090-x16")
-    for name, selected in (("llama-3.1-8b", 512), ("qwen1.5-7b", 256), ("qwen1.5-7b", 128)):
-        shape = NAMED_SHAPES[name]
-        roofline = Roofline(ModelCosts.of(shape, 2), profile)
-        budget = int(profile.device_memory_bytes - RESERVED - roofline.model.weight_bytes)
-        for shared, selected_shared in ((1.0, 1.0), (0.12, 0.4)):
-            for context in (each for each in (4096, 16384, 32768) if each <= most):
-                # One prompt and 64 tails whose union is this share of the sum of the paths.
-                prompt = max(1, round(context * (1 - shared) / (1 - 1 / 64)))
-                load = SparseLoad(64, context, selected, 16, shared, selected_shared)
-                found = locality(shape, roofline, budget, context, prompt)
-                ideal_s, groups = full_seconds(roofline, load, budget, STEP_TOKENS)
-                row: Row = {
-                    "case": f"{name}, C={selected}, {'unshared' if shared == 1 else 'tree'}",
-                    "context": context,
-                    "groups": groups or "by layers",
-                    "locality, ideal": round(ideal_s, 3),
-                    "locality, simulated": None if found is None else round(found, 3),
-                }
-                for scored in Scored:
-                    if device_bytes(roofline.model.kv_bytes_per_token, load, scored) > budget:
-                        continue
-                    ranks = host_ranks(roofline, shape, load, scored, Host())
-                    packs = in_packs(ranks, shape.layers, 4)
-                    run = simulate_packs(packs, 16)
-                    row[scored.value] = (
-                        f"{run.token_s:.3f}: {_times(ideal_s, ranks.ideal_s)} ideal"
-                        + ("" if found is None else f", {_times(found, run.token_s)}")
-                    )
-                    if scored is Scored.HOST_BOUNDS:
-                        # Its second query projection, a per cent or so of the weights, is left out.
-                        ahead_s = simulate_packs(packs, 16, distance=2).token_s
-                        row["the same, one pack ahead"] = f"{ahead_s:.3f}"
-                yield row
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--max-context", type=int, default=32768, help="of the last table")
-    args = parser.parse_args()
     found: dict[str, list[Row]] = {}
     for name, rows in (
         ("FLOPs", flops()),
@@ -273,7 +187,6 @@ def main() -> None:
         ("Figure 2", selection_share()),
         ("TPOT", times()),
         ("conditions", conditions()),
-        ("host-resident KV", host_resident(args.max_context)),
     ):
         found[name] = list(rows)
         columns = list(dict.fromkeys(column for row in found[name] for column in row))

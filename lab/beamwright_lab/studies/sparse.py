@@ -1,32 +1,89 @@
 """What a decode step takes under sparse decoding: FLOPs, bytes and seconds, on one device or two.
 
-AsyncSpade, appendix B, equations 6 to 11, Table 2 and the conditions of section 4.3; full attention
-in groups that are swapped beside them. Formulas only: MLA counts as MQA in them; top-k, gathers of
+AsyncSpade, appendix B, equations 6 to 11, Table 2 and the conditions of section 4.3, with a second
+device or the host as the cache rank. Formulas only: MLA counts as MQA in them; top-k, gathers of
 small pieces and kernels' launches are left out, but for those that a hardware profile states.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from enum import StrEnum
 
 from beamwright.plan.costs import Roofline, Shape
-from beamwright.plan.sparse import RankSeconds, Scored, SparseLoad, cache_rank_flops
+
+
+@dataclass(frozen=True)
+class SparseLoad:
+    """The rows of one decode step, and the tokens behind them.
+
+    context: of each path. selected: by each row and layer, sinks and recents inside. page: tokens
+    that share a pair of bounds. shared: distinct tokens of all paths over their sum.
+    """
+
+    rows: int
+    context: int
+    selected: int
+    page: int = 16
+    shared: float = 1.0
+
+    @property
+    def seen(self) -> int:
+        """Summed lengths of the paths."""
+        return self.rows * self.context
+
+    @property
+    def union(self) -> float:
+        """Distinct tokens of all paths."""
+        return self.shared * self.seen
+
+    @property
+    def chosen(self) -> int:
+        """Tokens that rows select, of a layer."""
+        return self.rows * min(self.selected, self.context)
+
+
+@dataclass(frozen=True)
+class RankSeconds:
+    """Seconds of one token of all rows, in all layers or in a pack of them, on separate resources.
+
+    inference_s: the forward pass. cache_s: what chooses, and gathers. up_s: queries, new keys and
+    values to the cache rank; down_s: selected K and V back.
+    """
+
+    inference_s: float
+    cache_s: float
+    up_s: float
+    down_s: float
+
+    @property
+    def slack_s(self) -> float:
+        """Of the tighter of section 4.3's conditions: a cycle of communication, and processing on
+        the cache rank, should each take less than the forward pass."""
+        return self.inference_s - max(self.cache_s, self.up_s + self.down_s)
+
+    @property
+    def hidden(self) -> bool:
+        return self.slack_s >= 0
+
+    @property
+    def ideal_s(self) -> float:
+        """Seconds per token if nothing ever waits for anything but its own resource."""
+        return max(self.inference_s, self.cache_s, self.up_s, self.down_s)
 
 
 class SparseMethod(StrEnum):
     """What chooses the tokens.
 
-    EXACT is the paper's "TOVA", whose Eq. 8 scores all keys with the true query; TOVA itself evicts
-    for good, by the attention that it computes anyway. AHEAD scores page bounds, as QUEST does,
-    with a query that is computed from the residual of a layer before: a second query projection.
+    EXACT is the paper's "TOVA", whose Eq. 8 scores all keys with the true query. AHEAD scores page
+    bounds, as QUEST does, with a query that is computed from the residual of a layer before: a
+    second query projection.
     """
 
     FULL = "full"
     EXACT = "exact"
     QUEST = "quest"
     ASYNCSPADE = "asyncspade"
-    TOVA = "tova"
     AHEAD = "ahead"
 
 
@@ -51,6 +108,11 @@ def token_flops(
 ) -> int:
     """Eq. 11."""
     return parameter_flops(shape) + attention_flops(shape, method, context, selected, page)
+
+
+def cache_rank_flops(shape: Shape, context: int) -> int:
+    """What Eq. 10 leaves out: the cache rank scores every key; with it the sum is Eq. 8's."""
+    return 2 * shape.layers * shape.heads * shape.head_dim * context
 
 
 def decode_seconds(
@@ -123,31 +185,32 @@ def pack_bandwidth(
     return batch * selected * heads * shape.head_dim * 2 * layers / seconds
 
 
-def device_bytes(kv_bytes_per_token: int, load: SparseLoad, scored: Scored) -> float:
-    """KV that the device has to hold: what is selected, and what it is chosen by."""
-    bounds = load.union / load.page
-    tokens = {
-        Scored.DEVICE_BOUNDS: load.chosen + bounds,
-        Scored.ALL_ON_DEVICE: load.union + bounds,
-    }.get(scored, load.chosen)
-    return kv_bytes_per_token * tokens
+@dataclass(frozen=True)
+class Host:
+    """A host as the cache rank; figures of a desktop, assumed.
 
-
-def full_seconds(
-    roofline: Roofline, load: SparseLoad, kv_budget_bytes: float, step_tokens: int
-) -> tuple[float, int]:
-    """Seconds per token of all rows with full attention, and groups of a step of `step_tokens`.
-
-    In one group where all KV fits; else by locality, as few even groups as fit, each loaded once a
-    step; where not even one path fits, 0 groups: by layers, everything else for every token.
+    bandwidth: bytes/s at which it scores; flops: FLOP/s. missed: share of what is selected that
+    the device has not kept from the token before (ShadowKV saves 60 % of the transfers).
     """
-    link = roofline.hardware.h2d_bandwidth * roofline.hardware.link_share
-    kv_bytes = roofline.model.kv_bytes_per_token
-    outside_bytes = max(0.0, kv_bytes * load.union - kv_budget_bytes)
-    if kv_bytes * load.context > kv_budget_bytes:
-        together_s = roofline.decode_step(load.rows, load.union, load.seen)
-        return max(together_s, outside_bytes / link), 0
-    groups = min(load.rows, math.ceil(kv_bytes * load.union / kv_budget_bytes))
-    rows = -(-load.rows // groups)
-    group_s = roofline.decode_step(rows, load.union / groups, load.seen / groups)
-    return max(groups * group_s, outside_bytes / link / step_tokens), groups
+
+    bandwidth: float = 40e9
+    flops: float = 1e12
+    missed: float = 0.4
+
+
+def host_ranks(
+    roofline: Roofline, shape: Shape, load: SparseLoad, host: Host, *, bounds: bool
+) -> RankSeconds:
+    """The device decodes; the host keeps KV, and chooses by all keys or by bounds of pages."""
+    model, hardware = roofline.model, roofline.hardware
+    page = load.page if bounds else 1
+    scored_bytes = model.kv_bytes_per_token * load.union / (page if bounds else 2)
+    flops = load.rows * cache_rank_flops(shape, load.context) / page
+    query_bytes = model.num_layers * model.num_heads * model.head_dim * model.element_bytes
+    missed_bytes = model.kv_bytes_per_token * load.chosen * host.missed
+    return RankSeconds(
+        inference_s=roofline.decode_step(load.rows, load.chosen, load.chosen),
+        cache_s=max(scored_bytes / host.bandwidth, flops / host.flops),
+        up_s=load.rows * query_bytes / (hardware.d2h_bandwidth * hardware.link_share),
+        down_s=missed_bytes / (hardware.h2d_bandwidth * hardware.link_share),
+    )

@@ -38,7 +38,7 @@ ENDED = "ended"  # of a search that is over: what `CheckpointWriter.end` was tol
 OWN = "python:"  # begins the name of what a user gave as an object
 DECISIVE_SECTIONS = ("model", "sampling", "step", "search", "sparse")  # decide the tree
 # Of these sections:
-_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home", "sparse_rank"}
+_NOT_THE_TREE = {"device", "attention", "top_logprobs", "choose", "sparse_home"}
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,9 @@ from beamwright.kv.store import HostedStore
 from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.store import LayeredStore
 from beamwright.models.decoder import Decoder
-from beamwright.models.load import (
-    LoadedModel,
-    cap_memory,
-    check_device,
-    free_bytes,
-    is_out_of_memory,
-    load_model,
-)
-from beamwright.models.tree_model import HostOptions, TreeModel
+from beamwright.models.load import LoadedModel, check_device, load_model
+from beamwright.models.memory import cap_memory, free_bytes, is_out_of_memory
+from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
@@ -41,7 +35,7 @@ from beamwright.schedule import schedule_row
 from beamwright.sections import ModelSettings
 from beamwright.solver.machinery import Machinery, give_way, make_writer
 from beamwright.solver.memory import MemoryPlan, ModelBytes, path_needs, plan_memory
-from beamwright.solver.sparse import settled_sparse, sparse_attention, with_most_rows
+from beamwright.solver.sparse import sparse_attention, with_most_rows
 from beamwright.solver.tiers import (
     TYPICAL_PROMPT_TOKENS,
     HostShares,
@@ -157,7 +151,7 @@ def _local(
 
 def _settled(
     settings: Settings, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
-) -> tuple[Settings, MemoryPlan, ByteBudget | None]:
+) -> tuple[Settings, MemoryPlan, SharedBytes | None]:
     """Settings with nothing left open: what `auto` stands for, with these models and this memory.
 
     Returns:
@@ -165,8 +159,7 @@ def _settled(
     """
     plan = _plan(settings, loaded, verifier, in_place=in_place)
     sizes, kv_bytes = _sizes(loaded), plan.generator_kv_bytes
-    sparse = settled_sparse(settings, sizes, kv_bytes)
-    settings = with_most_rows(settings.model_copy(update={"sparse": sparse}), sizes, kv_bytes)
+    settings = with_most_rows(settings, sizes, kv_bytes)
     shared, needs_turns = None, False
     if verifier is not None and settings.model.verifier_device is None:
         shared = shared_bytes(settings, plan)
@@ -178,7 +171,7 @@ def _settled(
     settings = settings.model_copy(update={"schedule": row.settled(named)})
     if row.streams_layers and in_place:
         plan = _plan(settings, loaded, verifier, in_place=False)
-    if row.streams_layers or sparse.sparse_home == "host":
+    if row.streams_layers or settings.sparse.sparse_home == "host":
         shared = None
     return settings, plan, shared
 
@@ -228,7 +221,7 @@ def _scorer(
     loaded: LoadedModel,
     kv_bytes: int,
     host: HostOptions | None,
-    shared: ByteBudget | None = None,
+    shared: SharedBytes | None = None,
 ) -> TreeModel:
     """The verifier's model with its KV."""
     decoder = loaded.decoder

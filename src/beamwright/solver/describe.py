@@ -128,8 +128,7 @@ class Meter:
         spent, now = self.spent(since, before), self.mark()
         new = {name: counted - since.counted[name] for name, counted in now.counted.items()}
         rule, remote = machinery.rule, machinery.remote
-        # KV of full attention, of a path that is resumed, or what timing makes of selection.
-        mixed = rule is not None and (before is not None or rule.late != "wait")
+        mixed = rule is not None and before is not None  # a resumed path has KV of full attention
         exact = machinery.exact and settings.schedule.speculation != "truncate" and not mixed
         kept = {
             name: CacheStats.of(new[name])

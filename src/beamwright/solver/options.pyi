@@ -205,26 +205,11 @@ class SolverOptions(RequestOptions, total=False):
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""
-    sparse: Literal[
-        "off",
-        "auto",
-        "exact",
-        "pages",
-        "quest",
-        "tova",
-        "ahead",
-        "ahead-pages",
-        "window",
-        "asyncspade",
-        "algorithm-1",
-        "harmonic",
-        "last",
-    ]
+    sparse: Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyncspade"]
     """Which tokens decoding attends to where paths are long: all (off), those with the largest
-    scores (exact), the same among the best pages (pages), whole pages (quest), without what
-    was not selected before (tova), by the query of the layer before (ahead, ahead-pages), by
-    one predicted from earlier tokens (asyncspade, algorithm-1, harmonic, last), or the newest
-    (window); auto: ahead, corrected, where that would pay. Changes the tree.
+    scores (exact), the same among the best pages (pages), whole pages (quest), by the query
+    of the layer before (ahead, ahead-pages), or by one predicted from earlier tokens
+    (asyncspade). Changes the tree.
     """
     select: int | float | str
     """Tokens that --sparse selects for each KV head: a number, all, or a share such as 1/8."""
@@ -232,25 +217,11 @@ class SolverOptions(RequestOptions, total=False):
     """Up to a path of so many tokens --sparse reads all."""
     sparse_layers: int
     """First layers that read all with --sparse."""
-    sparse_lag: int
-    """How far ahead asyncspade and its like predict."""
-    sparse_window: int
-    """Queries that they predict from."""
-    sparse_frame: Literal["post", "pre"]
-    """Queries are predicted behind rotary positions, or before (pre)."""
     sparse_correct: float | None
     """A head whose query is less like the predicted one selects by its own (FreeKV)."""
     sparse_home: Literal["device", "host"]
     """Where all KV is with --sparse: on the device, or on the host, the device having what is
     selected (--kv-memory). The same tree.
-    """
-    sparse_rank: Literal["auto", "inline", "thread"]
-    """Who finds what is selected by a query that is foreseen: the decoding thread (inline) or
-    one beside it; auto: a thread where KV is on the host. The same tree.
-    """
-    late: Literal["wait", "previous"]
-    """Where a thread has not yet found what a layer reads: wait, or read what the token before
-    did (previous), so that timing chooses tokens.
     """
     order: Literal["greedy", "siblings", "depth-first", "random", "worst"] | None
     """prefix: Order of beams."""

@@ -182,8 +182,7 @@ class BatchStats:
 class RankStats:
     """A cache rank beside the decoder: AsyncSpade's two conditions for hiding it (section 4.3).
 
-    takes: selections that layers took; late: of them, those that they waited for, waited_s in all;
-    reused: those in whose place the token before's were read (`--late previous`).
+    takes: selections that layers took; late: of them, those that they waited for, waited_s in all.
     forward_s: what could hide it: decoding, up to the last layer's attention, waits left out.
     link_s: something crossed the link; choose_s: the rest of the rank's work. Hidden where each of
     these two is less than forward_s, and no layer's is late for what else the machine does.
@@ -191,7 +190,6 @@ class RankStats:
 
     takes: int
     late: int
-    reused: int
     waited_s: float
     forward_s: float
     link_s: float
@@ -203,7 +201,6 @@ class RankStats:
         return cls(
             takes=counted.rank_takes,
             late=counted.rank_late,
-            reused=counted.rank_reused,
             waited_s=counted.rank_waited_s,
             forward_s=counted.sparse_forward_s,
             link_s=counted.rank_link_s,

@@ -1,4 +1,4 @@
 """Sparse decoding: which tokens of a long path a step attends to. Knows no tree, no tiers.
 
-One row of a table per way to select (`rule.METHODS`); predictors of the next query beside it.
+One row of a table per way to select (`rule.METHODS`).
 """

@@ -18,38 +18,20 @@ from beamwright.kv.streams import Piece
 from beamwright.protocols import Direction
 
 
-class HotSet:
-    """What of one layer is on the device: the union of what rows have selected last.
-
-    ids: of (token, head), in order. values [id, K or V, head_dim].
-    """
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.ids, self.values = torch.empty(0, dtype=torch.long, device=values.device), values
-
-    def split(self, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where each of these ids, in order, is here, and a mask of those that are."""
-        if not len(self.ids):
-            return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
-        at = torch.searchsorted(self.ids, wanted).clamp_max(len(self.ids) - 1)
-        return at, self.ids[at] == wanted
-
-    def forget(self, ids: torch.Tensor) -> None:
-        """Other tokens are written there."""
-        kept = ~torch.isin(self.ids, ids)
-        self.ids, self.values = self.ids[kept], self.values[kept]
-
-
 class HostStore(HostedStore):
-    """A `HostedStore` of which the device has hot sets."""
+    """A `HostedStore` of which the device has, of each layer, the union of what rows selected last.
+
+    Hot sets: ids of (token, head), in order, and values [id, K or V, head_dim].
+    """
 
     def __init__(
         self, pool: BlockPool, device: torch.device, link: Link, device_budget: ByteBudget
     ) -> None:
         super().__init__(pool, device, link, device_budget)
         layout = pool.layout
+        none = torch.empty(0, dtype=torch.long, device=device)
         nothing = torch.empty(0, 2, layout.head_dim, dtype=layout.dtype, device=device)
-        self._hot = [HotSet(nothing) for _ in range(layout.num_layers)]
+        self._hot = [(none, nothing) for _ in range(layout.num_layers)]
         self._waited_s = 0.0
 
     @property
@@ -87,29 +69,29 @@ class HostStore(HostedStore):
         Raises:
             CapacityError: if the device's budget is too small for what is selected.
         """
-        kv_heads, hot = self.pool.layout.num_kv_heads, self._hot[layer]
+        kv_heads, (held_ids, held) = self.pool.layout.num_kv_heads, self._hot[layer]
         heads = torch.arange(kv_heads, device=self.compute_device)[None, :, None]
         each = [slots * kv_heads + heads for slots in wanted]
         ids, places = torch.cat([one.flatten() for one in each]).unique(return_inverse=True)
-        at, there = hot.split(ids)
-        values = hot.values.new_empty(len(ids), *hot.values.shape[1:])
-        values[there] = hot.values[at[there]]
+        values = held.new_empty(len(ids), *held.shape[1:])
+        there = torch.zeros_like(ids, dtype=torch.bool)
+        if len(held_ids):
+            at = torch.searchsorted(held_ids, ids).clamp_max(len(held_ids) - 1)
+            there = held_ids[at] == ids
+            values[there] = held[at[there]]
         missing = ids[~there]
-        if len(missing):
-            values[~there] = self._bring(layer, missing, kv_heads)
-        self._charge(len(ids) - len(hot.ids))
-        hot.ids, hot.values = ids, values
+        if len(missing):  # gathered on the host into one pack, and copied as one
+            slots, size = (missing // kv_heads).cpu(), self.pool.block_tokens
+            of_heads = (missing % kv_heads).cpu()
+            pack = self.pool.storage[slots // size, layer, :, slots % size, of_heads]
+            brought = torch.empty_like(pack, device=self.compute_device)
+            pieces = [Piece(brought, pack, pack.nbytes)]
+            self.counts.rank_link_s += self._cross(Direction.H2D, pieces)
+            values[~there] = brought
+        self._charge(len(ids) - len(held_ids))
+        self._hot[layer] = ids, values
         parts = zip(places.split([one.numel() for one in each]), each, strict=True)
         return [values[own.view(one.shape)].permute(3, 0, 1, 2, 4) for own, one in parts]
-
-    def _bring(self, layer: int, ids: torch.Tensor, kv_heads: int) -> torch.Tensor:
-        """Gathered on the host into one pack, and copied as one."""
-        slots, size = (ids // kv_heads).cpu(), self.pool.block_tokens
-        heads = (ids % kv_heads).cpu()
-        pack = self.pool.storage[slots // size, layer, :, slots % size, heads]
-        found = torch.empty_like(pack, device=self.compute_device)
-        self.counts.rank_link_s += self._cross(Direction.H2D, [Piece(found, pack, pack.nbytes)])
-        return found
 
     def _charge(self, num_more: int) -> None:
         layout = self.pool.layout
@@ -124,10 +106,10 @@ class HostStore(HostedStore):
         kv_heads = self.pool.layout.num_kv_heads
         slots = self.slots_of(segment, first, segment.length)
         ids = (slots[:, None] * kv_heads + torch.arange(kv_heads)).flatten().to(self.compute_device)
-        for hot in self._hot:
-            before = len(hot.ids)
-            hot.forget(ids)
-            self._charge(len(hot.ids) - before)
+        for layer, (held_ids, held) in enumerate(self._hot):
+            kept = ~torch.isin(held_ids, ids)
+            self._hot[layer] = held_ids[kept], held[kept]
+            self._charge(len(self._hot[layer][0]) - len(held_ids))
 
     def _cross(self, direction: Direction, pieces: Sequence[Piece]) -> float:
         """Seconds of it."""

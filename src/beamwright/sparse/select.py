@@ -1,26 +1,27 @@
-"""Selector: which tokens rows read in a layer, by scores of what is stored and of their tails.
+"""Selector: which tokens a batch of rows reads in a layer, by scores of paths and of their tails.
 
-A row's own path decides what it selects. What its last tokens leave for its next ones begins anew
-with each step, so it is no part of a path: nobody copies it at a fork, and no checkpoint has to
-store it. Between views it waits in the segment that the row writes.
-Columns are `PathIndex`'s: of stored tokens, then of the tail's places.
+A row's own path decides what it selects; keys are scored once for all rows below a segment.
+Columns are a row's positions, up to the longest path's end, and behind it the places of its tail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
+from beamwright.attention.layers import Entry
 from beamwright.attention.partial import round_up
-from beamwright.kv.segments import Path, Segment
+from beamwright.attention.shared import SharedSegments
+from beamwright.kv.segments import Path
 from beamwright.kv.store import SegmentStore
 from beamwright.kv.tails import Tail
-from beamwright.sparse.index import COLUMN_MULTIPLE, PathIndex, bounded, page_bounds
-from beamwright.sparse.rule import CANDIDATES, RECENT, SINKS, SparseRule
+from beamwright.sparse.rule import CANDIDATES, PAGE, RECENT, SINKS, SparseRule
 
+_COLUMN_MULTIPLE = (
+    32  # whole vector registers of any CPU: functions of single elements have one way
+)
 _FORCED = 2**31 - 1
 
 
@@ -42,13 +43,9 @@ def choose(
 ) -> torch.Tensor:
     """The `count` columns with the largest values, in order; of equal ones the later.
 
-    wanted [rows, kv_heads, columns], float32 and not negative; seen, forced: masks [rows, columns]
-    or [rows, kv_heads, columns] of what a row may and must select, at least and at most `count`.
-    Returns [rows, kv_heads, count].
+    wanted [rows, kv_heads, columns], float32 and not negative; seen, forced: masks that fit it, of
+    what a row may and must select, at least and at most `count`. Returns [rows, kv_heads, count].
     """
-    seen, forced = (
-        mask if mask.dim() == 3 else mask[:, None].expand_as(wanted) for mask in (seen, forced)
-    )
     # Floats that are not negative are ordered like their bits: no two keys are equal.
     keys = wanted.contiguous().view(torch.int32).long().masked_fill(forced, _FORCED)
     keys = keys.masked_fill(~seen, -1)
@@ -57,58 +54,47 @@ def choose(
     return (best & 0xFFFFFFFF).sort(-1).values
 
 
-@dataclass
-class RowMemory:
-    """Of one row, by layer.
+def page_bounds(keys: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest and largest of each dimension [items, kv_heads, pages, head_dim] in pages of 16.
 
-    queries: of its step's tokens, the newest last [count, heads, head_dim].
-    kept: the positions [kv_heads, count] that are not evicted, of the first so many.
+    keys [items, kv_heads, tokens, head_dim]; seen: mask [items, tokens], which half-filled pages
+    need; pages without a token have zeros.
     """
-
-    queries: dict[int, torch.Tensor] = field(default_factory=dict)
-    kept: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
-
-    def push(self, layer: int, query: torch.Tensor, most: int) -> None:
-        """Note a token's query [heads, head_dim]; `most` are kept."""
-        known = self.queries.get(layer)
-        new = query.unsqueeze(0)
-        joined = new.clone() if known is None else torch.cat([known[-most + 1 :], new])
-        self.queries[layer] = joined
-
-    def window(self, layer: int, lag: int, most: int) -> torch.Tensor | None:
-        """Queries [count, heads, head_dim] up to that of `lag` tokens before; None without any."""
-        known = self.queries.get(layer)
-        count = 0 if known is None else len(known) - (lag - 1)
-        if known is None or count <= 0:
-            return None
-        return known[max(0, count - most) : count]
-
-    def keep(self, layer: int, positions: torch.Tensor, visible: int) -> None:
-        """Of so many tokens these positions [kv_heads, count] are not evicted."""
-        self.kept[layer] = positions, visible
-
-    def left(self, layer: int, kv_heads: int, positions: torch.Tensor) -> torch.Tensor:
-        """Which of these positions [columns] are not evicted [kv_heads, columns]."""
-        if layer not in self.kept:
-            return positions.new_ones((kv_heads, len(positions)), dtype=torch.bool)
-        kept, visible = self.kept[layer]
-        alive = positions.new_zeros((kv_heads, int(positions.max()) + 1), dtype=torch.bool)
-        alive.scatter_(1, kept, value=True)
-        alive[:, visible:] = True
-        return alive[:, positions.clamp_min(0)]
+    pages = keys.unflatten(2, (-1, PAGE))
+    inside = seen.unflatten(1, (-1, PAGE))[:, None, :, :, None]
+    none = ~inside.any(3)
+    least = pages.masked_fill(~inside, torch.inf).amin(3).masked_fill(none, 0.0)
+    most = pages.masked_fill(~inside, -torch.inf).amax(3).masked_fill(none, 0.0)
+    return least, most
 
 
-def memories(segments: Sequence[Segment | None]) -> list[RowMemory]:
-    """Of the rows that write these segments; None pads the batch."""
-    found = []
-    for segment in segments:
-        if segment is None:
-            found.append(RowMemory())
-            continue
-        if segment.memory is None:
-            segment.memory = RowMemory()
-        found.append(segment.memory)
-    return found
+def bounded(query: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """The most that any key of a page may have as its product with a query (Quest).
+
+    query [items, kv_heads, rows, head_dim]; returns [items, kv_heads, rows, tokens].
+    """
+    rising, falling = query.clamp_min(0), query.clamp_max(0)
+    pages = rising @ most.transpose(-1, -2) + falling @ least.transpose(-1, -2)
+    return pages.repeat_interleave(PAGE, -1)
+
+
+class _Keys:
+    """A `LayerSource` of keys alone: [entry, kv_head, token, head_dim]."""
+
+    def __init__(self, store: SegmentStore, entries: Sequence[Entry], num_tokens: int) -> None:
+        layout = store.pool.layout
+        size = (layout.num_layers, len(entries), layout.num_kv_heads, num_tokens, layout.head_dim)
+        self._data = store.pool.storage.new_zeros(size)
+        for number, entry in enumerate(entries):
+            part = entry.parts[0]
+            keys = store.keys_of(part.segment, part.visible)
+            self._data[:, number, :, : part.visible] = keys.transpose(1, 2)
+
+    def layer(self, number: int) -> torch.Tensor:
+        return self._data[number]
+
+    def restore(self, tail: Tail) -> None:
+        """Tails are scored on their own."""
 
 
 class Selector:
@@ -122,24 +108,61 @@ class Selector:
     ) -> None:
         self._rule, self._store, self._tail = rule, store, tail
         self._kv_heads = store.pool.layout.num_kv_heads
-        self.index = PathIndex(store, paths)
+        self._home = store.pool.storage.device  # where keys are scored
         lengths = [sum(part.visible for part in path) for path in paths]
-        self.stored = torch.tensor(lengths, device=store.compute_device)
-        self.seen = self.stored
+        self._num_columns = round_up(max(lengths), _COLUMN_MULTIPLE)
+        self._stored = torch.tensor(lengths, device=store.compute_device)
+        self.seen = self._stored
+        self._shared = SharedSegments(store, paths, _Keys)
+        self._queries = [self._shared.query_index(bucket) for bucket in self._shared.buckets]
+        self._bounds: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._locate(paths)
 
-    def own(self, rows: torch.Tensor) -> torch.Tensor:
-        """The column of each row's present token."""
-        return self.index.num_columns + self._tail.places[rows]
+    def close(self) -> None:
+        """Give back the packed copies' bytes."""
+        self._shared.close()
 
-    def oldest_recent(self, rows: torch.Tensor) -> torch.Tensor:
-        """The column of the oldest of those that were always selected for the token before."""
-        position, first = self.seen[rows] - 1 - RECENT, self.stored[rows]
-        return torch.where(position >= first, self.index.num_columns + position - first, position)
+    def _locate(self, paths: Sequence[Path]) -> None:
+        """Rows of all buckets' scores as rows of [row, column], and each token's place in the
+        pool."""
+        starts: list[int] = []
+        total = 0
+        for bucket in self._shared.buckets:
+            items, slots = bucket.rows.shape
+            tokens = bucket.mask.shape[-1]
+            starts += [total + slot * tokens for slot in range(items * slots)]
+            total += items * slots * tokens
+        sources, places = [], []
+        in_pool = torch.zeros(len(paths) * self._num_columns, dtype=torch.long)
+        for row, (path, slots_of) in enumerate(zip(paths, self._shared.part_slots, strict=True)):
+            at = row * self._num_columns
+            for part, slot in zip(path, slots_of, strict=True):
+                end = at + part.visible
+                sources.append(torch.arange(starts[slot], starts[slot] + part.visible))
+                places.append(torch.arange(at, end))
+                in_pool[at:end] = self._store.slots_of(part.segment, 0, part.visible)
+                at = end
+        self._sources = torch.cat(sources).to(self._home)
+        self._places = torch.cat(places).to(self._home)
+        self._in_pool = in_pool.view(len(paths), -1).to(self._store.compute_device)
+
+    def slots(self, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Places in the pool of columns [rows, kv_heads, count], see `SegmentStore.read`.
+
+        Those of a tail's columns are some other token's of their row.
+        """
+        at = columns.masked_fill(columns >= self._num_columns, 0)
+        return self._in_pool[rows].unsqueeze(1).expand(-1, at.shape[1], -1).gather(2, at)
+
+    # --- scores ------------------------------------------------------------------------------
 
     def scores(self, layer: int, guess: torch.Tensor, foreseen: torch.Tensor) -> torch.Tensor:
-        """[rows, kv_heads, group, columns] of stored tokens and of the tail's."""
+        """[rows, kv_heads, group, columns] by queries [rows, heads, head_dim]; -inf is no token.
+
+        Of pages at most, by their bounds, in the place of each key's own. foreseen: rows that do
+        not know the token's own key.
+        """
         pages = self._rule.how.scores != "keys"
-        stored = self.index.scores(layer, guess, pages=pages)
         keys, _ = self._tail.read(layer)
         grouped = guess.unflatten(1, (self._kv_heads, -1))
         places = torch.arange(keys.shape[2], device=keys.device)
@@ -149,45 +172,56 @@ class Selector:
         else:
             own = grouped @ keys.transpose(-1, -2)
         own = (own * guess.shape[-1] ** -0.5).masked_fill(unseen[:, None, None], -torch.inf)
-        own = F.pad(own, (0, -own.shape[-1] % COLUMN_MULTIPLE), value=-torch.inf)
-        return torch.cat([stored, own], -1)
+        own = F.pad(own, (0, -own.shape[-1] % _COLUMN_MULTIPLE), value=-torch.inf)
+        return torch.cat([self._stored_scores(layer, guess, pages=pages), own], -1)
+
+    def _stored_scores(self, layer: int, query: torch.Tensor, *, pages: bool) -> torch.Tensor:
+        rows, heads, head_dim = query.shape
+        kv_heads = self._kv_heads
+        group = heads // kv_heads
+        flat = query.reshape(rows * kv_heads, group * head_dim).to(self._home)
+        found = []
+        buckets = zip(self._shared.buckets, self._queries, strict=True)
+        for number, (bucket, (index, real)) in enumerate(buckets):
+            items, keys = bucket.rows.shape[0], bucket.layers.layer(layer)
+            chosen = flat.index_select(0, index.to(self._home))
+            queries = chosen.view(items, kv_heads, -1, head_dim)
+            if pages:
+                if (number, layer) not in self._bounds:
+                    seen = (bucket.mask[:, 0, 0] == 0).to(keys.device)
+                    self._bounds[number, layer] = page_bounds(keys, seen)
+                scored = bounded(queries, *self._bounds[number, layer])
+            else:
+                scored = queries @ keys.transpose(-1, -2)
+            scored = scored[:, :, : real * group].unflatten(2, (real, group))
+            # [item, slot, token, kv_head * group]: what is moved at a time lies together.
+            found.append(scored.permute(0, 2, 4, 1, 3).reshape(-1, heads))
+        out = flat.new_full((rows * self._num_columns, heads), -torch.inf)
+        picked = torch.cat(found).index_select(0, self._sources)
+        out.index_copy_(0, self._places, picked * head_dim**-0.5)
+        scores = out.view(rows, self._num_columns, kv_heads, group).permute(0, 2, 3, 1)
+        return scores.to(query.device)
+
+    # --- selections --------------------------------------------------------------------------
 
     def select(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        query: torch.Tensor,
-        scores: torch.Tensor | None,
-        count: int,
-        held: Sequence[RowMemory],
+        self, layer: int, rows: torch.Tensor, query: torch.Tensor, scores: torch.Tensor, count: int
     ) -> torch.Tensor:
         """Columns [rows, kv_heads, count] of so many tokens of each of these rows.
 
         query [rows, heads, head_dim], scores [rows, kv_heads, group, columns]: of these rows.
-        held: what their tokens before have left.
         """
-        rule = self._rule
-        positions, seen = self._positions(rows)
-        forced = seen & ((positions < SINKS) | (positions >= (self.seen[rows] - RECENT)[:, None]))
-        if scores is None:  # a window: the newest
-            wanted = positions.float().unsqueeze(1).expand(-1, self._kv_heads, -1)
-            return choose(wanted.clamp_min(0), seen, forced & (positions < SINKS), count)
-        if rule.how.evicts:
-            return self._evicting(layer, rows, scores, count, held)
-        if rule.how.scores == "both":
-            return self._best_of_pages(layer, rows, query, scores, (seen, forced), count)
+        num_own = round_up(self._tail.num_tokens, _COLUMN_MULTIPLE)
+        columns = torch.arange(self._num_columns + num_own, device=rows.device)
+        stored, visible = self._stored[rows][:, None], self.seen[rows][:, None]
+        is_own = columns >= self._num_columns
+        positions = torch.where(is_own, columns - self._num_columns + stored, columns)
+        seen = (columns < stored) | (is_own & (positions < visible))
+        forced = seen & ((positions < SINKS) | (positions >= visible - RECENT))
+        seen, forced = seen[:, None], forced[:, None]
+        if self._rule.how.scores == "both":
+            return self._best_of_pages(layer, rows, query, scores, seen, forced, count)
         return choose(probabilities(scores), seen, forced, count)
-
-    def _positions(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The position in its path of each column [rows, columns], and whether it has a token."""
-        num_stored = self.index.num_columns
-        num_own = round_up(self._tail.num_tokens, COLUMN_MULTIPLE)
-        columns = torch.arange(num_stored + num_own, device=rows.device)
-        stored, seen = self.stored[rows][:, None], self.seen[rows][:, None]
-        own = columns - num_stored + stored
-        positions = torch.where(columns < num_stored, columns, own)
-        there = (columns < stored) | ((columns >= num_stored) & (own < seen))
-        return torch.where(there, positions, -1), there
 
     def _best_of_pages(
         self,
@@ -195,60 +229,35 @@ class Selector:
         rows: torch.Tensor,
         query: torch.Tensor,
         bounds: torch.Tensor,
-        masks: tuple[torch.Tensor, torch.Tensor],
+        seen: torch.Tensor,
+        forced: torch.Tensor,
         count: int,
     ) -> torch.Tensor:
         """Bounds choose candidates, their keys' own scores among them."""
-        seen, forced = masks
         most = min(CANDIDATES * count, bounds.shape[-1])  # those of a row that sees fewer are none
         candidates = choose(probabilities(bounds), seen, forced, most)
         # Where the keys are: of these, too, nothing crosses the link to be scored.
-        home = self._store.pool.storage.device
-        stored = self._store.read(layer, self.index.slots(rows, candidates))[:1]
-        own, at = self._tail.read(layer)[0][rows].to(home), candidates.to(home)
+        stored = self._store.read(layer, self.slots(rows, candidates))[:1]
+        own, at = self._tail.read(layer)[0][rows].to(self._home), candidates.to(self._home)
         (keys,) = self.with_own(at, stored, [own])
-        missing = -most % COLUMN_MULTIPLE
+        missing = -most % _COLUMN_MULTIPLE
         keys = F.pad(keys, (0, 0, 0, missing))
-        grouped = query.to(home).unflatten(1, (self._kv_heads, -1))
+        grouped = query.to(self._home).unflatten(1, (self._kv_heads, -1))
         scores = grouped @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
         scores = scores.to(query.device)
         there, sure, scored = (
             F.pad(mask.expand_as(bounds[:, :, 0]).gather(2, candidates), (0, missing))
-            for mask in (seen[:, None], forced[:, None], bounds[:, :, 0] > -torch.inf)
+            for mask in (seen, forced, bounds[:, :, 0] > -torch.inf)
         )
         scores = scores.masked_fill(~scored.unsqueeze(2), -torch.inf)
         found = choose(probabilities(scores), there, sure, count)
         return candidates.gather(2, found)
 
-    def _evicting(
-        self,
-        layer: int,
-        rows: torch.Tensor,
-        scores: torch.Tensor,
-        count: int,
-        held: Sequence[RowMemory],
-    ) -> torch.Tensor:
-        """TOVA: the best of those that were selected for the token before, and of newer ones."""
-        positions, seen = self._positions(rows)
-        left = torch.stack(
-            [
-                memory.left(layer, self._kv_heads, at)
-                for memory, at in zip(held, positions, strict=True)
-            ]
-        )
-        left &= seen[:, None]
-        wanted = probabilities(scores.masked_fill(~left.unsqueeze(2), -torch.inf))
-        columns = choose(wanted, left, torch.zeros_like(seen), count)
-        selected = positions[:, None].expand_as(wanted).gather(2, columns)
-        for memory, each, visible in zip(held, selected, self.seen[rows].tolist(), strict=True):
-            memory.keep(layer, each, visible)
-        return columns
-
     def with_own(
         self, columns: torch.Tensor, stored: torch.Tensor, own: Iterable[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Stored keys, or keys and values, and in the tail's columns those of the tail."""
-        at = columns - self.index.num_columns
+        at = columns - self._num_columns
         is_own = (at >= 0).unsqueeze(-1)
         at = at.clamp(0, self._tail.num_tokens - 1).unsqueeze(-1)
         at = at.expand(-1, -1, -1, stored.shape[-1])

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from beamwright.plan.sparse import RankSeconds
 from beamwright_lab.simulator.sparse import in_packs, simulate_packs
+from beamwright_lab.studies.sparse import RankSeconds
 
 TABLE_2 = [  # layers, layers of a pack, milliseconds of inference and of the cache rank in each
     (36, 6, 7.13, 6.42), (36, 12, 14.26, 12.75), (36, 6, 5.47, 3.92), (36, 12, 10.94, 7.85),

@@ -5,18 +5,17 @@ import math
 import pytest
 
 from beamwright.models.shape import NAMED_SHAPES
-from beamwright.plan.compare import SparseCase
 from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright.plan.sparse import Scored, SparseLoad, host_ranks
 from beamwright.sparse.rule import SparseRule
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
-from beamwright_lab.simulator.sparse import in_packs, simulate_packs, simulate_sparse
+from beamwright_lab.simulator.sparse import SparseCase, in_packs, simulate_packs, simulate_sparse
+from beamwright_lab.studies.sparse import SparseLoad
 
 SHAPE = NAMED_SHAPES["llama-3.1-8b"]
 ROOFLINE = Roofline(ModelCosts.of(SHAPE, 2), find_profile("rtx-4090-x16"))
 KV = ROOFLINE.model.kv_bytes_per_token
-CASE = SparseCase(SparseRule("ahead-pages", 64, 64), SHAPE, Scored.HOST_BOUNDS, True, True)
+CASE = SparseCase(SparseRule("ahead-pages", 64, 64), SHAPE)
 
 
 def recorded(*steps, prompt=1000):
@@ -32,7 +31,7 @@ TREE = recorded(((0,), 30), ((1,), 50), ((0, 0), 20), ((0, 1), 20))
 
 def by_hand(rows, visible, distinct):
     load = SparseLoad(rows, visible, 64, shared=min(1.0, distinct / (rows * visible)))
-    packs = in_packs(host_ranks(ROOFLINE, SHAPE, load, CASE.scored, CASE.host), SHAPE.layers, 1)
+    packs = in_packs(CASE.ranks(ROOFLINE, load), SHAPE.layers, 1)
     return simulate_packs(packs, 8, distance=2)
 
 
@@ -57,7 +56,7 @@ def test_one_row_at_a_time_where_there_is_no_room_for_two():
 
 
 def test_rows_that_read_all_bring_their_paths_once_a_step():
-    full = SparseCase(SparseRule("ahead", 64, 2000), SHAPE, Scored.HOST_KEYS, True, True)
+    full = SparseCase(SparseRule("ahead", 64, 2000), SHAPE)
     found = simulate_sparse(TREE, ROOFLINE, full, 10**9)
     assert found.h2d_bytes == (1000 + 1030) * KV
     assert found.waited_s == pytest.approx(found.h2d_bytes / (31.5e9 * 0.82), rel=0.01)
@@ -71,6 +70,6 @@ def test_a_fast_host_hides_everything_and_a_true_query_nothing():
     fast = replace(CASE, host=replace(CASE.host, bandwidth=1e15, flops=1e18, missed=1e-6))
     found = simulate_sparse(TREE, ROOFLINE, fast, 10**9)
     assert (found.hidden_share, found.waited_s) == (1.0, pytest.approx(0.0, abs=1e-9))
-    late = simulate_sparse(TREE, ROOFLINE, replace(fast, foreseen=False), 10**9)
+    late = simulate_sparse(TREE, ROOFLINE, replace(fast, rule=SparseRule("pages", 64, 64)), 10**9)
     assert late.hidden_share == 0.0
     assert math.isclose(late.decode_s - late.waited_s, found.decode_s, rel_tol=1e-3)
