@@ -33,7 +33,7 @@ demo: $(BIN)/.installed ## solve one word problem by search, watch the tree grow
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 # Policies, KV, scripted rows and the rules of the house: no model is loaded.
 FAST := tests/tree tests/search tests/schedule tests/plan tests/kv tests/test_config.py \
-	tests/test_declare.py tests/test_files.py tests/test_imports.py tests/test_yaml_file.py
+	tests/test_declare.py tests/test_imports.py tests/test_io.py
 
 test: $(BIN)/.installed-dev ## install what tests need, and run what a contributor needs
 	$(PYTEST) -m "not nightly"

@@ -1,13 +1,14 @@
-"""Declared verifiers and stops: by name in a Solver, checked, and known again by their code."""
+"""Declared verifiers: by name in a Solver, checked, known again; plugins that are installed."""
 
 import shutil
+import sys
 
 import pytest
 
+from beamwright.cli import main
 from beamwright.config import Settings
-from beamwright.declare import STOPS, VERIFIERS, stop, verifier
+from beamwright.declare import VERIFIERS, load_installed, load_plugin, verifier
 from beamwright.errors import InputError
-from beamwright.plugins import load_plugin
 from beamwright.registry import option, restored
 from beamwright.saved.checkpoint import read_checkpoint
 from beamwright.saved.resumed import resumed_settings
@@ -38,19 +39,9 @@ class Lengths(Section):
         return [1 / (1 + len(node.step_text) / self.half) for node in nodes]
 
 
-class Rounds(Section):
-    patience: int = option(2, ge=1, help="Rounds.")
-
-    def __call__(self, tree):
-        return f"{self.patience} rounds were enough" if tree.rounds >= self.patience else None
-
-
 class Plain:
     def score(self, nodes):
         raise ZeroDivisionError
-
-    def __call__(self, tree):
-        return "at once"
 
 
 class Needy(Plain):
@@ -58,17 +49,11 @@ class Needy(Plain):
         pass
 
 
-def late(tree):
-    return "it was late" if tree.rounds >= 2 else None
-
-
 @pytest.fixture(autouse=True)
 def declared():
     with restored():
         verifier("longer", meaning="long steps")(longer)
         verifier("lengths", meaning="short steps")(Lengths)
-        stop("late", meaning="after two rounds")(late)
-        stop("rounds", meaning="after some rounds")(Rounds)
         yield
 
 
@@ -103,67 +88,20 @@ def test_a_class_has_options(make_solver):
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ("late", "it was late"),
-        (late, "it was late"),
-        (["late"], "it was late"),
-        ([late], "it was late"),
-        ("late, rounds", "it was late"),
-        ("rounds", "2 rounds"),
-        (Rounds, "2 rounds"),
-        (Rounds(), "2 rounds"),
-        (["rounds", "late"], "2 rounds"),
-    ],
-)
-def test_a_stop_ends_the_search(make_solver, given, why):
-    found = make_solver(**SMALL, verifier="longer", stop=given).solve(PROBLEM)
-    assert found.rounds == 2
-    assert why in found.reason_fewer
-
-
-def test_names_and_functions_go_together_and_beside_settings(make_solver):
-    def early(tree):
-        return "it was early"
-
-    solver = make_solver(**SMALL, stop=["late", early])
-    assert solver.settings.stop.stop == ("late",)
-    assert "it was early" in solver.solve(PROBLEM).reason_fewer
-    whole = solver.settings.model_copy(update={"stop": Settings().stop})
-    again = type(solver)(whole, stop="rounds")
-    assert again.settings.stop.stop == ("rounds",)
-    assert again.solve(PROBLEM).rounds == 2
-    again = type(solver)(again.settings, stop=["late", early])
-    assert again.settings.stop.stop == ("rounds", "late")
-
-
-def test_options_of_a_stop(make_solver):
-    solver = make_solver(**SMALL, stop="rounds,late", patience=1)
-    assert solver.solve(PROBLEM).rounds == 1
-    assert solver.settings.stop.model_extra == {"patience": 1}
-
-
-@pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"stop": "latte"}, r"--stop 'latte': did you mean late\? choose one of late, rounds"),
-        ({"stop": "late", "patience": 2}, "--patience is no option of --stop late; it goes with r"),
-        ({"patience": 2}, r"--patience is no option of --stop \(not given\); it goes with rounds"),
-        ({"stop": "rounds", "patience": 0}, r"stop\.patience \(--patience\): .*greater than or eq"),
         ({"verifier": "lengths", "half": 0}, r"model\.half \(--half\): .*greater than 0"),
         ({"verifier": "longer", "half": 1}, "--half is no option of --verifier longer; it goes w"),
         ({"verifier": "logprob", "half": 1}, "--half is no option of --verifier logprob; it goes"),
         ({"verifier": "longer", "verifier_weights": "int8"}, "--verifier longer has no model"),
         ({"verifier": "longr"}, "no such folder; known: longer, lengths, none, "),
         ({"verifier": "needy"}, "--verifier: Needy raised TypeError: .*'what'"),
-        ({"stop": "needy"}, "--stop: Needy raised TypeError: .*'what'"),
     ],
 )
 def test_mistakes_are_one_line(make_solver, options, words):
     verifier("needy", meaning="x")(Needy)
-    stop("needy", meaning="x")(Needy)
     if "needy" not in options.values():
-        VERIFIERS._rows.pop("needy"), STOPS._rows.pop("needy")
+        VERIFIERS._rows.pop("needy")
     with pytest.raises(InputError, match=words) as caught:
         make_solver(**SMALL, **options)
     assert "\n" not in str(caught.value)
@@ -173,12 +111,6 @@ def test_an_unknown_option_of_a_section_is_one():
     given = ModelSettings.model_validate({"verifier": "lengths", "halv": 3})
     with pytest.raises(InputError, match=r"unknown option 'model\.halv': did you mean half\?"):
         resolve_verifier(given)
-
-
-def test_a_stop_where_none_is_declared(make_solver):
-    STOPS._rows.clear()
-    with pytest.raises(InputError, match="--stop 'late': none is declared; a --plugin declares"):
-        make_solver(**SMALL, stop="late")
 
 
 def test_built_in_names_are_taken():
@@ -192,7 +124,7 @@ def test_built_in_names_are_taken():
         strategy("list", meaning="x")(type("Mine", (BestOfN,), {}))
 
 
-@pytest.mark.parametrize("declare", [verifier, stop, strategy])
+@pytest.mark.parametrize("declare", [verifier, strategy])
 @pytest.mark.parametrize("name", ["family:x", "a/b", "a,b", "-x", "", "two words"])
 def test_a_name_is_one_word(declare, name):
     with pytest.raises(InputError, match="a name is of letters, digits"):
@@ -200,12 +132,10 @@ def test_a_name_is_one_word(declare, name):
 
 
 def test_declarations_are_checked():
-    with pytest.raises(InputError, match="--verifier x: Rounds has no method score"):
-        verifier("x", meaning="x")(Rounds)
-    with pytest.raises(InputError, match="--stop x: Lengths has no method __call__"):
-        stop("x", meaning="x")(Lengths)
-    with pytest.raises(InputError, match=r"--stop late is declared twice: .*\.late and .*\.longer"):
-        stop("late", meaning="x")(longer)
+    with pytest.raises(InputError, match="--verifier x: Section has no method score"):
+        verifier("x", meaning="x")(Section)
+    with pytest.raises(InputError, match=r"--verifier lengths is declared twice: .*Lengths and .*"):
+        verifier("lengths", meaning="x")(longer)
 
     class Wide(Section):
         width: int = option(1, help="x")
@@ -213,28 +143,26 @@ def test_declarations_are_checked():
         def score(self, nodes):
             return []
 
-    class Half(Rounds):
+    class Half(BestOfN):
         half: float = option(1.0, help="x")
 
     with pytest.raises(InputError, match="--width is a setting of its own"):
         verifier("x", meaning="x")(Wide)
     with pytest.raises(InputError, match="--half is an option of the model settings"):
-        stop("x", meaning="x")(Half)
+        strategy("x", meaning="x")(Half)
 
 
 def test_what_a_class_raises_is_an_error_with_its_name(make_solver):
     verifier("plain", meaning="x")(Plain)
     with pytest.raises(InputError, match="verifier Plain: it raised ZeroDivisionError"):
         make_solver(**SMALL, verifier="plain").solve(PROBLEM)
-    stop("plain", meaning="x")(Plain)
-    assert make_solver(**SMALL, stop="plain").solve(PROBLEM).rounds == 1
 
 
 # --- checkpoints -----------------------------------------------------------------------------
 
 PLUGIN = """
 from beamwright.config import Section
-from beamwright.declare import stop, verifier
+from beamwright.declare import verifier
 from beamwright.registry import option
 from beamwright.search import SearchPolicy, strategy
 from beamwright.search.best_of_n import BestOfN
@@ -260,11 +188,6 @@ class InBatches(Section):
 @strategy("alone", meaning="as best-of-n", competes=False)
 class Alone(BestOfN):
     pass
-
-
-@stop("twice", meaning="after two rounds")
-def twice(tree):
-    return "two rounds" if tree.rounds >= 2 else None
 """
 
 
@@ -328,13 +251,6 @@ def test_a_search_whose_plugin_is_not_loaded_names_it(make_solver, plugin, tmp_p
             make_solver(**SMALL).resume(file)
 
 
-def test_a_stop_is_no_part_of_the_tree(make_solver, plugin, tmp_path):
-    options = {**SMALL, "plugins": [plugin], "verifier": "by-length"}
-    file, expected = saved(make_solver(**options), tmp_path)
-    short = make_solver(**options, stop="twice").resume(file)
-    assert short.rounds == 2 < expected.rounds
-
-
 def test_the_command_line_takes_name_and_options_from_the_file(make_solver, plugin, tmp_path):
     options = {**SMALL, "plugins": [plugin], "verifier": "in-batches", "scale": 3.0}
     file, _ = saved(make_solver(**options), tmp_path)
@@ -351,3 +267,72 @@ def test_the_command_line_takes_name_and_options_from_the_file(make_solver, plug
     load_plugin(plugin)
     with pytest.raises(InputError, match="was saved with --verifier-code"):
         resumed_settings(file, Settings())
+
+
+# --- packages that are installed declare without being named -----------------------------------
+
+GOOD = """
+from beamwright.declare import verifier
+
+
+@verifier("packaged", meaning="of a package")
+def packaged(problem, steps):
+    return 0.5
+"""
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put packages of one module each on the path, as an installer leaves them."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def put(**modules):
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+            info = tmp_path / f"{name}-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            points = f"[beamwright.plugins]\n{name}-plugin = {name}\n"
+            (info / "entry_points.txt").write_text(points)
+        return tmp_path
+
+    before = set(sys.modules)
+    with restored():
+        yield put
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_a_package_declares(install, make_solver):
+    install(good_one=GOOD)
+    solver = make_solver(n=2, width=1, max_rounds=2, verifier="packaged")
+    assert solver.solve("p").score == 0.5
+    assert VERIFIERS["packaged"].source == GOOD, "its whole file is known again"
+
+
+def test_a_broken_package_is_a_line_and_stops_no_other(install, capsys):
+    install(
+        a_broken="import nowhere_at_all",
+        b_broken="import sys; sys.exit(7)",
+        good_two=GOOD,
+        z_broken="raise ValueError('a\\nb')",
+    )
+    assert "packaged" not in VERIFIERS
+    assert load_installed() == [
+        "plugin a_broken-plugin (a_broken): ModuleNotFoundError: No module named 'nowhere_at_all'",
+        "plugin b_broken-plugin (b_broken): SystemExit: 7",
+        "plugin z_broken-plugin (z_broken): ValueError: a b",
+    ]
+    assert "packaged" in VERIFIERS
+    assert main(["plan", "--model", "opt-2.7b", "--verifier", "packaged", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 3
+    assert "plugin a_broken-plugin (a_broken): ModuleNotFoundError" in captured.err
+    assert captured.out.startswith("{")
+
+
+def test_a_package_that_takes_a_name_is_a_line(install):
+    install(greedy=GOOD.replace('"packaged"', '"logprob"'))
+    (line,) = load_installed()
+    assert "plugin greedy-plugin (greedy): InputError: greedy.packaged: --verifier logprob" in line

@@ -18,9 +18,7 @@ LEVELS = (
     (
         "errors",
         "lazy",
-        "files",
-        "finite",
-        "yaml_file",
+        "io",
         "config",
         "counters",
         "sections",
@@ -44,7 +42,6 @@ LEVELS = (
     ("verify",),
     ("identity",),
     ("saved",),
-    ("plugins",),
     ("solver",),
     ("evaluate",),
     ("cluster",),

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from beamwright.errors import InputError
+from beamwright.io import read_yaml
 from beamwright.registry import declared_options, did_you_mean
 from beamwright.sections import (
     MemorySettings,
@@ -26,18 +27,18 @@ from beamwright.sections import (
     StepSettings,
     StopSettings,
 )
-from beamwright.yaml_file import read_yaml
 
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
 
+# Options that there were, and what became of them.
 GONE = {
     "score_cache": "scores are kept no longer; repeats of one call are scored once anyway",
+    "stop_score": "Solver(stop=...) takes a function that says when a search ends",
     "compat": "it is a plug-in of the lab, --plugin lab/beamwright_lab/search_and_learn.py "
     "--search search-and-learn",
     "paper": "the LBS paper's equations are the lab's, python -m beamwright_lab.paper.figures",
 }
-"""Options that there were, and what became of them."""
 
 
 class Settings(Section):

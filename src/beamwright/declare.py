@@ -1,24 +1,24 @@
-"""How a part is declared by name, and the two kinds that need no room: verifiers and stops.
+"""How a part is declared by name, verifiers, and the plugins whose declarations join on import.
 
 ```python
 @verifier("short-steps", meaning="the shorter a step, the better")
 def short_steps(problem, steps):
     return 1 / (1 + len(steps[-1]))
-
-
-@stop("late", meaning="ends with the fifth round")
-def late(tree):
-    return "it was late" if tree.rounds >= 5 else None
 ```
 
+A file runs only if its user names it (`--plugin FILE.py`, `Solver(plugins=[...])`); no recipe and
+no checkpoint can. Installed packages name themselves in the entry point group `beamwright.plugins`.
 Imports no torch, so that a plugin is read before it is known whether anything will be computed.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import entry_points
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,8 +27,8 @@ from pydantic import ValidationError
 
 from beamwright.config import Settings, describe_invalid
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.registry import Table, TableRow, did_you_mean, flag_of
-from beamwright.sections import OpenSection, StopSettings
+from beamwright.registry import PLUGIN_MODULE, Table, TableRow, did_you_mean, flag_of
+from beamwright.sections import OpenSection
 
 R = TypeVar("R", bound=TableRow)
 M = TypeVar("M", bound=Callable[..., Any])
@@ -39,12 +39,10 @@ VERIFIERS: Table[TableRow] = Table(
     "model",
     "--verifier",
     taken=(
-        *("bundled", "none", "logprob", "min-logprob", "entropy"),
-        *("deepconf", "deepconf-bottom", "deepconf-tail"),
-        *("family", "judge", "likelihood", "hf", "random"),
+        *("bundled", "none", "logprob", "min-logprob", "entropy", "deepconf", "deepconf-bottom"),
+        *("deepconf-tail", "family", "judge", "likelihood", "hf", "random"),
     ),
 )
-STOPS: Table[TableRow] = Table("stop", "--stop")
 
 
 def verifier(name: str, *, meaning: str) -> Callable[[M], M]:
@@ -55,45 +53,14 @@ def verifier(name: str, *, meaning: str) -> Callable[[M], M]:
     Raises:
         InputError: if the name is taken, or the class has no method `score`.
     """
-    return _declare_callable(VERIFIERS, name, meaning, method="score")
-
-
-def stop(name: str, *, meaning: str) -> Callable[[M], M]:
-    """Declare a stop: a function `(tree) -> str | None`, or a class whose instances are called so.
-
-    Such a class is made without arguments, or is a `config.Section` whose fields are its options.
-
-    Raises:
-        InputError: if the name is taken, or the class has no method `__call__`.
-    """
-    return _declare_callable(STOPS, name, meaning, method="__call__")
-
-
-def make_stops(settings: StopSettings) -> tuple[Callable[[Any], str | None], ...]:
-    """The declared stops that `--stop` names, in its order.
-
-    Raises:
-        InputError: for an unknown name, an option of another stop, or a value that it cannot use.
-    """
-    rows = [STOPS.find(name) for name in settings.stop or ()]
-    given = declared_values(STOPS, rows, settings)
-    return tuple(made(STOPS, row.make, own) for row, own in zip(rows, given, strict=True))
-
-
-def _declare_callable(
-    table: Table[TableRow], name: str, meaning: str, method: str
-) -> Callable[[M], M]:
-    take = declaration(table, TableRow, name, meaning)
+    take = declaration(VERIFIERS, TableRow, name, meaning)
 
     def declare(make: M) -> M:
-        if isinstance(make, type) and not any(method in vars(base) for base in make.__mro__):
-            raise InputError(f"{table.flag} {name}: {make.__qualname__} has no method {method}")
+        if isinstance(make, type) and not hasattr(make, "score"):
+            raise InputError(f"--verifier {name}: {make.__qualname__} has no method score")
         return take(make)
 
     return declare
-
-
-# --- shared by all kinds ---------------------------------------------------------------------
 
 
 def declaration(
@@ -109,7 +76,10 @@ def declaration(
 
     def declare(make: M) -> M:
         declared = row(name, meaning, make, **facts, source=_source_of(make))
-        _check_free(declared.options, declared.place)
+        for section in Settings.model_fields.values():
+            taken = declared.options.keys() & section.annotation.model_fields  # type: ignore[union-attr]
+            for option in taken:
+                raise InputError(f"{declared.place}: {flag_of(option)} is a setting of its own")
         table.add(declared)
         return make
 
@@ -130,15 +100,14 @@ def declared_values(
     for name in given:
         if any(name in row.options for row in rows):
             continue
-        owners = [each.name for each in table.owners(name)]
+        owners = ", ".join(row.name for row in table.owners(name))
+        chosen = named or ", ".join(row.name for row in rows)
         if owners:
-            chosen = named or ", ".join(row.name for row in rows) or "(not given)"
-            goes_with = f"it goes with {', '.join(owners)}"
-            raise InputError(f"{flag_of(name)} is no option of {table.flag} {chosen}; {goes_with}")
+            where = f"{table.flag} {chosen}; it goes with {owners}"
+            raise InputError(f"{flag_of(name)} is no option of {where}")
         known = dict.fromkeys([*type(settings).model_fields, *(o for r in rows for o in r.options)])
         hint = did_you_mean(name, known).rstrip()
-        unknown = f"unknown option {f'{table.section}.{name}'!r}"
-        raise InputError(unknown + (f": {hint}" if hint else ""))
+        raise InputError(f"unknown option '{table.section}.{name}'" + (f": {hint}" if hint else ""))
     return [{name: given[name] for name in row.options if name in given} for row in rows]
 
 
@@ -159,17 +128,7 @@ def made(table: Table[Any], make: Callable[..., Any], given: dict[str, Any], **s
     except BeamwrightError:
         raise
     except Exception as error:  # whatever a user's class raises
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{table.flag}: {make.__qualname__} raised {line}") from error
-
-
-def _check_free(names: Iterable[str], where: str) -> None:
-    """Raises InputError if a declaration at `where` takes a name that the settings have."""
-    sections = [info.annotation for info in Settings.model_fields.values()]
-    owners = {name for section in sections for name in section.model_fields}  # type: ignore[union-attr]
-    for name in names:
-        if name in owners:
-            raise InputError(f"{where}: {flag_of(name)} is a setting of its own")
+        raise InputError(f"{table.flag}: {make.__qualname__} raised {_line(error)}") from error
 
 
 def _source_of(make: Callable[..., Any]) -> str | None:
@@ -182,3 +141,61 @@ def _source_of(make: Callable[..., Any]) -> str | None:
         return None if file is None else decode_source(Path(file).read_bytes())
     except (OSError, SyntaxError, UnicodeError):  # there is no text, as in an archive
         return None
+
+
+# --- plugins ---------------------------------------------------------------------------------
+
+GROUP = "beamwright.plugins"
+
+
+def load_plugin(file: str | os.PathLike[str]) -> None:
+    """Run a file for what it declares.
+
+    Raises:
+        InputError: if it is no Python file, or fails.
+    """
+    path = Path(file)
+    name = f"{PLUGIN_MODULE}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if not path.is_file() or path.suffix != ".py" or spec is None or spec.loader is None:
+        raise InputError(f"--plugin {path}: no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BeamwrightError as error:
+        raise InputError(f"--plugin {path}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's file raises, `sys.exit()` too
+        del sys.modules[name]
+        raise InputError(f"--plugin {path}: it raised {_line(error)}") from error
+
+
+def load_installed() -> list[str]:
+    """Import the plugins of installed packages; a line about each that fails."""
+    failed = []
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+        try:
+            point.load()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a broken package must not stop the others
+            failed.append(f"plugin {point.name} ({point.value}): {_line(error)}")
+    return failed
+
+
+def load_all(files: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Installed plugins, then these files; returns the lines of `load_installed`.
+
+    Raises:
+        InputError: as `load_plugin`.
+    """
+    failed = load_installed()
+    for file in files:
+        load_plugin(file)
+    return failed
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

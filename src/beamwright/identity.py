@@ -12,7 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from beamwright.config import Settings
-from beamwright.declare import STOPS, VERIFIERS
+from beamwright.declare import VERIFIERS
 from beamwright.search import strategy_row
 
 CODE = {"search_code": "search", "verifier_code": "verifier"}
@@ -51,16 +51,6 @@ def plugin_code(settings: Settings) -> dict[str, str]:
         for name, row in zip(CODE, rows, strict=True)
         if row is not None and row.is_plugin
     }
-
-
-def stop_code(settings: Settings) -> dict[str, str]:
-    """The code of the declared stops, which decide where a tree ends and none of its nodes.
-
-    Raises:
-        InputError: for an unknown stop.
-    """
-    rows = [STOPS.find(name) for name in settings.stop.stop or ()]
-    return {f"stop_code.{row.name}": identity_of(row.make, row.source) for row in rows}
 
 
 def _parts(owner: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Tables of what can be chosen by name: strategies, schedules, stop rules, verifiers.
+"""Tables of what can be chosen by name: strategies, schedules, verifiers.
 
 A declaration is one class (or function) under one decorator. Its row feeds settings, command line,
 recipes, lists, checkpoints and the tests that run for all; there is no second place to write it
@@ -22,8 +22,8 @@ from beamwright.errors import InputError
 
 def option(
     default: Any,
-    *,
     help: str,
+    *,
     metavar: str | None = None,
     common: bool = False,
     recipe_only: bool = False,
@@ -37,28 +37,12 @@ def option(
     asks for it. also: other words that people look for it by. limits: of `pydantic.Field`, such as
     ge, gt, le, lt, min_length, allow_inf_nan.
     """
-    extra: JsonDict = {
-        "metavar": metavar,
-        "common": common,
-        "recipe_only": recipe_only,
-        "also": also,
-    }
+    extra: JsonDict = dict(metavar=metavar, common=common, recipe_only=recipe_only, also=also)
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
-def metavar_of(field: FieldInfo) -> str | None:
-    """What an option's value is called on the command line; None: as its type."""
-    found = extra_of(field, "metavar")
-    return None if found is None else str(found)
-
-
-def is_common(field: FieldInfo) -> bool:
-    """Most people want to know of it."""
-    return bool(extra_of(field, "common"))
-
-
 def extra_of(field: FieldInfo, key: str) -> Any:
-    """What else `option` was told of it."""
+    """What else `option` was told of it: None, or nothing, of a field that is none of it."""
     extra = field.json_schema_extra
     return extra.get(key) if isinstance(extra, dict) else None
 
@@ -96,8 +80,7 @@ class TableRow:
         return not self.make.__module__.startswith("beamwright.")
 
 
-PLUGIN_MODULE = "beamwright_plugin_"
-"""Begins the name of the module that a plugin's file becomes."""
+PLUGIN_MODULE = "beamwright_plugin_"  # begins the name of the module that a plugin's file becomes
 
 R = TypeVar("R", bound=TableRow)
 
@@ -135,14 +118,13 @@ class Table(Mapping[str, R], Generic[R]):
             raise InputError(f"{row.place}: {self.flag} {row.name} means something else already")
         known = self._rows.get(row.name)
         if known is not None and known.place != row.place:
-            raise InputError(
-                f"{self.flag} {row.name} is declared twice: {known.place} and {row.place}"
-            )
+            twice = f"{known.place} and {row.place}"
+            raise InputError(f"{self.flag} {row.name} is declared twice: {twice}")
         for name in row.options:
-            owner = declared_options().get(name)
-            if owner is not None and owner != self.section:
-                flag = flag_of(name)
-                raise InputError(f"{row.place}: {flag} is an option of the {owner} settings")
+            owner = declared_options().get(name, self.section)
+            if owner != self.section:
+                where = f"is an option of the {owner} settings"
+                raise InputError(f"{row.place}: {flag_of(name)} {where}")
         self._rows[row.name] = row
 
     def find(self, name: str) -> R:
@@ -181,15 +163,9 @@ def declared_options() -> dict[str, str]:
     }
 
 
-def declared_under(flag: str) -> list[str]:
-    """The options of all that can follow this one."""
-    rows = [row for table in _TABLES if table.flag == flag for row in table.values()]
-    return list(dict.fromkeys(name for row in rows for name in row.options))
-
-
-def declared_names(flag: str) -> list[str]:
+def rows_under(flag: str) -> list[TableRow]:
     """What can follow an option that takes names of declarations; nothing of another option."""
-    return [name for table in _TABLES if table.flag == flag for name in table]
+    return [row for table in _TABLES if table.flag == flag for row in table.values()]
 
 
 def declared_rows(name: str) -> list[TableRow]:

@@ -30,9 +30,9 @@ class Chunks(Schedule):
         return Plan(tuple(view.beams[start : start + self.chunk] for start in starts))
 """
 
-VERIFIER_AND_STOP = """
+VERIFIERS = """
 from beamwright.config import Section
-from beamwright.declare import stop, verifier
+from beamwright.declare import verifier
 from beamwright.registry import option
 
 
@@ -47,19 +47,6 @@ class Brief(Section):
 
     def score(self, nodes):
         return [1 / (1 + len(node.step_text) / self.brevity) for node in nodes]
-
-
-@stop("late", meaning="after some rounds")
-class Late(Section):
-    patience: int = option(1, ge=1, help="Rounds until it is late.")
-
-    def __call__(self, tree):
-        return "it was late" if tree.rounds >= self.patience else None
-
-
-@stop("never", meaning="goes on")
-def never(tree):
-    return None
 """
 
 
@@ -128,38 +115,31 @@ def test_a_schedule_of_a_plugin_is_everywhere(cli, fake, plugin):
     assert (outcome.code, "did you mean chunks?" in outcome.complaint) == (2, True)
 
 
-def test_a_verifier_and_a_stop_of_a_plugin(cli, fake, plugin, tmp_path):
-    plugin.write_text(VERIFIER_AND_STOP)
+def test_verifiers_of_a_plugin(cli, fake, plugin, tmp_path):
+    plugin.write_text(VERIFIERS)
     words = ["solve", "p", "--plugin", plugin]
-    named = ["--verifier", "brief", "--brevity", "3", "--stop", "late,never", "--patience", "4"]
-    assert cli(*words, *named).code == 0
-    model, stop = fake.settings.model, fake.settings.stop
-    assert (model.verifier, model.model_extra) == ("brief", {"brevity": 3.0})
-    assert (stop.stop, stop.model_extra) == (("late", "never"), {"patience": 4})
+    assert cli(*words, "--verifier", "brief", "--brevity", "3").code == 0
+    assert fake.settings.model.verifier == "brief"
+    assert fake.settings.model.model_extra == {"brevity": 3.0}
     shown = " ".join(cli("solve", "--plugin", plugin, "--help-all").out.replace("│", "").split())
-    for words_of_it in ("Or one of even, brief.", "One of late, never.", "--brevity", "--patience"):
-        assert words_of_it in shown
+    assert "Or one of even, brief." in shown
+    assert "--brevity" in shown
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: {verifier: brief, brevity: 4}\nstop: {stop: [late], patience: 2}")
+    recipe.write_text("model: {verifier: brief, brevity: 4}")
     assert cli(*words, "--recipe", recipe).code == 0
     assert fake.settings.model.model_extra == {"brevity": 4.0}
-    assert fake.settings.stop.stop == ("late",)
 
 
 def test_they_run(cli, plugin):
-    plugin.write_text(VERIFIER_AND_STOP)
+    plugin.write_text(VERIFIERS)
     small = ["--n", "2", "--width", "1", "--search", "beam", "--max-step-tokens", "8", "--json"]
-    named = ["--verifier", "even", "--stop", "never,late", "--patience", "2"]
-    found = cli("solve", "6*7?", "--plugin", plugin, *small, *named).json
-    assert (found["rounds"], found["score"]) == (2, 0.5)
-    assert "it was late" in found["reason_fewer"]
-    assert found["settings"]["stop"]["stop"] == ["never", "late"]
+    found = cli("solve", "6*7?", "--plugin", plugin, *small, "--verifier", "even").json
+    assert found["score"] == 0.5
     sizes = ["--plugin", plugin, "--model", "opt-2.7b", "--n", "4", "--json"]
     assert cli("plan", *sizes, "--verifier", "even").code == 0
     for words, complaint in (
         (["--verifier", "evn"], "no such folder; known: even, brief, none, "),
-        (["--stop", "lat"], "--stop 'lat': did you mean late? choose one of late, never"),
-        (["--patience", "2"], "--patience is no option of --stop (not given); it goes with late"),
+        (["--brevity", "2"], "--brevity is no option of --verifier bundled; it goes with brief"),
     ):
         outcome = cli("solve", "6*7?", "--plugin", plugin, *words)
         assert (outcome.code, complaint in outcome.complaint) == (2, True), outcome.err

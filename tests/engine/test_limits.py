@@ -11,7 +11,6 @@ from beamwright.engine.limits import (
     StopRule,
     check_stops,
     num_generated,
-    reaches,
     vote_is_settled,
 )
 from beamwright.errors import InputError
@@ -151,16 +150,9 @@ def test_settled_weights_choose_the_same_whatever_follows():
             assert tied[-1] - tied[-2] <= 2e-6
 
 
-def test_only_paths_that_ended_by_themselves_vote_or_reach_a_score():
+def test_only_paths_that_ended_by_themselves_vote():
     cut = ended(["1", "1", "1"], stop=StopReason.PATH_LIMIT)
     assert not vote_is_settled(cut, 0)
-    assert not reaches(cut, 0.1)
-
-
-def test_a_score_is_reached_from_its_value_on():
-    nodes = ended(["1", "2"], scores=[0.25, None])
-    assert reaches(nodes, 0.25)
-    assert not reaches(nodes, 0.2500001)
 
 
 def test_pruned_tokens_were_generated_too():
@@ -173,7 +165,7 @@ def test_pruned_tokens_were_generated_too():
 
 def test_without_stops_the_tree_is_the_same():
     plain = run(first_ends)[1][0]
-    ample = {"deadline": "1h", "token_budget": 10**9, "stop_score": 2.0, "stop_votes": True}
+    ample = {"deadline": "1h", "token_budget": 10**9, "stop_votes": True}
     assert tree_hash(run(first_ends, **ample)[1][0]) == tree_hash(plain)
     assert plain.reason_fewer is None
 
@@ -194,15 +186,6 @@ def test_a_budget_ends_the_search_between_rounds(stops, rounds, reason):
     assert len(final_nodes(tree, 8)) == 8
     assert all(node.state is NodeState.CANDIDATE for node in final_nodes(tree, 8))
     assert set(executor.released) == set(tree.nodes())
-
-
-def test_a_score_ends_the_search_and_the_ended_path_is_finished():
-    _, (tree,) = run(first_ends, stop_score=0.2)
-    assert tree.rounds == 2
-    assert tree.reason_fewer.endswith("paths were unfinished when a candidate had reached "
-                                      "--stop-score 0.2")  # fmt: skip
-    assert {node.score for node in tree.finished()} == {0.1, 0.2}
-    assert len(final_nodes(tree, 8)) == 8
 
 
 def test_a_settled_vote_ends_the_search():
@@ -249,7 +232,7 @@ def test_later_votes_do_not_count_where_the_first_n_to_finish_are_taken():
 
 
 def test_a_natural_end_needs_no_reason():
-    _, (tree,) = run(lambda node: (EOS, 0.9), stop_score=0.5, token_budget=1, deadline=0.5)
+    _, (tree,) = run(lambda node: (EOS, 0.9), token_budget=1, deadline=0.5)
     assert tree.reason_fewer is None
     assert len(tree.finished()) == 8
 
@@ -386,7 +369,7 @@ def test_votes_are_settled_only_where_they_decide(how, probabilities, complaint)
         check_stops(votes, search, probabilities=probabilities)
 
 
-@pytest.mark.parametrize("bad", [{"token_budget": 0}, {"stop_score": float("nan")}])
+@pytest.mark.parametrize("bad", [{"token_budget": 0}, {"deadline": 0}])
 def test_bad_stops(bad):
     (name,) = bad
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')}"):

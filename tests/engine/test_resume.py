@@ -125,7 +125,7 @@ def test_a_resumed_search_saves_its_rounds_and_counts_all_its_time(with_prm, tmp
     assert resume(solver, file)[0].time.total_s > last.elapsed_s
 
 
-@pytest.mark.parametrize("stops", [{"token_budget": 60}, {"deadline": 1e-6}, {"stop_score": 1e-9}])
+@pytest.mark.parametrize("stops", [{"token_budget": 60}, {"deadline": 1e-6}])
 def test_a_search_that_was_stopped_goes_on(with_prm, tmp_path, stops):
     expected = with_prm().solve(PROBLEM)
     file = tmp_path / "search.json"

@@ -128,8 +128,7 @@ def test_each_reply_is_searched_for_itself(make_solver):
 def test_a_stop_string_is_a_whole_answer(make_solver):
     """Votes and scores count it, as they do a path that ended with EOS."""
     options = {**BEAM, "search": "best-of-n", "ignore_eos": True}
-    found = make_solver(**options, stop_score=-1e9).solve(PROBLEM)
-    assert "had reached --stop-score" in found.reason_fewer
+    found = make_solver(**options).solve(PROBLEM)
     assert found.stop == "stop_string"
 
 

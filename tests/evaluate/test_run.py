@@ -9,7 +9,7 @@ import pytest
 
 import beamwright.errors
 from beamwright.config import Settings
-from beamwright.declare import stop, verifier
+from beamwright.declare import verifier
 from beamwright.errors import CapacityError, InputError, ProblemTooLongError, UnavailableError
 from beamwright.evaluate import RunOptions, load_problems, run
 from beamwright.evaluate.results import find_runs
@@ -279,7 +279,7 @@ KILLED_SCRIPT = """
 import json, sys, time
 from pathlib import Path
 from beamwright.config import Settings
-from beamwright.declare import stop, verifier
+from beamwright.declare import verifier
 from beamwright.evaluate import RunOptions, load_problems, run
 
 class Solution:
@@ -332,23 +332,15 @@ def test_killed_at_any_moment_every_problem_is_there_exactly_once(
 def test_a_run_goes_on_with_the_code_that_it_began_with(
     problem_set, fake_solver, tmp_path, checker
 ):
-    def never(tree):
-        return None
-
-    def other(tree):
-        return "at once"
-
     options = RunOptions(out=tmp_path / "out")
-    settings = Settings.build(stop="never", verifier="scored")
-    for scored, stopped, words in (
-        (lambda problem, steps: 1, never, None),
-        (lambda problem, steps: 1, never, None),
-        (lambda problem, steps: 2, never, "code.verifier_code was"),
-        (lambda problem, steps: 1, other, "code.stop_code.never was"),
+    settings = Settings.build(verifier="scored")
+    for scored, words in (
+        (lambda problem, steps: 1, None),
+        (lambda problem, steps: 1, None),
+        (lambda problem, steps: 2, "code.verifier_code was"),
     ):
         with restored():
             verifier("scored", meaning="x")(scored)
-            stop("never", meaning="x")(stopped)
             if words is None:
                 run(problem_set, fake_solver, settings, options, checker)
                 continue

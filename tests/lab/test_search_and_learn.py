@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from beamwright.declare import load_plugin
 from beamwright.engine.limits import StopRule
-from beamwright.plugins import load_plugin
 from beamwright.registry import restored
 from beamwright.sections import SearchSettings, StopSettings
 from beamwright.tree import StopReason

@@ -125,7 +125,6 @@ def drawn(rng):
         "token_budget": (0.3, [1, 10, 50, 200]),
         "deadline": (0.3, [0.001, 0.01, 0.05]),
         "stop_votes": (0.4 * (options["choose"] in ("majority", "weighted")), [True]),
-        "stop_score": (0.2, [-5.0, 0.01, 0.5]),
         "delimiter": (0.2, [" ", "Q", "s"]),
     }
     options |= {k: rng.choice(of) for k, (share, of) in some.items() if rng.random() < share}

@@ -25,12 +25,12 @@ def test_type_checkers_read_what_the_settings_say():
 
 
 def test_the_options_are_the_settings_and_what_built_in_parts_declare():
-    assert set(SolverOptions.__annotations__) == names_of(*SECTIONS)
+    assert set(SolverOptions.__annotations__) == {*names_of(*SECTIONS), "stop"}
     assert set(ProblemOptions.__annotations__) == set(RequestOptions.__annotations__) | {"priority"}
 
 
 def test_what_a_request_may_have_of_its_own_is_not_of_models_memory_or_schedule():
-    own = names_of("sampling", "step", "search", "stop")
+    own = {*names_of("sampling", "step", "search", "stop"), "stop"}
     assert set(RequestOptions.__annotations__) == own
     assert not own & names_of("model", "memory", "schedule", "sparse")
 

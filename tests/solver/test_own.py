@@ -197,7 +197,6 @@ def test_a_plugin_is_one_file(make_solver, plugin, tmp_path):
     [
         ({"schedule": "localty"}, "--schedule 'localty': did you mean locality"),
         ({"verifier": "logprob", "verifier_weights": "int8"}, "--verifier-weights int8: "),
-        ({"verifier": "none", "search": "majority", "stop_score": 0.5}, "--stop-score: "),
         ({"schedule": "in-gpu", "evict": "recompute"}, "--evict recompute: "),
         ({"schedule": "in-gpu", "evict": "host"}, "--evict host: does nothing with --schedule in-"),
         ({"schedule": "in-gpu", "planner": "greedy"}, "--planner greedy: "),

@@ -17,7 +17,6 @@ from typer.main import get_command
 import beamwright
 from beamwright.cli.output import INTERRUPTED, complain
 from beamwright.errors import BeamwrightError
-from beamwright.plugins import load_all
 
 _USAGE_ERROR = 2
 _HELP_ALL = "--help-all"
@@ -152,8 +151,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for bad usage or input, or 1."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        for line in load_all(_named_plugins(words)):
-            complain(line)
+        plugins = _named_plugins(words)
+        if plugins or entry_points(group="beamwright.plugins"):  # else --help waits for no pydantic
+            from beamwright.declare import load_all
+
+            for line in load_all(plugins):
+                complain(line)
         if _named_command(words) == "":
             words = ["--help" if word == _HELP_ALL else word for word in words]
         app = make_app(_named_command(words))

@@ -27,14 +27,11 @@ from beamwright.config import GONE, Settings
 from beamwright.errors import InputError
 from beamwright.registry import (
     TableRow,
-    declared_names,
     declared_rows,
-    declared_under,
     did_you_mean,
     extra_of,
     flag_of,
-    is_common,
-    metavar_of,
+    rows_under,
 )
 from beamwright.search import STRATEGIES
 
@@ -51,7 +48,6 @@ _PANELS = {
 _DECLARED_PANELS = {
     "model": "Models: options of one verifier",
     "search": "Search: options of one strategy",
-    "stop": "Stopping early: options of one stop",
     "schedule": "Schedule: options of one",
 }
 
@@ -68,7 +64,7 @@ def option(flag: str, help_text: str, metavar: str | None = None, **more: Any) -
 _RECIPE = option("--recipe", "YAML file of settings.", "FILE")
 _PLUGIN = option(
     "--plugin",
-    "Python file that declares a strategy, schedule, verifier or stop; it is run.",
+    "Python file that declares a strategy, schedule or verifier; it is run.",
     "FILE.py",
 )
 JSON = option("--json", "Print exactly one JSON object on standard output.")
@@ -168,8 +164,9 @@ def _settings_parameters(
             taken = not extra_of(field, "recipe_only") if only is None else name in only
             if taken:
                 parameters[name] = _setting_parameter(name, field, section, everything)
-            for own in declared_under(flag_of(name)) if taken or name in under else ():
-                parameters[own] = _declared_parameter(own, section, everything)
+            for row in rows_under(flag_of(name)) if taken or name in under else ():
+                for own in row.options:
+                    parameters[own] = _declared_parameter(own, section, everything)
     return parameters
 
 
@@ -177,13 +174,13 @@ def _setting_parameter(
     name: str, field: FieldInfo, section: str, everything: bool
 ) -> inspect.Parameter:
     """The option of one setting."""
-    metavar, words = metavar_of(field), field.description or ""
+    metavar, words = extra_of(field, "metavar"), field.description or ""
     option = typer.Option(
         _flags(name, field),
         help=escape(words + _choices(field) + _declared_choices(name)) + _shown(field.default),
         metavar=metavar or (_CHOICE if _choices(field) else None),
         rich_help_panel=_PANELS[section],
-        hidden=not (everything or is_common(field)),
+        hidden=not (everything or extra_of(field, "common")),
     )
     kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
     return _parameter(name, kind | None, option)
@@ -201,7 +198,7 @@ def _declared_parameter(name: str, section: str, everything: bool) -> inspect.Pa
     option = typer.Option(
         _flags(name, first),
         help=_declared_help(rows, name) + _choices(first),
-        metavar=metavar_of(first) or (_CHOICE if _choices(first) else None),
+        metavar=extra_of(first, "metavar") or (_CHOICE if _choices(first) else None),
         rich_help_panel=_DECLARED_PANELS[section],
         hidden=not (everything or any(row.is_plugin for row in rows)),
     )
@@ -272,7 +269,7 @@ def _choices(field: FieldInfo) -> str:
 
 def _declared_choices(name: str) -> str:
     """The same for an option that names a declaration; strategies have a list of their own."""
-    names = [] if name == "search" else declared_names(flag_of(name))
+    names = [] if name == "search" else [row.name for row in rows_under(flag_of(name))]
     # Built-in verifiers are no declarations.
     return f" {'Or one' if name == 'verifier' else 'One'} of {', '.join(names)}." if names else ""
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.finite import finite
+from beamwright.io import finite
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rich.text import Text
 from beamwright.cli.drawing import draw_answers, draw_tree
 from beamwright.cli.live import problem_panel
 from beamwright.cli.output import one_line
-from beamwright.files import write_bytes
+from beamwright.io import write_whole
 
 if TYPE_CHECKING:
     from beamwright.solver.solution import Solution
@@ -41,7 +41,7 @@ def write_picture(tree: SearchTree, solution: Solution | None, file: Path) -> No
     for line in below:
         console.print(line)
     svg = console.export_svg(title="beamwright solve", theme=MONOKAI)
-    write_bytes(file, svg.encode("utf-8", "replace"), "--picture ")
+    write_whole(file, svg.encode("utf-8", "replace"), "--picture ")
 
 
 def _ending(solution: Solution | None) -> list[Text]:

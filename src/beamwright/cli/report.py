@@ -17,7 +17,7 @@ from beamwright.evaluate import summarise
 from beamwright.evaluate.charts import EvaluatedRun, TreeLink
 from beamwright.evaluate.report import write_report
 from beamwright.evaluate.results import FinishedRun, find_runs
-from beamwright.files import check_writable
+from beamwright.io import check_writable
 
 _DirsArgument = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Folders of `eval --out`, or above them.")

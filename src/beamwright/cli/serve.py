@@ -14,7 +14,7 @@ from beamwright.cli.options import Invocation, option, with_settings
 from beamwright.cli.output import complain, first_import, print_json, quiet_stdout
 from beamwright.cli.views import Views
 from beamwright.errors import InputError, UnavailableError, format_bytes
-from beamwright.files import read_regular
+from beamwright.io import read_regular
 from beamwright.search.defaults import resolved
 from beamwright.verify.find import check_models
 

@@ -27,7 +27,7 @@ from beamwright.cli.output import (
 from beamwright.cli.views import Views
 from beamwright.config import Settings
 from beamwright.errors import BeamwrightError, InputError, Interrupted, format_bytes
-from beamwright.files import check_writable, read_regular
+from beamwright.io import check_writable, read_regular
 from beamwright.search import strategy_row
 from beamwright.search.defaults import resolved, vote_note
 from beamwright.verify.find import check_models

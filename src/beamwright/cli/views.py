@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.files import check_writable
+from beamwright.io import check_writable
 
 if TYPE_CHECKING:
     from beamwright.engine.timeline import Timeline

@@ -27,9 +27,9 @@ from beamwright.cluster.search import CANCEL_S, Outcome, RemoteSearch, Surroundi
 from beamwright.cluster.serving import Cluster, RayServing
 from beamwright.config import Settings
 from beamwright.counters import Usage
+from beamwright.declare import load_all
 from beamwright.engine.admission import USUAL_ROWS
 from beamwright.errors import BeamwrightError, Cancelled, InputError, UnavailableError
-from beamwright.plugins import load_all
 from beamwright.progress import Progress
 from beamwright.protocols import RoundCallback
 from beamwright.solver.handle import Handle

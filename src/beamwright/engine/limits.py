@@ -1,4 +1,4 @@
-"""When a search ends before its strategy would end it: time, tokens, votes, score.
+"""When a search ends before its strategy would end it: time, tokens, votes.
 
 Pure: sees a tree whose round is scored, and seconds; no clock, no models. Part of every anytime
 search: whatever stops it, the best so far is its result.
@@ -104,8 +104,6 @@ class StopRule:
             return None
         settings, candidates = self._settings, self._candidates(tree, actions)
         ended = [n for n in (*tree.finished(), *candidates) if n.ended and n.answers]
-        if settings.stop_score is not None and reaches(ended, settings.stop_score):
-            return f"a candidate had reached --stop-score {settings.stop_score:g}"
         if settings.stop_votes:
             voters = ended
             if self._row.finals is not None:  # the first n to finish vote, say
@@ -182,11 +180,6 @@ def _waits(node: Node) -> bool:
     if drawn:
         return all(child.state is NodeState.OPEN for child in drawn)
     return all(child.state in (NodeState.OPEN, NodeState.PRUNED) for child in node.children)
-
-
-def reaches(ended: Iterable[Node], score: float) -> bool:
-    """True if a path that ended by itself has at least this score."""
-    return any(node.score is not None and node.score >= score for node in ended if node.complete)
 
 
 def vote_is_settled(ended: Iterable[Node], num_remaining: int, *, weighted: bool = False) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from beamwright.errors import BeamwrightError, InputError, UnavailableError
-from beamwright.files import read_regular
+from beamwright.io import read_regular
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev)(?=$|[^a-z])")
 _BOM = "\ufeff".encode()  # the mark that some editors put at the front

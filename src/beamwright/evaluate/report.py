@@ -28,7 +28,7 @@ from beamwright.evaluate.charts import (
     make_charts,
     method_names,
 )
-from beamwright.files import write_bytes
+from beamwright.io import write_whole
 from beamwright.units import GIB
 
 _DPI = 140
@@ -89,9 +89,9 @@ def write_report(
         marks={True: "\u2713 ", False: "\u2717 ", None: ""},
     )
     # ASCII throughout: a model's text may hold what UTF-8 cannot.
-    write_bytes(path, page.encode("ascii", "xmlcharrefreplace"))
+    write_whole(path, page.encode("ascii", "xmlcharrefreplace"))
     for file, content in pngs:
-        write_bytes(file, content)
+        write_whole(file, content)
     return Report(tuple(file for file, _ in pngs), missing)
 
 

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from beamwright.errors import InputError
 from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.problems import Problem
-from beamwright.files import private, read_regular, write_whole
+from beamwright.io import private, read_regular, write_whole
 from beamwright.search.answers import normalise_answer
 from beamwright.search.choose import CHOICES, choose
 from beamwright.sections import MOST_CANDIDATES

@@ -14,7 +14,7 @@ from beamwright.evaluate.equivalence import AnswerChecker
 from beamwright.evaluate.metrics import summarise
 from beamwright.evaluate.problems import Problem, ProblemSet
 from beamwright.evaluate.results import Record, ResultsFolder, make_error_record, make_record
-from beamwright.identity import plugin_code, stop_code
+from beamwright.identity import plugin_code
 
 InFlight = int | Literal["auto"]
 
@@ -157,7 +157,7 @@ def _solve(
 
 def _identity(problem_set: ProblemSet, settings: Settings) -> dict[str, Any]:
     """What must be equal for a run to go on. A limit may grow: problems do not interact."""
-    code = {**plugin_code(settings), **stop_code(settings)}
+    code = plugin_code(settings)
     return {
         "dataset": problem_set.name,
         "dataset_sha256": problem_set.fingerprint,

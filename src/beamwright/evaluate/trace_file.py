@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beamwright.files import write_whole
+from beamwright.io import write_whole
 
 if TYPE_CHECKING:
     from beamwright.engine.timeline import Span, Timeline

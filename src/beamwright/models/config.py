@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.files import read_regular
+from beamwright.io import read_regular
 from beamwright.models.shape import FAMILIES, ModelShape, frequencies
 
 _ACTIVATIONS = {

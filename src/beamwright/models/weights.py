@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from beamwright.errors import InputError, NotFiniteError
-from beamwright.files import read_regular
+from beamwright.io import read_regular
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.linear import quantise_linear
 from beamwright.models.memory import give_back

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from beamwright.errors import InputError
-from beamwright.files import write_whole
+from beamwright.io import write_whole
 from beamwright.plan.cards import CARDS, Card
 from beamwright.units import GIB, parse_size
 

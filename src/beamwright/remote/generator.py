@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beamwright.errors import InputError
-from beamwright.files import read_regular
+from beamwright.io import read_regular
 from beamwright.models.config import read_object
 from beamwright.models.find import tokenizer_folder
 from beamwright.models.tokenizer import TextCodec

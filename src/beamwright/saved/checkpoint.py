@@ -25,8 +25,8 @@ from beamwright.counters import PHASES, Counters
 from beamwright.declare import VERIFIERS
 from beamwright.engine.tree_run import TreeRun
 from beamwright.errors import InputError
-from beamwright.files import read_regular, write_whole
 from beamwright.identity import CODE, plugin_code
+from beamwright.io import read_regular, write_whole
 from beamwright.registry import PLUGIN_MODULE, Table
 from beamwright.saved.recorded import describe_fault
 from beamwright.search import STRATEGIES

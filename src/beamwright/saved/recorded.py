@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from beamwright.errors import InputError
-from beamwright.files import read_regular, write_whole
+from beamwright.io import read_regular, write_whole
 from beamwright.tree import Node, NodeState, RecordedTree, SearchTree
 
 VERSION = 1

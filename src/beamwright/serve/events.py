@@ -12,7 +12,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
-from beamwright.finite import finite
+from beamwright.io import finite
 from beamwright.search.answers import extract_answer, normalise_answer
 from beamwright.tree import Node, NodeState, SearchTree
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from beamwright.errors import BeamwrightError, Cancelled
-from beamwright.finite import finite
+from beamwright.io import finite
 from beamwright.protocols import RoundReport
 from beamwright.serve.events import About, EndState, Event, PageTree, begin, decided, dotted, end
 from beamwright.tree import Node

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from beamwright.errors import InputError
-from beamwright.files import read_regular, write_whole
+from beamwright.io import read_regular, write_whole
 from beamwright.search.answers import extract_answer
 from beamwright.serve.events import (
     RUN_FORMAT,

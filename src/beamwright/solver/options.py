@@ -26,7 +26,6 @@ SHARED = ("model", "memory", "schedule", "sparse")
 OBJECTS: dict[str, Any] = {
     "verifier": ScoreFunction | Verifier,
     "schedule": SchedulePolicy,
-    "stop": StopFunction | Sequence[str | StopFunction],
 }
 """What a user's own objects may be, beside names."""
 
@@ -44,6 +43,10 @@ def fields_of(sections: Sequence[str]) -> dict[str, tuple[Any, FieldInfo]]:
         fields = [row.options[name] for row in declared_rows(name) if not row.is_plugin]
         if section in sections and fields:
             found[name] = fields[0].annotation | None, fields[0]
+    if "stop" in sections:
+        words = "Of a tree whose round is scored: why it ends here, or None to go on; asked last."
+        kind = StopFunction | Sequence[StopFunction] | None
+        found["stop"] = kind, FieldInfo(default=None, description=words)
     return found
 
 

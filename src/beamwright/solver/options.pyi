@@ -28,7 +28,7 @@ class RequestOptions(TypedDict, total=False):
     delimiter: str
     r"""Text that ends a step; \n and \t are understood."""
     step_tokens: int | None
-    """Steps of this fixed length instead of the delimiter."""
+    """Steps of this length, not the delimiter's."""
     max_step_tokens: int
     """Longest step."""
     step_limits: Sequence[int] | str | None
@@ -42,7 +42,7 @@ class RequestOptions(TypedDict, total=False):
     several times; \n and \t are understood.
     """
     search: str | None
-    """Strategy; list explains them all (default: beam; majority where there is no verifier)."""
+    """Strategy; list explains them all (default: beam; majority without a verifier)."""
     n: int
     """Candidates per round."""
     width: int
@@ -63,10 +63,6 @@ class RequestOptions(TypedDict, total=False):
     """Stop once this many tokens are generated."""
     stop_votes: bool
     """Stop once the vote is settled; with --choose majority or weighted."""
-    stop_score: float | None
-    """Stop once a finished candidate scores at least this."""
-    stop: Sequence[str] | str | StopFunction | Sequence[str | StopFunction] | None
-    """Stop where these say so, which a --plugin declares."""
     warmup: int | None
     """deepconf: Paths that set the bar (default: n / 4, at most 16)."""
     keep: float | None
@@ -89,6 +85,8 @@ class RequestOptions(TypedDict, total=False):
     """revise: What asks for a critique."""
     revision_prompt: str | None
     """revise: What asks for a new answer."""
+    stop: StopFunction | Sequence[StopFunction] | None
+    """Of a tree whose round is scored: why it ends here, or None to go on; asked last."""
 
 class ProblemOptions(RequestOptions, total=False):
     priority: int
@@ -112,21 +110,19 @@ class SolverOptions(RequestOptions, total=False):
     chat_template: str | PathLike[str] | None
     """Jinja chat template, or a file that holds one."""
     tokenizer: str | PathLike[str] | None
-    """openai:...: the model's tokenizer, PATH, hf:ORG/NAME or bundled (default: its name)."""
+    """openai:...: the tokenizer, PATH or hf:ORG/NAME (default: its name)."""
     model_key: str | PathLike[str] | None
     """openai:...: a file that holds the server's API key."""
     device: str
     """Where the models run: cpu, cuda, cuda:1."""
     verifier_device: str | None
-    """Where the verifier runs, apart from the generator: --memory is then of each (default:
-    beside it).
-    """
+    """Where the verifier runs, if elsewhere: --memory is then of each."""
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
     """Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a
-    checkpoint of 100 million parameters and more in it, where the CPU multiplies it exactly.
+    checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.
     """
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"]
-    """How decoding attends to shared prefixes; tree and dense run kernels on a GPU."""
+    """How decoding attends to shared prefixes (tree, dense: kernels on a GPU)."""
     context: int | None
     """Cap on the model's context."""
     weights: Literal["auto", "int8", "int4"]
@@ -142,7 +138,7 @@ class SolverOptions(RequestOptions, total=False):
     kv_memory: int | str | None
     """Device KV cache alone; overrides the plan."""
     host_memory: int | str | None
-    """Most KV kept in host memory (default: half of it; for a GPU at most 16 GiB)."""
+    """Most KV in host memory (default: half of it; GPU: at most 16 GiB)."""
     split: Literal["auto", "roofline", "offload"] | float
     """Who has the KV memory. auto: generator and verifier in turn get what they need, the
     other's KV leaving only where it is in the way; roofline: FlashTTS's search over batch
@@ -151,21 +147,20 @@ class SolverOptions(RequestOptions, total=False):
     schedule: str | SchedulePolicy
     """How beams are arranged on the device."""
     planner: Literal["ranges", "greedy"]
-    """Groups by dynamic programming over ranges, or by LBS's Algorithm 1."""
+    """Groups by dynamic programming, or by LBS's Algorithm 1."""
     inter_beam: bool
-    """Group beams that share a prefix, and move the prefix once."""
+    """Beams that share a prefix move it once."""
     balance: bool
     """Groups of even size, as few as possible."""
     prefetch: bool
-    """Load the next group's KV while a group computes."""
+    """Load a group's KV while one computes."""
     reuse: bool
-    """Keep what is on the device from one step to the next."""
+    """Keep what is on the device between steps."""
     evict: Literal["host", "recompute"]
     """Evicted KV comes back from host memory, or is computed again."""
     victims: Literal["tree", "lru", "cost"]
     """Whose KV leaves the device first: what the round does not use, then what it uses last
-    (tree); least recently used, deepest first (lru, as vLLM); what the round does not use,
-    then what is cheapest to bring back (cost).
+    (tree); least recently used (lru, as vLLM); what is cheapest to bring back (cost).
     """
     link_bandwidth: int | str | None
     """Throttle the link to this rate (emulated)."""
@@ -200,8 +195,8 @@ class SolverOptions(RequestOptions, total=False):
     """
     write_back: Literal["auto", "eager", "lazy"]
     """Send new KV to the host as soon as it is whole (eager), or shortly before its room is
-    needed, what is stored already leaving first (lazy: most of what is pruned never goes);
-    auto: eager where a step needs more than twice the device, or a copy per beam.
+    needed (lazy: most of what is pruned never goes); auto: eager where a step needs more than
+    twice the device, or a copy per beam.
     """
     graphs: Literal["auto", "on", "off"]
     """Decode steps as CUDA graphs where kernels run (auto, on), or as plain calls (off)."""

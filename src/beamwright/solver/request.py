@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from beamwright.config import Settings, option_owners
-from beamwright.declare import STOPS, VERIFIERS, make_stops
+from beamwright.declare import VERIFIERS, load_all
 from beamwright.engine.limits import StopFunction, StopRule, check_stops
 from beamwright.engine.prompts import Prompts
 from beamwright.engine.row import Decoding
 from beamwright.engine.sampling import stats_read_by
 from beamwright.errors import InputError
 from beamwright.identity import identity_of
-from beamwright.plugins import load_all
 from beamwright.protocols import SchedulePolicy, Strategy, Verifier
 from beamwright.registry import Table, TableRow
 from beamwright.saved.checkpoint import OWN
@@ -99,8 +98,7 @@ class ProblemSettings:
         )
         _check_meant(settings, parts)
         check_stops(settings.stop, settings.search)
-        stops = (*make_stops(settings.stop), *parts.stops)
-        return cls(given, settings, parts.strategy_for(settings.search), stops, parts)
+        return cls(given, settings, parts.strategy_for(settings.search), parts.stops, parts)
 
     @classmethod
     def of_call(cls, settings: Settings | None, options: dict[str, Any]) -> ProblemSettings:
@@ -121,8 +119,6 @@ class ProblemSettings:
         parts = take_parts(options)
         if settings is None:
             settings = Settings.build(**options)
-        elif options.get("stop"):
-            settings = settings.changed(stop=(*(settings.stop.stop or ()), *options["stop"]))
         return cls.of(settings, parts)
 
     def settled(self, settings: Settings) -> ProblemSettings:
@@ -147,7 +143,7 @@ class ProblemSettings:
         parts, mine = self.parts, take_parts(options)
         if options.get("search") is not None or mine.strategy is not None:
             parts = replace(parts, strategy=mine.strategy)
-        if options.get("stop") is not None or mine.stops:
+        if mine.stops:
             parts = replace(parts, stops=mine.stops)
         new = ProblemSettings.of(self.given.changed(**options), parts)
         shared = {section: getattr(self.settings, section) for section in SHARED}
@@ -224,8 +220,6 @@ def _check_models(settings: Settings, parts: UserParts) -> None:
                 )
     if split is not None and model.verifier_device is not None:
         raise InputError(f"{_written('split', split)}: does nothing with --verifier-device")
-    if settings.stop.stop_score is not None and parts.verifier is None and kind == "none":
-        raise InputError("--stop-score: with --verifier none there are no scores to reach it")
     for name in ("tokenizer", "model_key"):
         value = getattr(model, name)
         if value is not None and not model.model.startswith("openai:"):
@@ -299,24 +293,12 @@ def _verifier(options: dict[str, Any]) -> Verifier | None:
 
 
 def _stops(options: dict[str, Any]) -> tuple[StopFunction, ...]:
-    """Takes the functions out; names stay, and those of what is declared."""
-    stop: Any = options.get("stop")
-    if isinstance(stop, str):
-        stop = stop.split(",")
-    given = () if stop is None else stop if isinstance(stop, Sequence) else (stop,)
-    names, functions = [], []
-    for each in given:
-        declared = _declared(STOPS, each)
-        if isinstance(each, str):
-            names.append(each.strip())
-        elif declared is not None and (declared.make is each or not declared.options):
-            names.append(declared.name)
-        elif callable(each):
-            functions.append(each)
-        else:
-            raise InputError(f"stop: {type(each).__name__} is no function of a tree")
-    options["stop"] = names or None
-    return tuple(functions)
+    stop: Any = options.pop("stop", None)
+    stops = () if stop is None else tuple(stop) if isinstance(stop, Sequence) else (stop,)
+    for function in stops:
+        if not callable(function):
+            raise InputError(f"stop: {type(function).__name__} is no function of a tree")
+    return stops
 
 
 def _declared(table: Table[Any], part: Any) -> TableRow | None:

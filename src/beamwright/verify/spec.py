@@ -35,9 +35,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from beamwright.errors import InputError
-from beamwright.files import read_regular
+from beamwright.io import read_regular, read_yaml
 from beamwright.sections import Section
-from beamwright.yaml_file import read_yaml
 
 SPEC_FILE, JUDGE_FILE = "verifier.yaml", "judge.yaml"
 _PACKAGED_JUDGE = Path(__file__).parent / JUDGE_FILE
