@@ -6,27 +6,16 @@ A recipe is a YAML file with the sections of `sections`; command-line options ov
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
+from beamwright import sections
 from beamwright.errors import InputError
 from beamwright.io import read_yaml
-from beamwright.registry import declared_options, did_you_mean
-from beamwright.sections import (
-    MemorySettings,
-    ModelSettings,
-    SamplingSettings,
-    ScheduleSettings,
-    SearchSettings,
-    Section,
-    SparseSettings,
-    StepSettings,
-    StopSettings,
-)
+from beamwright.registry import declared_options, unknown
+from beamwright.sections import Section
 
 _LONGEST_SHOWN = 120
 _OF_SEVERAL = ("base", "settings", "grid", "dataset")  # of `evaluate.recipes`
@@ -44,14 +33,14 @@ GONE = {
 class Settings(Section):
     """Everything one run depends on; the same sections as a recipe file."""
 
-    model: ModelSettings = ModelSettings()
-    sampling: SamplingSettings = SamplingSettings()
-    step: StepSettings = StepSettings()
-    search: SearchSettings = SearchSettings()
-    stop: StopSettings = StopSettings()
-    memory: MemorySettings = MemorySettings()
-    schedule: ScheduleSettings = ScheduleSettings()
-    sparse: SparseSettings = SparseSettings()
+    model: sections.ModelSettings = sections.ModelSettings()
+    sampling: sections.SamplingSettings = sections.SamplingSettings()
+    step: sections.StepSettings = sections.StepSettings()
+    search: sections.SearchSettings = sections.SearchSettings()
+    stop: sections.StopSettings = sections.StopSettings()
+    memory: sections.MemorySettings = sections.MemorySettings()
+    schedule: sections.ScheduleSettings = sections.ScheduleSettings()
+    sparse: sections.SparseSettings = sections.SparseSettings()
 
     @classmethod
     def build(cls, recipe: str | os.PathLike[str] | None = None, **options: Any) -> Settings:
@@ -60,16 +49,16 @@ class Settings(Section):
         A flat option belongs to the one section that has a field of its name; `None` means
         "not given". Raises InputError with one line on an unknown or impossible value.
         """
-        sections: dict[str, dict[str, Any]] = load_recipe(Path(recipe)) if recipe else {}
+        given = load_recipe(Path(recipe)) if recipe else {}
         source = f"recipe {recipe}: " if recipe else ""
         owners = option_owners()
-        for section, keys in sections.items():
+        for section, keys in given.items():
             if section not in cls.model_fields:
                 raise InputError(source + _no_section(section, owners))
             for name in keys:
                 if owners.get(name) != section:
                     raise InputError(source + _unknown(name, owners, section))
-        return cls._with(sections, options, source)
+        return cls._with(given, options, source)
 
     def changed(self, **options: Any) -> Settings:
         """The same settings but for these flat options; `None` means "not given".
@@ -77,27 +66,24 @@ class Settings(Section):
         Another strategy does not inherit the options of the present one. Raises InputError as
         `build`.
         """
-        sections = {
-            name: getattr(self, name).model_dump(exclude_unset=True)
-            for name in type(self).model_fields
-        }
+        given = self.model_dump(exclude_unset=True)
         if options.get("search") not in (None, self.search.search):
             for name in self.search.model_extra or ():
-                del sections["search"][name]
-        return self._with(sections, options)
+                del given["search"][name]
+        return self._with(given, options)
 
     @classmethod
     def _with(
-        cls, sections: dict[str, dict[str, Any]], options: dict[str, Any], source: str = ""
+        cls, given: dict[str, dict[str, Any]], options: dict[str, Any], source: str = ""
     ) -> Settings:
         owners = option_owners()
         for name, value in options.items():
             if name not in owners:
                 raise InputError(_unknown(name, owners))
             if value is not None:
-                sections.setdefault(owners[name], {})[name] = value
+                given.setdefault(owners[name], {})[name] = value
         try:
-            return cls.model_validate(sections)
+            return cls.model_validate(given)
         except ValidationError as error:
             raise InputError(source + describe_invalid(error)) from error
 
@@ -110,7 +96,7 @@ def option_owners() -> dict[str, str]:
     fields = {
         name: section
         for section, info in Settings.model_fields.items()
-        for name in _fields_of(info)
+        for name in info.annotation.model_fields  # type: ignore[union-attr]
     }
     return {**declared_options(), **fields}
 
@@ -132,24 +118,13 @@ def load_recipe(path: Path) -> dict[str, dict[str, Any]]:
     return content
 
 
-def _short(value: Any) -> str:
-    """A value as an error shows it, whatever a file may hold in its place."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def _fields_of(section: FieldInfo) -> Iterable[str]:
-    return section.annotation.model_fields  # type: ignore[union-attr, no-any-return]
-
-
 def _no_section(key: str, owners: dict[str, str]) -> str:
     """What is wrong with a key of a recipe that is no section."""
     if key in _OF_SEVERAL:
         return f"{key!r} makes it a recipe of several settings, for `beamwright eval --recipe`"
     if key in owners:
         return f"unknown section {key!r}: write it as `{owners[key]}: {{{key}: ...}}`"
-    hint = did_you_mean(key, Settings.model_fields).rstrip()
-    return f"unknown option {key!r}" + (f": {hint}" if hint else "")
+    return unknown(key, key, Settings.model_fields)
 
 
 def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> str:
@@ -157,8 +132,9 @@ def _unknown(name: str, owners: dict[str, str], section: str | None = None) -> s
     where = name if section is None else f"{section}.{name}"
     if section is not None and name in owners:
         return f"unknown option {where!r}: {name} belongs in section {owners[name]!r}"
-    hint = GONE.get(name) or did_you_mean(name, owners).rstrip()
-    return f"unknown option {where!r}" + (f": {hint}" if hint else "")
+    if name in GONE:
+        return f"unknown option {where!r}: {GONE[name]}"
+    return unknown(where, name, owners)
 
 
 def describe_invalid(error: ValidationError, where: str = "") -> str:
@@ -171,4 +147,7 @@ def describe_invalid(error: ValidationError, where: str = "") -> str:
     option = (names or [place])[-1].replace("_", "-")
     if first["type"] == "value_error":  # of a parser above, whose words hold the value
         return f"{place} (--{option}): {first['ctx']['error']}"
-    return f"{place} (--{option}): {first['msg']}, got {_short(first['input'])}"
+    value = repr(first["input"])  # of any length: a file may hold it
+    if len(value) > _LONGEST_SHOWN:
+        value = f"{value[:_LONGEST_SHOWN]}..."
+    return f"{place} (--{option}): {first['msg']}, got {value}"

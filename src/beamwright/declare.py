@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from beamwright.config import Settings, describe_invalid
 from beamwright.errors import BeamwrightError, InputError
-from beamwright.registry import PLUGIN_MODULE, Table, TableRow, did_you_mean, flag_of
+from beamwright.registry import PLUGIN_MODULE, Table, TableRow, flag_of, unknown
 from beamwright.sections import OpenSection
 
 R = TypeVar("R", bound=TableRow)
@@ -106,8 +106,7 @@ def declared_values(
             where = f"{table.flag} {chosen}; it goes with {owners}"
             raise InputError(f"{flag_of(name)} is no option of {where}")
         known = dict.fromkeys([*type(settings).model_fields, *(o for r in rows for o in r.options)])
-        hint = did_you_mean(name, known).rstrip()
-        raise InputError(f"unknown option '{table.section}.{name}'" + (f": {hint}" if hint else ""))
+        raise InputError(unknown(f"{table.section}.{name}", name, known))
     return [{name: given[name] for name in row.options if name in given} for row in rows]
 
 

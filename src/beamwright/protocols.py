@@ -95,23 +95,18 @@ class StepWriter(Protocol):
 
     def view(self, beams: tuple[Node, ...]) -> ScheduleView:
         """What a schedule may know of these open nodes."""
-        ...
 
     def submit(self, plan: Plan) -> None:
         """Decode what the plan says instead of what waited; steps under way go on."""
-        ...
 
     def iterate(self) -> Sequence[Event]:
         """One bounded piece of work; no event where no step has ended."""
-        ...
 
     def cancel(self, nodes: Sequence[Node]) -> None:
         """Give up open steps and free what they hold."""
-        ...
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Free every KV segment that these nodes own."""
-        ...
 
 
 @runtime_checkable
@@ -135,11 +130,9 @@ class DecodesAhead(Protocol):
 
         Instead of those that waited; what is under way goes on until it is cancelled.
         """
-        ...
 
     def begin_like(self, node: Node, begun: Node, share: float) -> None:
         """Let an open node begin with this share of its sibling's tokens (`truncate`)."""
-        ...
 
 
 # --- policies --------------------------------------------------------------------------------
@@ -338,7 +331,6 @@ class AttentionView(Protocol):
 
     def close(self) -> None:
         """Give back what the view charged to the budget."""
-        ...
 
 
 @runtime_checkable
@@ -353,7 +345,6 @@ class LooksAhead(Protocol):
 
     def foresee(self, layer: int, query: Any) -> None:
         """query [tokens, heads, head_dim]."""
-        ...
 
 
 class DecodeView(AttentionView, Protocol):
@@ -361,15 +352,12 @@ class DecodeView(AttentionView, Protocol):
 
     def keep_rows(self, rows: Any) -> None:
         """Continue with these rows only (a compacted batch)."""
-        ...
 
     def count_rows(self, num_rows: int) -> None:
         """The first `num_rows` rows are real; the others pad the batch and move no bytes."""
-        ...
 
     def drop_rows(self, rows: Sequence[int]) -> None:
         """Nobody reads these rows' context: their KV may be evicted or freed at any time."""
-        ...
 
 
 class AttentionBackend(Protocol):

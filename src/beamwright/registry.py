@@ -25,19 +25,16 @@ def option(
     help: str,
     *,
     metavar: str | None = None,
-    common: bool = False,
     recipe_only: bool = False,
-    also: str = "",
     **limits: Any,
 ) -> Any:
     """A field that is an option of its declaration: a setting, a flag, a key of recipes.
 
-    help: for the command line. metavar: what its value is called there. common: `--help` shows it,
-    and not `--help-all` alone. recipe_only: a part of an ablation, which no command has unless it
-    asks for it. also: other words that people look for it by. limits: of `pydantic.Field`, such as
-    ge, gt, le, lt, min_length, allow_inf_nan.
+    help: for the command line. metavar: what its value is called there. recipe_only: a part of an
+    ablation, which no command has unless it asks for it. limits: of `pydantic.Field`, such as ge,
+    gt, le, lt, min_length, allow_inf_nan.
     """
-    extra: JsonDict = dict(metavar=metavar, common=common, recipe_only=recipe_only, also=also)
+    extra: JsonDict = dict(metavar=metavar, recipe_only=recipe_only)
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
@@ -149,6 +146,12 @@ def did_you_mean(name: str, known: Mapping[str, Any]) -> str:
     """`did you mean beam? `, or nothing if no known name is close."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}? " if close else ""
+
+
+def unknown(where: str, name: str, known: Mapping[str, Any]) -> str:
+    """What is said of an option `name`, which is none. where: with its section, as it was given."""
+    hint = did_you_mean(name, known).rstrip()
+    return f"unknown option {where!r}" + (f": {hint}" if hint else "")
 
 
 def flag_of(name: str) -> str:

@@ -38,6 +38,24 @@ Sparse = Literal["off", "exact", "pages", "quest", "ahead", "ahead-pages", "asyn
 Weights = Literal["auto", "int8", "int4"]
 TOKENS = "TOKENS"
 
+# What `--help` shows, and not `--help-all` alone.
+COMMON = frozenset((
+    "model", "verifier", "device", "weights", "temperature", "max_tokens", "stop_strings",
+    "search", "n", "width", "seed", "deadline", "memory", "kv_memory",
+))  # fmt: skip
+# What else people look for an option by.
+ALSO = {
+    "model": "generator llm", "verifier": "prm reward scorer judge", "device": "cuda cpu gpu",
+    "dtype": "precision float", "context": "ctx ctx-size max-model-len",
+    "weights": "quantize quantization int8 int4 bits", "temperature": "temp",
+    "step_tokens": "step", "max_tokens": "max-new-tokens length tokens",
+    "stop_strings": "stop stop-string", "search": "strategy method algorithm",
+    "n": "beam beams samples candidates best-of num-samples", "width": "beam branch branching",
+    "seed": "random", "deadline": "timeout time", "memory": "vram gpu ram",
+    "kv_memory": "kv cache kv-cache gpu-memory-utilization",
+    "link_bandwidth": "pcie bandwidth link", "max_batch": "batch batch-size",
+}  # fmt: skip
+
 
 class Section(BaseModel):
     """A frozen group of settings; unknown keys are errors."""
@@ -62,16 +80,12 @@ class ModelSettings(OpenSection):
         "Generator: PATH, bundled, bundled:strong, hf:ORG/NAME[@REVISION] or random:SHAPE; "
         "elsewhere: openai:URL#NAME (a server), vllm:PATH (vLLM, in this process). The bundled "
         f'models know one kind of problem: "{GRAMMAR}"',
-        also="generator llm",
-        common=True,
         metavar="MODEL",
     )
     verifier: units.TextOrNone = option(
         None,
         "What scores steps: PATH, family:NAME:PATH, judge:PATH, logprob, none, ... "
         "(default: bundled beside --model bundled, else none).",
-        also="prm reward scorer judge",
-        common=True,
         metavar="MODEL",
     )
     system_prompt: str | None = option(
@@ -86,9 +100,7 @@ class ModelSettings(OpenSection):
     model_key: units.TextOrNone = option(
         None, "openai:...: a file that holds the server's API key.", metavar="FILE"
     )
-    device: str = option(
-        "cpu", "Where the models run: cpu, cuda, cuda:1.", also="cuda cpu gpu", common=True
-    )
+    device: str = option("cpu", "Where the models run: cpu, cuda, cuda:1.")
     verifier_device: str | None = option(
         None, "Where the verifier runs, if elsewhere: --memory is then of each."
     )
@@ -96,20 +108,15 @@ class ModelSettings(OpenSection):
         "auto",
         "Precision of weights, activations and KV; auto on a CPU is float32, or bfloat16 for a "
         "checkpoint of 100 million parameters and more, where the CPU multiplies it exactly.",
-        also="precision float",
     )
     attention: Literal["auto", "reference", "dense", "tree", "triton-dense", "triton-tree"] = (
         option("auto", "How decoding attends to shared prefixes (tree, dense: kernels on a GPU).")
     )
-    context: int | None = option(
-        None, "Cap on the model's context.", also="ctx ctx-size max-model-len", ge=1, metavar=TOKENS
-    )
+    context: int | None = option(None, "Cap on the model's context.", ge=1, metavar=TOKENS)
     weights: Weights = option(
         "auto",
         "Keep the generator's weights so; auto is their dtype. int8 is faster on most CPUs, "
         "int4 saves memory only.",
-        also="quantize quantization int8 int4 bits",
-        common=True,
     )
     verifier_weights: Weights = option("auto", "The same for the verifier's.")
     deterministic: bool = option(
@@ -142,7 +149,7 @@ class ModelSettings(OpenSection):
 class SamplingSettings(Section):
     """How one token is drawn from the logits."""
 
-    temperature: float = option(0.8, "0 is greedy.", also="temp", common=True, ge=0.0)
+    temperature: float = option(0.8, "0 is greedy.", ge=0.0)
     top_p: float = option(
         1.0, "Keep the most likely tokens up to this probability.", gt=0.0, le=1.0
     )
@@ -164,7 +171,7 @@ class StepSettings(Section):
         "\n\n", r"Text that ends a step; \n and \t are understood.", min_length=1
     )
     step_tokens: int | None = option(
-        None, "Steps of this length, not the delimiter's.", also="step", ge=1, metavar=TOKENS
+        None, "Steps of this length, not the delimiter's.", ge=1, metavar=TOKENS
     )
     max_step_tokens: int = option(256, "Longest step.", ge=1, metavar=TOKENS)
     step_limits: units.StepLimits = option(
@@ -174,20 +181,13 @@ class StepSettings(Section):
         metavar="TOKENS,...",
     )
     max_tokens: int | None = option(
-        None,
-        "Longest path after the prompt; revise: longest reply.",
-        also="max-new-tokens length tokens",
-        common=True,
-        ge=1,
-        metavar=TOKENS,
+        None, "Longest path after the prompt; revise: longest reply.", ge=1, metavar=TOKENS
     )
     ignore_eos: bool = option(False, "Go on after the end-of-text token.")
     stop_strings: units.StopStrings = option(
         (),
         "A path ends, complete, where its reply holds this; its text ends before it. May be "
         r"given several times; \n and \t are understood.",
-        also="stop stop-string",
-        common=True,
         max_length=16,
         metavar="TEXT",
     )
@@ -199,25 +199,11 @@ class SearchSettings(OpenSection):
     search: str | None = option(
         None,
         "Strategy; list explains them all (default: beam; majority without a verifier).",
-        also="strategy method algorithm",
-        common=True,
         metavar="NAME",
     )
-    n: int = option(
-        16,
-        "Candidates per round.",
-        also="beam beams samples candidates best-of num-samples",
-        common=True,
-        ge=1,
-        le=MOST_CANDIDATES,
-    )
+    n: int = option(16, "Candidates per round.", ge=1, le=MOST_CANDIDATES)
     width: int = option(
-        4,
-        "Children per survivor; n / width survive a round.",
-        also="beam branch branching",
-        common=True,
-        ge=1,
-        le=MOST_CANDIDATES,
+        4, "Children per survivor; n / width survive a round.", ge=1, le=MOST_CANDIDATES
     )
     max_rounds: int = option(
         40, "Most rounds of a search; lookahead, mcts, deepconf: most steps of a path.", ge=1
@@ -229,7 +215,7 @@ class SearchSettings(OpenSection):
     choose: Literal["best", "majority", "weighted"] | None = option(
         None, "How the final answer is chosen (default: the strategy's own)."
     )
-    seed: int = option(0, "Seed of every random draw.", also="random", common=True, ge=0)
+    seed: int = option(0, "Seed of every random draw.", ge=0)
 
 
 class StopSettings(Section):
@@ -238,8 +224,6 @@ class StopSettings(Section):
     deadline: units.Duration = option(
         None,
         "Stop this long after the search starts or is resumed: 30s, 2m, 1h.",
-        also="timeout time",
-        common=True,
         metavar="DURATION",
     )
     token_budget: int | None = option(
@@ -254,18 +238,10 @@ class MemorySettings(Section):
     """One memory number, and its parts where a user wants to name them."""
 
     memory: units.Size = option(
-        None,
-        "All that may be used on the device, such as 7GiB.",
-        also="vram gpu ram",
-        common=True,
-        metavar="SIZE",
+        None, "All that may be used on the device, such as 7GiB.", metavar="SIZE"
     )
     kv_memory: units.Size = option(
-        None,
-        "Device KV cache alone; overrides the plan.",
-        also="kv cache kv-cache gpu-memory-utilization",
-        common=True,
-        metavar="SIZE",
+        None, "Device KV cache alone; overrides the plan.", metavar="SIZE"
     )
     host_memory: units.Size = option(
         None, "Most KV in host memory (default: half of it; GPU: at most 16 GiB).", metavar="SIZE"
@@ -303,14 +279,9 @@ class ScheduleSettings(OpenSection):
         recipe_only=True,
     )
     link_bandwidth: units.Rate = option(
-        None,
-        "Throttle the link to this rate (emulated).",
-        also="pcie bandwidth link",
-        metavar="SIZE/s",
+        None, "Throttle the link to this rate (emulated).", metavar="SIZE/s"
     )
-    max_batch: int | None = option(
-        None, "Most beams decoded together.", also="batch batch-size", ge=1, metavar="BEAMS"
-    )
+    max_batch: int | None = option(None, "Most beams decoded together.", ge=1, metavar="BEAMS")
     batching: Literal["auto", "continuous", "grouped"] = option(
         "auto",
         "Beams join as soon as there is room (continuous), or group by group behind barriers "

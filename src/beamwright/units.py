@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -22,15 +22,6 @@ for _power, _letter in enumerate("KMGT", start=1):
 _QUANTITY = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*$")
 
 
-def _size_hint(text: str) -> str:
-    """`7G` is 7 GiB to some programs and 7 GB to others; it is not guessed."""
-    match = _QUANTITY.match(text)
-    if match is not None and match[2].upper() in ("K", "M", "G", "T"):
-        letter = match[2].upper()
-        return f"write {match[1]}{letter}iB (powers of 1024) or {match[1]}{letter}B (of 1000)"
-    return "write 7GiB, 512MiB or 4GB"
-
-
 def parse_size(text: str | int) -> int:
     """Bytes of a size such as `7GiB`, `512MiB`, `4GB` or a plain number of bytes.
 
@@ -40,9 +31,9 @@ def parse_size(text: str | int) -> int:
     if isinstance(text, int) and not isinstance(text, bool):
         num_bytes = text
     else:
-        match = _QUANTITY.match(str(text))
+        match = _QUANTITY.match(str(text))  # `7G` is GiB to some, GB to others: it is not guessed
         if match is None or match[2].upper() not in _UNITS:
-            raise InputError(f"{text!r} is not a size: {_size_hint(str(text))}")
+            raise InputError(f"{text!r} is not a size: write 7GiB, 512MiB or 4GB")
         num_bytes = int(float(match[1]) * _UNITS[match[2].upper()])
     if num_bytes <= 0:
         raise InputError(f"a size must be positive, not {text!r}")
@@ -61,15 +52,10 @@ def parse_split(text: str | float) -> str | float:
     """
     if text in ("auto", "roofline", "offload"):
         return text
-    try:
-        share = float(text) if not isinstance(text, bool) else math.nan
-    except (TypeError, ValueError):
-        share = math.nan
-    if not 0 < share < 1:
-        raise InputError(
-            f"{text!r} is no split: write auto, roofline, offload or a share such as 0.7"
-        )
-    return share
+    with suppress(TypeError, ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise InputError(f"{text!r} is no split: write auto, roofline, offload or a share such as 0.7")
 
 
 def parse_select(text: str | float) -> int | float:
@@ -81,15 +67,13 @@ def parse_select(text: str | float) -> int | float:
     if text == "all":
         return 1.0
     top, _, bottom = str(text).partition("/")
-    try:
-        value = float(top) / float(bottom or 1) if not isinstance(text, bool) else math.nan
-    except (ValueError, ZeroDivisionError):
-        value = math.nan
-    if 0 < value < 1 or (isinstance(text, float) and value == 1):
-        return value
-    if not (value >= 1 and value.is_integer()):
-        raise InputError(f"{text!r} selects nothing: write all, tokens such as 2048, or 1/8")
-    return int(value)
+    with suppress(ValueError, ZeroDivisionError):  # "True" is no number either
+        value = float(top) / float(bottom or 1)
+        if 0 < value < 1 or (isinstance(text, float) and value == 1):
+            return value
+        if value >= 1 and value.is_integer():
+            return int(value)
+    raise InputError(f"{text!r} selects nothing: write all, tokens such as 2048, or 1/8")
 
 
 def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
@@ -104,19 +88,6 @@ def _parsed(parse: Callable[[Any], Any], takes: Any) -> BeforeValidator:
     return BeforeValidator(validate, json_schema_input_type=takes)
 
 
-def _numbers(value: Any) -> Any:
-    """`64,64,2048` as numbers."""
-    return value.split(",") if isinstance(value, str) else value
-
-
-def _one_or_several(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-def _names(value: Any) -> Any:
-    return [each.strip() for each in value.split(",")] if isinstance(value, str) else value
-
-
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -127,13 +98,13 @@ def parse_duration(text: str | float) -> float:
         InputError: if the text is not a duration, or is not positive.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        seconds = float(text) if abs(text) < 2**1023 else float("inf")
+        seconds = float(min(text, 2**1023))
     else:
         match = _QUANTITY.match(str(text))
         if match is None or match[2].lower() not in _SECONDS:
             raise InputError(f"{text!r} is not a duration: write 30s, 2m or 1h")
         seconds = float(match[1]) * _SECONDS[match[2].lower()]
-    if not 0 < seconds < float("inf"):
+    if not 0 < seconds < 2**1023:
         raise InputError(f"a duration must be positive, not {text!r}")
     return seconds
 
@@ -142,25 +113,29 @@ def _path_as_text(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _numbers(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _one_or_several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+# A text that may be a path; a `Path` will do.
 Text = Annotated[str, _parsed(_path_as_text, str | os.PathLike[str])]
-"""A text that may be a path; a `Path` will do."""
 TextOrNone = Annotated[str | None, _parsed(_path_as_text, str | os.PathLike[str] | None)]
-Names = Annotated[tuple[str, ...] | None, _parsed(_names, Sequence[str] | str | None)]
-"""`first,second`, or names one by one."""
-StopString = Annotated[str, Field(min_length=1, max_length=256)]
-StopStrings = Annotated[tuple[StopString, ...], _parsed(_one_or_several, Sequence[str] | str)]
-"""One text, which may hold anything, or several."""
-StepLimit = Annotated[int, Field(ge=1)]
-StepLimits = Annotated[tuple[StepLimit, ...] | None, _parsed(_numbers, Sequence[int] | str | None)]
+# One text, which may hold anything, or several.
+_StopString = Annotated[str, Field(min_length=1, max_length=256)]
+StopStrings = Annotated[tuple[_StopString, ...], _parsed(_one_or_several, Sequence[str] | str)]
+_Limit = Annotated[int, Field(ge=1)]
+StepLimits = Annotated[tuple[_Limit, ...] | None, _parsed(_numbers, Sequence[int] | str | None)]
 Size = Annotated[int | None, _parsed(parse_size, int | str | None)]
+# Bytes per second, such as `16GB/s`.
 Rate = Annotated[int | None, _parsed(_parse_rate, int | str | None)]
-"""Bytes per second, such as `16GB/s`."""
-Split = Annotated[
-    Literal["auto", "roofline", "offload"] | float,
-    _parsed(parse_split, Literal["auto", "roofline", "offload"] | float),
-]
-"""A generator's share of the KV memory, or how it is found."""
+# A generator's share of the KV memory, or how it is found.
+_Split = Literal["auto", "roofline", "offload"] | float
+Split = Annotated[_Split, _parsed(parse_split, _Split)]
+# Tokens, or a share of those that are visible; 1.0 is all of them.
 Select = Annotated[int | float, _parsed(parse_select, int | float | str)]
-"""Tokens, or a share of those that are visible; 1.0 is all of them."""
+# Seconds, such as `30s`, `2m` or `1h`.
 Duration = Annotated[float | None, _parsed(parse_duration, float | str | None)]
-"""Seconds, such as `30s`, `2m` or `1h`."""

@@ -34,6 +34,7 @@ from beamwright.registry import (
     rows_under,
 )
 from beamwright.search import STRATEGIES
+from beamwright.sections import ALSO, COMMON
 
 _PANELS = {
     "model": "Models",
@@ -180,7 +181,7 @@ def _setting_parameter(
         help=escape(words + _choices(field) + _declared_choices(name)) + _shown(field.default),
         metavar=metavar or (_CHOICE if _choices(field) else None),
         rich_help_panel=_PANELS[section],
-        hidden=not (everything or extra_of(field, "common")),
+        hidden=not (everything or name in COMMON),
     )
     kind = list[str] if metavar == _ONE_BY_ONE else _written_type(field)
     return _parameter(name, kind | None, option)
@@ -318,8 +319,9 @@ def meant_by(flag: str, offered: Collection[str]) -> str:
     known = dict.fromkeys(flag.removeprefix("--") for flag in offered if flag.startswith("--"))
     if name in fields and name not in known:
         return "it is an option of other commands"
-    said = {key: str(extra_of(field, "also")).split() for key, (_, field) in fields.items()}
-    close = [key for key in known if name == key or name in said.get(key, ())]
+    close = [
+        key for key in known if name == key or name in ALSO.get(key.replace("-", "_"), "").split()
+    ]
     close = close or [key for key in known if set(name.split("-")) <= set(key.split("-"))]
     if not close:
         hint = did_you_mean(name, known).rstrip()
