@@ -20,7 +20,7 @@ import numpy as np
 from beamwright import Settings, Solver
 from beamwright.evaluate import AnswerChecker, Record, RunOptions, load_problems, run
 from beamwright.evaluate.metrics import estimate_mean, wilson_interval
-from beamwright.models.find import resolve_folder
+from beamwright.models.config import resolve_folder
 from beamwright.search.choose import Choice, choose
 from beamwright.tree import COMPLETE_STOPS
 from beamwright_lab.common import RESULTS, fingerprint, finish, say, table

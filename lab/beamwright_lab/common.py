@@ -125,7 +125,7 @@ def least_s(run: Callable[[], object], repeats: int = 8) -> float:
 
 def matmul_parameters(shape: ModelShape) -> int:
     """Parameters that every token is multiplied with (an untied input embedding is looked up)."""
-    lookup = 0 if shape.tied else shape.vocab * (shape.embed_dim or shape.hidden)
+    lookup = 0 if shape.tied else shape.vocab * shape.hidden
     if shape.learned_positions is not None:
         lookup += (shape.full_context + shape.learned_positions) * shape.hidden
     return shape.num_parameters - lookup

@@ -5,7 +5,7 @@ import torch
 
 from beamwright.engine.capacity import WorkingMemory
 from beamwright.errors import DeviceMemoryError
-from beamwright.models import memory
+from beamwright.models import load
 from beamwright.protocols import ScheduleView
 from beamwright.schedule import make_schedule
 from engines import PROBLEM, FailingDevice, assert_nothing_allocated, grow
@@ -152,5 +152,5 @@ def test_a_plan_keeps_to_the_room_there_is(make_solver, name):
 
 
 def test_a_cpu_has_no_cap_and_says_nothing_of_its_memory():
-    memory.cap_memory("cpu", 1)
-    assert memory.free_bytes(torch.device("cpu")) is None
+    load.cap_memory("cpu", 1)
+    assert load.free_bytes(torch.device("cpu")) is None

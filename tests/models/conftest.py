@@ -28,7 +28,6 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-NO_AFFINE = {"enable_bias": False, "layer_norm_elementwise_affine": False}
 
 # name: (config class, its options, how save_pretrained writes it)
 FAMILIES = {
@@ -62,15 +61,9 @@ FAMILIES = {
         {"max_shard_size": "60KB"},
     ),
     "opt": (OPTConfig, OPT, {}),
-    "opt-post-norm-projected": (
+    "opt-gelu-no-bias-untied": (
         OPTConfig,
-        {**OPT, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
-        {},
-    ),
-    "opt-no-bias-untied": (OPTConfig, {**OPT, **NO_AFFINE, "tie_word_embeddings": False}, {}),
-    "opt-gelu-no-final-norm": (
-        OPTConfig,
-        {**OPT, "activation_function": "gelu", "_remove_final_layer_norm": True},
+        {**OPT, "enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": False},
         {"max_shard_size": "60KB"},
     ),
 }

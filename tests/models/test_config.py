@@ -12,6 +12,9 @@ TINY = {
 }
 
 
+OPT = {**TINY, "ffn_dim": 64, "word_embed_proj_dim": 32}
+
+
 @pytest.fixture
 def inspect(tmp_path):
     def call(config, context=None):
@@ -68,6 +71,9 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
             },
             "sliding window of 64",
         ),
+        (OPTConfig(**{**OPT, "word_embed_proj_dim": 16}), "opt with embeddings of another width"),
+        (OPTConfig(**OPT, do_layer_norm_before=False), "opt with norms behind the blocks"),
+        (OPTConfig(**OPT, layer_norm_elementwise_affine=False), "opt with norms without weights"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -111,5 +117,5 @@ def test_the_context_can_be_capped_and_not_stretched(inspect):
 
 
 def test_a_capped_context_does_not_change_the_parameters(inspect):
-    config = OPTConfig(**TINY, max_position_embeddings=128, ffn_dim=64, word_embed_proj_dim=32)
+    config = OPTConfig(**OPT, max_position_embeddings=128)
     assert inspect(config, context=16).num_parameters == inspect(config).num_parameters

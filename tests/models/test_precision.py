@@ -7,7 +7,7 @@ import torch
 
 from beamwright.attention import make_attention
 from beamwright.models import load as precision
-from beamwright.models.load import products_are_invariant, resolve_dtype, why_float32
+from beamwright.models.load import products_are_invariant, resolve_dtype
 from beamwright.models.shape import shape_from_text
 
 SMALL = shape_from_text(
@@ -16,34 +16,17 @@ SMALL = shape_from_text(
 LARGE = replace(SMALL, vocab=2_000_000, stored_bfloat16=True)
 
 
-@pytest.fixture
-def this_cpu(monkeypatch):
-    def is_a_cpu(*, has_bfloat16, is_invariant):
-        monkeypatch.setattr(precision, "has_bfloat16", lambda: has_bfloat16)
-        monkeypatch.setattr(precision, "products_are_invariant", lambda *_: is_invariant)
-
-    return is_a_cpu
-
-
-def test_a_large_checkpoint_in_bfloat16_stays_in_it_where_that_is_fast_and_exact(this_cpu):
-    this_cpu(has_bfloat16=True, is_invariant=True)
-    assert resolve_dtype("auto", "cpu", LARGE) == torch.bfloat16
-    assert why_float32(LARGE) is None
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("invariant", [True, False])
+def test_a_large_checkpoint_in_bfloat16_stays_in_it_where_that_is_fast_and_exact(
+    monkeypatch, fast, invariant
+):
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: fast)
+    monkeypatch.setattr(precision, "products_are_invariant", lambda *_: invariant)
+    expected = torch.bfloat16 if fast and invariant else torch.float32
+    assert resolve_dtype("auto", "cpu", LARGE) == expected
     assert resolve_dtype("auto", "cpu", replace(LARGE, stored_bfloat16=False)) == torch.float32
     assert resolve_dtype("auto", "cpu", replace(SMALL, stored_bfloat16=True)) == torch.float32
-
-
-def test_where_bits_would_depend_on_the_batch_it_is_float32_and_said(this_cpu):
-    this_cpu(has_bfloat16=True, is_invariant=False)
-    assert resolve_dtype("auto", "cpu", LARGE) == torch.float32
-    assert "--dtype bfloat16 is faster on this CPU" in why_float32(LARGE)
-    assert why_float32(SMALL) is None
-
-
-def test_a_cpu_without_it_computes_in_float32(this_cpu):
-    this_cpu(has_bfloat16=False, is_invariant=True)
-    assert resolve_dtype("auto", "cpu", LARGE) == torch.float32
-    assert why_float32(LARGE) is None
 
 
 def test_what_is_asked_for_is_taken_and_a_card_computes_in_bfloat16():

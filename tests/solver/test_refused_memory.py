@@ -5,10 +5,11 @@ import torch
 
 from beamwright.config import Settings
 from beamwright.errors import DeviceMemoryError, InputError, format_bytes
-from beamwright.models import decoder, memory
+from beamwright.models import decoder
+from beamwright.models.load import is_out_of_memory
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.sections import MemorySettings
-from beamwright.solver import tiers
+from beamwright.solver import memory, tiers
 from beamwright.solver.memory import DEFAULT_KV_BYTES, ModelBytes, plan_memory
 from engines import PROBLEM, assert_nothing_allocated
 
@@ -49,9 +50,9 @@ def test_a_round_that_is_refused_memory_is_cut_in_half(make_solver, monkeypatch,
 
 
 def test_other_errors_are_not_taken_for_it():
-    assert memory.is_out_of_memory(REFUSED)
-    assert not memory.is_out_of_memory(RuntimeError("shape mismatch"))
-    assert not memory.is_out_of_memory(ValueError("out of memory"))
+    assert is_out_of_memory(REFUSED)
+    assert not is_out_of_memory(RuntimeError("shape mismatch"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_under_a_limit_the_defaults_are_smaller(monkeypatch):

@@ -19,7 +19,7 @@ import torch
 from beamwright import Solver
 from beamwright.attention import BACKENDS, KERNEL_BACKENDS, make_attention
 from beamwright.kv.segments import PathPart
-from beamwright.models.find import resolve_folder
+from beamwright.models.config import resolve_folder
 from beamwright.models.load import load_model
 from beamwright.models.session import DecodeSession
 from beamwright.models.tree_model import PrefillRequest, TreeModel

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from beamwright.models.find import resolve_folder
+from beamwright.models.config import resolve_folder
 from beamwright_lab.common import RESULTS, say
 
 _SIZES = {

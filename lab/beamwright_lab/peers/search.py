@@ -11,7 +11,7 @@ from typing import Any
 
 from beamwright import Solver
 from beamwright.evaluate import AnswerChecker, Problem, load_problems
-from beamwright.models.find import resolve_folder
+from beamwright.models.config import resolve_folder
 from beamwright_lab.common import Ceilings, Timing, interleave, say, table
 from beamwright_lab.peers.adapters.beam_search import beam_search
 from beamwright_lab.peers.adapters.prm import ReencodingPrm

@@ -31,7 +31,7 @@ from beamwright.cli.output import print_json, quiet_stdout
 from beamwright.cli.plan_view import plan_view
 from beamwright.config import Settings
 from beamwright.errors import InputError
-from beamwright.models.find import find_shape
+from beamwright.models.config import find_shape
 from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
 from beamwright.plan.schedules import Estimate
 from beamwright.plan.scoring import Scorer

@@ -13,8 +13,7 @@ from typing import Any
 from beamwright.cluster.replica import EngineFacts
 from beamwright.config import Settings
 from beamwright.engine.prompts import Prompts, with_system_prompt
-from beamwright.models.config import read_shape
-from beamwright.models.find import resolve_folder
+from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.shape import capped, shape_from_text
 from beamwright.models.tokenizer import TextCodec
 from beamwright.solver.request import ProblemSettings, UserParts

@@ -23,7 +23,7 @@ from beamwright.engine.row import OWNER, Decoding, GeneratorState, Row, Rows, aw
 from beamwright.errors import BeamwrightError, CapacityError, DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.models.decoder import padded_rows
-from beamwright.models.memory import is_out_of_memory
+from beamwright.models.load import is_out_of_memory
 from beamwright.progress import Progress
 from beamwright.protocols import Event, Plan, ScheduleView, StepAwaited, StepDropped, StepFailed
 from beamwright.sections import ScheduleSettings

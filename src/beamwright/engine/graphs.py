@@ -10,8 +10,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from beamwright.models.memory import is_out_of_memory
-from beamwright.models.session import is_capturable
+from beamwright.models.load import is_out_of_memory
 from beamwright.models.tree_model import TreeModel
 
 Launches = Callable[[], None]
@@ -145,6 +144,6 @@ def make_replay(graphs: str, model: TreeModel, on_failure: Callable[[str], None]
     if graphs == "off" or model.store.streams_layers:
         return None
     device = model.decoder.device
-    if device.type == "cuda" and is_capturable(model.backend):
+    if device.type == "cuda" and hasattr(model.backend, "workspace"):
         return CudaGraphReplay(device, on_failure)
     return Replay() if graphs == "on" else None

@@ -89,7 +89,7 @@ def row_limit(node: Node, settings: StepSettings, context: int) -> RowLimit:
 
 @dataclass
 class GeneratorState:
-    """What a node holds: its segment, and the final hidden state [1, embed_dim] of its last token.
+    """What a node holds: its segment, and the final hidden state [1, hidden] of its last token.
 
     hidden: None where that token is not forwarded: of a path that has ended, and of a prompt or a
     turn until the first row behind it is admitted.
@@ -143,7 +143,7 @@ class Row:
     decoding: how its tokens are drawn. limit: the most tokens that the step may have.
     group: of the plan that it came with.
     logprobs, stats, top: one value per token, as in `Node`.
-    hidden: final hidden state [1, embed_dim] of its last token, when that is forwarded.
+    hidden: final hidden state [1, hidden] of its last token, when that is forwarded.
     error: why it cannot go on.
     step_end, reply_end: last bytes of the step and of the reply, where a delimiter or a stop string
     may have begun; None where they are not known (`stops`).

@@ -22,7 +22,7 @@ from beamwright.errors import (
     LinkError,
     NotFiniteError,
 )
-from beamwright.models.memory import is_out_of_memory
+from beamwright.models.load import is_out_of_memory
 from beamwright.protocols import Event, StepFailed, StepScored, Verifier
 from beamwright.tree import Node, by_root
 

@@ -31,7 +31,7 @@ from beamwright.engine.sampling import (
 )
 from beamwright.engine.stops import StopFinder, text_before
 from beamwright.errors import NotFiniteError
-from beamwright.models.memory import free_bytes
+from beamwright.models.load import free_bytes
 from beamwright.models.session import DecodeSession
 from beamwright.models.tokenizer import TextCodec
 from beamwright.models.tree_model import PrefillRequest, TreeModel
@@ -42,7 +42,7 @@ from beamwright.tree import StopReason
 class StepBuffers:
     """Everything that a step of `num_rows` rows reads and writes beside KV; never moved.
 
-    hidden: final hidden states [rows, embed_dim] for their shape, type and device.
+    hidden: final hidden states [rows, hidden] for their shape, type and device.
     num_likeliest: of how many tokens beside the drawn one a step can say how likely they are.
     results: what steps found, by name [step, row, ...]; `index` [1] is the next step's place.
     """

@@ -1,25 +1,41 @@
-"""A checkpoint's config.json as a ModelShape.
+"""Which checkpoint folder an option means, and its config.json as a ModelShape.
 
 The one reader of Hugging Face configs. Raises UnsupportedModelError, with the list of what is
 supported, for anything that would make the decoder compute something else than the checkpoint
 means. A folder holds data: code that it brings along (`auto_map`) is never run and never asked
-about. Knows no weights, needs no torch; `transformers` is asked where config.json leaves something
-to its defaults: importing it takes longer than everything else that a small model is loaded by.
+about. Knows no weights, needs no torch. `transformers` reads configs, but those of the bundled
+pair: importing it takes as long as solving a problem with them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from beamwright.errors import InputError, UnsupportedModelError
+from beamwright.errors import InputError, UnavailableError, UnsupportedModelError
 from beamwright.io import read_regular
-from beamwright.models.shape import FAMILIES, ModelShape, frequencies
+from beamwright.models.shape import (
+    FAMILIES,
+    NAMED_SHAPES,
+    ModelShape,
+    capped,
+    frequencies,
+    named_shape,
+    shape_from_text,
+)
+from beamwright.sections import ELSEWHERE, ModelSettings
 
+BUNDLED = Path(__file__).parent.parent / "bundled"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+_GGUF = (
+    "GGUF files are not read: give the folder or hf:ORG/NAME of the original checkpoint "
+    "(safetensors), with --weights int4 (a verifier's: --verifier-weights int4) to make it as small"
+)
 _ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -37,39 +53,124 @@ _LARGEST = 2**31 - 1
 _WIDEST_HEAD = 2**14
 _LONGEST_LINE = 200
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_SUPPORTED = (
+    f"supported: {', '.join(FAMILIES)} with dense layers, full attention, "
+    f"rope types {', '.join(_ROPE_TYPES)}, unquantised weights"
+)
 _ELSEWHERE = (
     "--model vllm:PATH or --model openai:URL#NAME (a server that runs it) takes it today, with "
     "tree and verifier here"
 )
-_NEEDED = frozenset(
-    (
-        "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-        "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
-        "hidden_act", "tie_word_embeddings",
-    )
-)  # fmt: skip
-_KNOWN = _NEEDED | frozenset(
-    (
-        "head_dim", "rope_theta", "rope_scaling", "rope_parameters", "architectures", "dtype",
-        "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range",
-        "attention_dropout", "attention_bias", "mlp_bias", "pretraining_tp", "use_cache",
-        "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
-        "transformers_version",
-    )
-)  # fmt: skip
-_SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 
 
 class NotBuiltError(UnsupportedModelError):
     """Another engine may well run this model."""
 
 
-def supported() -> str:
-    """What the decoder can run, for error messages."""
-    return (
-        f"supported: {', '.join(FAMILIES)} with dense layers, full attention, "
-        f"rope types {', '.join(_ROPE_TYPES)}, unquantised weights"
-    )
+# --- folders ---------------------------------------------------------------------------------
+
+
+def resolve_folder(
+    spec: str, role: str, written: str | None = None, known: str = "", *, weights: bool = True
+) -> Path:
+    """The checkpoint folder that `--model` or `--verifier` means.
+
+    role: "generator" or "verifier", the bundled folder that `bundled` stands for;
+    `bundled:strong` is the verifier's in either, whose backbone is a generator, too.
+    written: the option's value where it says more than `spec`. known: what could be meant where
+    there is no such folder. weights: of the hub's, download the weights, too.
+
+    Raises:
+        InputError: if there is no such folder; UnavailableError: if the hub cannot be reached.
+    """
+    option = f"{'--model' if role == 'generator' else '--verifier'} {written or spec}"
+    if spec.startswith(ELSEWHERE):
+        raise InputError(f"{option}: this needs the model itself, here")
+    if spec in ("bundled", "bundled:strong"):
+        return BUNDLED / (role if spec == "bundled" else "verifier")
+    if spec.startswith("hf:"):
+        return _download(spec.removeprefix("hf:"), weights=weights)
+    folder = Path(spec)
+    if not folder.is_dir():
+        raise InputError(f"{option}: {_instead(spec, known)}")
+    if not (folder / "config.json").is_file():
+        hint = f"; {_GGUF}" if any(folder.glob("*.gguf")) else ""
+        raise InputError(f"{spec}: no config.json in this folder{hint}")
+    for file in folder.iterdir():
+        # A pipe among a model's files would be waited for, a device be read for ever; so would
+        # some files that the system makes up, which are regular ones by name.
+        made_up = file.is_symlink() and file.resolve().parts[1:2] in (("proc",), ("sys",))
+        if made_up or (file.exists() and not file.is_file() and not file.is_dir()):
+            raise InputError(f"{file}: not a regular file")
+    return folder
+
+
+def _instead(spec: str, known: str) -> str:
+    """What is wrong with a place that is no folder."""
+    folder = Path(spec)
+    if folder.suffix.lower() == ".gguf":
+        return _GGUF
+    if folder.is_file():
+        return "a file; the checkpoint's folder is expected"
+    if _HUB_NAME.fullmatch(spec) and not folder.parent.is_dir():
+        return f"no such folder; did you mean hf:{spec}?"
+    return f"no such folder; {known}" if known else "no such folder"
+
+
+def tokenizer_folder(spec: str, written: str, *, weights: bool = False) -> Path:
+    """The folder with the tokenizer that a name means; weights: and with the model's weights.
+
+    ORG/NAME is a model of the hub where there is no such folder, as servers name theirs.
+
+    Raises:
+        InputError, UnavailableError: as `resolve_folder`.
+    """
+    hub = spec.removeprefix("hf:")
+    if spec.startswith("hf:") or (_HUB_NAME.fullmatch(spec) and not Path(spec).is_dir()):
+        return _download(hub, weights=weights)
+    return resolve_folder(spec, "generator", written)
+
+
+def find_shape(
+    settings: ModelSettings, role: str = "generator", written: str | None = None, known: str = ""
+) -> ModelShape:
+    """The shape that `--model` means; the name of a known model will do. Reads no weights.
+
+    role, written, known: as in `resolve_folder`.
+
+    Raises:
+        InputError, UnsupportedModelError, UnavailableError: as loading the model would.
+    """
+    spec = settings.model
+    shape = None if Path(spec).is_dir() else named_shape(spec)
+    if shape is None and spec.startswith("random:"):
+        shape = shape_from_text(spec.removeprefix("random:"))
+    if shape is not None:
+        return capped(shape, settings.context)
+    shapes = "" if "/" in (written or spec) else f"shapes: {', '.join(NAMED_SHAPES)}"
+    hint = "; ".join(filter(None, (known, shapes)))
+    folder = resolve_folder(spec, role, written, hint, weights=False)
+    return read_shape(folder, settings.context, role)
+
+
+def _download(name: str, *, weights: bool = True) -> Path:
+    """The hub's ORG/NAME[@REVISION], a branch, tag or commit."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 (slow import)
+
+    name, _, revision = name.partition("@")
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt", "verifier.yaml", "judge.yaml"]
+    patterns += ["*.safetensors", "pytorch_model*.bin"] if weights else []
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds, network and not-found alike
+        line = " ".join(str(error).split())[:160]
+        raise UnavailableError(
+            f"hf:{name}: cannot be downloaded ({type(error).__name__}: {line}); "
+            "without a network, pass a local folder"
+        ) from error
+
+
+# --- files -----------------------------------------------------------------------------------
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -87,83 +188,6 @@ def line_of(error: BaseException) -> str:
     """What went wrong, on one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]
-
-
-def brings_code(written: Mapping[str, Any], kind: str) -> bool:
-    """True if a file names a class of the folder's own for this."""
-    named = written.get("auto_map")
-    return isinstance(named, list | tuple) or (isinstance(named, dict) and kind in named)
-
-
-def read_shape(folder: Path, max_context: int | None, role: str = "generator") -> ModelShape:
-    """The shape in a folder's config.json.
-
-    max_context: the most tokens that will be used; a sliding window that is at least as long
-    does not matter and is accepted.
-
-    Raises:
-        UnsupportedModelError: for another architecture, or an option that is not implemented, or
-        values that make no model.
-    """
-    try:
-        written = read_object(folder / "config.json")
-        _check_counts(written)
-        if isinstance(written.get("model_type"), str):
-            _check_kind(written)  # before the slow imports that the rest may need
-        config = _plain_config(written) or _config_by_transformers(folder, written)
-        return _shape_of(config, max_context)
-    except NotBuiltError as error:
-        way = f"; {_ELSEWHERE}" if role == "generator" else ""
-        raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"model {folder}: {error}") from error
-    except InputError as error:
-        raise UnsupportedModelError(f"config cannot be read: {error}; {supported()}") from error
-    except Exception as error:  # a value of a kind that no rule here foresees
-        raise UnsupportedModelError(
-            f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
-        ) from error
-
-
-def _plain_config(written: Mapping[str, Any]) -> Any | None:
-    """What config.json says, where it says all that a shape is read from; None if it takes more."""
-    rope = {"rope_type": "default", "rope_theta": written.get("rope_theta")}
-    rope = written.get("rope_parameters", rope)
-    is_plain = (
-        written.get("model_type") in ("llama", "qwen2", "qwen3")
-        and written.keys() >= _NEEDED
-        and written.keys() <= _KNOWN
-        and isinstance(rope, dict)
-        and {**rope, "rope_theta": None} == {"rope_type": "default", "rope_theta": None}
-        and type(rope["rope_theta"]) in (int, float)
-        and ("rope_theta" in written) != ("rope_parameters" in written)
-        and written.get("rope_scaling") is None
-        and not written.get("use_sliding_window")
-        and None not in [written[name] for name in _NEEDED]
-        and all(type(written.get(name, False)) is bool for name in _SWITCHES)
-        and written["hidden_size"] % written["num_attention_heads"] == 0
-        # A head has a width of its own there.
-        and (written["model_type"] != "qwen3" or "head_dim" in written)
-    )
-    return SimpleNamespace(**{**written, "rope_parameters": rope}) if is_plain else None
-
-
-def _config_by_transformers(folder: Path, written: Mapping[str, Any]) -> Any:
-    from transformers import AutoConfig  # noqa: PLC0415 (slow import)
-
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of many kinds; each is about what the file says
-        if brings_code(written, "AutoConfig"):
-            raise UnsupportedModelError(f"{wants_to_run('config.json')}; {supported()}") from error
-        raise UnsupportedModelError(
-            f"config cannot be read ({line_of(error)}); {supported()}"
-        ) from error
-
-
-def wants_to_run(name: str) -> str:
-    """What is wrong with a folder whose file of that name stands for code."""
-    return f"this folder wants to run its own code (auto_map in {name}), which is never done"
 
 
 def read_eos_ids(folder: Path) -> frozenset[int]:
@@ -184,9 +208,44 @@ def read_eos_ids(folder: Path) -> frozenset[int]:
 # --- from a config to a shape ----------------------------------------------------------------
 
 
+def read_shape(folder: Path, max_context: int | None, role: str = "generator") -> ModelShape:
+    """The shape in a folder's config.json.
+
+    max_context: the most tokens that will be used; a sliding window that is at least as long
+    does not matter and is accepted.
+
+    Raises:
+        UnsupportedModelError: for another architecture, or an option that is not implemented, or
+        values that make no model.
+    """
+    try:
+        written = read_object(folder / "config.json")
+        _check_counts(written)
+        _check_kind(written)
+        if folder.parent == BUNDLED:
+            return _shape_of(SimpleNamespace(**written), max_context)
+        from transformers import AutoConfig  # noqa: PLC0415 (slow import)
+
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # of many kinds; each is about what the file says
+            line = line_of(error)
+            raise UnsupportedModelError(f"config cannot be read ({line}); {_SUPPORTED}") from error
+        return _shape_of(config, max_context)
+    except NotBuiltError as error:
+        way = f"; {_ELSEWHERE}" if role == "generator" else ""
+        raise UnsupportedModelError(f"model {folder}: {error}{way}") from error
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"model {folder}: {error}") from error
+    except InputError as error:
+        raise UnsupportedModelError(f"config cannot be read: {error}; {_SUPPORTED}") from error
+    except Exception as error:  # a value of a kind that no rule here foresees
+        raise UnsupportedModelError(
+            f"model {folder}: config.json holds what no model can be made of ({line_of(error)})"
+        ) from error
+
+
 def _shape_of(config: Any, max_context: int | None) -> ModelShape:
-    names = ("model_type", "quantization_config", "compression_config", "auto_map")
-    _check_kind({name: getattr(config, name, None) for name in names})
     family, heads = FAMILIES[config.model_type], config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if not 1 <= head_dim <= _WIDEST_HEAD:  # as many rotary frequencies are computed
@@ -200,8 +259,10 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
     if window is not None and window < context:
         raise NotBuiltError(
             f"a sliding window of {window} tokens is not supported inside a context of {context}: "
-            f"use --context {window} or less; {supported()}"
+            f"use --context {window} or less; {_SUPPORTED}"
         )
+    if (odd := family.oddity(config)) is not None:
+        raise NotBuiltError(f"{config.model_type} with {odd} is not supported; {_SUPPORTED}")
     fields = {
         "intermediate": getattr(config, "intermediate_size", None),
         "norm_eps": getattr(config, "rms_norm_eps", None),
@@ -210,7 +271,7 @@ def _shape_of(config: Any, max_context: int | None) -> ModelShape:
         **family.flags(config),
     }
     if fields["activation"] not in _ACTIVATIONS:
-        raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {supported()}")
+        raise NotBuiltError(f"activation {fields['activation']!r} is not supported; {_SUPPORTED}")
     fields["activation"] = _ACTIVATIONS[fields["activation"]]
     if "learned_positions" not in fields:
         fields["inv_freq"], fields["rope_scale"] = _rotary(config, head_dim)
@@ -244,7 +305,7 @@ def _check_kind(values: Mapping[str, Any]) -> None:
         code = ", and the folder wants to run its own code (auto_map), which is never done"
         raise NotBuiltError(
             f"architecture {kind!r:.80} is not supported{code if values.get('auto_map') else ''}; "
-            f"{supported()}"
+            f"{_SUPPORTED}"
         )
     quantised = values.get("quantization_config") or values.get("compression_config")
     if quantised:
@@ -252,7 +313,7 @@ def _check_kind(values: Mapping[str, Any]) -> None:
         raise NotBuiltError(
             f"quantised weights are not supported ({method or 'of an unknown kind'!s:.20}): take "
             "the original checkpoint with --weights int4, a verifier's with --verifier-weights "
-            f"int4; {supported()}"
+            f"int4; {_SUPPORTED}"
         )
 
 
@@ -285,12 +346,12 @@ def _check_numbers(shape: ModelShape) -> None:
 
 def _rotary(config: Any, head_dim: int) -> tuple[tuple[float, ...], float]:
     """Inverse frequencies and the cos/sin scale, computed by transformers' own rope table."""
-    rope = dict(config.rope_parameters or {})
+    rope = dict(getattr(config, "rope_parameters", None) or {})
     kind = rope.get("rope_type", "default")
     if kind not in _ROPE_TYPES:
-        raise NotBuiltError(f"rope type {kind!r} is not supported; {supported()}")
+        raise NotBuiltError(f"rope type {kind!r} is not supported; {_SUPPORTED}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotBuiltError(f"partial rotary positions are not supported; {supported()}")
+        raise NotBuiltError(f"partial rotary positions are not supported; {_SUPPORTED}")
     if kind == "default":
         return frequencies(float(rope.get("rope_theta", 10_000.0)), head_dim), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 (slow import)

@@ -66,15 +66,14 @@ class Norm:
     """RMS or layer normalisation over the last dimension."""
 
     kind: str
-    size: int
     eps: float
-    weight: torch.Tensor | None = None
+    weight: torch.Tensor
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind == "rms":
-            return F.rms_norm(x, (self.size,), self.weight, self.eps)
-        return F.layer_norm(x, (self.size,), self.weight, self.bias, self.eps)
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass
@@ -98,10 +97,8 @@ class DecoderWeights:
     embedding: torch.Tensor
     layers: list[Layer]
     lm_head: Linear
-    final_norm: Norm | None = None
+    final_norm: Norm
     positions: torch.Tensor | None = None
-    project_in: Linear | None = None
-    project_out: Linear | None = None
 
 
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -149,7 +146,7 @@ class Decoder:
         view: AttentionView,
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Final-normalised hidden states [tokens, embed_dim] of packed tokens.
+        """Final-normalised hidden states [tokens, hidden] of packed tokens.
 
         token_ids, positions: [tokens], a multiple of 8 (see `padded_rows`).
         read: the tokens that are wanted, as many as a multiple of 8; None for all. Of the others
@@ -157,8 +154,6 @@ class Decoder:
         """
         weights, shape = self.weights, self.shape
         x = F.embedding(token_ids, weights.embedding)
-        if weights.project_in is not None:
-            (x,) = self._by_tile(self._first, x)
         rotary: tuple[torch.Tensor, ...] = ()
         if weights.positions is not None:
             x = x + F.embedding(positions + (shape.learned_positions or 0), weights.positions)
@@ -178,7 +173,7 @@ class Decoder:
             if read is not None and number == len(weights.layers) - 1:
                 x, context = x.index_select(0, read), context.index_select(0, read)
             (x,) = self._by_tile(partial(self._after, layer), x, context)
-        return self._by_tile(self._last, x)[0]
+        return self._by_tile(lambda tile: (weights.final_norm(tile),), x)[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[tokens, vocab] of hidden states; rows are padded to a multiple of 8 inside."""
@@ -204,17 +199,6 @@ class Decoder:
     ) -> tuple[torch.Tensor, ...]:
         return in_tiles(self.tile_rows, work, *tensors)
 
-    def _first(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        assert self.weights.project_in is not None
-        return (self.weights.project_in(x),)
-
-    def _last(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        if self.weights.final_norm is not None:
-            x = self.weights.final_norm(x)
-        if self.weights.project_out is not None:
-            x = self.weights.project_out(x)
-        return (x,)
-
     def _before(
         self, layer: Layer, x: torch.Tensor, *rotary: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,8 +207,7 @@ class Decoder:
         Both are views of one tensor: who keeps a key and value keeps the query, too.
         """
         shape = self.shape
-        inner = layer.attention_norm(x) if shape.pre_norm else x
-        heads = layer.qkv(inner).view(x.shape[0], -1, shape.head_dim)
+        heads = layer.qkv(layer.attention_norm(x)).view(x.shape[0], -1, shape.head_dim)
         queries_keys = found = heads[:, : shape.heads + shape.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
             query = layer.query_norm(queries_keys[:, : shape.heads])
@@ -232,7 +215,9 @@ class Decoder:
             found = torch.cat([query, key], dim=1)
         # In place, beside the values: nothing is stacked.
         if rotary:
-            _rotate(queries_keys, found, *rotary)
+            cos, sin = rotary
+            swapped = found.roll(shape.head_dim // 2, dims=-1)
+            torch.addcmul(found * cos, swapped, sin, out=queries_keys)
         elif found is not queries_keys:
             queries_keys.copy_(found)
         key_value = heads[:, shape.heads :].unflatten(1, (2, shape.kv_heads))
@@ -241,20 +226,14 @@ class Decoder:
     def _after(self, layer: Layer, x: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor]:
         """The rest of a block, behind attention."""
         x = x + layer.out(context.flatten(1))
-        if self.shape.pre_norm:
-            return (x + self._mlp(layer, layer.mlp_norm(x)),)
-        x = layer.attention_norm(x)
-        return (layer.mlp_norm(x + self._mlp(layer, x)),)
-
-    def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        inner = layer.gate_up(x)
+        inner = layer.gate_up(layer.mlp_norm(x))
         if self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
-            return layer.down(self._activate(gate).mul_(up))
-        return layer.down(self._activate(inner))
+            return (x + layer.down(self._activate(gate).mul_(up)),)
+        return (x + layer.down(self._activate(inner)),)
 
     def _rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [context, head_dim]; the first half of sin is negated for `_rotate`."""
+        """cos and sin [context, head_dim]; sin's first half is negated: halves are swapped."""
         if not self.shape.inv_freq:
             empty = torch.zeros(0, device=self.device, dtype=self.dtype)
             return empty, empty
@@ -265,12 +244,3 @@ class Decoder:
         cos, sin = angles.cos() * self.shape.rope_scale, angles.sin() * self.shape.rope_scale
         both = (torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
         return both[0].to(self.device, self.dtype), both[1].to(self.device, self.dtype)
-
-
-def _rotate(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotary positions in the half-split layout: x and out [tokens, heads, head_dim].
-
-    out: may be x itself.
-    """
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    torch.addcmul(x * cos, swapped, sin, out=out)

@@ -197,24 +197,19 @@ class Int8Linear(Linear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__(torch.empty_like(weight, dtype=torch.int8), bias)
         self.scale = torch.empty(len(weight), dtype=torch.float32)
-        rows = max(1, _BLOCK_VALUES // weight.shape[1])
-        blocks = (whole.split(rows) for whole in (weight, self.weight, self.scale))
-        for block, *kept in zip(*blocks, strict=True):
-            for part, values in zip(kept, _to_int8(block.float()), strict=True):
-                part.copy_(values)
+        count = max(1, _BLOCK_VALUES // weight.shape[1])
+        blocks = (whole.split(count) for whole in (weight, self.weight, self.scale))
+        for block, kept, scales in zip(*blocks, strict=True):
+            rows = block.float()
+            scale = rows.abs().amax(1).div_(_BYTE_RANGE / 2)
+            scales.copy_(scale.clamp_(min=torch.finfo(torch.float32).eps))  # as torchao does it
+            kept.copy_(rows.mul(scales.reciprocal()[:, None]).round_().clamp_(-128, 127))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The product; the weights are turned back for it."""
         product = invariant_linear(x, self.weight.to(x.dtype), None)
         product.mul_(self.scale.to(x.dtype))
         return product if self.bias is None else product.add_(self.bias)
-
-
-def _to_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows in float32 [rows, columns] to whole numbers and scales [rows], as torchao does it."""
-    tiny = torch.finfo(torch.float32).eps
-    scale = rows.abs().amax(1).div_(_BYTE_RANGE / 2).clamp_(min=tiny)
-    return rows.mul(scale.reciprocal()[:, None]).round_().clamp_(-128, 127).to(torch.int8), scale
 
 
 def _to_nibbles(
@@ -236,9 +231,15 @@ def storage_for(weights: str, dtype: torch.dtype, device: str, option: str) -> S
     Raises:
         InputError: if torchao is needed and not installed.
     """
-    has_kernel = weights == "int4" and _has_int4_kernel(dtype, device)
+    where = torch.device(device).type
+    has_kernel = (
+        weights == "int4"
+        and (dtype, where) == (torch.bfloat16, "cuda")
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
+    )
     storage = storage_of(weights, has_int4_kernel=has_kernel)
-    if storage in (Storage.INT8, Storage.INT4_TILED) and torch.device(device).type != "cpu":
+    if storage in (Storage.INT8, Storage.INT4_TILED) and where != "cpu":
         _torchao(f"{option} {weights}")
     return storage
 
@@ -261,9 +262,8 @@ def quantise_linear(linear: Linear, storage: Storage) -> Linear:
 
 def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linear], Linear]:
     """What turns a projection that was read, and quantised, into the one that multiplies here."""
-    if storage is not Storage.INT8 or torch.device(device).type != "cpu":
-        return prepack
-    if dtype == torch.float64 or not multiplies_int8():
+    on_cpu = torch.device(device).type == "cpu" and dtype != torch.float64
+    if storage is not Storage.INT8 or not on_cpu or not multiplies_int8():
         return prepack
 
     def pack(linear: Linear) -> Linear:
@@ -271,14 +271,6 @@ def packer(storage: Storage, dtype: torch.dtype, device: str) -> Callable[[Linea
         return PackedInt8Linear(whole.weight, whole.scale, whole.bias)
 
     return pack
-
-
-def _has_int4_kernel(dtype: torch.dtype, device: str) -> bool:
-    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
-        return False
-    if dtype != torch.bfloat16:
-        return False
-    return torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
 
 
 def _torchao(wanted_by: str) -> Any:

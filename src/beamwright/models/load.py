@@ -9,6 +9,7 @@ they were seen to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,8 @@ import torch
 
 from beamwright.attention.kernels import has_matrix_units
 from beamwright.errors import InputError, UnsupportedModelError
-from beamwright.models.config import read_shape
+from beamwright.models.config import read_shape, resolve_folder
 from beamwright.models.decoder import TILE_ROWS, Decoder, Linear
-from beamwright.models.find import resolve_folder
 from beamwright.models.linear import packer, prepack, quiet_import, storage_for
 from beamwright.models.shape import ModelShape, capped, shape_from_text
 from beamwright.models.tokenizer import TextCodec
@@ -30,6 +30,7 @@ from beamwright.sections import ModelSettings
 
 LARGE_PARAMETERS = 100_000_000
 _RANDOM_SEED = 0
+_REFUSED = ("can't allocate memory", "not enough memory", "out of memory", "failed to map")
 _DEVICES = ("cpu", "cuda")
 _NATIVE = ("avx512_bf16", "amx_bf16", "avx10_2", "bf16", "arm_bf16")
 _ROWS = (8, 16, 64, 160)
@@ -74,30 +75,36 @@ def load_model(
         InputError, UnsupportedModelError, UnavailableError: with one line that says why.
     """
     device = check_device(settings.device)
-    tile = TILE_ROWS if settings.deterministic else None
-    if spec.startswith("random:"):
-        shape = capped(shape_from_text(spec.removeprefix("random:")), settings.context)
-        dtype = resolve_dtype(settings.dtype, settings.device, shape)
-        storage = _storage(settings, dtype, role)
-        pack = packer(storage, dtype, device)
-        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
-        return LoadedModel(Decoder(shape, weights, tile), None, None, storage)
     # What is wrong is said before gigabytes are downloaded or read.
-    folder = resolve_folder(spec, role, weights=False)
-    shape = replace(read_shape(folder, settings.context, role), has_lm_head=reads_logits)
-    dtype = resolve_dtype(settings.dtype, settings.device, shape)
-    storage = _storage(settings, dtype, role)
-    codec = TextCodec.load(folder, chat_template)
-    folder = resolve_folder(spec, role)
+    folder = None if spec.startswith("random:") else resolve_folder(spec, role, weights=False)
+    shape = replace(_shape(spec, folder, settings, role), has_lm_head=reads_logits)
+    dtype, storage = _precision(settings, shape, role)
     pack = packer(storage, dtype, device)
-    weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
+    codec = None
+    if folder is None:
+        weights = random_weights(shape, dtype, device, _RANDOM_SEED, storage, pack)
+    else:
+        codec = TextCodec.load(folder, chat_template)
+        folder = resolve_folder(spec, role)
+        weights = load_weights(folder, shape, dtype, device, storage=storage, pack=pack)
+    tile = TILE_ROWS if settings.deterministic else None
     return LoadedModel(Decoder(shape, weights, tile), codec, folder, storage)
 
 
-def _storage(settings: ModelSettings, dtype: torch.dtype, role: str) -> Storage:
-    if role == "verifier":
-        return storage_for(settings.verifier_weights, dtype, settings.device, "--verifier-weights")
-    return storage_for(settings.weights, dtype, settings.device, "--weights")
+def _shape(spec: str, folder: Path | None, settings: ModelSettings, role: str) -> ModelShape:
+    if folder is None:
+        return capped(shape_from_text(spec.removeprefix("random:")), settings.context)
+    return read_shape(folder, settings.context, role)
+
+
+def _precision(
+    settings: ModelSettings, shape: ModelShape, role: str
+) -> tuple[torch.dtype, Storage]:
+    """The dtype of one of the models, and how the projections of its layers are kept."""
+    dtype = resolve_dtype(settings.dtype, settings.device, shape)
+    option = "--weights" if role == "generator" else "--verifier-weights"
+    weights = settings.weights if role == "generator" else settings.verifier_weights
+    return dtype, storage_for(weights, dtype, settings.device, option)
 
 
 def inspect_model(settings: ModelSettings) -> dict[str, Any]:
@@ -106,18 +113,15 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
     Raises:
         UnsupportedModelError: if the decoder cannot run it, or it would not load.
     """
-    if settings.model.startswith("random:"):
-        shape = capped(shape_from_text(settings.model.removeprefix("random:")), settings.context)
-    else:
-        folder = resolve_folder(settings.model, "generator")
-        shape = read_shape(folder, settings.context)
+    folder = None if settings.is_random else resolve_folder(settings.model, "generator")
+    shape = _shape(settings.model, folder, settings, "generator")
+    if folder is not None:
         try:
             load_weights(folder, shape, torch.float32, "meta")
             TextCodec.load(folder)
         except InputError as error:
             raise UnsupportedModelError(str(error)) from error
-    dtype = resolve_dtype(settings.dtype, settings.device, shape)
-    storage = _storage(settings, dtype, "generator")
+    dtype, storage = _precision(settings, shape, "generator")
     return {
         "architecture": shape.architecture,
         "parameters": shape.num_parameters,
@@ -125,7 +129,6 @@ def inspect_model(settings: ModelSettings) -> dict[str, Any]:
         "weight_bytes": weight_bytes(shape, dtype.itemsize, storage),
         "kv_bytes_per_token": shape.kv_bytes_per_token(dtype.itemsize),
         "dtype": str(dtype).removeprefix("torch."),
-        "dtype_note": why_float32(shape) if settings.dtype == "auto" else None,
         "context": shape.context,
         "supported": True,
     }
@@ -153,20 +156,66 @@ def check_device(device: str) -> str:
 
 
 def read_reference(folder: Path, dtype: torch.dtype) -> Any:
-    """The folder's model as `transformers` builds it, to compare with; no bar is drawn."""
+    """The folder's model as `transformers` builds it, to compare with."""
     with quiet_import():  # it imports torchao, if that is installed
         from transformers import AutoModelForCausalLM  # noqa: PLC0415 (slow import)
-        from transformers.utils import logging as shown  # noqa: PLC0415 (slow import)
 
-        drew_bars = shown.is_progress_bar_enabled()
-        shown.disable_progress_bar()
-        try:
-            return AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
-            )
-        finally:
-            if drew_bars:
-                shown.enable_progress_bar()
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False
+        )
+
+
+# --- the device's memory ---------------------------------------------------------------------
+
+
+def cap_memory(name: str, limit_bytes: int | None) -> None:
+    """Let this process allocate at most so much on a GPU, or all (None).
+
+    More than that raises OutOfMemoryError.
+
+    The driver's own context (some 0.5 GB) is outside the allocator and is not counted.
+
+    Raises:
+        InputError: if the card has less than that.
+    """
+    device = torch.device(name)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if limit_bytes is None:
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
+        return
+    total = torch.cuda.get_device_properties(index).total_memory
+    if limit_bytes > total:
+        raise InputError(f"--memory {limit_bytes:,} bytes: {device} has {total:,}")
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total, index)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if an allocation was refused: by a card, by the system, or by a limit of the process.
+
+    torch says so on a CPU with a plain RuntimeError.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in text for words in _REFUSED)
+
+
+def free_bytes(device: torch.device) -> Callable[[], int] | None:
+    """A function that says what can be allocated at the moment; None for a CPU."""
+    if device.type != "cuda":
+        return None
+
+    def free() -> int:
+        on_card, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+        used = torch.cuda.memory_allocated(device)
+        cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+        # The allocator may take what is left under its cap, and has idle blocks of its own.
+        return max(0, min(on_card, cap - reserved)) + reserved - used
+
+    return free
 
 
 # --- precision -------------------------------------------------------------------------------
@@ -179,28 +228,10 @@ def resolve_dtype(name: str, device: str, shape: ModelShape) -> torch.dtype:
         return dtype
     if device != "cpu":
         return torch.bfloat16 if has_matrix_units(torch.device(device)) else torch.float16
-    exact = is_faster_in_bfloat16(shape) and products_are_invariant(
-        shape.projections, torch.bfloat16
-    )
-    return torch.bfloat16 if exact else torch.float32
-
-
-def why_float32(shape: ModelShape) -> str | None:
-    """One line for whom bfloat16 would be faster on this CPU; None where it is used, or is not."""
-    if not is_faster_in_bfloat16(shape):
-        return None
-    if products_are_invariant(shape.projections, torch.bfloat16):
-        return None
-    return (
-        "--dtype bfloat16 is faster on this CPU and what the checkpoint is in, but a token's last "
-        "bits depend on its batch there (exact: false)"
-    )
-
-
-def is_faster_in_bfloat16(shape: ModelShape) -> bool:
-    """A large checkpoint that is in bfloat16, on a CPU that multiplies it."""
     is_large = shape.num_parameters >= LARGE_PARAMETERS
-    return shape.stored_bfloat16 and is_large and has_bfloat16()
+    faster = shape.stored_bfloat16 and is_large and has_bfloat16()
+    exact = faster and products_are_invariant(shape.projections, torch.bfloat16)
+    return torch.bfloat16 if exact else torch.float32
 
 
 @cache

@@ -19,14 +19,6 @@ from beamwright.models.decoder import Decoder, padded_rows
 from beamwright.protocols import AttentionBackend
 
 
-def is_capturable(backend: AttentionBackend) -> bool:
-    """True if a decode step can be captured: its views read nothing but tensors that stay.
-
-    They are in a `workspace(store)` of the backend's, one view after the other.
-    """
-    return hasattr(backend, "workspace")
-
-
 @dataclass(eq=False)
 class _OpenRow:
     """A row: its path and segment, tokens read as sealed, and tokens in its tail behind those."""
@@ -98,7 +90,11 @@ class DecodeSession:
 
         A new row may have stored tokens of its step before: they come back into its tail.
         """
-        fresh = [self._joining(path, s) for path, s in zip(paths, segments, strict=True)]
+        fresh = []
+        for path, segment in zip(paths, segments, strict=True):
+            # A function of the token alone, so that preempted rows go on with the same sums.
+            held = segment.length % self._backend.tail_tokens
+            fresh.append(_OpenRow(path, segment, segment.length - held, held))
         rows = [*(self._rows[row] for row in kept), *fresh]
         num_rows = padded_rows(len(rows))
         spare = [row for row in range(self.num_rows) if row not in set(kept)]
@@ -106,8 +102,8 @@ class DecodeSession:
         self._tail.arrange(kept, num_rows)
         for place, row in enumerate(fresh, start=len(kept)):
             if row.held:
-                held = self._store.gather(row.segment, row.num_tokens)
-                self._tail.restore(place, held[:, :, row.flushed :])
+                key_values = self._store.gather(row.segment, row.num_tokens)
+                self._tail.restore(place, key_values[:, :, row.flushed :])
         compacts = self._view is not None and not fresh and len(index) == num_rows
         self._rows = [*rows, *([None] * (num_rows - len(rows)))]
         if compacts:
@@ -146,7 +142,7 @@ class DecodeSession:
         return min(capacity - row.held % capacity for row in self._rows if row is not None)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states [rows, embed_dim] of one token per row ([rows] ids and positions)."""
+        """Hidden states [rows, hidden] of one token per row ([rows] ids and positions)."""
         self.prepare(1)
         hidden = self.compute(token_ids, positions)
         self.advance()
@@ -200,12 +196,6 @@ class DecodeSession:
         self._store.append([row.segment for _, row, _ in missing], taken)
 
     # --- inside ------------------------------------------------------------------------------
-
-    def _joining(self, path: Path, segment: Segment) -> _OpenRow:
-        # A function of the token alone, so that preempted rows go on with the same partial sums.
-        capacity = self._backend.tail_tokens
-        flushed = segment.length // capacity * capacity
-        return _OpenRow(path, segment, flushed, segment.length - flushed)
 
     def _open_view(self) -> None:
         self._close_view()

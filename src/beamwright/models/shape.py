@@ -23,8 +23,7 @@ class ModelShape:
     """One dense decoder.
 
     context: most positions a path may have; full_context: what the checkpoint was made for.
-    embed_dim: width of the token embedding; differs from `hidden` where OPT projects in and out.
-    norm: "rms" or "layer"; pre_norm: normalise before (True) or after each block's output.
+    norm: "rms" or "layer", before each block's two halves and behind the last.
     activation: "silu", "relu", "gelu" or "gelu_tanh"; gated: gate * up instead of one projection.
     learned_positions: offset of OPT's position table, or None for rotary positions.
     tied: the LM head is the embedding. has_lm_head: logits are read; not of a reward model that has
@@ -45,9 +44,6 @@ class ModelShape:
     full_context: int
     norm_eps: float = 1e-6
     norm: str = "rms"
-    norm_affine: bool = True
-    pre_norm: bool = True
-    final_norm: bool = True
     activation: str = "silu"
     gated: bool = True
     qkv_bias: bool = False
@@ -56,7 +52,6 @@ class ModelShape:
     qk_norm: bool = False
     tied: bool = False
     has_lm_head: bool = True
-    embed_dim: int | None = None
     learned_positions: int | None = None
     inv_freq: tuple[float, ...] = ()
     rope_scale: float = 1.0
@@ -67,21 +62,18 @@ class ModelShape:
         """Parameters, tied embeddings counted once."""
         h, d = self.hidden, self.head_dim
         q, kv = self.heads * d, self.kv_heads * d
-        embed = self.embed_dim or h
-        norm = (h if self.norm == "rms" else 2 * h) if self.norm_affine else 0
+        norm = h if self.norm == "rms" else 2 * h
         attention = h * (q + 2 * kv) + q * h
         attention += (q + 2 * kv if self.qkv_bias else 0) + (h if self.out_bias else 0)
         attention += 2 * d if self.qk_norm else 0
         mlp = (3 if self.gated else 2) * h * self.intermediate
         if self.mlp_bias:
             mlp += (2 if self.gated else 1) * self.intermediate + h
-        total = self.layers * (attention + mlp + 2 * norm) + self.vocab * embed
-        total += 0 if self.tied or not self.has_lm_head else self.vocab * embed
-        total += norm if self.final_norm else 0
+        own_head = self.has_lm_head and not self.tied
+        total = self.layers * (attention + mlp + 2 * norm) + norm
+        total += (2 if own_head else 1) * self.vocab * h
         if self.learned_positions is not None:
             total += (self.full_context + self.learned_positions) * h
-        if embed != h:
-            total += 2 * embed * h
         return total
 
     @property
@@ -125,12 +117,14 @@ class ModelFamily:
     """One `model_type`, declared.
 
     flags: fields of ModelShape that are not read alike for all, of a config, or of an empty one,
-    which stands for a random shape. window: the sliding window that a config asks for.
+    which stands for a random shape. window: the sliding window that a config asks for. oddity: what
+    a config has that the decoder does not.
     """
 
     flags: Callable[[Any], dict[str, Any]] = lambda config: {}
     window: Callable[[Any], int | None] = lambda config: getattr(config, "sliding_window", None)
     tensors: TensorNames = TensorNames()
+    oddity: Callable[[Any], str | None] = lambda config: None
 
 
 def _llama_flags(config: Any) -> dict[str, Any]:
@@ -154,23 +148,27 @@ def _qwen_window(config: Any) -> int | None:
 
 def _opt_flags(config: Any) -> dict[str, Any]:
     bias = bool(getattr(config, "enable_bias", True))
-    pre_norm = bool(getattr(config, "do_layer_norm_before", True))
     return {
         "intermediate": getattr(config, "ffn_dim", None),
         "norm_eps": 1e-5,
         "norm": "layer",
-        "norm_affine": bool(getattr(config, "layer_norm_elementwise_affine", True)),
-        "pre_norm": pre_norm,
-        "final_norm": pre_norm and not getattr(config, "_remove_final_layer_norm", False),
         "activation": getattr(config, "activation_function", "relu"),
         "gated": False,
         "qkv_bias": bias,
         "out_bias": bias,
         "mlp_bias": bias,
         "tied": bool(getattr(config, "tie_word_embeddings", True)),
-        "embed_dim": getattr(config, "word_embed_proj_dim", None),
         "learned_positions": 2,
     }
+
+
+def _opt_oddity(config: Any) -> str | None:
+    """What OPT-350m and Galactica have."""
+    if config.word_embed_proj_dim != config.hidden_size:
+        return "embeddings of another width"
+    if not config.do_layer_norm_before or getattr(config, "_remove_final_layer_norm", False):
+        return "norms behind the blocks"
+    return None if config.layer_norm_elementwise_affine else "norms without weights"
 
 
 FAMILIES: dict[str, ModelFamily] = {
@@ -186,6 +184,7 @@ FAMILIES: dict[str, ModelFamily] = {
             gate_up=("fc1",),
             down="fc2",
         ),
+        _opt_oddity,
     ),
     "llama": ModelFamily(_llama_flags),
     "mistral": ModelFamily(),
@@ -266,15 +265,6 @@ _HUB_NAMES = {
     "llama3.1-8b-prm-mistral-data": "rlhflow-prm-8b",
 }
 _SUFFIXES = ("-instruct", "-chat", "-hf")
-# Whose they are there, by how a name begins; the others have other names there.
-_OWNERS = {
-    "qwen": "Qwen",
-    "skywork-o1": "Skywork",
-    "math-shepherd-mistral": "peiyi9979",
-    "llama3.1-8b-prm": "RLHFlow",
-    "llama-": "meta-llama",
-    "opt-": "facebook",
-}
 
 
 def named_shape(text: str) -> ModelShape | None:
@@ -287,14 +277,6 @@ def named_shape(text: str) -> ModelShape | None:
     for suffix in _SUFFIXES:
         key = key.removesuffix(suffix)
     return NAMED_SHAPES.get(_HUB_NAMES.get(key, key))
-
-
-def hub_name(text: str) -> str | None:
-    """ORG/NAME on the hub, where a known model is named without ORG; None for anything else."""
-    if "/" in text or ":" in text or named_shape(text) is None:
-        return None
-    owners = (owner for start, owner in _OWNERS.items() if text.lower().startswith(start))
-    return next((f"{owner}/{text}" for owner in owners), None)
 
 
 def shape_from_text(text: str) -> ModelShape:
@@ -322,18 +304,13 @@ def shape_from_text(text: str) -> ModelShape:
     missing = [key for key in _SIZES if key not in values and key != "kv_heads"]
     if missing:
         raise InputError(f"random:{text}: missing {', '.join(missing)}")
-    return _inline(name, values)
-
-
-def _inline(name: str, values: dict[str, int]) -> ModelShape:
-    kv_heads = values.get("kv_heads", values["heads"])
+    kv_heads = values.setdefault("kv_heads", values["heads"])
     if values["hidden"] % values["heads"] or values["heads"] % kv_heads:
         raise InputError("random shape: heads must divide hidden, and kv_heads must divide heads")
     if name == "opt":
         return _opt(*(values[key] for key in ("hidden", "layers", "heads", "vocab", "context")))
-    sizes = {**values, "kv_heads": kv_heads}
     flags = {"head_dim": values["head_dim"]} if "head_dim" in values else {}
-    return _shape(name, *(sizes[key] for key in _SIZES), **flags)
+    return _shape(name, *(values[key] for key in _SIZES), **flags)
 
 
 def capped(shape: ModelShape, max_context: int | None) -> ModelShape:

@@ -1,7 +1,7 @@
 """Chat templates are programs that a model folder brings along: they are given bounds.
 
 `transformers` renders them in Jinja's sandbox, which keeps them from everything but memory and
-time. One that only puts strings together is rendered here, without waiting for `transformers`.
+time; that of the bundled pair is rendered here, without waiting for `transformers`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import ctypes
 import re
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
-from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
+from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -27,7 +26,6 @@ _DEEPEST = 200  # Python takes no more brackets or blocks than about this
 _LARGEST = 100_000
 _LONGEST_REPEATED = 100
 _WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)|\{[^{}]*:[^{}]*(\d{4}|\{)")
-_RAISE = "raise_exception"
 
 WriteChat = Callable[..., str]
 """A conversation as text: `messages`, and what else the template may ask for by name."""
@@ -118,45 +116,13 @@ def _pattern(node: nodes.Node) -> str:
 # --- rendering -------------------------------------------------------------------------------
 
 
-def is_simple(template: str, known: frozenset[str]) -> bool:
-    """True if a template puts strings together and does nothing else. known: tokens by role.
-
-    It renders alike in every Jinja environment that trims blocks: what environments add are
-    functions, filters, tests, variables and tags.
-    """
-    try:
-        parsed = Environment(trim_blocks=True, lstrip_blocks=True).parse(template)
-        names = [*parsed.find_all(nodes.Name)]
-        special = [*parsed.find_all((nodes.Filter, nodes.Test, nodes.Call, nodes.Getattr))]
-    except (TemplateError, RecursionError, MemoryError, ValueError, OverflowError):
-        return False  # said by whoever checks or renders it
-    known |= {"messages", "add_generation_prompt", "loop", _RAISE}
-    known |= {name.name for name in names if name.ctx == "store"}
-    return {name.name for name in names} <= known and all(map(_is_simple_node, special))
-
-
-def _is_simple_node(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Filter):
-        return node.name == "trim" and not (node.args or node.kwargs)
-    if isinstance(node, nodes.Call):
-        return isinstance(node.node, nodes.Name) and node.node.name == _RAISE
-    return isinstance(node, nodes.Getattr) and not node.attr.startswith("_")
-
-
-def simple_writer(template: str, special_tokens: Mapping[str, str]) -> WriteChat:
-    """What renders a simple template. special_tokens: by role, `bos_token` and so on."""
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    @cache
-    def compiled() -> Any:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals[_RAISE] = refuse
-        return environment.from_string(template)
+def template_writer(template: str, special_tokens: Mapping[str, str]) -> WriteChat:
+    """What renders a template without `transformers`. special_tokens: by role, `bos_token`."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    compiled = environment.from_string(template)
 
     def write(messages: Any, **names: Any) -> str:
-        return str(compiled().render(messages=messages, **names, **special_tokens))
+        return compiled.render(messages=messages, **names, **special_tokens)
 
     return write
 

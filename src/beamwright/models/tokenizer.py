@@ -1,9 +1,7 @@
 """TextCodec: text to token ids and back, chat template, and the bytes of each token.
 
-Thin over `tokenizers`: `transformers` is asked for a folder's tokenizer where its files take more
-than `tokenizer.json` and a simple chat template (tokens by another file, a class with rules of its
-own): importing it takes longer than a small model's search. Prompts are rendered once; after that
-everything is token ids.
+Thin over `tokenizers`, read by `transformers`. Prompts are rendered once; after that everything is
+token ids.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from beamwright.errors import InputError
-from beamwright.models.config import brings_code, line_of, read_eos_ids, read_object, wants_to_run
-from beamwright.models.template import WriteChat, check_template, is_simple, render, simple_writer
+from beamwright.models.config import BUNDLED, line_of, read_eos_ids, read_object
+from beamwright.models.template import WriteChat, check_template, render, template_writer
 
 PLACE = "\ue000"  # stands for a text to come: a private character that no template touches
 _PIECE = 1 << 16  # characters that are tokenised at a time where only their number matters
@@ -29,22 +27,6 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 _FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt",
     "spiece.model",
-)  # fmt: skip
-
-# What `transformers` takes as it is written in tokenizer.json.
-_PLAIN_MODELS, _PLAIN_CLASSES = ("llama", "qwen3"), ("PreTrainedTokenizerFast", "TokenizersBackend")
-_LARGEST_PLAIN = 100_000  # in larger vocabularies it looks for a fault of some Mistral models
-_ROLES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_PLAIN_KEYS = frozenset(
-    (
-        "tokenizer_class", "backend", "chat_template", "clean_up_tokenization_spaces",
-        "model_max_length", "model_input_names", "padding_side", "extra_special_tokens", "is_local",
-        "local_files_only", *_ROLES,
-    )
-)  # fmt: skip
-_OTHER_FILES = (
-    "added_tokens.json", "special_tokens_map.json", "chat_template.json", "tekken.json",
-    "tokenizer.model", "tiktoken.model", "additional_chat_templates",
 )  # fmt: skip
 
 
@@ -86,7 +68,10 @@ class TextCodec:
             raise InputError(
                 f"model {folder}: no tokenizer in this folder (none of {', '.join(_FILES)})"
             )
-        codec = _plain(folder, template) or _by_transformers(folder, template)
+        if folder.parent == BUNDLED and template is None:
+            codec = _bundled(folder)
+        else:
+            codec = _by_transformers(folder, template)
         check_template(codec.chat_template, f"model {folder}")
         if (growth := _growth(codec.tokenizer)) > _MOST_GROWTH:
             line = f"its normalizer makes {growth} characters of one"
@@ -356,46 +341,13 @@ def _piece_bytes(piece: str) -> bytes:
     return piece.replace("\u2581", " ").encode()
 
 
-def _plain(folder: Path, chat_template: str | None) -> TextCodec | None:
-    """The tokenizer of a folder whose files say all of it; None if they take more, or are wrong."""
-    try:
-        written = read_object(folder / "tokenizer_config.json")
-        config = read_object(folder / "config.json")
-        template: Any = chat_template or written.get("chat_template")
-        file = folder / "chat_template.jinja"
-        if chat_template is None and file.is_file():
-            template = file.read_text(encoding="utf-8")
-    except (InputError, OSError, ValueError):
-        return None
-    size = config.get("vocab_size")
-    special = {role: written[role] for role in _ROLES if written.get(role) is not None}
-    is_plain = (
-        config.get("model_type") in _PLAIN_MODELS
-        and type(size) is int
-        and size <= _LARGEST_PLAIN
-        and written.keys() <= _PLAIN_KEYS
-        and written.get("tokenizer_class") in _PLAIN_CLASSES
-        and written.get("backend", "tokenizers") == "tokenizers"
-        and not written.get("extra_special_tokens")
-        and all(isinstance(token, str) for token in special.values())
-        and not any((folder / name).exists() for name in _OTHER_FILES)
-        and (template is None or isinstance(template, str))
-        and (template is None or is_simple(template, frozenset(_ROLES)))
-    )
-    if not is_plain:
-        return None
-    try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except BaseException as error:  # what it is about is said by `transformers`
-        if not isinstance(error, Exception) and not _is_panic(error):
-            raise
-        return None
-    added = tokenizer.get_added_tokens_decoder().values()
-    known = {token.content for token in added if token.special}
-    cuts = tokenizer.truncation is not None or tokenizer.padding is not None
-    if cuts or not set(special.values()) <= known or tokenizer.get_vocab_size() > _LARGEST_PLAIN:
-        return None
-    write = None if template is None else simple_writer(template, special)
+def _bundled(folder: Path) -> TextCodec:
+    """The tokenizer of the bundled pair: importing `transformers` takes longer than its search."""
+    written = read_object(folder / "tokenizer_config.json")
+    special = {role: written[role] for role in ("bos_token", "eos_token", "pad_token")}
+    template: str = written["chat_template"]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    write = template_writer(template, special)
     return TextCodec(tokenizer, frozenset(), special, template, write)
 
 
@@ -408,9 +360,9 @@ def _by_transformers(folder: Path, chat_template: str | None) -> TextCodec:
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
         file = folder / "tokenizer_config.json"
-        if file.is_file() and brings_code(read_object(file), "AutoTokenizer"):
-            raise InputError(f"model {folder}: {wants_to_run(file.name)}") from error
         line = line_of(error)
+        if file.is_file() and read_object(file).get("auto_map"):
+            line = f"this folder wants to run its own code (auto_map in {file.name}): never done"
         raise InputError(f"model {folder}: its tokenizer cannot be read ({line})") from error
     return wrapped(loaded, chat_template, f"model {folder}")
 

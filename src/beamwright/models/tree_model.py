@@ -22,11 +22,11 @@ from beamwright.errors import DeviceMemoryError
 from beamwright.kv.cache import CacheManager
 from beamwright.kv.host_tier import HostTier
 from beamwright.kv.link import KVLog, Link
-from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout, ScratchMeter
+from beamwright.kv.pool import BlockPool, ByteBudget, KVLayout
 from beamwright.kv.segments import Path, Segment, Source, copies_needed, visible_path
 from beamwright.kv.store import SegmentStore
 from beamwright.models.decoder import Decoder, padded_rows
-from beamwright.models.memory import is_out_of_memory
+from beamwright.models.load import is_out_of_memory
 from beamwright.models.session import DecodeSession
 from beamwright.protocols import AttentionBackend, AttentionView
 from beamwright.sections import Victims
@@ -79,19 +79,14 @@ def prefill_in_batches(
                 forward(
                     batch, [r.token_ids[offset : offset + chunk_tokens] for r in members], offset
                 )
-            if not offset:
-                _count(residency, members)
+            # What is computed again is needed by whoever asked for it.
+            fresh = [] if offset else [request for request in members if not request.again]
+            num_tokens = sum(len(request.token_ids) for request in fresh)
+            residency.needed(request.path for request in fresh)
+            residency.counts.needed_tokens += num_tokens
+            residency.counts.prefilled_tokens += num_tokens
     if residency.outgrown:
         residency.write_back(request.segment for request in requests)
-
-
-def _count(residency: CacheManager, requests: Sequence[PrefillRequest]) -> None:
-    """Count what these needed. What is computed again is needed by whoever asked for it."""
-    fresh = [request for request in requests if not request.again]
-    residency.needed(request.path for request in fresh)
-    num_tokens = sum(len(request.token_ids) for request in fresh)
-    residency.counts.needed_tokens += num_tokens
-    residency.counts.prefilled_tokens += num_tokens
 
 
 def prefill_needs(
@@ -163,14 +158,6 @@ class HostOptions:
     victims: Victims = "tree"
 
 
-@dataclass(frozen=True)
-class SharedBytes:
-    """KV memory that two models share. used: by both."""
-
-    total_bytes: int
-    used: ScratchMeter
-
-
 StoreMaker = Callable[[KVLayout, ByteBudget, torch.device], SegmentStore]
 """A store of KV of this layout and budget, for a model that computes on this device."""
 
@@ -179,8 +166,8 @@ class TreeModel:
     """Decoder + segment store + attention backend of one model (generator or verifier).
 
     host: the host tier; None if all KV is on the device. make_store: makes another store than that
-    of a device and its host tier. shared: the memory that this model's budget is a part of, where
-    `CacheManager.resize` may change how large a part.
+    of a device and its host tier. shared: counts what two models use together, where this model's
+    budget is a part that `CacheManager.resize` may change.
     """
 
     def __init__(
@@ -193,27 +180,26 @@ class TreeModel:
         host: HostOptions | None = None,
         log: KVLog | None = None,
         make_store: StoreMaker | None = None,
-        shared: SharedBytes | None = None,
+        shared: ByteBudget | None = None,
     ) -> None:
         shape = decoder.shape
         layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, decoder.dtype)
         self.decoder = decoder
         self.backend = backend
-        self.budget = ByteBudget(kv_budget_bytes, together=None if shared is None else shared.used)
+        self.budget = ByteBudget(kv_budget_bytes, together=shared)
         if make_store is not None:
             self.store = make_store(layout, self.budget, decoder.device)
         else:
-            self.store = SegmentStore(
-                BlockPool(
-                    layout,
-                    self.budget,
-                    str(decoder.device),
-                    most_bytes=None if shared is None else shared.total_bytes,
-                ),
-                _host_tier(layout, host, pinned=decoder.device.type == "cuda"),
-                copies_per_beam=backend.copies_per_beam,
-                log=log,
-            )
+            most_bytes = None if shared is None else shared.total_bytes
+            pool = BlockPool(layout, self.budget, str(decoder.device), most_bytes=most_bytes)
+            tier = None
+            if host is not None:
+                hint = "raise --host-memory, or use --evict recompute"
+                budget = ByteBudget(host.budget_bytes, "host KV budget", hint)
+                there = BlockPool(layout, budget, pinned=decoder.device.type == "cuda")
+                tier = HostTier(there, host.link, host.recompute, host.share_loads, host.victims)
+            copies = backend.copies_per_beam
+            self.store = SegmentStore(pool, tier, copies_per_beam=copies, log=log)
         self.store.recompute_segments = self._recompute
         self._chunk_tokens = prefill_chunk_tokens
 
@@ -221,7 +207,7 @@ class TreeModel:
         """Compute and store the KV of each request's tokens.
 
         Returns:
-            Final hidden states [tokens, embed_dim] of the tokens that each request reads.
+            Final hidden states [tokens, hidden] of the tokens that each request reads.
 
         Raises:
             CapacityError: if the KV budget cannot hold the new segments; DeviceMemoryError: if the
@@ -230,7 +216,12 @@ class TreeModel:
         found: list[list[torch.Tensor]] = [[] for _ in requests]
 
         def forward(batch: list[int], chunks: list[Sequence[int]], offset: int) -> None:
-            hidden = self._attempt([requests[i] for i in batch], chunks, offset)
+            try:
+                hidden = self._prefill_batch([requests[i] for i in batch], chunks, offset)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                hidden = None  # nothing has been written
             if hidden is None:
                 half = len(batch) // 2
                 if not half:
@@ -253,21 +244,11 @@ class TreeModel:
         for level in levels:
             self.prefill(level)
 
-    def _attempt(
-        self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
-    ) -> list[torch.Tensor] | None:
-        """None if the device's memory does not suffice; nothing has been written then."""
-        try:
-            return self._prefill_batch(requests, chunks, offset)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return None
-
     def _prefill_batch(
         self, requests: list[PrefillRequest], chunks: list[Sequence[int]], offset: int
     ) -> list[torch.Tensor]:
         lengths = [len(chunk) for chunk in chunks]
+        starts = list(accumulate(lengths, initial=0))
         paths = [visible_path(r.path, r.segment, r.segment.length) for r in requests]
         token_ids = [token for chunk in chunks for token in chunk]
         positions = [
@@ -275,11 +256,15 @@ class TreeModel:
             for request, length in zip(requests, lengths, strict=True)
             for i in range(length)
         ]
-        total = len(token_ids)
+        total, device = len(token_ids), self.decoder.device
         padding = padded_rows(total) - total
-        device = self.decoder.device
         reads = [r.reads(offset, length) for r, length in zip(requests, lengths, strict=True)]
         counts = [len(read) for read in reads]
+        read_at = None
+        if sum(counts) < total:
+            at = [starts[i] + token for i, read in enumerate(reads) for token in read]
+            at += [0] * (padded_rows(len(at)) - len(at))
+            read_at = torch.tensor(at, device=device)
         layout = self.store.pool.layout
         key_values = self.decoder.weights.embedding.new_empty(
             total, layout.num_layers, 2, layout.num_kv_heads, layout.head_dim
@@ -290,7 +275,7 @@ class TreeModel:
                 torch.tensor(token_ids + token_ids[:1] * padding, device=device),
                 torch.tensor(positions + positions[:1] * padding, device=device),
                 view,
-                None if sum(counts) == total else _packed(reads, lengths, device),
+                read_at,
             )
         finally:
             view.close()
@@ -307,26 +292,6 @@ class TreeModel:
         session = DecodeSession(self.decoder, self.store, self.backend, stays=stays)
         session.arrange([], paths, segments)
         return session
-
-
-def _packed(
-    reads: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device
-) -> torch.Tensor:
-    """Where tokens that are read are among the packed ones, padded to a multiple of 8 rows."""
-    starts = accumulate(lengths, initial=0)
-    at = [start + token for start, read in zip(starts, reads, strict=False) for token in read]
-    at += [0] * (padded_rows(len(at)) - len(at))
-    return torch.tensor(at, device=device)
-
-
-def _host_tier(layout: KVLayout, host: HostOptions | None, *, pinned: bool) -> HostTier | None:
-    if host is None:
-        return None
-    budget = ByteBudget(
-        host.budget_bytes, "host KV budget", "raise --host-memory, or use --evict recompute"
-    )
-    pool = BlockPool(layout, budget, pinned=pinned)
-    return HostTier(pool, host.link, host.recompute, host.share_loads, host.victims)
 
 
 class _Recording:

@@ -7,8 +7,10 @@ and no page of a file stays mapped, as it would count as this process's memory.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from beamwright.errors import InputError, NotFiniteError
 from beamwright.io import read_regular
 from beamwright.models.decoder import DecoderWeights, Layer, Linear, Norm
 from beamwright.models.linear import quantise_linear
-from beamwright.models.memory import give_back
 from beamwright.models.shape import FAMILIES, ModelShape, TensorNames
 from beamwright.plan.costs import Storage
 
@@ -117,24 +118,17 @@ class _Reader:
         self._source, self._prefix = source, prefix
         self._dtype, self._device, self._where = dtype, device, where
 
-    def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
+    def need(self, name: str, *size: int) -> torch.Tensor:
         tensor = self._source(self._prefix + name)
         if tensor is None:
-            return None
-        if tuple(tensor.shape) != rows_by_columns:
+            raise InputError(f"model {self._where}: weight {self._prefix + name} is missing")
+        if tuple(tensor.shape) != size:
             raise InputError(
-                f"model {self._where}: {name} has shape {tuple(tensor.shape)}, "
-                f"config says {rows_by_columns}"
+                f"model {self._where}: {name} has shape {tuple(tensor.shape)}, config says {size}"
             )
         placed = tensor.to(device=self._device, dtype=self._dtype)
         check_finite(placed, tensor, f"model {self._where}: weight {self._prefix}{name}")
         return placed
-
-    def need(self, name: str, *size: int) -> torch.Tensor:
-        tensor = self.maybe(name, size)
-        if tensor is None:
-            raise InputError(f"model {self._where}: weight {self._prefix + name} is missing")
-        return tensor
 
     def linear(self, names: list[str], outs: list[int], columns: int, bias: bool) -> Linear:
         """One (fused) projection from the named ones, stacked row-wise."""
@@ -148,10 +142,8 @@ class _Reader:
         return whole
 
     def norm(self, name: str, shape: ModelShape, size: int) -> Norm:
-        if not shape.norm_affine:
-            return Norm(shape.norm, size, shape.norm_eps)
         bias = self.need(f"{name}.bias", size) if shape.norm == "layer" else None
-        return Norm(shape.norm, size, shape.norm_eps, self.need(f"{name}.weight", size), bias)
+        return Norm(shape.norm, shape.norm_eps, self.need(f"{name}.weight", size), bias)
 
 
 def check_finite(placed: torch.Tensor, stored: torch.Tensor, what: str) -> None:
@@ -245,10 +237,10 @@ def random_weights(
     generator = torch.Generator(device).manual_seed(seed)
 
     class _Random(_Reader):
-        def maybe(self, name: str, rows_by_columns: tuple[int, ...]) -> torch.Tensor | None:
+        def need(self, name: str, *size: int) -> torch.Tensor:
             if name.endswith("norm.weight"):
-                return torch.ones(rows_by_columns, dtype=dtype, device=device)
-            drawn = torch.randn(rows_by_columns, generator=generator, device=device).mul_(0.02)
+                return torch.ones(size, dtype=dtype, device=device)
+            drawn = torch.randn(size, generator=generator, device=device).mul_(0.02)
             return drawn.to(dtype)
 
     reader = _Random(lambda name: None, "", dtype, device, "random")
@@ -259,33 +251,29 @@ def _assemble(
     shape: ModelShape, reader: _Reader, head: _Reader, storage: Storage, pack: Convert
 ) -> DecoderWeights:
     called, hidden = FAMILIES[shape.architecture].tensors, shape.hidden
-    embed = shape.embed_dim or hidden
-    embedding = reader.need("embed_tokens.weight", shape.vocab, embed)
+    embedding = reader.need("embed_tokens.weight", shape.vocab, hidden)
     lm_head = Linear(embedding)  # where nobody reads logits, it stands in
     if shape.has_lm_head:
         if not shape.tied:
-            lm_head = Linear(head.need("lm_head.weight", shape.vocab, embed))
+            lm_head = Linear(head.need("lm_head.weight", shape.vocab, hidden))
         lm_head = pack(lm_head)
 
     def keep(linear: Linear) -> Linear:
         return pack(quantise_linear(linear, storage))
 
     def layer(number: int) -> Layer:
-        give_back()
+        _give_back()
         return _layer(shape, called, reader, f"layers.{number}.", keep)
 
     weights = DecoderWeights(
         embedding=embedding,
         layers=[layer(number) for number in range(shape.layers)],
         lm_head=lm_head,
-        final_norm=reader.norm(called.final_norm, shape, hidden) if shape.final_norm else None,
+        final_norm=reader.norm(called.final_norm, shape, hidden),
     )
     if shape.learned_positions is not None:
         rows = shape.full_context + shape.learned_positions
         weights.positions = reader.need("embed_positions.weight", rows, hidden)
-    if embed != hidden:
-        weights.project_in = pack(reader.linear(["project_in"], [hidden], embed, bias=False))
-        weights.project_out = pack(reader.linear(["project_out"], [embed], hidden, bias=False))
     return weights
 
 
@@ -310,3 +298,10 @@ def _layer(
         layer.query_norm = reader.norm(f"{at}self_attn.q_norm", shape, d)
         layer.key_norm = reader.norm(f"{at}self_attn.k_norm", shape, d)
     return layer
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: glibc keeps what lies between blocks that are in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

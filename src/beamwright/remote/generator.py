@@ -7,8 +7,7 @@ from pathlib import Path
 
 from beamwright.errors import InputError
 from beamwright.io import read_regular
-from beamwright.models.config import read_object
-from beamwright.models.find import tokenizer_folder
+from beamwright.models.config import read_object, tokenizer_folder
 from beamwright.models.tokenizer import TextCodec
 from beamwright.remote.source import PLAIN, RemoteModel, TextSource
 from beamwright.sections import ModelSettings

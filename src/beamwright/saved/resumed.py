@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from beamwright.config import Settings
 from beamwright.declare import VERIFIERS
 from beamwright.errors import InputError
-from beamwright.models.find import find_shape
+from beamwright.models.config import find_shape
 from beamwright.models.load import resolve_dtype
 from beamwright.registry import Table
 from beamwright.saved.checkpoint import DECISIVE_SECTIONS, OWN, read_checkpoint, tree_settings

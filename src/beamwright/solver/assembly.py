@@ -24,9 +24,15 @@ from beamwright.kv.store import HostedStore
 from beamwright.layerwise.backend import LayerwiseAttention
 from beamwright.layerwise.store import LayeredStore
 from beamwright.models.decoder import Decoder
-from beamwright.models.load import LoadedModel, check_device, load_model
-from beamwright.models.memory import cap_memory, free_bytes, is_out_of_memory
-from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
+from beamwright.models.load import (
+    LoadedModel,
+    cap_memory,
+    check_device,
+    free_bytes,
+    is_out_of_memory,
+    load_model,
+)
+from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, Strategy, Verifier
 from beamwright.remote.generator import RemoteGenerator
@@ -151,7 +157,7 @@ def _local(
 
 def _settled(
     settings: Settings, loaded: LoadedModel, verifier: LoadedModel | None, *, in_place: bool
-) -> tuple[Settings, MemoryPlan, SharedBytes | None]:
+) -> tuple[Settings, MemoryPlan, ByteBudget | None]:
     """Settings with nothing left open: what `auto` stands for, with these models and this memory.
 
     Returns:
@@ -221,7 +227,7 @@ def _scorer(
     loaded: LoadedModel,
     kv_bytes: int,
     host: HostOptions | None,
-    shared: SharedBytes | None = None,
+    shared: ByteBudget | None = None,
 ) -> TreeModel:
     """The verifier's model with its KV."""
     decoder = loaded.decoder

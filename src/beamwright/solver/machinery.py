@@ -19,9 +19,10 @@ from beamwright.engine.speculation import Payoff
 from beamwright.engine.tensor_rows import make_running_batch
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
+from beamwright.kv.pool import ByteBudget
 from beamwright.models.decoder import Decoder
 from beamwright.models.load import LoadedModel
-from beamwright.models.tree_model import SharedBytes, TreeModel
+from beamwright.models.tree_model import TreeModel
 from beamwright.progress import Progress
 from beamwright.protocols import AttentionBackend, Direction, SchedulePolicy, StepWriter, Verifier
 from beamwright.remote.generator import RemoteGenerator
@@ -69,7 +70,7 @@ class Machinery:
     progress: Progress
     generator: TreeModel | None = None
     scorer: TreeModel | None = None
-    shared: SharedBytes | None = None
+    shared: ByteBudget | None = None
     moving: MovingSplit | None = None
     rule: SparseRule | None = None
     remote: RemoteGenerator | None = None
@@ -102,7 +103,7 @@ class Machinery:
     def device_peak_bytes(self) -> int:
         """Most device KV of both at a time; where nothing has moved, the sum of their peaks."""
         if self.shared is not None and self.moving is not None and self.moving.counts.moves:
-            return self.shared.used.peak_bytes
+            return self.shared.peak_bytes
         return sum(model.store.device_peak_bytes for model in self.tree_models)
 
     def counted(self) -> dict[str, Counters]:

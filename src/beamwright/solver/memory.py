@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from beamwright.config import Settings
 from beamwright.errors import DEVICE_TIER, CapacityError, InputError, format_bytes
-from beamwright.models.memory import address_space_left
 from beamwright.models.shape import ModelShape
 from beamwright.plan.costs import Storage, product_scratch_bytes, weight_bytes
 from beamwright.sections import MemorySettings
 
+if sys.platform != "win32":
+    import resource
 if TYPE_CHECKING:
     from beamwright.engine.tree_run import TreeRun
     from beamwright.models.tree_model import TreeModel
@@ -293,3 +296,17 @@ def _size_option(num_bytes: int) -> str:
     name = max((unit for unit in units if num_bytes >= units[unit]), key=units.get, default="KiB")  # type: ignore[arg-type]
     tenths = -(-num_bytes * 10 // units[name])
     return f"{tenths / 10:g}{name}" if tenths % 10 else f"{tenths // 10}{name}"
+
+
+def address_space_left() -> int | None:
+    """Bytes that this process may still map (`ulimit -v`); None without a limit."""
+    if sys.platform == "win32":
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        pages = 0
+    return max(0, limit - pages * resource.getpagesize())

@@ -17,17 +17,16 @@ from beamwright.engine.moving import MovingSplit
 from beamwright.engine.timeline import Timeline
 from beamwright.errors import InputError
 from beamwright.kv.link import Link, StreamLink, Wire
-from beamwright.kv.pool import ScratchMeter
+from beamwright.kv.pool import ByteBudget
 from beamwright.kv.streams import CudaStreams, HostStreams
-from beamwright.models.memory import address_space_left
-from beamwright.models.tree_model import HostOptions, SharedBytes, TreeModel
+from beamwright.models.tree_model import HostOptions, TreeModel
 from beamwright.plan.cards import card_of_device
 from beamwright.plan.compare import choose_schedule
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import DEFAULT_PROFILE, HardwareProfile, card_profile, find_profile
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings
-from beamwright.solver.memory import MemoryPlan, ModelBytes
+from beamwright.solver.memory import MemoryPlan, ModelBytes, address_space_left
 from beamwright.solver.request import IGNORED, IN_ROUNDS
 
 _FALLBACK_HOST_BYTES = 8 * 1024**3
@@ -95,7 +94,7 @@ def _link(name: str, timeline: Timeline, wire: Wire) -> Link:
     return StreamLink(streams, timeline=timeline, wire=wire)
 
 
-def shared_bytes(settings: Settings, plan: MemoryPlan) -> SharedBytes | None:
+def shared_bytes(settings: Settings, plan: MemoryPlan) -> ByteBudget | None:
     """The memory of both models where it can move: a pool on a CPU takes pages as it is used.
 
     Both have address space for all of it, so there must be no limit on that.
@@ -104,7 +103,7 @@ def shared_bytes(settings: Settings, plan: MemoryPlan) -> SharedBytes | None:
         return None
     if torch.device(settings.model.device).type != "cpu":
         return None
-    return SharedBytes(plan.kv_bytes, ScratchMeter())
+    return ByteBudget(plan.kv_bytes)
 
 
 def moving_split(settings: Settings, generator: TreeModel, verifier: TreeModel) -> MovingSplit:

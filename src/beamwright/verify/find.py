@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
-from beamwright.models.config import read_shape
-from beamwright.models.find import find_shape, resolve_folder
+from beamwright.models.config import find_shape, read_shape, resolve_folder
 from beamwright.models.shape import ModelShape, named_shape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings

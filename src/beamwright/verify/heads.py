@@ -22,7 +22,7 @@ from beamwright.verify.spec import Head, VerifierSpec
 ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Values of chosen tokens.
 
-From hidden states [tokens, embed_dim] of one step's encoding, in order, their token ids [tokens],
+From hidden states [tokens, hidden] of one step's encoding, in order, their token ids [tokens],
 and indices of the tokens to read. A head that looks back reads hidden[at - 1].
 """
 _ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -157,7 +157,7 @@ def _read_file(file: Path) -> dict[str, torch.Tensor]:
 def _head_width(head: Head, model: LoadedModel) -> int:
     """Values that go into the first layer."""
     shape = model.decoder.shape
-    width = shape.embed_dim or shape.hidden
+    width = shape.hidden
     if head.kind != "token_mlp":
         return width
     wide = ("previous_hidden", "token_embedding")

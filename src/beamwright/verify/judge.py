@@ -315,7 +315,7 @@ class JudgeVerifier:
             self.tree_model.store.reserve(wanted)
 
     def _decode(self, rows: list[_Critique], session: DecodeSession, hidden: torch.Tensor) -> None:
-        """Token by token until every row has stopped. hidden: [rows, embed_dim]."""
+        """Token by token until every row has stopped. hidden: [rows, hidden]."""
         decoder = self.tree_model.decoder
         spare = session.num_rows - len(rows)
         hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
