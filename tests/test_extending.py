@@ -8,7 +8,7 @@ import pytest
 from beamwright.registry import restored
 from beamwright.search import STRATEGIES
 from beamwright.sections import ModelSettings
-from beamwright.verify.show import show_verifier
+from beamwright.verify.find import show_verifier
 from prm_checkpoints import write_qwen
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -33,10 +33,8 @@ def test_the_reward_model_is_read_as_its_file_says(tmp_path):
     (tmp_path / "verifier.yaml").write_text(written)
     report = show_verifier(ModelSettings(verifier=str(tmp_path)))
     assert report["format"] == "my-prm"
-    assert "".join(token["text"] for token in report["tokens"]).startswith("Problem: Paul")
-    assert [[token["text"] for token in step["read"]] for step in report["steps"]] == (
-        [["<extra_0>"]] * 3
-    )
+    assert report["text"].startswith("Problem: Paul")
+    assert [step["read"] for step in report["steps"]] == [["<extra_0>"]] * 3
     scores = [step["score"] for step in report["steps"]]
     assert report["score"] == min(scores)
     assert len(set(scores)) == 3

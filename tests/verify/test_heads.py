@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from beamwright.errors import BeamwrightError, InputError
 from beamwright.models.load import load_model
 from beamwright.sections import ModelSettings
-from beamwright.verify.heads import make_head
+from beamwright.verify.prm import make_head
 from beamwright.verify.spec import VerifierSpec
 
 HIDDEN = 32

@@ -16,8 +16,7 @@ from beamwright.models.tree_model import TreeModel
 from beamwright.sections import ModelSettings
 from beamwright.tree import NodeState
 from beamwright.verify.find import resolve_verifier
-from beamwright.verify.heads import make_head
-from beamwright.verify.prm import PrmVerifier
+from beamwright.verify.prm import PrmVerifier, make_head
 from beamwright.verify.spec import LIKELIHOOD_SPEC, VerifierSpec
 from fakes import grow, new_tree
 
@@ -384,7 +383,7 @@ def write_spec(folder, name, **head):
 @pytest.mark.parametrize(
     ("name", "head", "complaint"),
     [
-        ("linear-at-step-end", {"file": "gone.safetensors"}, r"gone\.safetensors: no such file"),
+        ("linear-at-step-end", {"file": "gone.safetensors"}, r"gone\.safetensors: cannot be read"),
         ("linear-at-step-end", {"file": "model.safetensors"}, r"no tensor named layers\.0\.weight"),
         ("logit-pair-at-marker", {"good": "+-"}, "'\\+-' is 2 tokens, not one"),
     ],

@@ -7,14 +7,11 @@ from beamwright.errors import InputError
 from beamwright.sections import ModelSettings
 from beamwright.verify.find import resolve_verifier
 from beamwright.verify.scorers import (
-    DeepConfVerifier,
-    EntropyVerifier,
-    LogprobVerifier,
-    MinLogprobVerifier,
-    NoVerifier,
     bottom_groups,
+    deepconf,
     group_confidences,
     lowest_group,
+    scorer,
     tail,
 )
 from beamwright.verify.spec import aggregate
@@ -40,14 +37,14 @@ def test_logprob_is_the_geometric_mean_of_the_steps_probabilities():
     node = tree.expand(tree.root, 1)[0]
     add_step(tree, node, "ab", tokens=(1, 2))
     node.logprobs = (math.log(0.9), math.log(0.4))
-    assert LogprobVerifier().score([node]) == pytest.approx([0.6])
+    assert scorer("logprob", None).score([node]) == pytest.approx([0.6])
     node.logprobs = ()
-    assert LogprobVerifier().score([node]) == [None]
+    assert scorer("logprob", None).score([node]) == [None]
 
 
 def test_no_verifier_has_no_opinion():
     tree = new_tree()
-    assert NoVerifier().score(tree.expand(tree.root, 3)) == [None] * 3
+    assert scorer("none", None).score(tree.expand(tree.root, 3)) == [None] * 3
 
 
 def path_of(*steps):
@@ -65,8 +62,8 @@ def path_of(*steps):
 
 def test_min_logprob_is_the_least_likely_token():
     first, second = path_of((0.9, 0.4, 0.8), ())
-    assert MinLogprobVerifier().score([first, second]) == [pytest.approx(0.4), None]
-    assert MinLogprobVerifier.default_aggregate == "min"
+    assert scorer("min-logprob", None).score([first, second]) == [pytest.approx(0.4), None]
+    assert scorer("min-logprob", None).default_aggregate == "min"
 
 
 def stats_path(name, *steps):
@@ -79,10 +76,10 @@ def stats_path(name, *steps):
 
 def test_entropy_falls_with_a_steps_mean_entropy():
     nodes = stats_path("entropy", (0.0, 0.0), (0.5, 1.5), (math.log(4),), ())
-    scores = EntropyVerifier().score(nodes)
+    scores = scorer("entropy", None).score(nodes)
     assert scores[:3] == pytest.approx([1.0, math.exp(-1.0), 0.25])
     assert scores[3] is None
-    assert EntropyVerifier.default_aggregate == "mean"
+    assert scorer("entropy", None).default_aggregate == "mean"
 
 
 CONFIDENCES = ((5.0, 3.0), (6.0, 6.0), (1.0, 7.0), ())
@@ -90,22 +87,22 @@ CONFIDENCES = ((5.0, 3.0), (6.0, 6.0), (1.0, 7.0), ())
 
 def test_deepconf_is_the_lowest_group_of_the_path_so_far():
     # Groups may span two steps: (3, 6) is no lower than (5, 3), (6, 1) is.
-    scores = DeepConfVerifier(window=2).score(stats_path("confidence", *CONFIDENCES))
+    scores = deepconf(window=2).score(stats_path("confidence", *CONFIDENCES))
     assert scores[:3] == pytest.approx([4.0, 4.0, 3.5])
     assert scores[3] is None
-    assert DeepConfVerifier.default_aggregate == "last"
+    assert deepconf().default_aggregate == "last"
 
 
 def test_deepconf_takes_a_path_shorter_than_its_window_whole():
     nodes = stats_path("confidence", (4.0,), (8.0,), (3.0, 3.0))
     for measure in (lowest_group, bottom_groups, tail):
-        scores = DeepConfVerifier(3, measure).score(nodes[:2])
+        scores = deepconf(3, measure).score(nodes[:2])
         assert scores == pytest.approx([4.0, 6.0])
-    assert DeepConfVerifier(3).score(nodes[2:]) == pytest.approx([14 / 3])
+    assert deepconf(3).score(nodes[2:]) == pytest.approx([14 / 3])
 
 
 def test_the_tail_is_the_last_window():
-    scores = DeepConfVerifier(3, tail).score(stats_path("confidence", *CONFIDENCES))
+    scores = deepconf(3, tail).score(stats_path("confidence", *CONFIDENCES))
     assert scores[:3] == pytest.approx([4.0, 5.0, 14 / 3])
 
 
@@ -129,17 +126,9 @@ def test_measures_against_the_papers_formulas(length):
     assert tail(confidences, 7) == pytest.approx(sum(last) / len(last))
 
 
-@pytest.mark.parametrize(
-    ("option", "kind"),
-    [
-        ("logprob", LogprobVerifier),
-        ("min-logprob", MinLogprobVerifier),
-        ("entropy", EntropyVerifier),
-        ("none", NoVerifier),
-    ],
-)
-def test_a_scorer_is_named(option, kind):
-    assert type(resolve_verifier(ModelSettings(verifier=option)).without_model) is kind
+@pytest.mark.parametrize("option", ["logprob", "min-logprob", "entropy", "none"])
+def test_a_scorer_takes_no_option(option):
+    assert resolve_verifier(ModelSettings(verifier=option)).without_model is not None
     with pytest.raises(InputError, match="takes no option"):
         resolve_verifier(ModelSettings(verifier=f"{option}:3"))
 
@@ -149,9 +138,11 @@ def test_a_scorer_is_named(option, kind):
     [("deepconf", lowest_group), ("deepconf-bottom", bottom_groups), ("deepconf-tail", tail)],
 )
 def test_deepconfs_window_is_named(name, measure):
-    found = [resolve_verifier(ModelSettings(verifier=f"{name}{w}")) for w in ("", ":16")]
-    assert [source.without_model.window for source in found] == [128, 16]
-    assert {source.without_model.measure for source in found} == {measure}
+    confidences = [float(7 * i % 31) for i in range(200)]
+    nodes = stats_path("confidence", confidences)
+    for option, window in (("", 128), (":16", 16)):
+        source = resolve_verifier(ModelSettings(verifier=f"{name}{option}"))
+        assert source.without_model.score(nodes) == [measure(confidences, window)]
     for window in ("0", "-1", "wide", ""):
         with pytest.raises(InputError, match=f"--verifier {name}:{window}: the window is a posit"):
             resolve_verifier(ModelSettings(verifier=f"{name}:{window}"))

@@ -7,7 +7,7 @@ from beamwright.verify.spec import (
     VerifierSpec,
     check_placeholders,
     load_spec,
-    parse_spec,
+    validated,
 )
 
 GOOD = {
@@ -119,7 +119,7 @@ def test_a_placeholder_that_nothing_replaces_is_an_error(template, words):
     head = {"kind": "linear", "layers": ["score"]}
     spec = {"name": "x", "read": "step_end", "head": head, "activation": "sigmoid"}
     with pytest.raises(InputError) as caught:
-        parse_spec({**spec, "template": template}, "x/verifier.yaml")
+        validated(VerifierSpec, {**spec, "template": template}, "x/verifier.yaml")
     assert words in str(caught.value)
 
 
@@ -133,4 +133,4 @@ def test_braces_that_are_no_placeholder_are_text():
 def test_a_head_outside_the_folder_is_refused(tmp_path, file):
     written = {"name": "x", "read": "end", "head": {"kind": "linear", "file": file}}
     with pytest.raises(InputError, match="lies outside the verifier's folder"):
-        parse_spec({**written, "activation": "sigmoid"}, "x")
+        validated(VerifierSpec, {**written, "activation": "sigmoid"}, "x")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from beamwright.cli.options import Invocation, option, with_settings
-from beamwright.cli.output import add_row, first_import, plain, print_json, quiet_stdout
+from beamwright.cli.output import add_row, first_import, print_json, quiet_stdout
 from beamwright.errors import InputError, UnsupportedModelError
 from beamwright.verify.find import check_models
 
@@ -75,7 +75,7 @@ def _show_verifier(invocation: Invocation, parity: bool, probe: bool) -> None:
     if apart:
         raise InputError(f"{apart[0]}: --show looks at --verifier only")
     with quiet_stdout():
-        from beamwright.verify.show import show_verifier
+        from beamwright.verify.find import show_verifier
 
         report = show_verifier(invocation.settings.model)
     if invocation.as_json:
@@ -116,54 +116,16 @@ def _rows(report: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 
 
 def print_verifier(report: Mapping[str, Any]) -> None:
-    """Print what `verify.show` found: the format, every token, and every step's score."""
-    console = Console()
-    console.print(_format(report))
-    console.print(_tokens(report))
-    console.print(_steps(report))
-    moved = [str(step["step"]) for step in report["steps"] if not step["same_tokens"]]
-    if moved:
-        console.print(
-            f"Step {', '.join(moved)}: read in the path that ends with it, whose last tokens are "
-            "others than in the whole path above."
-        )
-    if report["no_scores"] is not None:
-        console.print(plain(f"No scores: {report['no_scores']}"))
-
-
-def _format(report: Mapping[str, Any]) -> Table:
-    table = Table(show_header=False)
-    for name in ("verifier", "folder", "format"):
+    """Print what `verify.find` shows: the format, the text, and where each step is read."""
+    console, table = Console(), Table(show_header=False)
+    for name in ("verifier", "folder", "format", "head", "activation"):
         add_row(table, name, str(report[name]))
-    for name, value in report["head"].items():
-        shown = f"{value['text']!r} (token {value['id']})" if isinstance(value, dict) else value
-        shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else shown
-        add_row(table, "head" if name == "kind" else f"head: {name}", str(shown))
-    of_tokens = f"{report['combine']} of the tokens that are read"
-    add_row(table, "activation", report["activation"])
     add_row(table, "scored", report["scores"].replace("_", " "))
     add_row(table, "read at", report["read"].replace("_", " "))
-    add_row(table, "score of a step", of_tokens)
+    add_row(table, "score of a step", f"{report['combine']} of the tokens that are read")
     add_row(table, "score of a path", f"{report['aggregate']} of its steps")
-    return table
-
-
-def _tokens(report: Mapping[str, Any]) -> Table:
-    table = Table("position", "token", "text", "part", "read for")
-    for token in report["tokens"]:
-        step = token["step_read"]
-        add_row(
-            table,
-            str(token["position"]),
-            str(token["id"]),
-            repr(token["text"]),
-            " + ".join(token["parts"]),
-            "" if step is None else f"step {step}",
-        )
-    return table
-
-
-def _steps(report: Mapping[str, Any]) -> Table:
+    add_row(table, "text", repr(report["text"]))
+    console.print(table)
     table = Table("step", "text", "read at", "tokens there", "score")
     for step in report["steps"]:
         add_row(
@@ -171,11 +133,11 @@ def _steps(report: Mapping[str, Any]) -> Table:
             str(step["step"]),
             repr(step["text"]),
             _ends([str(at) for at in step["read_at"]]),
-            _ends([repr(token["text"]) for token in step["read"]]),
+            _ends([repr(text) for text in step["read"]]),
             _score(step["score"]),
         )
     add_row(table, "path", "", "", "", _score(report["score"]))
-    return table
+    console.print(table)
 
 
 def _ends(items: list[str]) -> str:

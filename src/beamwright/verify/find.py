@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from beamwright.declare import VERIFIERS, declared_values, made
 from beamwright.errors import InputError
@@ -16,11 +16,13 @@ from beamwright.models.config import find_shape, read_shape, resolve_folder
 from beamwright.models.shape import ModelShape, named_shape
 from beamwright.protocols import Verifier
 from beamwright.sections import ModelSettings
+from beamwright.tree import Node, SearchTree, StopReason
 from beamwright.verify.scorers import WITHOUT_MODEL, CallableVerifier, ObjectVerifier, scorer
 from beamwright.verify.spec import (
     LIKELIHOOD_SPEC,
     JudgeSpec,
     VerifierSpec,
+    aggregate,
     family,
     load_judge,
     load_spec,
@@ -32,28 +34,26 @@ if TYPE_CHECKING:
 
 _LIKELIHOOD, _FAMILY, _JUDGE = "likelihood", "family", "judge"
 _OWN_HEADS = ("skywork-", "qwen2.5-math-prm-")  # known by name alone; the others read logits
+_KV_TOKENS = 4096
+PROBLEM = (
+    "Paul starts with 106 pears. Then in June Paul gives away 41 pears. "
+    "Later in July Paul doubles the number of pears. How many pears does Paul have now?"
+)
+STEPS = ("June: Paul 106-41=65.", "In July Paul has 65*2=130 pears.", "The answer is \\boxed{130}.")
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
-    """A checkpoint and what is said before it: `kind:place`, `family:NAME:place`, or nothing."""
+def _checkpoint(verifier: str) -> tuple[str, str, str] | None:
+    """Kind, family and place of the checkpoint that `--verifier` names, of `[KIND:[NAME:]]PLACE`.
 
-    kind: str | None
-    place: str
-    family: str = ""
-
-
-def _checkpoint(verifier: str) -> _Checkpoint | None:
-    """The checkpoint that `--verifier` names; None for a scorer that has no model."""
+    None for a scorer that has no model.
+    """
     kind, colon, rest = verifier.partition(":")
     if kind in WITHOUT_MODEL or verifier in VERIFIERS:
         return None
     if not colon or kind not in (_LIKELIHOOD, _FAMILY, _JUDGE):
-        return _Checkpoint(None, verifier)
-    if kind == _FAMILY:
-        name, _, place = rest.partition(":")
-        return _Checkpoint(kind, place, name)
-    return _Checkpoint(kind, rest)
+        return "", "", verifier
+    name, _, place = rest.partition(":") if kind == _FAMILY else ("", "", rest)
+    return kind, name, place
 
 
 def known_verifiers(verifier: str) -> str:
@@ -75,17 +75,16 @@ def find_verifier_shape(settings: ModelSettings) -> ModelShape | None:
     named = _checkpoint(name)
     if named is None:
         return None
-    model = settings.model_copy(update={"model": named.place})
+    model = settings.model_copy(update={"model": named[2]})
     shape = find_shape(model, "verifier", name, known_verifiers(name))
-    return replace(shape, has_lm_head=_reads_logits(named))
+    return replace(shape, has_lm_head=_reads_logits(*named))
 
 
-def _reads_logits(named: _Checkpoint) -> bool:
+def _reads_logits(kind: str, name: str, place: str) -> bool:
     """False where a head of its own takes the LM head's place; True where nothing says so."""
-    place = named.place
-    if named.kind == _FAMILY:
-        return family(named.family).spec.head.reads_logits
-    if named.kind is not None or place.startswith("random:"):
+    if kind == _FAMILY:
+        return family(name).spec.head.reads_logits
+    if kind or place.startswith("random:"):
         return True
     if not Path(place).is_dir() and named_shape(place) is not None:
         return not place.rpartition("/")[2].lower().removeprefix("hf:").startswith(_OWN_HEADS)
@@ -105,9 +104,9 @@ def check_models(settings: ModelSettings) -> None:
         folder = resolve_folder(settings.model, "generator", weights=False)
         read_shape(folder, settings.context)
     name = settings.scorer
-    named = _checkpoint(name)
-    if named is not None and named.place and not named.place.startswith("random:"):
-        folder = resolve_folder(named.place, "verifier", name, known_verifiers(name), weights=False)
+    place = (_checkpoint(name) or ("", "", ""))[2]
+    if place and not place.startswith("random:"):
+        folder = resolve_folder(place, "verifier", name, known_verifiers(name), weights=False)
         read_shape(folder, settings.context, "verifier")
 
 
@@ -121,19 +120,20 @@ def find_format(settings: ModelSettings) -> tuple[VerifierSpec | JudgeSpec | Non
     named = _checkpoint(name)
     if named is None:
         return None, None
-    spec = family(named.family).spec if named.kind == _FAMILY else None
-    if named.kind in (_FAMILY, _JUDGE) and not named.place:
+    kind, of_family, place = named
+    spec = family(of_family).spec if kind == _FAMILY else None
+    if kind in (_FAMILY, _JUDGE) and not place:
         ways = {_FAMILY: "family:NAME:PATH", _JUDGE: "judge:PATH or judge:hf:ORG/NAME"}
-        raise InputError(f"--verifier {name}: write {ways[named.kind]}")
-    if named.place.startswith("random:"):
+        raise InputError(f"--verifier {name}: write {ways[kind]}")
+    if place.startswith("random:"):
         raise InputError(
             f"--verifier {name}: a verifier needs a tokenizer; random shapes have none"
         )
-    folder = resolve_folder(named.place, "verifier", name, known_verifiers(name))
+    folder = resolve_folder(place, "verifier", name, known_verifiers(name))
     read_shape(folder, settings.context, "verifier")  # what cannot run has no format to look for
-    if named.kind == _JUDGE:
+    if kind == _JUDGE:
         return load_judge(folder), folder
-    if named.kind == _LIKELIHOOD:
+    if kind == _LIKELIHOOD:
         return LIKELIHOOD_SPEC, folder
     return spec or load_spec(folder), folder
 
@@ -206,3 +206,60 @@ def declared_verifier(settings: ModelSettings) -> Verifier | None:
         owner = made(VERIFIERS, row.make, given)
         return ObjectVerifier(owner) if isinstance(row.make, type) else CallableVerifier(owner)
     return None
+
+
+# --- what a format makes of a sample ----------------------------------------------------------
+
+
+def show_verifier(settings: ModelSettings) -> dict[str, Any]:
+    """How `--verifier` reads a problem of three steps, as values for JSON.
+
+    text: of the whole path, as its tokens hold it. steps: each with the positions that its score is
+    read at, and the tokens there, in the path that ends with it. score: of the whole path.
+
+    Raises:
+        InputError: if it is no reward model, or its format does not go with its checkpoint.
+    """
+    from beamwright.attention import make_attention  # noqa: PLC0415 (of torch)
+    from beamwright.models.tree_model import TreeModel  # noqa: PLC0415 (of torch)
+    from beamwright.verify.encode import PathEncoder  # noqa: PLC0415 (slow import)
+
+    spec, folder = find_format(settings)
+    if folder is None or not isinstance(spec, VerifierSpec):
+        raise InputError(
+            f"--show: --verifier {settings.scorer} is no reward model, which is read at tokens"
+        )
+    tree = SearchTree(0, (0,), PROBLEM)
+    nodes: list[Node] = []
+    for step in STEPS:
+        above = nodes[-1] if nodes else tree.root
+        (node,) = tree.expand(above, 1)
+        ends = step is STEPS[-1]
+        text = above.text + (step if ends else f"{step}\n\n")
+        tree.commit(node, (0,), (0.0,), StopReason.EOS if ends else StopReason.DELIMITER, text)
+        tree.keep(node)
+        nodes.append(node)
+    source = resolve_verifier(settings)
+    assert source.model is not None
+    assert source.model.codec is not None
+    decoder, codec = source.model.decoder, source.model.codec
+    budget = _KV_TOKENS * decoder.shape.kv_bytes_per_token(decoder.dtype.itemsize)
+    verifier = source.on(TreeModel(decoder, make_attention(settings.attention), budget))
+    encodings = PathEncoder(spec, codec).encode(PROBLEM, nodes)
+    scores, steps = [verifier.score([node])[0] for node in nodes], []
+    for number, (node, path, score) in enumerate(zip(nodes, encodings, scores, strict=True), 1):
+        read = [codec.decode_raw([path.token_ids[at]]) for at in path.read_at]
+        shown = {"step": number, "text": node.step_text, "read_at": path.read_at, "read": read}
+        steps.append({**shown, "score": score})
+    names = ("read", "activation", "combine", "aggregate", "scores")
+    return {
+        "verifier": settings.scorer,
+        "folder": str(folder),
+        "format": spec.name,
+        **{name: getattr(spec, name) for name in names},
+        "head": spec.head.kind,
+        "problem": PROBLEM,
+        "text": codec.decode_raw(encodings[-1].token_ids),
+        "steps": steps,
+        "score": aggregate(scores, spec.aggregate),
+    }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -29,14 +28,6 @@ from beamwright.verify.spec import JudgeSpec
 _NOTE = "critique"
 
 
-@dataclass(frozen=True)
-class PathPrompt:
-    """A path's whole prompt. num_kept: tokens up to and with the last step."""
-
-    token_ids: list[int]
-    num_kept: int
-
-
 class JudgePrompts:
     """Writes and encodes prompts. Steps that are empty leave no trace.
 
@@ -51,25 +42,30 @@ class JudgePrompts:
         if codec.chat_template is None:
             raise InputError(f"{self._name}: a judge needs a chat template; its tokenizer has none")
         self._frame("")
-        self.end_ids = codec.eos_ids | self._end_of_turn()
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
+        _, place, behind = self._render(turns, add_generation_prompt=False).rpartition(PLACE)
+        first = codec.encode(behind.lstrip())[:1] if place else []
+        self.end_ids = codec.eos_ids | (codec.special_ids & frozenset(first))
 
     def encode_prefix(self, problem: str) -> list[int]:
         """Token ids of the text before the first step."""
         return self._codec.encode(self._frame(problem)[0])
 
-    def encode(self, problem: str, nodes: Sequence[Node]) -> list[PathPrompt | None]:
-        """Prompts about the paths that end in these nodes; None for one that is not judged."""
+    def encode(self, problem: str, nodes: Sequence[Node]) -> list[tuple[list[int], int] | None]:
+        """Prompts about the paths that end in these nodes; None for one that is not judged.
+
+        Each is its token ids, and how many of them reach up to and with the last step.
+        """
         head, tail = self._frame(problem)
         judged = [node for node in nodes if self._is_judged(node)]
         written = [head + self._steps(node) for node in judged]
-        prompts: dict[Node, PathPrompt] = {}
+        prompts: dict[Node, tuple[list[int], int]] = {}
         if judged:
             coded = self._codec.encode_with_offsets([text + tail for text in written])
             for node, text, ids, spans in zip(judged, written, *coded, strict=True):
                 inside = (i for i, (_, end) in enumerate(spans) if end > len(text))
-                before = next(inside, len(spans))
                 # At least one token is left to forward: its state writes the first of the answer.
-                prompts[node] = PathPrompt(ids, min(before, len(ids) - 1))
+                prompts[node] = ids, min(next(inside, len(spans)), len(ids) - 1)
         return [prompts.get(node) for node in nodes]
 
     def _is_judged(self, node: Node) -> bool:
@@ -95,13 +91,6 @@ class JudgePrompts:
             raise InputError(f"{self._name}: its chat template leaves the user's turn out")
         return head, tail
 
-    def _end_of_turn(self) -> frozenset[int]:
-        """The special token behind the assistant's turns, if there is one."""
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PLACE}]
-        _, place, behind = self._render(turns, add_generation_prompt=False).rpartition(PLACE)
-        first = self._codec.encode(behind.lstrip())[:1] if place else []
-        return self._codec.special_ids & frozenset(first)
-
     def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         if self._spec.system is not None:
             turns = [{"role": "system", "content": self._spec.system}, *turns]
@@ -115,22 +104,20 @@ def _stripped(node: Node) -> str:
 
 @dataclass
 class _Critique:
-    """A critique under way. path: KV of the prompt's tokens up to `prompt.num_kept`.
+    """A critique under way.
 
-    limit: most tokens that it may have. ended: the judge has ended its turn.
+    path: KV of the prompt up to the last step. question: tokens of the prompt behind it, from
+    position `start` on. limit: most tokens that the critique may have. ended: the judge has ended
+    its turn.
     """
 
     node: Node
-    prompt: PathPrompt
     path: Path
+    question: list[int]
+    start: int
     limit: int
     token_ids: list[int] = field(default_factory=list)
     ended: bool = False
-
-    @property
-    def question(self) -> list[int]:
-        """Tokens behind the last step: what is prompt about it."""
-        return self.prompt.token_ids[self.prompt.num_kept :]
 
     @property
     def stopped(self) -> bool:
@@ -177,12 +164,15 @@ class JudgeVerifier:
         self._kv.begin(list(trees))
         rows: list[_Critique] = []
         requests: list[PrefillRequest | None] = []
-        for root, mine in trees.items():
-            prompts = self._prompts.encode(root.problem_text, mine)
-            for node, prompt in zip(mine, prompts, strict=True):
+        for root, below in trees.items():
+            prompts = self._prompts.encode(root.problem_text, below)
+            for node, prompt in zip(below, prompts, strict=True):
                 requests.append(self._request(node, prompt))
-                if prompt is not None and self._fits_context(prompt):
-                    rows.append(self._row(node, prompt))
+                room = self._room(prompt)
+                if prompt is not None and room > 0:
+                    token_ids, kept = prompt
+                    path, limit = node.handles[OWNER].path, min(self.spec.max_tokens, room)
+                    rows.append(_Critique(node, path, token_ids[kept:], kept, limit))
         self.tree_model.prefill([request for request in requests if request is not None])
         for batch in self._batches(rows):
             self._write_all(batch)
@@ -197,26 +187,20 @@ class JudgeVerifier:
         """No critique is written again."""
         self._kv.restore(nodes, self._requests)
 
-    # --- paths -------------------------------------------------------------------------------
-
     def _requests(self, root: Node, nodes: Sequence[Node]) -> Iterable[PrefillRequest | None]:
         return map(self._request, nodes, self._prompts.encode(root.problem_text, nodes))
 
-    def _request(self, node: Node, prompt: PathPrompt | None) -> PrefillRequest | None:
+    def _request(self, node: Node, prompt: tuple[list[int], int] | None) -> PrefillRequest | None:
         """What must be computed for this node's path; its handle is in place afterwards."""
-        if prompt is None or not self._fits_context(prompt):
+        if prompt is None or self._room(prompt) <= 0:
             self._kv.nothing_to_read(node)
             return None
-        token_ids = prompt.token_ids[: prompt.num_kept]
+        token_ids = prompt[0][: prompt[1]]
         return self._kv.extend(node, token_ids, self._kv.num_shared(node, token_ids))
 
-    def _fits_context(self, prompt: PathPrompt) -> bool:
-        """True if there is room for a token of critique."""
-        return len(prompt.token_ids) < self.tree_model.decoder.shape.context
-
-    def _row(self, node: Node, prompt: PathPrompt) -> _Critique:
-        room = self.tree_model.decoder.shape.context - len(prompt.token_ids)
-        return _Critique(node, prompt, node.handles[OWNER].path, min(self.spec.max_tokens, room))
+    def _room(self, prompt: tuple[list[int], int] | None) -> int:
+        """Tokens of critique that the context has places for."""
+        return 0 if prompt is None else self.tree_model.decoder.shape.context - len(prompt[0])
 
     def _read(self, row: _Critique) -> float | None:
         text = self._codec.decode(row.token_ids).strip()
@@ -235,15 +219,16 @@ class JudgeVerifier:
 
         A single row that does not fit takes block by block: its critique may be short.
         """
-        while rows:
-            sizes = range(2, len(rows) + 1)
-            too_many = bisect_left(sizes, 1, key=lambda n: int(not self._fits_budget(rows[:n])))
-            batch, rows = rows[: too_many + 1], rows[too_many + 1 :]
-            yield batch
 
-    def _fits_budget(self, rows: Sequence[_Critique]) -> bool:
-        grown = {Segment(): n for row in rows for n in (len(row.question), row.limit)}
-        return self.tree_model.store.fits(self._needs(rows), grown)
+        def too_many(count: int) -> bool:
+            several = rows[:count]
+            grown = {Segment(): n for row in several for n in (len(row.question), row.limit)}
+            return not self.tree_model.store.fits(self._needs(several), grown)
+
+        while rows:
+            count = 1 + bisect_left(range(2, len(rows) + 1), True, key=too_many)
+            batch, rows = rows[:count], rows[count:]
+            yield batch
 
     def _needs(self, rows: Sequence[_Critique]) -> dict[Segment, int]:
         """Device copies of each segment that these rows' paths read."""
@@ -270,49 +255,31 @@ class JudgeVerifier:
         self._write_all(rows[half:])
 
     def _write(self, rows: list[_Critique]) -> None:
-        """Write the critiques of a batch."""
         store = self.tree_model.store
-        with (
-            self._segments(len(rows)) as questions,
-            self._segments(len(rows)) as answers,
-            store.lease(self._needs(rows)) as lease,
-        ):
-            lease.add(dict.fromkeys(questions, 1))
-            requests = [
-                PrefillRequest(row.path, segment, row.question, row.prompt.num_kept)
-                for row, segment in zip(rows, questions, strict=True)
-            ]
-            hidden = self.tree_model.prefill(requests)
-            self._reserve(rows, answers)
-            paths = [(*r.path, PathPart(r.segment, r.segment.length)) for r in requests]
-            lease.add(dict.fromkeys(answers, 1))
-            session = self.tree_model.open_session(paths, answers)
-            try:
-                self._decode(rows, session, torch.cat([states[-1:] for states in hidden]))
-            finally:
-                session.close()
-
-    @contextmanager
-    def _segments(self, count: int) -> Iterator[list[Segment]]:
-        """Segments that are freed at the end, whatever happens."""
-        store = self.tree_model.store
-        made: list[Segment] = []
+        questions, answers = ([store.create() for _ in rows] for _ in range(2))
         try:
-            for _ in range(count):
-                made.append(store.create())
-            yield made
+            with store.lease(self._needs(rows)) as lease:
+                lease.add(dict.fromkeys(questions, 1))
+                requests = [
+                    PrefillRequest(row.path, segment, row.question, row.start)
+                    for row, segment in zip(rows, questions, strict=True)
+                ]
+                hidden = self.tree_model.prefill(requests)
+                try:  # so that no row runs out of blocks
+                    store.reserve({s: row.limit for row, s in zip(rows, answers, strict=True)})
+                except CapacityError:
+                    if len(rows) > 1:
+                        raise
+                paths = [(*r.path, PathPart(r.segment, r.segment.length)) for r in requests]
+                lease.add(dict.fromkeys(answers, 1))
+                session = self.tree_model.open_session(paths, answers)
+                try:
+                    self._decode(rows, session, torch.cat([states[-1:] for states in hidden]))
+                finally:
+                    session.close()
         finally:
-            for segment in made:
+            for segment in (*questions, *answers):
                 store.free(segment)
-
-    def _reserve(self, rows: Sequence[_Critique], answers: Sequence[Segment]) -> None:
-        """Take the blocks that the critiques may fill, so that no row runs out of them."""
-        wanted = {segment: row.limit for row, segment in zip(rows, answers, strict=True)}
-        if len(rows) > 1:
-            self.tree_model.store.reserve(wanted)
-            return
-        with suppress(CapacityError):
-            self.tree_model.store.reserve(wanted)
 
     def _decode(self, rows: list[_Critique], session: DecodeSession, hidden: torch.Tensor) -> None:
         """Token by token until every row has stopped. hidden: [rows, hidden]."""
@@ -320,45 +287,47 @@ class JudgeVerifier:
         spare = session.num_rows - len(rows)
         hidden = torch.cat([hidden, hidden[:1].expand(spare, -1)])
         present: list[_Critique | None] = [*rows, *([None] * spare)]  # None pads the batch
-        starts = [len((row or rows[0]).prompt.token_ids) for row in present]
+        starts = [row.start + len(row.question) for row in [*rows, *([rows[0]] * spare)]]
         positions = torch.tensor(starts, device=decoder.device)
         while True:
             likeliest = decoder.logits(hidden)[:, : self._num_tokens].max(-1)
             tokens = likeliest.indices
-            self._check(present, likeliest.values.tolist())
-            going = self._append(present, tokens.tolist(), session)
+            going = self._append(present, tokens.tolist(), likeliest.values.tolist(), session)
             if not going:
                 return
             if padded_rows(len(going)) < session.num_rows:
                 session.arrange(going)
-                present = [present[i] for i in going]
                 spare = session.num_rows - len(going)
-                present += [None] * spare
+                present = [*(present[i] for i in going), *([None] * spare)]
                 index = torch.tensor([*going, *[going[0]] * spare], device=decoder.device)
                 tokens, positions = tokens[index], positions[index]
             hidden = session.forward(tokens, positions)
             # Rows that have stopped stay inside the context; what they decode is dropped.
             positions.add_(1).clamp_(max=decoder.shape.context - 1)
 
-    def _check(self, present: Sequence[_Critique | None], logits: Sequence[float]) -> None:
-        """Raises NotFiniteError if the largest logit of a row that goes on is no number."""
-        for row, logit in zip(present, logits, strict=True):
-            if row is not None and not row.stopped and not math.isfinite(logit):
-                place = f"problem {row.node.problem_id}, step {row.node.depth}"
-                raise NotFiniteError(f"verifier {self.name}: NaN or infinite logits at {place}")
-
     def _append(
-        self, present: Sequence[_Critique | None], tokens: Sequence[int], session: DecodeSession
+        self,
+        present: Sequence[_Critique | None],
+        tokens: Sequence[int],
+        logits: Sequence[float],
+        session: DecodeSession,
     ) -> list[int]:
-        """Add a token to every row that goes on; returns those that still do."""
+        """Add a token to every row that goes on; returns those that still do.
+
+        Raises:
+            NotFiniteError: if the largest logit of one is no number.
+        """
         going: list[int] = []
         done: list[int] = []
-        for index, (row, token) in enumerate(zip(present, tokens, strict=True)):
+        for index, (row, token, logit) in enumerate(zip(present, tokens, logits, strict=True)):
             if row is None:
                 continue
             if row.stopped:
                 row.node.usage["overrun"] += 1
                 continue
+            if not math.isfinite(logit):
+                place = f"problem {row.node.problem_id}, step {row.node.depth}"
+                raise NotFiniteError(f"verifier {self.name}: NaN or infinite logits at {place}")
             row.token_ids.append(token)
             row.ended = token in self._prompts.end_ids
             (done if row.stopped else going).append(index)

@@ -1,23 +1,44 @@
-"""PrmVerifier: a process reward model whose KV stays on the tree.
+"""PrmVerifier: a process reward model whose KV stays on the tree, and the head that it reads.
 
-What a node's encoding shares with its parent's is not computed again (`path_kv`).
+What a node's encoding shares with its parent's is not computed again (`path_kv`). A head makes one
+value per token of hidden states, as `spec.Head` declares it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, islice, takewhile
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from beamwright.errors import InputError
+from beamwright.models.decoder import Linear
+from beamwright.models.linear import prepack
 from beamwright.models.load import LoadedModel
 from beamwright.models.tree_model import PrefillRequest, TreeModel
+from beamwright.models.weights import check_finite, read_tensors
 from beamwright.tree import Node, by_root
 from beamwright.verify.encode import Encoded, PathEncoder
-from beamwright.verify.heads import make_head
 from beamwright.verify.path_kv import OWNER, PathKV, digest
 from beamwright.verify.spec import AGGREGATES, VerifierSpec
+
+ValueHead = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Values of chosen tokens.
+
+From hidden states [tokens, hidden] of one step's encoding, in order, their token ids [tokens],
+and indices of the tokens to read. A head that looks back reads hidden[at - 1].
+"""
+_ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda values: values.softmax(-1)[:, 1],  # of [tokens, 2], the second column
+    "sigmoid": lambda values: values[:, 0].sigmoid(),
+    "exp": lambda values: values[:, 0].exp(),
+    "identity": lambda values: values[:, 0],
+}
 
 
 class PrmVerifier:
@@ -113,13 +134,119 @@ class PrmVerifier:
         # Whole vector registers: else sigmoid's last elements take another path than the rest.
         at.extend(at[:1] * (-len(at) % 32))
         ids = torch.tensor(token_ids, device=device)
-        values = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device)).tolist()
+        read = self._head(torch.cat(hidden), ids, torch.tensor(at, device=device))
+        values = iter(read.tolist())
         combine = AGGREGATES[self.spec.combine]
         scores: list[float] = []
-        first = 0
         for encoded, _ in work:
-            of_step = values[first : first + len(encoded.read_at)]
+            of_step = list(islice(values, len(encoded.read_at)))
             # A minimum would pass over NaN.
             scores.append(combine(of_step) if all(map(math.isfinite, of_step)) else math.nan)
-            first += len(of_step)
         return scores
+
+
+# --- heads -----------------------------------------------------------------------------------
+
+
+def make_head(spec: VerifierSpec, model: LoadedModel) -> ValueHead:
+    """The head that the spec declares, with its weights read.
+
+    Raises:
+        InputError: if its tokens or its weights are not there.
+    """
+    decoder, activate, kind = model.decoder, _ACTIVATE[spec.activation], spec.head.kind
+    if kind == "logit_pair":
+        pair = [_token_id(token, model) for token in (spec.head.bad, spec.head.good)]
+        return lambda hidden, token_ids, at: activate(decoder.logits(hidden[at])[:, pair])
+    layers = [] if kind == "token_logprob" else _read_layers(spec, model)
+    looks_back = kind in ("token_logprob", "token_mlp")
+    between = F.gelu if looks_back else F.relu
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(layers):
+            x = layer(between(x) if number else x)
+        return x
+
+    if not looks_back:
+        return lambda hidden, token_ids, at: activate(decoder.by_rows(product, hidden[at]))
+
+    def values(hidden: torch.Tensor, token_ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """Of P(token right | prefix right): from the state before the token, and the token."""
+        previous, chosen = hidden[at - 1], token_ids[at]
+        logprobs = decoder.logits(previous).float().log_softmax(-1)
+        own = logprobs.gather(1, chosen.unsqueeze(1))
+        parts = {
+            "previous_hidden": lambda: previous,
+            "token_embedding": lambda: decoder.weights.embedding[chosen],
+            "logprob": lambda: own,
+            "entropy": lambda: -(logprobs.exp() * logprobs).sum(-1, keepdim=True),
+            "gap": lambda: logprobs.amax(-1, keepdim=True) - own,
+        }
+        features = [parts[name]() for name in spec.head.features or ("logprob",)]
+        x = torch.cat([feature.to(hidden.dtype) for feature in features], dim=1)
+        return activate(decoder.by_rows(product, x))
+
+    return values
+
+
+def _token_id(token: str | int | None, model: LoadedModel) -> int:
+    """The id of a token that is given by text or id."""
+    vocab, where = model.decoder.shape.vocab, f"verifier {model.folder}"
+    if type(token) is int:
+        if not 0 <= token < vocab:
+            raise InputError(f"{where}: there is no token {token}, of {vocab}")
+        return token
+    ids = model.codec.encode(str(token or "")) if model.codec else []
+    if len(ids) != 1 or ids[0] >= vocab:
+        raise InputError(f"{where}: {token!r} is {len(ids)} tokens, not one")
+    return ids[0]
+
+
+def _read_layers(spec: VerifierSpec, model: LoadedModel) -> list[Linear]:
+    head, folder = spec.head, model.folder or Path(".")
+    where = f"verifier head {folder if head.file is None else folder / head.file}"
+    if head.file is None:
+        stored = read_tensors(folder, [f"{n}.{p}" for n in head.layers for p in ("weight", "bias")])
+    else:
+        try:
+            stored = load_file(folder / head.file)
+        except (SafetensorError, OSError, ValueError) as error:
+            line = " ".join(str(error).split())
+            raise InputError(f"{where}: cannot be read ({line})") from error
+    dtype, device = model.decoder.dtype, model.decoder.device
+    tensors = {name: tensor.to(device, dtype) for name, tensor in stored.items()}
+    for name, tensor in tensors.items():
+        check_finite(tensor, stored[name], f"{where}: {name}")
+    numbered = takewhile(lambda n: f"{n}.weight" in tensors, map("layers.{}".format, count()))
+    names = head.layers or [*numbered] or ["layers.0"]
+    for name in names:
+        if f"{name}.weight" not in tensors:
+            raise InputError(f"{where}: no tensor named {name}.weight")
+    layers = [Linear(tensors[f"{name}.weight"], tensors.get(f"{name}.bias")) for name in names]
+    width = model.decoder.shape.hidden
+    if head.kind == "token_mlp":
+        wide = ("previous_hidden", "token_embedding")
+        width = sum(width if feature in wide else 1 for feature in head.features)
+    num_values, needed = _check_layers(layers, names, width, where), 1
+    if spec.activation == "softmax":
+        needed = 2
+    if num_values != needed:
+        raise InputError(
+            f"{where}: {names[-1]}.weight gives {num_values} values, and "
+            f"{spec.activation} needs {needed}"
+        )
+    return [prepack(layer) for layer in layers]
+
+
+def _check_layers(layers: Sequence[Linear], names: Sequence[str], width: int, where: str) -> int:
+    """See that each layer takes what the one before gives; returns what the last one gives."""
+    for name, layer in zip(names, layers, strict=True):
+        weight, bias = layer.weight, layer.bias
+        if weight.dim() != 2 or weight.shape[1] != width or not weight.shape[0]:
+            raise InputError(
+                f"{where}: {name}.weight is {list(weight.shape)}, [outputs, {width}] is expected"
+            )
+        width = weight.shape[0]
+        if bias is not None and list(bias.shape) != [width]:
+            raise InputError(f"{where}: {name}.bias is {list(bias.shape)}, [{width}] is expected")
+    return width

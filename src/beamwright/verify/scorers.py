@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from beamwright.errors import InputError
+from beamwright.models.config import line_of
 from beamwright.protocols import Verifier
 from beamwright.tree import Node
 
@@ -25,62 +27,55 @@ ScoreFunction = Callable[[str, list[str]], float | None]
 
 
 class StepScorer:
-    """Scores a step by what is on its node: nothing is kept."""
+    """Scores a step by what is on its node: nothing is kept.
 
-    default_aggregate = "last"
-    probabilities = False
+    measure: from a node to its score.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[Node], float | None],
+        aggregate: str = "last",
+        *,
+        probabilities: bool = False,
+        token_stats: Sequence[str] = (),
+    ) -> None:
+        self._measure, self.default_aggregate = measure, aggregate
+        self.probabilities, self.token_stats = probabilities, frozenset(token_stats)
 
     def score(self, nodes: Sequence[Node]) -> list[float | None]:
         """A score per step."""
-        return [self._score(node) for node in nodes]
+        return [self._measure(node) for node in nodes]
 
     def release(self, nodes: Sequence[Node]) -> None:
         """Nothing is kept on the nodes."""
 
-    def _score(self, node: Node) -> float | None:
-        raise NotImplementedError
+
+def _no_opinion(node: Node) -> None:
+    """Order falls back to lineage."""
+    del node
 
 
-class NoVerifier(StepScorer):
-    """No opinion: every score is None, and order falls back to lineage."""
-
-    def _score(self, node: Node) -> float | None:
-        return None
+def _mean_probability(node: Node) -> float | None:
+    """The geometric mean of the tokens' probabilities, in (0, 1]."""
+    return math.exp(_mean(node.logprobs)) if node.logprobs else None
 
 
-class LogprobVerifier(StepScorer):
-    """A step's score is the geometric mean of its tokens' probabilities, in (0, 1]."""
-
-    default_aggregate = "mean"
-    probabilities = True
-
-    def _score(self, node: Node) -> float | None:
-        return math.exp(_mean(node.logprobs)) if node.logprobs else None
+def _least_probability(node: Node) -> float | None:
+    """The probability of the least likely token, in (0, 1]."""
+    return math.exp(min(node.logprobs)) if node.logprobs else None
 
 
-class MinLogprobVerifier(StepScorer):
-    """A step's score is the probability of its least likely token, in (0, 1]."""
-
-    default_aggregate = "min"
-    probabilities = True
-
-    def _score(self, node: Node) -> float | None:
-        return math.exp(min(node.logprobs)) if node.logprobs else None
-
-
-class EntropyVerifier(StepScorer):
-    """A step's score is exp(-mean entropy of its tokens' distributions), in (0, 1].
+def _certainty(node: Node) -> float | None:
+    """exp(-mean entropy of the tokens' distributions), in (0, 1].
 
     One over the number of equally likely tokens that the generator chose from, on (geometric)
     average; 1 where it had no choice.
     """
+    return math.exp(-_mean(node.stats[_ENTROPY])) if node.token_ids else None
 
-    default_aggregate = "mean"
-    token_stats = frozenset({_ENTROPY})
-    probabilities = True
 
-    def _score(self, node: Node) -> float | None:
-        return math.exp(-_mean(node.stats[_ENTROPY])) if node.token_ids else None
+# --- DeepConf --------------------------------------------------------------------------------
 
 
 def group_confidences(confidences: Sequence[float], window: int) -> list[float]:
@@ -106,7 +101,7 @@ def tail(confidences: Sequence[float], window: int) -> float:
     return _mean(confidences[-window:])
 
 
-class DeepConfVerifier(StepScorer):
+def deepconf(window: int = 128, measure: Measure = lowest_group) -> StepScorer:
     """DeepConf's confidence of the path so far; the last step's score is that of the whole path.
 
     window: tokens of a group. measure: `lowest_group`, `bottom_groups` or `tail`.
@@ -115,35 +110,31 @@ class DeepConfVerifier(StepScorer):
     [0, 1] would change the weights of a vote.
     """
 
-    token_stats = frozenset({_CONFIDENCE})
-
-    def __init__(self, window: int = 128, measure: Measure = lowest_group) -> None:
-        self.window, self.measure = window, measure
-
-    def _score(self, node: Node) -> float | None:
+    def confidence(node: Node) -> float | None:
         if not node.token_ids:
             return None
         steps = [step for step in node.reply() if step.token_ids]
-        values = [value for step in steps for value in step.stats[_CONFIDENCE]]
-        return self.measure(values, self.window)
+        return measure([value for step in steps for value in step.stats[_CONFIDENCE]], window)
+
+    return StepScorer(confidence, token_stats=[_CONFIDENCE])
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-_WITHOUT_OPTION: dict[str, Callable[[], Verifier]] = {
-    "none": NoVerifier,
-    "logprob": LogprobVerifier,
-    "min-logprob": MinLogprobVerifier,
-    "entropy": EntropyVerifier,
+_PLAIN: dict[str, Callable[[], StepScorer]] = {
+    "none": partial(StepScorer, _no_opinion),
+    "logprob": partial(StepScorer, _mean_probability, "mean", probabilities=True),
+    "min-logprob": partial(StepScorer, _least_probability, "min", probabilities=True),
+    "entropy": partial(StepScorer, _certainty, "mean", probabilities=True, token_stats=[_ENTROPY]),
 }
 _MEASURES: dict[str, Measure] = {
     "deepconf": lowest_group,
     "deepconf-bottom": bottom_groups,
     "deepconf-tail": tail,
 }
-WITHOUT_MODEL = (*_WITHOUT_OPTION, *_MEASURES)
+WITHOUT_MODEL = (*_PLAIN, *_MEASURES)
 
 
 def scorer(name: str, option: str | None) -> Verifier:
@@ -152,15 +143,18 @@ def scorer(name: str, option: str | None) -> Verifier:
     Raises:
         InputError: for an option that it does not take.
     """
-    if name in _WITHOUT_OPTION:
+    if name in _PLAIN:
         if option is not None:
             raise InputError(f"--verifier: {option!r} follows a scorer that takes no option")
-        return _WITHOUT_OPTION[name]()
+        return _PLAIN[name]()
     if option is None:
-        return DeepConfVerifier(measure=_MEASURES[name])
+        return deepconf(measure=_MEASURES[name])
     if not option.isdecimal() or int(option) < 1:
         raise InputError(f"--verifier {name}:{option}: the window is a positive number of tokens")
-    return DeepConfVerifier(int(option), _MEASURES[name])
+    return deepconf(int(option), _MEASURES[name])
+
+
+# --- a user's own ----------------------------------------------------------------------------
 
 
 class CallableVerifier(StepScorer):
@@ -171,9 +165,9 @@ class CallableVerifier(StepScorer):
     """
 
     def __init__(self, function: ScoreFunction, aggregate: str = "last") -> None:
+        super().__init__(self._score, aggregate)
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.default_aggregate = aggregate
         self.beside_decoding = _may_run_beside(function)
 
     def _score(self, node: Node) -> float | None:
@@ -185,16 +179,14 @@ class CallableVerifier(StepScorer):
         try:
             value: Any = self.function(node.root.problem_text, steps)
         except Exception as error:  # whatever a user's function raises
-            raise InputError(f"{where}: it raised {_line(error)}") from error
+            raise InputError(f"{where}: it raised {line_of(error)}") from error
         if value is None:
             return None
         try:
             number = float(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             kind = type(value).__name__
-            raise InputError(f"{where}: it returned {kind}, not a number") from error
-        except OverflowError as error:
-            raise InputError(f"{where}: it returned a number beyond all floats") from error
+            raise InputError(f"{where}: it returned {kind}, not a number of a float") from error
         if not math.isfinite(number):
             raise InputError(f"{where}: it returned {number}, not a finite number")
         return number
@@ -225,7 +217,7 @@ class ObjectVerifier:
         try:
             return list(self.function.score(nodes))
         except Exception as error:  # whatever a user's object raises
-            raise InputError(f"verifier {self.name}: it raised {_line(error)}") from error
+            raise InputError(f"verifier {self.name}: it raised {line_of(error)}") from error
 
     def release(self, nodes: Sequence[Node]) -> None:
         release: Callable[[Sequence[Node]], None] | None = getattr(self.function, "release", None)
@@ -236,7 +228,3 @@ class ObjectVerifier:
 def _may_run_beside(function: Any) -> bool:
     """A user's code runs on the caller's thread unless it says that it need not."""
     return bool(getattr(function, "beside_decoding", False))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

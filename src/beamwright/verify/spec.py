@@ -28,6 +28,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, TypeVar
@@ -35,7 +36,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from beamwright.errors import InputError
-from beamwright.io import read_regular, read_yaml
+from beamwright.io import read_yaml
+from beamwright.models.config import read_object
 from beamwright.sections import Section
 
 SPEC_FILE, JUDGE_FILE = "verifier.yaml", "judge.yaml"
@@ -225,15 +227,6 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return written
 
 
-def parse_spec(written: dict[str, Any], where: str) -> VerifierSpec:
-    """The spec that a mapping says. where: what an error names.
-
-    Raises:
-        InputError: if it is not valid.
-    """
-    return validated(VerifierSpec, written, where)
-
-
 def validated(kind: type[_S], written: dict[str, Any], where: str) -> _S:
     """A declaration of that kind; an error is one line about its first mistake."""
     try:
@@ -261,7 +254,9 @@ class Detect(Section):
 
     def matches(self, folder: Path) -> bool:
         """True if the checkpoint in this folder looks so."""
-        config = _config(folder)
+        config: dict[str, Any] = {}
+        with suppress(InputError):  # what is wrong with it is said when the model is loaded
+            config = read_object(folder / "config.json")
         if self.name is not None:
             # The hub's cache, whose folders are named by commit: models--ORG--NAME/snapshots/...
             hub = folder.parent.parent.name
@@ -270,30 +265,19 @@ class Detect(Section):
             if not re.search(self.name, text, re.IGNORECASE):
                 return False
         if self.architectures:
-            named = [str(name) for name in config.get("architectures") or ()]
+            named = map(str, config.get("architectures") or ())
             if not any(fnmatchcase(n, wanted) for n in named for wanted in self.architectures):
                 return False
-        if self.token is not None and not _has_token(folder, self.token):
-            return False
+        if self.token is not None:
+            files = [file for name in _TOKEN_FILES if (file := folder / name).is_file()]
+            texts = (file.read_text("utf-8", errors="replace") for file in files)
+            if not any(json.dumps(self.token) in text for text in texts):
+                return False
         if not self.tensors:
             return True
         from beamwright.models.weights import tensor_names  # noqa: PLC0415 (slow import)
 
         return set(self.tensors) <= tensor_names(folder)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        written = json.loads(read_regular(folder / "config.json"))
-    except (OSError, ValueError):
-        return {}  # what is wrong with it is said when the model is loaded
-    return written if isinstance(written, dict) else {}
-
-
-def _has_token(folder: Path, token: str) -> bool:
-    written = json.dumps(token)
-    files = [folder / name for name in _TOKEN_FILES]
-    return any(f.is_file() and written in f.read_text("utf-8", errors="replace") for f in files)
 
 
 class VerifierFamily(Section):
@@ -315,7 +299,7 @@ def families(folder: Path = _FAMILIES) -> dict[str, VerifierFamily]:
     for file in sorted(folder.glob("*.yaml")):
         written = read_mapping(file)
         about, detect = str(written.pop("about", "")), written.pop("detect", None)
-        spec = parse_spec(written, str(file))
+        spec = validated(VerifierSpec, written, str(file))
         looks = None if detect is None else validated(Detect, detect, f"{file}: detect")
         rows[spec.name] = VerifierFamily(spec=spec, about=about, detect=looks, written=written)
     return rows
@@ -346,8 +330,15 @@ def load_spec(folder: Path) -> VerifierSpec:
             name = written.pop("family")
             if not isinstance(name, str):
                 raise InputError(f"verifier {file}: family: a name is expected")
-            written = _merged({**family(name).written, "name": f"{name}, changed"}, written)
-        return parse_spec(written, str(file))
+            base = {**family(name).written, "name": f"{name}, changed"}
+            for key, value in written.items():  # mappings are merged key by key, others replaced
+                old = base.get(key)
+                if isinstance(old, dict) and isinstance(value, dict):
+                    base[key] = {**old, **value}
+                else:
+                    base[key] = value
+            written = base
+        return validated(VerifierSpec, written, str(file))
     rows = families()
     matches = [row.spec for row in rows.values() if row.detect and row.detect.matches(folder)]
     if len(matches) == 1:
@@ -358,16 +349,6 @@ def load_spec(folder: Path) -> VerifierSpec:
         f"{several or 'no known family'}; name one: --verifier family:NAME:{folder} "
         f"(NAME: {', '.join(rows)})"
     )
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`; mappings are merged key by key, everything else is replaced."""
-    merged = dict(base)
-    for key, value in changes.items():
-        old = merged.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = {**old, **value} if both and old is not None else value
-    return merged
 
 
 # --- judges ----------------------------------------------------------------------------------
