@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from beamwright.serve.body import ServerLimits
 from beamwright.serve.errors import ApiError
-from beamwright.serve.feed_routes import feed_routes, page_routes
+from beamwright.serve.feed import feed_routes, page_routes
 
 ASKS = SimpleNamespace(limits=ServerLimits())
 """A queue of which the page believes that it may ask it."""
@@ -27,10 +27,10 @@ class Job:
     def cancel(self):
         self.cancelled = True
 
-
-def about(job):
-    known = {name: job.options.get(name) for name in ("method", "n", "width", "seed")}
-    return {"problem": job.problem, "model": "bundled", **known}
+    @property
+    def about(self):
+        known = {name: self.options.get(name) for name in ("method", "n", "width", "seed")}
+        return {"problem": self.problem, "model": "bundled", **known}
 
 
 def make_app(feed, queue=None, key=None, gauges=tuple):

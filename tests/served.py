@@ -13,7 +13,7 @@ import httpx
 
 from beamwright.serve.app import make_app
 from beamwright.serve.body import ServerLimits
-from beamwright.serve.guard import Doors, Guard
+from beamwright.serve.guard import Guard
 from beamwright.serve.queue import RequestQueue
 from beamwright.serve.server import Server, bind
 
@@ -31,7 +31,7 @@ class Served:
     def __init__(self, solver, limits=None, keys=(), hosts=HOSTS, name="tiny"):
         self.solver, self.limits = solver, limits or ServerLimits(drain_s=5.0)
         self.queue = RequestQueue(solver, name, self.limits)
-        self.app = Guard(make_app(self.queue), Doors.of(hosts, keys), self.limits)
+        self.app = Guard(make_app(self.queue), self.limits, hosts, keys)
         self.socket = bind("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

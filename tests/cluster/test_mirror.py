@@ -6,9 +6,9 @@ import pytest
 
 from beamwright import Solver
 from beamwright.cluster.mirror import Changes, Mirror
+from beamwright.serve.answers import final_text
 from beamwright.serve.app import kv_place
 from beamwright.serve.events import PageTree
-from beamwright.serve.final import final_text
 from beamwright.tree import tree_hash
 
 PROBLEM = "Ann has 12 apples. She eats 3. How many are left?"

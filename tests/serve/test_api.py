@@ -39,8 +39,10 @@ def test_a_stream_says_what_the_whole_answer_does(served, method):
         ends = [c["finish_reason"] for e in events for c in e["choices"] if c["finish_reason"]]
         assert ends == [whole["choices"][0]["finish_reason"]]
         assert events[-1]["search"]["tree_hash"] == whole["search"]["tree_hash"]
-        thought = [c["delta"].get("reasoning") for e in events for c in e["choices"]]
-        assert any(thought) == (method != "plain" and whole["search"]["rounds"] > 1)
+        deltas = [choice["delta"] for event in events for choice in event["choices"]]
+        told = [name for d in deltas for name in ("reasoning", "content") if d.get(name)]
+        assert told == sorted(told, reverse=True), "thoughts come before the text"
+        assert ("reasoning" in told) == (method != "plain" and whole["search"]["rounds"] > 1)
 
 
 def test_what_makes_an_answer_doubtful_is_said_wherever_it_is_given(served):
@@ -91,23 +93,6 @@ def test_what_all_answers_share_is_returned_once(served):
     assert details["reasoning_tokens"] == solution.tokens.generated - returned
 
 
-def test_every_token_of_an_answer_has_its_own_log_probability(served):
-    for fields in ({"logprobs": True}, {"logprobs": True, "top_logprobs": 3}):
-        found = served.chat(seed=4, **fields).json()["choices"][0]
-        content = found["logprobs"]["content"]
-        said = b"".join(bytes(token["bytes"]) for token in content)
-        assert said.decode() == found["message"]["content"]
-        assert all(token["logprob"] <= 0 for token in content)
-        for token in content:
-            assert len(token["top_logprobs"]) == fields.get("top_logprobs", 0)
-            best = [other["logprob"] for other in token["top_logprobs"]]
-            assert best == sorted(best, reverse=True)
-    events = served.stream(seed=4, logprobs=True)
-    pieces = [c for e in events for c in e["choices"] if c["logprobs"]]
-    said = "".join(token["token"] for c in pieces for token in c["logprobs"]["content"])
-    assert said == text_of(events) == found["message"]["content"]
-
-
 def test_stop_strings_end_an_answer_and_are_not_returned(served):
     whole = served.chat(seed=5, model="tiny:plain").json()["choices"][0]["message"]["content"]
     stop = whole[len(whole) // 2 :][:2]
@@ -119,14 +104,9 @@ def test_stop_strings_end_an_answer_and_are_not_returned(served):
 
 
 def test_completions(served):
-    body = {"model": "tiny:plain", "prompt": ["one two", "three"], "seed": 1, "logprobs": 2}
+    body = {"model": "tiny:plain", "prompt": ["one two", "three"], "seed": 1}
     found = served.http.post("/v1/completions", json=body).json()
     assert [choice["index"] for choice in found["choices"]] == [0, 1]
-    for choice in found["choices"]:
-        logprobs = choice["logprobs"]
-        assert "".join(logprobs["tokens"]) == choice["text"]
-        assert logprobs["text_offset"][0] == 0
-        assert all(len(top) <= 2 for top in logprobs["top_logprobs"])
     events = served.stream("/v1/completions", **body)
     for index, choice in enumerate(found["choices"]):
         pieces = [c["text"] for e in events for c in e["choices"] if c["index"] == index]
@@ -153,19 +133,6 @@ def test_responses(served):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
 
 
-def test_the_document_says_what_bodies_hold(served):
-    document = served.http.get("/openapi.json").json()
-    for path in ("chat/completions", "completions", "responses"):
-        body = document["paths"][f"/v1/{path}"]["post"]["requestBody"]
-        schema = body["content"]["application/json"]["schema"]
-        assert "$ref" not in json.dumps(schema)
-        assert "include_usage" in json.dumps(schema["properties"]["stream_options"])
-        assert schema["properties"]["model"]["enum"][:2] == ["tiny", "tiny:plain"]
-        assert schema["properties"]["n"]["anyOf"][0]["minimum"] == 1
-        assert "user" in schema["properties"]
-        assert schema["additionalProperties"] is False
-
-
 def test_a_query_that_is_wrong_is_named(served):
     response = served.http.get("/feed/searches/x", params={"from": "-1"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "from")
@@ -177,7 +144,6 @@ def test_models_health_and_what_there_is_not(served):
     assert served.http.get("/v1/models/tiny:beam").json()["id"] == "tiny:beam"
     assert served.http.get("/v1/models/gpt-6").status_code == 404
     assert served.http.get("/health").json()["status"] == "ok"
-    assert served.http.get("/ready").json()["status"] == "ready"
     for method, path, status in (
         ("GET", "/nowhere", 404), ("DELETE", "/v1/models", 405), ("GET", "/redoc", 404)
     ):  # fmt: skip
@@ -228,8 +194,7 @@ def test_errors_name_what_is_wrong(served, fields, status, param):
         ("completions", {"prompt": "word " * 500}, "prompt"),
         ("completions", {"prompt": [True]}, "prompt"),
         ("responses", {"input": "word " * 500}, "input"),
-        ("responses", {"input": "Hi", "reasoning": {"effort": ["low"]}}, "reasoning.effort"),
-        ("responses", {"input": [{"type": "function_call_output", "output": 5}]}, "input[0]"),
+        ("responses", {"input": [{"type": "function_call_output", "output": 5}]}, "input[0].role"),
     ],
 )
 def test_errors_name_the_fields_of_their_endpoint(served, path, fields, param):
@@ -248,31 +213,3 @@ def test_a_bug_does_not_cost_the_connection(served, monkeypatch):
         assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
         ports.add(response.extensions["network_stream"].get_extra_info("client_addr"))
     assert len(ports) == 1
-
-
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-SHOWS_TOOLS = (
-    "{% for t in tools or [] %}tool {{ t.function.name }} {% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
-)
-
-
-def test_tools_are_shown_to_a_model_that_knows_them(serve):
-    server = serve(search={"chat_template": SHOWS_TOOLS})
-    plain, shown = server.chat(seed=1).json(), server.chat(seed=1, tools=TOOLS).json()
-    assert shown["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
-    assert server.chat(seed=1, tools=TOOLS, tool_choice="none").json()["search"] | {
-        "seconds": 0
-    } == plain["search"] | {"seconds": 0}
-    said = [
-        {"role": "user", "content": "1+2?"},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]},
-        {"role": "tool", "tool_call_id": "c", "content": "3"},
-    ]  # fmt: skip
-    assert server.chat(messages=said, tools=TOOLS).status_code == 200
-    for name in ("\ud800", "x" * 100_000):
-        tools = [{"type": "function", "function": {"name": name}}]
-        body = {"model": "tiny", "messages": said[:1], "tools": tools}
-        response = server.http.post("/v1/chat/completions", content=json.dumps(body), headers=JSON)
-        assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")

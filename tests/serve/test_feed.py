@@ -15,9 +15,7 @@ from beamwright.protocols import RoundReport
 from beamwright.serve import feed as feed_module
 from beamwright.serve.app import kv_place
 from beamwright.serve.body import ServerLimits
-from beamwright.serve.events import begin, end
-from beamwright.serve.feed import Feed
-from beamwright.serve.feed_routes import POLICY
+from beamwright.serve.feed import POLICY, Feed
 from beamwright.tree import StopReason
 from beamwright.tree.conversation import Conversation
 from fakes import add_step, grow, new_tree
@@ -42,7 +40,7 @@ def events(run, start=0):
 
 @pytest.fixture
 def feed():
-    return Feed(feeding.about)
+    return Feed()
 
 
 @pytest.fixture
@@ -104,7 +102,7 @@ def test_scores_are_numbers_or_null_and_text_is_any_text(feed, grown):
 
 def test_where_kv_is_comes_along_where_it_is_known():
     places = {("search-0",): "both", ("search-0", 0): "device"}
-    feed = Feed(feeding.about, places=lambda node: places.get(node.lineage))
+    feed = Feed(places=lambda node: places.get(node.lineage))
     asked, tree = job(), new_tree("search-0")
     feed.begun(asked)
     grow(tree, tree.root, ["a", "b"])
@@ -119,7 +117,7 @@ def test_where_kv_is_comes_along_where_it_is_known():
 
 def test_kv_of_two_tiers_is_where_the_store_has_it(make_solver):
     """Searches of a server have the same problem id: names of segments do not tell them apart."""
-    feed, seen = Feed(feeding.about, places=kv_place), set()
+    feed, seen = Feed(places=kv_place), set()
     with make_solver(n=8, width=2, max_rounds=4, kv_memory="64KiB", host_memory="8MiB") as solver:
         handles = []
         for number in range(3):
@@ -176,14 +174,6 @@ def test_a_real_search_ends_with_its_whole_tree(served):
     assert [event["round"] for event in found[1:-1]] == list(range(1, solution.rounds + 1))
 
 
-def test_a_first_round_may_be_quicker_than_the_beginning(feed):
-    feed.round(job(), report(new_tree("search-0")))
-    feed.begun(job())
-    feed.ended(job(), Cancelled())
-    found = events(feed.run("search-0"))
-    assert [event["event"] for event in found] == ["begin", "round", "end"]
-
-
 # --- who reads -------------------------------------------------------------------------------
 
 
@@ -227,13 +217,12 @@ def test_readers_follow_what_another_thread_appends(feed, monkeypatch):
 
 
 def test_the_oldest_that_have_ended_are_forgotten():
-    feed = Feed(feeding.about, most=2)
+    feed = Feed(most=2)
     for number in range(4):
         feed.begun(job(number))
         if number != 1:
             feed.ended(job(number), Cancelled())
     assert [run.begin["id"] for run in feed.runs()] == ["search-3", "search-1"]
-    feed.ended(job(0), Cancelled())  # of one that is forgotten: nothing happens
 
 
 def test_from_some_size_on_steps_come_without_their_text(feed, grown, monkeypatch):
@@ -245,14 +234,6 @@ def test_from_some_size_on_steps_come_without_their_text(feed, grown, monkeypatc
     (step,) = events(feed.run(asked.id))[-2]["nodes"]
     assert step["text"] is None
     assert step["tokens"] == 1
-
-
-def test_a_saved_run_begins_with_its_beginning(feed):
-    with pytest.raises(ValueError, match="beginning"):
-        feed.add([end("saved")])
-    run = feed.add([begin("a", feeding.about(job())), end("saved")])
-    assert run.ended
-    assert feed.runs() == [run]
 
 
 # --- HTTP ------------------------------------------------------------------------------------
@@ -334,13 +315,9 @@ def test_what_cannot_be_searched_is_said(feed, content, status, said):
     assert said in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "parts"),
-    [("/", {"main.js", "tree.js", "page.css", "timeline.js"}), ("/docs", {"docs.js", "api.js"})],
-)
-def test_every_file_of_a_page_is_served_with_the_policy(feed, path, parts):
+def test_every_file_of_the_page_is_served_with_the_policy(feed):
     app = feeding.make_app(feed)
-    page = ask(app, "GET", path)
+    page = ask(app, "GET", "/")
     assert page.status_code == 200
     assert page.headers["content-security-policy"] == POLICY
     assert "unsafe" not in POLICY
@@ -359,4 +336,4 @@ def test_every_file_of_a_page_is_served_with_the_policy(feed, path, parts):
         waiting += [each.split('"')[0] for each in part.text.split('from "./')[1:]]
         assert "innerHTML" not in part.text
         assert "insertAdjacentHTML" not in part.text
-    assert parts <= seen
+    assert {"main.js", "tree.js", "page.css", "timeline.js"} <= seen

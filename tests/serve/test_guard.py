@@ -11,7 +11,7 @@ import pytest
 
 from beamwright.serve import server as connections
 from beamwright.serve.body import ServerLimits
-from beamwright.serve.guard import Doors
+from beamwright.serve.guard import Guard
 from served import ASKED, held, until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": ASKED}], "seed": 1}
@@ -52,12 +52,6 @@ def test_a_page_of_this_server_s_own_may_ask(served):
     assert served.http.post(CHAT, json=BODY, headers={"origin": origin}).status_code == 200
 
 
-def test_request_ids_are_kept_if_they_are_harmless(served):
-    for given, kept in (("abc-1", True), ("x" * 200, False), ('a"b', False)):
-        found = served.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
-        assert (found == given) == kept
-
-
 def test_keys(serve):
     server = serve(keys=["one key", "another"])
     assert server.http.post(CHAT, json=BODY).status_code == 200
@@ -67,7 +61,6 @@ def test_keys(serve):
             assert response.status_code == 401
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert http.get("/v1/models").status_code == 401
-            assert http.get("/ready").status_code == 200
             assert http.get("/health").status_code == 200
     with httpx.Client(base_url=server.url, headers={"authorization": "bearer another"}) as http:
         assert http.get("/v1/models").status_code == 200
@@ -94,30 +87,21 @@ def test_a_key_sees_and_cancels_its_own_searches_alone(serve):
 
 
 def test_a_key_may_be_of_any_characters():
-    doors = Doors.of([], ["sesam \u00f6ffne dich \u2603", "another"])
+    guard = Guard(None, ServerLimits(), [], ["sesam \u00f6ffne dich \u2603", "another"])
     sent = "sesam \u00f6ffne dich \u2603".encode().decode("latin-1")  # as a header is read
-    owners = {doors.owner(f"Bearer {each}") for each in (sent, "another")}
+    owners = {guard.owner(f"Bearer {each}") for each in (sent, "another")}
     assert len(owners) == 2
     assert None not in owners
-    assert doors.owner("Bearer sesam \u00f6ffne dich") is None
+    assert guard.owner("Bearer sesam \u00f6ffne dich") is None
 
 
-def test_open_paths():
-    doors = Doors.of([], ["k"])
-    for path in ("/", "/health", "/ready", "/docs", "/page/a.js"):
-        assert doors.is_open(path)
-    for path in (
-        "/healthy",
-        "/v1/models",
-        "/metrics",
-        "/page",
-        "/feed/searches",
-        "//",
-        "/page/../v1",
-    ):
-        assert doors.is_open(path) == path.startswith("/page/")
-    assert Doors.of([], []).is_open("/v1/models")
-    assert b"k" not in doors.keys
+def test_what_is_open_without_a_key(serve):
+    server = serve(keys=["k"])
+    with httpx.Client(base_url=server.url) as http:
+        for path in ("/", "/health", "/page/main.js"):
+            assert http.get(path).status_code == 200
+        for path in ("/healthy", "/v1/models", "/metrics", "/page", "/feed/searches"):
+            assert http.get(path).status_code == 401
 
 
 def test_keys_and_prompts_are_in_no_log(serve, caplog):
@@ -154,7 +138,6 @@ def test_bodies(served, body, status):
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        (CHAT, {"reasoning_effort": "\ud800"}, "reasoning_effort"),
         (CHAT, {"search": {"\ud800": 1}}, "search.\ud800"),
         (CHAT, {"stop": "\ud800"}, "stop"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "\ud800"}]}]},
@@ -162,7 +145,6 @@ def test_bodies(served, body, status):
         ("/v1/completions", {"prompt": "\ud800", "messages": None}, "prompt"),
         ("/v1/completions", {"prompt": [1, 10**30], "messages": None}, "prompt"),
         ("/v1/responses", {"input": "\ud800", "messages": None}, "input"),
-        ("/v1/responses", {"input": [{"type": "\ud800"}], "messages": None}, "input[0]"),
         ("/feed/searches", {"problem": "x", "options": {"\ud800": 1}}, "search.\ud800"),
     ],
 )  # fmt: skip
@@ -173,13 +155,6 @@ def test_half_of_a_character_is_refused_and_named(served, path, fields, param):
     headers = {"content-type": "application/json"}
     response = served.http.post(path, content=json.dumps(body), headers=headers)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-
-def test_half_of_a_character_comes_back_as_it_was(served):
-    body = {"model": "tiny", "input": "Hi", "metadata": {"a": "\ud800"}}
-    headers = {"content-type": "application/json"}
-    response = served.http.post("/v1/responses", content=json.dumps(body), headers=headers)
-    assert (response.status_code, response.json()["metadata"]) == (200, body["metadata"])
 
 
 def test_a_body_that_is_too_large_is_refused_with_and_without_a_length(serve):

@@ -29,7 +29,6 @@ def test_what_searches_did(serve):
     assert seen["beamwright_tokens_total", "kept"] == kept
     assert seen["beamwright_search_seconds_count",] == 3
     assert seen["beamwright_time_to_first_text_seconds_count",] == 3
-    assert seen["beamwright_round_seconds_count",] == sum(f["search"]["rounds"] for f in found)
     assert seen["beamwright_row_tokens_total", "written"] >= generated
     computed = seen["beamwright_row_tokens_total", "computed"]
     assert computed >= seen["beamwright_row_tokens_total", "written"]

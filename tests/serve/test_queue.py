@@ -12,7 +12,7 @@ import pytest
 
 from beamwright.errors import Cancelled
 from beamwright.serve.body import ServerLimits
-from beamwright.serve.choices import ChoiceChunks
+from beamwright.serve.chat import ChatEndpoint
 from beamwright.serve.guard import JsonLines
 from beamwright.serve.server import bind
 from beamwright.solver.handle import Handle
@@ -220,7 +220,7 @@ def test_whoever_ends_the_server_ends_streams_properly(serve):
         until(lambda: gate.reached)
         server.server.handle_exit(15, None)
         until(lambda: any(j.handle._request.cancelled for j in server.queue.jobs.values()))
-        assert server.http.get("/ready").status_code == 503
+        assert server.http.get("/health").json()["status"] == "draining"
         assert server.chat().status_code == 503
     events = stream.result(30)
     assert events[-1]["choices"][0]["finish_reason"] or "error" in events[-1]
@@ -258,13 +258,13 @@ def test_who_leaves_in_the_middle_of_a_body_is_no_bug(served, caplog):
     assert not caplog.records
 
 
-def test_a_stream_that_fails_is_logged_and_cut(serve, monkeypatch, caplog):
+def test_a_bug_in_a_stream_is_logged_and_told(serve, monkeypatch, caplog):
     server = serve()
-    monkeypatch.setattr(ChoiceChunks, "_role", lambda *args: 1 // 0)
-    monkeypatch.setattr("beamwright.serve.endpoint.told_error", lambda *args: 1 // 0)
-    with caplog.at_level(logging.ERROR), pytest.raises(httpx.RemoteProtocolError):
-        server.stream()
-    until(lambda: "ZeroDivisionError" in caplog.text)
+    monkeypatch.setattr(ChatEndpoint, "delta", lambda *args: 1 // 0)
+    with caplog.at_level(logging.ERROR):
+        (event,) = server.stream()
+    assert event["error"]["code"] == "internal_error"
+    assert "ZeroDivisionError" in caplog.text
     until(lambda: not server.queue.jobs)
 
 

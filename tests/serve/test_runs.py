@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 
 from beamwright.engine.timeline import NullTimeline, Timeline
 from beamwright.errors import InputError
-from beamwright.saved.recorded import write_recorded
 from beamwright.serve.events import Event, begin, end
 from beamwright.serve.runs import read_runs, with_unique_ids, write_tree_page
 from beamwright.tree import StopReason
@@ -219,13 +218,6 @@ def test_the_trees_of_an_evaluation(write_page, searched, tmp_path):
     assert [run[0]["id"] for run in read_runs(tmp_path)] == ["0007"]
 
 
-def test_a_recorded_tree_has_no_text(tmp_path, searched):
-    write_recorded(searched[0], tmp_path / "tree.json")
-    (run,) = read_runs(tmp_path / "tree.json")
-    step = steps(run)["0.0"]
-    assert (step["text"], step["tokens"], run[-2]["tokens"]) == (None, 3, 8)
-
-
 def test_a_checkpoint(tmp_path, make_solver):
     file = tmp_path / "saved.json"
     with make_solver(n=4, width=2, max_rounds=3, seed=5) as solver:
@@ -281,7 +273,7 @@ DATA = '<script type="application/json" id="data">'
         (exported(), "beginning"),
         (exported(end("saved")), "beginning"),
         (exported({"event": "begin", "id": 5}), "damaged run"),
-        ('{"prompt_tokens": 3}', "not a recorded tree"),
+        ('{"prompt_tokens": 3}', "neither"),
         ('{"format": "beamwright checkpoint"}', "version"),
     ],
 )

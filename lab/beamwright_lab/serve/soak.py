@@ -100,7 +100,7 @@ class Soak:
                     self.memory.append(self.running.memory_bytes)
 
         await asyncio.gather(*(client() for _ in range(at_a_time)))
-        while (await self.http.get("/ready")).json()["searches"]:
+        while (await self.http.get("/health")).json()["searches"]:
             await asyncio.sleep(0.05)
         self.memory.append(self.running.memory_bytes)
 

@@ -144,7 +144,7 @@ def _serve(
     """names: the model's, and those that requests may use. out: standard output."""
     name, hosts = names
     from beamwright.serve.app import make_app
-    from beamwright.serve.guard import Doors, Guard
+    from beamwright.serve.guard import Guard
     from beamwright.serve.queue import RequestQueue
     from beamwright.serve.server import run
     from beamwright.solver.solver import Solver
@@ -158,12 +158,12 @@ def _serve(
         named = name or _served_name(settings.model.model)
         seed = settings.search.seed if "seed" in invocation.given else None
         queue = RequestQueue(solver, named, limits, seed)
-        app = Guard(make_app(queue), Doors.of(hosts, keys), limits)
+        app = Guard(make_app(queue), limits, hosts, keys)
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{shown}:{port}"
 
         def started() -> None:
-            facts = {"url": url, "base_url": f"{url}/v1", "models": queue.models.ids()}
+            facts = {"url": url, "base_url": f"{url}/v1", "models": queue.reader.models()}
             if invocation.as_json:
                 with redirect_stdout(out):
                     print_json(facts)

@@ -26,8 +26,8 @@ _RunsArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN...",
-        help="What the page exported, a checkpoint, a recorded tree (--record-tree), a page "
-        "(--tree), or a folder of `eval --out` with --trees.",
+        help="What the page exported, a checkpoint, a page (--tree), or a folder of `eval --out` "
+        "with --trees.",
     ),
 ]
 _PortOption = Annotated[
@@ -72,10 +72,9 @@ def make_app(runs: Sequence[list[Event]]) -> FastAPI:
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from beamwright.serve.feed import Feed
-    from beamwright.serve.feed_routes import feed_routes, page_routes
+    from beamwright.serve.feed import Feed, feed_routes, page_routes
 
-    feed = Feed(_no_about, most=float("inf"), most_bytes=float("inf"))
+    feed = Feed(most=float("inf"), most_bytes=float("inf"))
     for run in reversed(runs):  # the newest is shown first
         feed.add(run)
     app = FastAPI(openapi_url=None)
@@ -84,10 +83,6 @@ def make_app(runs: Sequence[list[Event]]) -> FastAPI:
     # A name that somebody else's DNS points here is not this machine's.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[_HOST, "localhost"])
     return app
-
-
-def _no_about(job: Any) -> Any:
-    raise AssertionError(f"nobody searches here: {job}")
 
 
 def _listen(port: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,25 +11,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-import beamwright
 from beamwright.engine.row import OWNER, GeneratorState
-from beamwright.serve.body import NEUTRAL
-from beamwright.serve.chat import ChatEndpoint
-from beamwright.serve.completions import CompletionsEndpoint
+from beamwright.serve.chat import ChatEndpoint, CompletionsEndpoint
 from beamwright.serve.endpoint import Endpoint
-from beamwright.serve.errors import ApiError, AsciiJSON, api_error, log
-from beamwright.serve.feed import Feed
-from beamwright.serve.feed_routes import feed_routes, page_routes
-from beamwright.serve.metrics import Metrics, health, readiness
+from beamwright.serve.errors import ApiError, api_error, log
+from beamwright.serve.feed import Feed, feed_routes, page_routes
+from beamwright.serve.metrics import Metrics, health
 from beamwright.serve.queue import RequestQueue
 from beamwright.serve.responses import ResponsesEndpoint
 from beamwright.tree import Node
 
-ENDPOINTS: tuple[type[Endpoint[Any]], ...] = (
-    ChatEndpoint,
-    CompletionsEndpoint,
-    ResponsesEndpoint,
-)
+ENDPOINTS: tuple[type[Endpoint], ...] = (ChatEndpoint, CompletionsEndpoint, ResponsesEndpoint)
 
 
 def make_app(queue: RequestQueue) -> FastAPI:
@@ -41,18 +33,11 @@ def make_app(queue: RequestQueue) -> FastAPI:
         yield
         await queue.drain()
 
-    app = FastAPI(
-        title="Beamwright",
-        version=beamwright.__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=lifespan,
-    )
+    app = FastAPI(openapi_url=None, lifespan=lifespan)
     for endpoint in ENDPOINTS:
-        _add_endpoint(app, endpoint(queue))
+        _add_endpoint(app, queue, endpoint)
     _add_states(app, queue)
-    feed = Feed(lambda job: job.about(queue.models.search), places=kv_place)
-    metrics = Metrics(queue)
+    feed, metrics = Feed(places=kv_place), Metrics(queue)
     queue.listeners += [feed, metrics]
     for routes in (feed_routes(feed, queue, metrics.gauges), page_routes(), metrics.routes()):
         app.include_router(routes)
@@ -68,38 +53,10 @@ def kv_place(node: Node) -> str | None:
     return None if state is None else state.place
 
 
-def _add_endpoint(app: FastAPI, endpoint: Endpoint[Any]) -> None:
-    # Bodies are read by hand, for their limits; what they hold is declared all the same.
-    schema = _inlined(endpoint.fields.model_json_schema())
-    schema["properties"]["model"]["enum"] = endpoint.queue.models.ids()
-    schema["properties"].update({name: {} for name in NEUTRAL})
-    schema["additionalProperties"] = False
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    app.add_api_route(
-        endpoint.path, endpoint.respond, methods=["POST"], openapi_extra={"requestBody": body},
-        response_model=None, name=endpoint.path,
-    )  # fmt: skip
-
-
-# Behind a validator of one's own pydantic leaves them as they are.
-_BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any] | None = None) -> Any:
-    """A schema with what it refers to in its places: where it goes it cannot have `$defs`."""
-    match schema:
-        case {"$ref": str(path)} if definitions is not None:
-            return _inlined(definitions[path.rpartition("/")[2]], definitions)
-        case dict():
-            definitions = schema.get("$defs", {}) if definitions is None else definitions
-            return {
-                _BOUNDS.get(key, key): _inlined(value, definitions)
-                for key, value in schema.items()
-                if key != "$defs"
-            }
-        case list():
-            return [_inlined(item, definitions) for item in schema]
-    return schema
+def _add_endpoint(app: FastAPI, queue: RequestQueue, endpoint: type[Endpoint]) -> None:
+    @app.post(endpoint.path)
+    async def respond(request: Request) -> Response:
+        return await endpoint(queue).respond(request)
 
 
 def _add_states(app: FastAPI, queue: RequestQueue) -> None:
@@ -109,25 +66,16 @@ def _add_states(app: FastAPI, queue: RequestQueue) -> None:
 
     @app.get("/v1/models")
     def models() -> dict[str, Any]:
-        """Every name that a search has here."""
-        return {"object": "list", "data": [facts(name) for name in queue.models.ids()]}
+        return {"object": "list", "data": [facts(name) for name in queue.reader.models()]}
 
     @app.get("/v1/models/{name:path}")
     def model(name: str) -> dict[str, Any]:
-        """One of them."""
-        queue.models.options(name)
+        queue.reader.options(name)
         return facts(name)
 
     @app.get("/health")
-    def alive() -> dict[str, Any]:
-        """That the server is alive."""
-        return health(queue.solver)
-
-    @app.get("/ready")
-    def ready() -> AsciiJSON:
-        """Whether it takes searches."""
-        state = readiness(queue)
-        return AsciiJSON(state, status_code=200 if state["status"] == "ready" else 503)
+    def state() -> dict[str, Any]:
+        return health(queue)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

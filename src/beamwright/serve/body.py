@@ -64,7 +64,6 @@ _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_KINDS = {list: "array", str: "string", int: "number", float: "number", bool: "literal"}
 
 
 async def read_body(
@@ -105,13 +104,11 @@ def read_json(body: bytes, limits: ServerLimits) -> dict[str, Any]:
         raise ApiError(400, f"the body is nested more than {limits.depth} deep")
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refused, parse_float=_finite)
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is no UTF-8: byte {error.start}") from error
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())
         raise ApiError(400, f"the body is no JSON: {line}") from error
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body is a JSON {_KINDS.get(type(value), 'value')}, not an object")
+        raise ApiError(400, "the body is JSON, but not an object")
     return value
 
 
@@ -128,45 +125,33 @@ def _finite(text: str) -> float:
 
 # --- fields ----------------------------------------------------------------------------------
 
-MOST_STOPS, MOST_CHOICES, MOST_TOP_LOGPROBS = 16, 128, 20
-_MOST_ITEMS = 10_000  # messages, parts, tools
+MOST_STOPS, MOST_CHOICES = 16, 128
 
 # A body has room for a million mistakes; the first one is what is told.
-ITEMS = Field(max_length=_MOST_ITEMS, fail_fast=True)
+ITEMS = Field(max_length=10_000, fail_fast=True)  # of messages, or their parts
 _STOPS = Field(max_length=MOST_STOPS, fail_fast=True)
-
 
 NEUTRAL: Mapping[str, tuple[Any, ...] | None] = MappingProxyType(
     {
         **dict.fromkeys(("user", "metadata", "safety_identifier", "service_tier")),
-        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")),
-        "mm_processor_kwargs": None,
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention")),
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
-        **dict.fromkeys(("prediction", "audio", "web_search_options", "moderation"), ()),
-        **dict.fromkeys(("store", "echo", "background"), (False,)),
-        **dict.fromkeys(("functions", "include"), ([],)),
+        **dict.fromkeys(("store", "echo", "logprobs"), (False,)),
+        **dict.fromkeys(("best_of", "repetition_penalty"), (1,)),
+        **dict.fromkeys(("verbosity", "reasoning_effort"), ("medium",)),
+        **dict.fromkeys(("previous_response_id", "conversation", "prediction", "audio"), ()),
         "logit_bias": ({},),
-        "repetition_penalty": (1,),
-        "verbosity": ("medium",),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
         "parallel_tool_calls": (True,),
         "modalities": (["text"],),
         "response_format": ({"type": "text"},),
-        "function_call": ("none",),
+        "text": ({"format": {"type": "text"}},),
         "suffix": ("",),
-        "best_of": (1,),
         "truncation": ("disabled",),
     }
 )
 """By name: the values that change nothing, beside null; None: all of them."""
-
-
-def _changes_nothing(name: str, value: Any) -> bool:
-    neutral = NEUTRAL[name]
-    if name == "logit_bias" and isinstance(value, dict) and not any(value.values()):
-        return True
-    # True is not 1.
-    known = ((value == n and isinstance(value, bool) == isinstance(n, bool)) for n in neutral or ())
-    return neutral is None or value is None or any(known)
 
 
 def _integral(value: Any) -> Any:
@@ -179,7 +164,6 @@ def _integral(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_integral), Field(strict=True)]
 Number = Annotated[float, BeforeValidator(_integral), Field(strict=True)]
 Count = Annotated[Whole, Field(ge=1)]
-Objects = Annotated[list[dict[str, Any]], ITEMS]
 
 
 class StreamOptions(BaseModel):
@@ -204,7 +188,6 @@ class Fields(BaseModel):
     stop: str | Annotated[list[str], _STOPS] | None = None
     n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
     max_tokens: Count | None = None
-    reasoning_effort: str | None = None
     search: dict[str, Any] | None = None
 
 
@@ -224,16 +207,13 @@ def parsed(kind: type[F], body: Mapping[str, Any]) -> F:
         said = "is missing" if missing else first["msg"].removeprefix("Value error, ")
         code = "missing_required_parameter" if missing else "invalid_value"
         raise ApiError(400, f"{param}: {said}", param, code) from None
-    extra = fields.model_extra or {}
-    for name, value in extra.items():
-        if name == "functions" and extra.get("function_call") == "none":
-            continue  # they are there, and none is called
+    for name, value in (fields.model_extra or {}).items():
         if name not in NEUTRAL:
             raise ApiError(400, f"{name}: no such parameter here", name, "unknown_parameter")
-        if not _changes_nothing(name, value):
-            raise ApiError(
-                400, f"{name}: not supported, and it would change the answer", name, "unsupported"
-            )
+        neutral = NEUTRAL[name]
+        if not (neutral is None or value is None or value in neutral):
+            said = f"{name}: not supported, and it would change the answer"
+            raise ApiError(400, said, name, "unsupported")
     return fields
 
 

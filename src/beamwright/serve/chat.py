@@ -1,28 +1,29 @@
-"""`POST /v1/chat/completions`: a conversation."""
+"""Chats and completions: replies with `choices`, whole or in chunks.
+
+Chunks have no `id:` or `retry:` field, no named event: clients of OpenAI's fail on them.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from beamwright.serve.answers import Answer, AnswerToken
-from beamwright.serve.body import (
-    ITEMS,
-    MOST_TOP_LOGPROBS,
-    Count,
-    Fields,
-    Objects,
-    Whole,
-    parsed,
-)
-from beamwright.serve.choices import LEAST_LOGPROB, ChoicesEndpoint
+from beamwright.serve.answers import behind, choices_of, finish_of, search_facts, solution_of, usage
+from beamwright.serve.body import ITEMS, Count, Fields, Whole, parsed
+from beamwright.serve.endpoint import COMMENT, Endpoint, event
 from beamwright.serve.errors import ApiError
 from beamwright.serve.job import SearchJob
-from beamwright.serve.options import RequestReader
-from beamwright.tree import Conversation
+from beamwright.solver.solution import Candidate
+from beamwright.tree import Conversation, RawPrompt, StopReason
+
+ROLE = {"role": "assistant", "content": ""}  # a text from the start: some clients show a null
+
+_MOST_PROMPTS = 32
+_PROMPTS = Field(max_length=_MOST_PROMPTS, fail_fast=True)
+_Ids = Annotated[list[Whole], Field(fail_fast=True)]  # a body holds so many values
 
 
 class Part(BaseModel):
@@ -37,11 +38,8 @@ class Message(BaseModel):
     """One message of a conversation; what was thought before is accepted, and ignored."""
 
     model_config = ConfigDict(extra="allow")
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], ITEMS] | None = None
-    name: str | None = None
-    tool_calls: Objects | None = None
-    tool_call_id: str | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Part], ITEMS]
 
 
 class ChatFields(Fields):
@@ -49,109 +47,210 @@ class ChatFields(Fields):
 
     messages: Annotated[list[Message], ITEMS] = Field(min_length=1)
     max_completion_tokens: Count | None = None
-    logprobs: bool | None = Field(None, strict=True)
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_TOP_LOGPROBS)] | None = None
-    tools: Objects | None = None
-    tool_choice: str | dict[str, Any] | None = None
 
 
-class ChatEndpoint(ChoicesEndpoint[ChatFields]):
-    """A conversation's next message."""
+class CompletionFields(Fields):
+    """What a completion takes: texts, or token ids, that are continued as they are.
 
-    path, fields = "/v1/chat/completions", ChatFields
-    kind, chunk, prefix, talks = "chat.completion", "chat.completion.chunk", "chatcmpl-", True
+    The last three are what a search elsewhere asks of its generator, as vLLM has them: the tokens
+    that were drawn, their log-probabilities, and the stop string that ended a text in it.
+    """
 
-    def read(self, body: dict[str, Any]) -> tuple[ChatFields, list[SearchJob]]:
-        """One search."""
-        fields = parsed(ChatFields, body)
-        return fields, [chat_job(self.queue.reader, fields)]
+    prompt: str | Annotated[list[str], _PROMPTS] | _Ids | Annotated[list[_Ids], _PROMPTS]
+    logprobs: Annotated[Whole, Field(ge=0, le=1)] | None = None
+    return_token_ids: bool | None = Field(None, strict=True)
+    include_stop_str_in_output: bool | None = Field(None, strict=True)
 
-    def content(self, answer: Answer) -> dict[str, Any]:
-        """A message."""
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": answer.text if answer.text or not answer.calls else None,
-            "refusal": None,
+
+def conversation(messages: list[Message], param: str) -> Conversation:
+    """As chat templates take it. param: where the messages stand. Raises ApiError."""
+    shown = []
+    for number, message in enumerate(messages):
+        text = message.content
+        if not isinstance(text, str):
+            texts = []
+            for i, part in enumerate(text):
+                where = f"{param}[{number}].content[{i}]"
+                if part.type not in ("text", "input_text", "output_text") or part.text is None:
+                    said = f"{where}: {part.type} is not supported"
+                    raise ApiError(400, said, where, "unsupported")
+                texts.append(part.text)
+            text = "\n".join(texts)
+        shown.append({"role": message.role, "content": text})
+    return Conversation(tuple(shown))
+
+
+class ChoicesEndpoint(Endpoint):
+    """An endpoint whose replies have choices. kind, chunk: what they call themselves; prefix: of
+    ids. talks: there are roles, and thoughts beside the text."""
+
+    kind: ClassVar[str]
+    chunk: ClassVar[str]
+    prefix: ClassVar[str]
+    talks: ClassVar[bool] = False
+    end = b"data: [DONE]\n\n"
+    fields: Fields
+
+    @abstractmethod
+    def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
+        """What a choice says, whole."""
+
+    @abstractmethod
+    def delta(self, said: dict[str, Any]) -> dict[str, Any]:
+        """What a choice of a chunk says."""
+
+    def whole(self) -> dict[str, Any]:
+        """Every job's choices behind those of the one before."""
+        choices = [
+            {
+                "index": number * job.choices + index,
+                "finish_reason": finish_of(candidate),
+                "logprobs": None,
+                **self.content(job, candidate),
+            }
+            for number, job in enumerate(self.jobs)
+            for index, candidate in enumerate(choices_of(job))
+        ]
+        facts = [search_facts(job) for job in self.jobs]
+        return {
+            **self._head(self.kind),
+            "choices": choices,
+            "usage": usage(self.jobs),
+            "search": facts[0] if len(facts) == 1 else facts,
         }
-        if answer.calls:
-            message["tool_calls"] = list(answer.calls)
-        return {"message": message}
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The searches one behind the other, each as far as it is decided."""
+        for number, job in enumerate(self.jobs):
+            offset, sent = number * job.choices, ""
+            if self.talks:
+                yield self._chunk(offset, ROLE)
+            async for changed in job.changes():
+                if not changed:
+                    yield COMMENT
+                for part in self._rounds(job, offset, thinks=self.talks and not sent):
+                    yield part
+                if new := job.text[len(sent) :]:
+                    sent = job.text
+                    yield self._chunk(offset, {"content": new})
+            await job.solution()
+            for part in self._ends(job, offset, sent):
+                yield part
+        if self._with_usage:
+            yield event({**self._head(self.chunk), "choices": [], "usage": usage(self.jobs)})
+
+    def _ends(self, job: SearchJob, offset: int, sent: str) -> Iterator[bytes]:
+        """What is left of the first choice, all of the others, and how each has ended."""
+        for index, candidate in enumerate(choices_of(job), offset):
+            if index > offset and self.talks:
+                yield self._chunk(index, ROLE)
+            if text := behind(candidate.text, sent if index == offset else ""):
+                yield self._chunk(index, {"content": text})
+            facts = {"search": search_facts(job)} if index == offset else {}
+            yield self._chunk(index, {}, finish_of(candidate), **facts)
+
+    def _rounds(self, job: SearchJob, index: int, *, thinks: bool) -> Iterator[bytes]:
+        """What was decided since: for people, where there is a search to tell of, and programs.
+
+        thinks: no text has gone out. Clients that get reasoning between two pieces of a text show
+        two texts, cut anywhere.
+        """
+        thinks &= job.outcome is None and job.options.get("n") != 1
+        rounds, job.rounds = job.rounds, []
+        for summary in rounds:
+            if thinks:
+                said = str(summary)
+                yield self._chunk(index, {"reasoning": said, "reasoning_content": said})
+            if (self.fields.search or {}).get("events"):
+                yield self._chunk(index, {}, search=vars(summary))
+
+    def failed(self, error: ApiError) -> bytes:
+        """In OpenAI's shape."""
+        return event(error.body)
+
+    @property
+    def _with_usage(self) -> bool:
+        options = self.fields.stream_options
+        return bool(options and options.include_usage)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        """What every object begins with."""
+        job = self.jobs[0]
+        return {
+            "id": self.prefix + job.number,
+            "object": kind,
+            "created": int(job.created_s),
+            "model": job.model,
+            "system_fingerprint": self.queue.fingerprint,
+        }
+
+    def _chunk(
+        self, index: int, said: dict[str, Any], finish: str | None = None, **more: Any
+    ) -> bytes:
+        choice = {"index": index, **self.delta(said), "finish_reason": finish, "logprobs": None}
+        unused = {"usage": None} if self._with_usage else {}
+        return event({**self._head(self.chunk), "choices": [choice], **unused, **more})
+
+
+class ChatEndpoint(ChoicesEndpoint):
+    """`POST /v1/chat/completions`: a conversation's next message."""
+
+    path, kind, chunk = "/v1/chat/completions", "chat.completion", "chat.completion.chunk"
+    prefix, talks = "chatcmpl-", True
+
+    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+        """One search."""
+        self.fields = fields = parsed(ChatFields, body)
+        self.streamed = bool(fields.stream)
+        problem = conversation(fields.messages, "messages")
+        limit = fields.max_completion_tokens or fields.max_tokens
+        return [self.queue.reader.job(fields, problem, limit)]
+
+    def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
+        """A message."""
+        return {"message": {"role": "assistant", "content": candidate.text, "refusal": None}}
 
     def delta(self, said: dict[str, Any]) -> dict[str, Any]:
         """A part of one."""
         return {"delta": said}
 
-    def logprobs(self, tokens: Sequence[AnswerToken] | None) -> dict[str, Any] | None:
-        """Each token with its bytes."""
-        if tokens is None:
-            return None
 
-        def shown(data: bytes, logprob: float) -> dict[str, Any]:
-            text = data.decode("utf-8", "replace")
-            return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+class CompletionsEndpoint(ChoicesEndpoint):
+    """`POST /v1/completions`: prompts' continuations."""
 
-        content = [
-            {**shown(token.data, token.logprob), "top_logprobs": [shown(*top) for top in token.top]}
-            for token in tokens
-        ]
-        return {"content": content, "refusal": None}
+    path, kind, chunk = "/v1/completions", "text_completion", "text_completion"
+    prefix = "cmpl-"
+    fields: CompletionFields
 
+    def read(self, body: dict[str, Any]) -> list[SearchJob]:
+        """A search for every prompt."""
+        self.fields = fields = parsed(CompletionFields, body)
+        for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
+            if fields.stream and getattr(fields, name):
+                raise ApiError(400, f"{name}: not in a stream", name, "unsupported")
+        self.streamed, prompt = bool(fields.stream), fields.prompt
+        is_one = isinstance(prompt, str) or any(isinstance(token, int) for token in prompt)
+        prompts: list[Any] = [prompt] if is_one else list(prompt)
+        if not prompts:
+            raise ApiError(400, f"prompt: from 1 to {_MOST_PROMPTS} of them", "prompt")
+        given = (text if isinstance(text, str) else tuple(text) for text in prompts)
+        reader, limit = self.queue.reader, fields.max_tokens
+        return [reader.job(fields, RawPrompt(each), limit, "prompt") for each in given]
 
-def chat_job(reader: RequestReader, fields: ChatFields) -> SearchJob:
-    """The search of a conversation. Raises ApiError 400 for what is not understood."""
-    tools = reader.tools(fields.tools, fields.tool_choice)
-    messages = tuple(
-        template_message(message, f"messages[{number}]")
-        for number, message in enumerate(fields.messages)
-    )
-    if fields.top_logprobs and not fields.logprobs:
-        raise ApiError(400, "top_logprobs: needs logprobs", "top_logprobs")
-    top = (fields.top_logprobs or 0) if fields.logprobs else None
-    limit = fields.max_completion_tokens or fields.max_tokens
-    return reader.job(fields, Conversation(messages, tools), limit, top)
+    def content(self, job: SearchJob, candidate: Candidate) -> dict[str, Any]:
+        """A text, and what was drawn for it."""
+        fields, codec, text = self.fields, self.queue.solver.codec, candidate.text
+        steps = solution_of(job).tree.node(candidate.lineage).reply()
+        ids = [token for step in steps for token in step.token_ids]
+        if fields.include_stop_str_in_output and candidate.stop == StopReason.STOP_STRING and codec:
+            drawn = codec.decode(ids)
+            text += next((stop for stop in job.stops if drawn.startswith(text + stop)), "")
+        more: dict[str, Any] = {"token_ids": ids} if fields.return_token_ids else {}
+        if fields.logprobs is not None:
+            values = [value for step in steps for value in step.logprobs]
+            more["logprobs"] = {"token_logprobs": [max(value, -9999.0) for value in values]}
+        return {"text": text, **more}
 
-
-def template_message(message: Message, param: str) -> dict[str, Any]:
-    """A message as chat templates take it. param: where it stands. Raises ApiError."""
-    if message.role == "function":
-        raise ApiError(400, f"{param}.role: function is no longer supported", f"{param}.role")
-    shown: dict[str, Any] = {"role": message.role, "content": message_text(message, param)}
-    if message.tool_calls:
-        calls = [template_call(call, f"{param}.tool_calls") for call in message.tool_calls]
-        shown["tool_calls"] = calls
-    elif message.content is None:
-        raise ApiError(400, f"{param}.content: is missing", f"{param}.content")
-    for name in ("tool_call_id", "name"):
-        if getattr(message, name) is not None:
-            shown[name] = getattr(message, name)
-    return shown
-
-
-def message_text(message: Message, param: str) -> str:
-    """What it says; raises ApiError for a part that is no text."""
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for number, part in enumerate(message.content or ()):
-        where = f"{param}.content[{number}]"
-        if part.type not in ("text", "input_text", "output_text"):
-            raise ApiError(400, f"{where}: {part.type} is not supported", where, "unsupported")
-        if part.text is None:
-            raise ApiError(400, f"{where}.text: is missing", f"{where}.text")
-        texts.append(part.text)
-    return "\n".join(texts)
-
-
-def template_call(call: Mapping[str, Any], param: str) -> dict[str, Any]:
-    """A call of a tool with its arguments as an object: chat templates write it out again."""
-    function = call.get("function")
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f"{param}: no function with a name", param)
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            raise ApiError(400, f"{param}: arguments are no JSON", param) from None
-    shown = {"name": function["name"], "arguments": arguments}
-    return {"id": call.get("id"), "type": "function", "function": shown}
+    def delta(self, said: dict[str, Any]) -> dict[str, Any]:
+        """A part of one."""
+        return {"text": said.get("content", "")}

@@ -27,6 +27,16 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+# Some clients ask again whatever they are told at 5xx, 408, 409 and 429.
+_STATUSES: tuple[tuple[type[BeamwrightError], int, str | None], ...] = (
+    (ProblemTooLongError, 400, "context_length_exceeded"),
+    (InputError, 400, None),
+    (Cancelled, 499, "cancelled"),
+    (UnavailableError, 503, "unavailable"),
+    (CapacityError, 422, "out_of_memory"),
+    (DeviceMemoryError, 422, "out_of_memory"),
+    (BeamwrightError, 422, "search_failed"),
+)
 
 
 class ApiError(Exception):
@@ -76,30 +86,12 @@ class AsciiJSON(JSONResponse):
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
     """What a search that failed is to who asked for it. A bug's own words stay in the log."""
-    match error:
-        case ApiError():
-            told = error
-        case ProblemTooLongError():
-            told = ApiError(400, str(error), param, "context_length_exceeded")
-        case InputError():
-            told = ApiError(400, str(error), param)
-        case Cancelled():
-            told = ApiError(499, "the search was cancelled", code="cancelled")
-        case UnavailableError():
-            told = ApiError(503, str(error), code="unavailable", retry_after_s=30)
-        # Some clients ask again whatever they are told at 5xx, 408, 409 and 429.
-        case CapacityError() | DeviceMemoryError():
-            told = ApiError(422, str(error), code="out_of_memory")
-        case BeamwrightError():
-            told = ApiError(422, str(error), code="search_failed")
-        case _:
-            told = ApiError(500, "internal error", code="internal_error")
-    return told
-
-
-def told_error(error: Exception, what: str) -> ApiError:
-    """The same at the end of a stream; a bug goes to the log. what: whose, for the log."""
-    told = api_error(error)
-    if told.status >= 500 and not isinstance(error, ApiError):
-        log.error("%s", what, exc_info=error)
-    return told
+    if isinstance(error, ApiError):
+        return error
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            retry_after_s = 30 if status == 503 else None
+            return ApiError(
+                status, str(error), param if status == 400 else None, code, retry_after_s
+            )
+    return ApiError(500, "internal error", code="internal_error")

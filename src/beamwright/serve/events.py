@@ -6,7 +6,7 @@ what the page exports. A step is sent whole once, and later with its lineage and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NotRequired
 
@@ -43,23 +43,19 @@ class StepEvent(TypedDict):
     kv: NotRequired[str | None]
 
 
-class About(TypedDict):
-    """What a search is of; None for what is not known of a saved one."""
+class Begin(TypedDict):
+    """A search begins, or waits for its turn. started: seconds since 1970. None for what is not
+    known of a saved one."""
 
+    event: Literal["begin"]
+    id: str
+    started: float | None
     problem: str
     model: str | None
     method: str | None
     n: int | None
     width: int | None
     seed: int | None
-
-
-class Begin(About):
-    """A search begins, or waits for its turn. started: seconds since 1970."""
-
-    event: Literal["begin"]
-    id: str
-    started: float | None
 
 
 class RoundEvent(TypedDict):
@@ -94,18 +90,9 @@ class End(TypedDict):
 Event = Begin | RoundEvent | End
 
 
-def begin(run_id: str, about: About, *, started: float | None = None) -> Begin:
-    """The first event of a run."""
-    return {"event": "begin", "id": run_id, "started": started, **about}
-
-
-def decided(
-    number: int, nodes: list[StepEvent], tokens: int, elapsed_s: float | None
-) -> RoundEvent:
-    """A round is decided; see `RoundEvent`."""
-    return {
-        "event": "round", "round": number, "nodes": nodes, "tokens": tokens, "elapsed_s": elapsed_s,
-    }  # fmt: skip
+def begin(run_id: str, about: Mapping[str, Any], started: float | None = None) -> Begin:
+    """The first event of a run. about: problem, model, method, n, width and seed."""
+    return {"event": "begin", "id": run_id, "started": started, **about}  # type: ignore[typeddict-item]
 
 
 def end(state: EndState, **known: Any) -> End:
@@ -168,8 +155,11 @@ class PageTree:
             self._known[node] = now
             step.update(_judged(node))
             if before is None or before[-1] != now[-1]:
-                step.update(_written(node, texts=texts))
-            elif not texts:
+                text = node.step_text if node.turn is None else node.turn.text
+                step["round"], step["tokens"], step["text"] = node.round, now[-1], text
+                if node.usage["speculated_kept"]:
+                    step["ahead"] = node.usage["speculated_kept"]
+            if not texts:
                 step["text"] = None
             self.num_tokens += len(node.token_ids) - (0 if before is None else before[-1])
         if moved:
@@ -180,19 +170,6 @@ class PageTree:
 def dotted(node: Node) -> str:
     """Its lineage, without the problem's id."""
     return ".".join(map(str, node.lineage[1:]))
-
-
-def _written(node: Node, *, texts: bool) -> StepEvent:
-    text = node.step_text if node.turn is None else node.turn.text
-    step: StepEvent = {
-        "lineage": dotted(node),
-        "round": node.round,
-        "tokens": len(node.token_ids),
-        "text": text if texts else None,
-    }
-    if node.usage["speculated_kept"]:
-        step["ahead"] = node.usage["speculated_kept"]
-    return step
 
 
 def _judged(node: Node) -> StepEvent:
@@ -214,7 +191,7 @@ def _judged(node: Node) -> StepEvent:
 
 def saved_run(
     run_id: str,
-    about: About,
+    about: Mapping[str, Any],
     steps: Sequence[StepEvent],
     *,
     elapsed_s: float | None = None,
@@ -222,17 +199,18 @@ def saved_run(
 ) -> list[Event]:
     """A whole run of steps that are as they ended: a tree that was saved says in which round a step
     was opened, not when each verdict about it fell. known: of its end."""
-    rounds: list[RoundEvent] = []
-    num_tokens = 0
-    for number, group in groupby(sorted(steps, key=_shown_in), key=_shown_in):
+
+    def shown_in(step: StepEvent) -> int:
+        return max(1, step.get("round", 0))  # the prompt comes with the first
+
+    events: list[Event] = [begin(run_id, about)]
+    num_tokens, ordered = 0, sorted(steps, key=shown_in)
+    for number, group in groupby(ordered, key=shown_in):
         nodes = list(group)
         num_tokens += sum(step.get("tokens", 0) for step in nodes if step["lineage"])
-        rounds.append(decided(number, nodes, num_tokens, None))
-    if rounds:
-        rounds[-1]["elapsed_s"] = elapsed_s
-    return [begin(run_id, about), *rounds, end("saved", elapsed_s=elapsed_s, **known)]
-
-
-def _shown_in(step: StepEvent) -> int:
-    """Its round; the prompt comes with the first."""
-    return max(1, step.get("round", 0))
+        when_s = elapsed_s if nodes[-1] is ordered[-1] else None
+        events.append({
+            "event": "round", "round": number, "nodes": nodes, "tokens": num_tokens,
+            "elapsed_s": when_s,
+        })  # fmt: skip
+    return [*events, end("saved", elapsed_s=elapsed_s, **known)]

@@ -1,6 +1,9 @@
-"""The feed of the live page: an append-only list of events per search, read from any number on.
+"""The feed of the live page: an append-only list of events per search, read from any number on,
+and the HTTP for it and for the page's files.
 
-The solver's thread appends; readers in the event loop follow. Knows no HTTP (`feed_routes`).
+The solver's thread appends; readers in the event loop follow. Lines of JSON are read with `fetch`,
+so that a key goes into the Authorization header; keys, hosts and origins are checked before
+anything gets here. Files have a strict content security policy.
 """
 
 from __future__ import annotations
@@ -11,16 +14,28 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from importlib import resources
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from beamwright.errors import BeamwrightError, Cancelled
 from beamwright.io import finite
 from beamwright.protocols import RoundReport
-from beamwright.serve.events import About, EndState, Event, PageTree, begin, decided, dotted, end
+from beamwright.search import STRATEGIES
+from beamwright.serve.body import parsed, read_body
+from beamwright.serve.errors import AsciiJSON
+from beamwright.serve.events import EndState, Event, PageTree, begin, dotted, end
+from beamwright.serve.guard import owner_of
+from beamwright.serve.runs import filled_page
 from beamwright.tree import Node
 
 if TYPE_CHECKING:
     from beamwright.serve.job import SearchJob
+    from beamwright.serve.queue import RequestQueue
     from beamwright.solver.solution import Solution
 
 KEEP_ALIVE_S = 15.0
@@ -32,11 +47,16 @@ MOST_BYTES = 128 << 20
 
 
 class SearchEvents:
-    """The events of one search, a line of JSON each."""
+    """The events of one search, a line of JSON each. places: see `PageTree`."""
 
-    def __init__(self, first: Event, job: SearchJob | None = None) -> None:
+    def __init__(
+        self,
+        first: Event,
+        job: SearchJob | None = None,
+        places: Callable[[Node], str | None] | None = None,
+    ) -> None:
         assert first["event"] == "begin"
-        self.begin, self.job = first, job
+        self.begin, self.job, self.tree = first, job, PageTree(places)
         self.owner = None if job is None else job.owner
         self.state, self.num_bytes, self.rounds = "waiting", 0, 0
         self._lines: list[bytes] = []
@@ -62,7 +82,7 @@ class SearchEvents:
                 self.state, self.rounds = "running", event["round"]
             elif event["event"] == "end":
                 self.state = event["state"]
-                self.job = None  # it holds a tree, and all rounds
+                self.job, self.tree = None, PageTree()  # they hold a tree, and all rounds
             wakes = list(self._wakes)
         for wake in wakes:
             wake()
@@ -104,80 +124,62 @@ class SearchEvents:
 class Feed:
     """Hears of every search (a listener of the queue) and keeps the newest.
 
-    about: what a job is of. places: where a node's KV is; None where nobody knows. most,
-    most_bytes: of the runs that are kept.
+    places: where a node's KV is; None where nobody knows. most, most_bytes: of the runs that are
+    kept.
     """
 
     def __init__(
         self,
-        about: Callable[[Any], About],
         *,
         places: Callable[[Node], str | None] | None = None,
         most: float = MOST_RUNS,
         most_bytes: float = MOST_BYTES,
     ) -> None:
-        self._about, self._places = about, places
-        self._most, self._most_bytes = most, most_bytes
+        self._places, self._most, self._most_bytes = places, most, most_bytes
         self._runs: dict[str, SearchEvents] = {}
-        self._trees: dict[str, PageTree] = {}
         self._lock = threading.Lock()
 
     # --- what the queue says, from any thread -------------------------------------------------
 
     def begun(self, job: SearchJob) -> None:
-        """A search waits, or begins; nothing, if its first round was quicker to say so."""
-        with self._lock:
-            if job.id in self._runs:
-                return
-            first = begin(job.id, self._about(job), started=time.time())
-            self._trees[job.id] = PageTree(self._places)
-            self._runs[job.id] = SearchEvents(first, job)
-        self._forget_old()
+        """A search waits, or begins."""
+        first = begin(job.id, job.about, time.time())
+        self._keep(SearchEvents(first, job, self._places))
 
     def round(self, job: SearchJob, report: RoundReport) -> None:
         """A round of it is decided."""
-        self.begun(job)
-        run, shown = self._runs[job.id], self._trees.get(job.id)
-        if shown is None:
-            return
-        nodes = shown.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
-        run.append(decided(report.round, nodes, shown.num_tokens, report.elapsed_s))
+        run = self._runs[job.id]
+        nodes = run.tree.changes(report.tree, texts=run.num_bytes < MOST_RUN_BYTES)
+        run.append({
+            "event": "round", "round": report.round, "nodes": nodes,
+            "tokens": run.tree.num_tokens, "elapsed_s": report.elapsed_s,
+        })  # fmt: skip
 
     def ended(self, job: SearchJob, outcome: Solution | BaseException) -> None:
         """It has a solution, or none."""
-        run, shown = self._runs.get(job.id), self._trees.pop(job.id, None)
-        if run is None or shown is None:
-            return
+        run = self._runs[job.id]
         state: EndState = "failed"
         solution = getattr(outcome, "partial", None)
         if not isinstance(outcome, BaseException):
             state, solution = "done", outcome
         elif isinstance(outcome, Cancelled):
             state = "cancelled"
-        known = {} if solution is None else _ending(solution, shown)
+        known = {} if solution is None else _ending(solution, run.tree)
         if state == "failed":
             # Only what was raised on purpose is fit to show.
             deliberate = isinstance(outcome, BeamwrightError)
             known["error"] = str(outcome) if deliberate else type(outcome).__name__
         run.append(end(state, **known))
-        self._forget_old()
+        self._keep(run)
 
     # --- what is kept ------------------------------------------------------------------------
 
     def add(self, events: Sequence[Event]) -> SearchEvents:
-        """A whole run, a saved one.
-
-        Raises:
-            ValueError: if it does not begin with its beginning.
-        """
-        if not events or events[0]["event"] != "begin":
-            raise ValueError("the first event of a run is its beginning")
+        """A whole run, a saved one."""
         run = SearchEvents(events[0])
         for event in events[1:]:
             run.append(event)
-        with self._lock:
-            self._runs[run.begin["id"]] = run
-        self._forget_old()
+        self._keep(run)
         return run
 
     def runs(self) -> list[SearchEvents]:
@@ -189,11 +191,12 @@ class Feed:
         """That run, if it is kept."""
         return self._runs.get(run_id)
 
-    def _forget_old(self) -> None:
+    def _keep(self, run: SearchEvents) -> None:
+        """And forget the oldest that have ended, where there are too many."""
         with self._lock:
-            ended = [run_id for run_id, run in self._runs.items() if run.ended]
+            self._runs.setdefault(run.begin["id"], run)
             num_bytes = sum(run.num_bytes for run in self._runs.values())
-            for run_id in ended:
+            for run_id in [run_id for run_id, run in self._runs.items() if run.ended]:
                 if len(self._runs) <= self._most and num_bytes <= self._most_bytes:
                     return
                 if len(self._runs) > 1:
@@ -213,3 +216,108 @@ def _ending(solution: Solution, shown: PageTree) -> dict[str, Any]:
         "elapsed_s": solution.time.total_s,
         "stats": finite({name: figures[name] for name in names}),
     }
+
+
+# --- HTTP ------------------------------------------------------------------------------------
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+_HEAD = (
+    '<link rel="icon" href="data:,">\n<link rel="stylesheet" href="/page/page.css">\n'
+    '<script type="module" src="/page/main.js"></script>'
+)
+
+Gauges = Callable[[], Sequence[Mapping[str, Any]]]
+"""Figures of the moment, in the order in which they are shown: {name, value, unit?, of?}, or
+{name, total, unit?} for what only grows and is shown per second. unit: "bytes" or a word; of: what
+the value is at most."""
+
+
+class FeedProblem(BaseModel):
+    """A problem for a search; options: of the `search` object of a chat completion."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    problem: str = Field(strict=True, min_length=1)
+    options: dict[str, Any] = {}
+
+
+def feed_routes(feed: Feed, queue: RequestQueue | None, gauges: Gauges = tuple) -> APIRouter:
+    """`/feed/*`. queue: None where runs can only be looked at."""
+    routes = APIRouter(prefix="/feed")
+
+    def kept(run_id: str, request: Request) -> SearchEvents:
+        run = feed.run(run_id)
+        if run is None or run.owner != owner_of(request):
+            raise HTTPException(404, "no such search, or an old one that is not kept any more")
+        return run
+
+    @routes.get("/searches")
+    async def searches(request: Request) -> Response:
+        """What is running, waiting, or over, the newest first; of this key alone."""
+        mine = [run.summary() for run in feed.runs() if run.owner == owner_of(request)]
+        asks, methods = queue is not None, list(STRATEGIES)
+        return AsciiJSON({"asks": asks, "methods": methods, "searches": mine})
+
+    @routes.post("/searches")
+    async def ask(request: Request) -> dict[str, Any]:
+        """Begin a search."""
+        if queue is None:
+            raise HTTPException(405, "saved runs can only be looked at")
+        given = await read_body(request, queue.limits, partial(parsed, FeedProblem))
+        job = await queue.begin_search(given.problem, given.options, owner_of(request))
+        return {"id": job.id}
+
+    @routes.get("/searches/{run_id}")
+    async def follow(
+        request: Request, run_id: str, start: Annotated[int, Query(alias="from", ge=0)] = 0
+    ) -> StreamingResponse:
+        """Its events from a number on, a line of JSON each, until it is over."""
+        lines = kept(run_id, request).follow(start)
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
+
+    @routes.delete("/searches/{run_id}")
+    async def cancel(request: Request, run_id: str) -> dict[str, Any]:
+        """Give it up. One that is over stays as it is."""
+        run = kept(run_id, request)
+        if run.job is not None:
+            run.job.cancel()
+        return {"id": run_id, "state": run.state}
+
+    @routes.get("/gauges")
+    async def figures() -> dict[str, Any]:
+        """Memory, link and rates as they are now."""
+        return {"gauges": list(gauges())}
+
+    return routes
+
+
+def page_routes() -> APIRouter:
+    """`/` and `/page/*`: the page's files, read once."""
+    routes = APIRouter()
+    folder = resources.files("beamwright.serve") / "page"
+    files = {part.name: part.read_bytes() for part in folder.iterdir() if part.is_file()}
+    files["index.html"] = filled_page(_HEAD, "", title="Beamwright").encode()
+
+    @routes.get("/")
+    async def page() -> Response:
+        return await part("index.html")
+
+    @routes.get("/page/{name}")
+    async def part(name: str) -> Response:
+        kind = _TYPES.get(name.rpartition(".")[2])
+        if name not in files or kind is None:
+            raise HTTPException(404, "no such file")
+        return Response(files[name], media_type=f"{kind}; charset=utf-8", headers=_HEADERS)
+
+    return routes

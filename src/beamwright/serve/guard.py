@@ -13,12 +13,10 @@ import hmac
 import ipaddress
 import json
 import logging
-import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -31,55 +29,17 @@ _REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 """Id of the request that a task, and whatever it begins, is for: in every line that it logs."""
 
 _LOGGED = ("method", "path", "status", "seconds")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SMALL_BYTES = 64 * 1024
 """Of a body that others' large ones never keep out; ServerLimits.bodies_bytes bounds the rest."""
+
+_OPEN = ("/", "/health")
+"""For anybody, as is what is below /page/."""
 
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-
-
-@dataclass(frozen=True)
-class Doors:
-    """Who is let in. hosts: names that a request may use, beside addresses, which are no name that
-    somebody's DNS could point here. keys: digests; empty: no key is needed. open_paths: for
-    anybody, and what is below them if they end with a slash."""
-
-    hosts: frozenset[str]
-    keys: tuple[bytes, ...]
-    open_paths: tuple[str, ...] = ("/", "/health", "/ready", "/docs", "/page/")
-
-    @classmethod
-    def of(cls, hosts: Collection[str], keys: Sequence[str]) -> Doors:
-        """Keys are kept as digests only."""
-        allowed = frozenset(host.lower() for host in hosts)
-        return cls(allowed, tuple(hashlib.sha256(key.encode()).digest() for key in keys))
-
-    def owner(self, authorization: str) -> str | None:
-        """Who has this key: its digest; None for a wrong one. Takes as long for every key."""
-        scheme, _, key = authorization.partition(" ")
-        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as headers are read
-        known = False
-        for digest in self.keys:
-            known |= hmac.compare_digest(given, digest)
-        return given.hex() if known and scheme.lower() == "bearer" else None
-
-    def takes(self, host: str) -> bool:
-        """True if a request may call this machine so."""
-        try:
-            return host in self.hosts or bool(ipaddress.ip_address(host))
-        except ValueError:
-            return False
-
-    def is_open(self, path: str) -> bool:
-        """True if no key is needed."""
-        if not self.keys or path in self.open_paths:
-            return True
-        below = tuple(known for known in self.open_paths if known != "/" and known.endswith("/"))
-        return path.startswith(below)
 
 
 def owner_of(request: Request) -> str | None:
@@ -89,10 +49,18 @@ def owner_of(request: Request) -> str | None:
 
 
 class Guard:
-    """Checks a request, gives it an id, bounds its body, and logs how it ended."""
+    """Checks a request, gives it an id, bounds its body, and logs how it ended.
 
-    def __init__(self, app: ASGIApp, doors: Doors, limits: ServerLimits) -> None:
-        self._app, self._doors, self._limits = app, doors, limits
+    hosts: names that a request may use, beside addresses, which are no name that somebody's DNS
+    could point here. keys: kept as digests only; empty: no key is needed.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: ServerLimits, hosts: Collection[str], keys: Sequence[str] = ()
+    ) -> None:
+        self._app, self._limits = app, limits
+        self._hosts = {host.lower() for host in hosts}
+        self._keys = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
         self._bodies_bytes = 0  # of large bodies, see `_SMALL_BYTES`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,8 +76,7 @@ class Guard:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
-        given = headers.get("x-request-id", "")
-        number = given if _REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        number = f"req_{secrets.token_hex(12)}"
         _REQUEST.set(number)
         began_s, status, whole = time.monotonic(), 0, False
         size = large = 0
@@ -153,16 +120,19 @@ class Guard:
         log.info("request %s", number, extra=dict(zip(_LOGGED, logged, strict=True)))
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> str | None:
-        """Whose request it is (`Doors.owner`). Raises ApiError."""
+        """Whose request it is (`owner`). Raises ApiError."""
         if _has_two_lengths(headers):
             raise ApiError(400, "content-length beside transfer-encoding")
-        host, origin = _host(headers.get("host", "").strip().lower()), headers.get("origin")
-        if not self._doors.takes(host):
+        host, origin = headers.get("host", "").strip().lower(), headers.get("origin")
+        is_v6 = host.startswith("[")  # without the port: `[::1]:8000` is `::1`
+        host = host[1:].partition("]")[0] if is_v6 else host.partition(":")[0]
+        if host not in self._hosts and not _is_address(host):
             raise ApiError(421, f"this server is not {host[:100]!r} (--allow-host)")
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host"):
             raise ApiError(403, "requests of other origins are refused")
-        owner = self._doors.owner(headers.get("authorization", ""))
-        if owner is None and not self._doors.is_open(scope["path"]):
+        owner, path = self.owner(headers.get("authorization", "")), scope["path"]
+        is_open = path in _OPEN or path.startswith("/page/")
+        if self._keys and owner is None and not is_open:
             raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -173,11 +143,21 @@ class Guard:
                 raise self._limits.too_large
         return owner
 
+    def owner(self, authorization: str) -> str | None:
+        """Who has this key: its digest; None for a wrong one. Takes as long for every key."""
+        scheme, _, key = authorization.partition(" ")
+        given = hashlib.sha256(key.strip().encode("latin-1")).digest()  # as headers are read
+        known = False
+        for digest in self._keys:
+            known |= hmac.compare_digest(given, digest)
+        return given.hex() if known and scheme.lower() == "bearer" else None
 
-def _host(header: str) -> str:
-    """Without the port: `[::1]:8000` is `::1`."""
-    is_v6 = header.startswith("[")
-    return header[1:].partition("]")[0] if is_v6 else header.partition(":")[0]
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _has_two_lengths(headers: Mapping[str, str]) -> bool:

@@ -1,23 +1,35 @@
-"""SearchJob: one search of a request, what is asked and what has become of it so far."""
+"""SearchJob: one search of a request, what is asked and what has become of it so far; and who
+reads which search a request is for: `RequestReader`.
+
+`NAME` is the server's own recipe, `NAME:beam` and so on each strategy, `NAME:plain` one sample:
+for the titles and tags of chat UIs, and for clients that know of no search.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
+from beamwright.config import option_owners
 from beamwright.engine.limits import num_generated
-from beamwright.errors import Cancelled
+from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
+from beamwright.search import DEFAULT_SEARCH, STRATEGIES
 from beamwright.sections import SearchSettings
-from beamwright.serve.errors import api_error
-from beamwright.serve.events import About
+from beamwright.serve.body import MOST_STOPS, Fields, ServerLimits
+from beamwright.serve.errors import ApiError, api_error
 from beamwright.solver.handle import Handle
 from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation, Problem, RawPrompt
+from beamwright.units import parse_duration
+
+QUIET_S = 10.0
+"""Silence after which who follows a job wakes: to tell a client that something happens."""
 
 _MOST_ROUNDS = 64
 
@@ -39,13 +51,13 @@ class RoundSummary:
         """Copied: the report's tree grows on."""
         scores = [node.score for node in report.candidates if node.score is not None]
         return cls(
-            report.round,
-            len(report.candidates),
-            len(report.survivors),
-            len(report.pruned),
-            len(report.finished),
-            max(scores, default=None),
-            num_generated(report.tree),
+            number=report.round,
+            candidates=len(report.candidates),
+            kept=len(report.survivors),
+            pruned=len(report.pruned),
+            finished=len(report.finished),
+            best=max(scores, default=None),
+            tokens=num_generated(report.tree),
         )
 
     def __str__(self) -> str:
@@ -63,11 +75,9 @@ class SearchJob:
     """One search of a request. It keeps its newest text and rounds alone, so a reader that is
     slow, or gone, holds nothing up.
 
-    model: as it was named. options: of `Solver.submit`. choices: answers that are returned.
-    seed: of the search, given or drawn. stops: strings that end an answer. top_logprobs: of every
-    token, None without log-probabilities. tools: the answer may call some. param: the field that
-    the problem is in. token_ids, with_stop: what was drawn is said, and the stop string that ended
-    a text is in it, as vLLM does.
+    model: as it was named. options: of `Solver.submit`. about: what the page says of it. choices:
+    answers that are returned. stops: strings that end an answer. streams: text is final before the
+    end, see `answers`. param: the field that the problem is in.
 
     owner: whose it is, None where there are no keys. text: final so far. rounds: those that nobody
     has read yet, the newest 64.
@@ -76,14 +86,11 @@ class SearchJob:
     model: str
     problem: Problem
     options: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)
     choices: int = 1
-    seed: int = 0
     stops: tuple[str, ...] = ()
-    top_logprobs: int | None = None
-    tools: bool = False
+    streams: bool = False
     param: str = "messages"
-    token_ids: bool = False
-    with_stop: bool = False
     owner: str | None = field(default=None, init=False)
     prompt_tokens: int = field(default=0, init=False)
     text: str = field(default="", init=False)
@@ -99,11 +106,6 @@ class SearchJob:
         self._changed = asyncio.Event()
 
     @property
-    def is_plain(self) -> bool:
-        """One sample: there is no search to tell of."""
-        return self.options.get("n") == 1
-
-    @property
     def state(self) -> Literal["waiting", "running", "done", "failed", "cancelled"]:
         match self.outcome:
             case None:
@@ -114,15 +116,21 @@ class SearchJob:
                 return "cancelled"
         return "failed"
 
-    async def changes(self) -> AsyncIterator[None]:
-        """Once whenever there is something new, and once behind the end. For one reader."""
-        ended = False
-        while not ended:
-            await self._changed.wait()
+    async def changes(self) -> AsyncIterator[bool]:
+        """True whenever there is something new, and once behind the end; False where it is silent.
+        For one reader."""
+        while True:
+            try:
+                await asyncio.wait_for(self._changed.wait(), QUIET_S)
+            except TimeoutError:
+                yield False
+                continue
             self._changed.clear()
-            if ended := self.outcome is not None:
+            if self.outcome is not None:
                 self._changed.set()  # whoever reads it again is not kept waiting
-            yield
+                yield True
+                return
+            yield True
 
     async def solution(self) -> Solution:
         """Its result. Raises ApiError."""
@@ -151,15 +159,127 @@ class SearchJob:
         self.outcome = outcome
         self._changed.set()
 
-    def about(self, search: SearchSettings) -> About:
-        """What the page says of it. search: the server's own recipe."""
-        problem, options = self.problem, self.options
-        text = problem.problem_text if isinstance(problem, Conversation) else str(problem)
-        return {
-            "problem": str(problem.given) if isinstance(problem, RawPrompt) else text,
-            "model": self.model,
-            "method": options.get("search") or search.search,
-            "n": options.get("n", search.n),
-            "width": options.get("width", search.width),
-            "seed": self.seed,
+
+# --- what is asked ---------------------------------------------------------------------------
+
+_PLAIN: Mapping[str, Any] = MappingProxyType(
+    {"search": "best-of-n", "n": 1, "width": 1, "choose": "best", "max_rounds": 100_000}
+)
+_SEEDS = 2**63
+_NAMES = {"method": "search", "rounds": "max_rounds"}  # of `search`, as recipes have them
+_NOT_OURS = ("stop", "stop_strings", "top_logprobs")  # go by OpenAI's names, or not at all
+_WHOLE = ("n", "width", "seed", "token_budget", "max_tokens")
+
+
+@dataclass(frozen=True)
+class RequestReader:
+    """Reads requests for one server. name: of its generator; search: its recipe; seed: of all
+    searches that name none; None: drawn anew."""
+
+    name: str
+    search: SearchSettings
+    limits: ServerLimits
+    seed: int | None = None
+
+    def models(self) -> list[str]:
+        """All names that a search has here, the recipe first."""
+        return [self.name, f"{self.name}:plain", *(f"{self.name}:{row}" for row in STRATEGIES)]
+
+    def options(self, model: str) -> dict[str, Any]:
+        """The search that a name stands for. Raises ApiError 404."""
+        if model not in self.models():
+            said = f"the model {model!r} does not exist here"
+            raise ApiError(404, said, "model", "model_not_found")
+        method = model.removeprefix(self.name).removeprefix(":")
+        if method == "plain":
+            return dict(_PLAIN)
+        return {"search": method} if method else {}
+
+    def job(
+        self,
+        fields: Fields,
+        problem: Problem,
+        max_tokens: int | None = None,
+        param: str = "messages",
+    ) -> SearchJob:
+        """The search of this problem. param: the field that it is in. Raises ApiError."""
+        options = self.options(fields.model) | _search_options(fields.search)
+        given = {name: getattr(fields, name) for name in ("temperature", "top_p", "min_p")}
+        given["top_k"] = fields.top_k if fields.top_k and fields.top_k > 0 else None
+        options |= {name: value for name, value in given.items() if value is not None}
+        choices = fields.n or 1
+        if choices > 1 and options.get("n") == 1:
+            options["choose"] = "majority"  # of samples: nobody need score them
+        self._widen(options, choices)
+        seed = fields.seed if fields.seed is not None else options.get("seed", self.seed)
+        seed = secrets.randbelow(2**31) if seed is None else seed % _SEEDS
+        stops, budget = _stops(fields.stop), options.get("token_budget")
+        options |= {
+            "seed": seed,
+            "max_tokens": max_tokens or options.get("max_tokens"),
+            "stop_strings": stops or None,
+            "token_budget": self.limits.tokens
+            if budget is None
+            else min(budget, self.limits.tokens),
+            "deadline": min(_seconds(options.get("deadline")), self.limits.seconds),
         }
+        method = options.get("search") or self.search.search
+        about = {
+            "problem": _text(problem),
+            "model": fields.model,
+            "method": method,
+            "n": options.get("n", self.search.n),
+            "width": options.get("width", self.search.width),
+            "seed": seed,
+        }
+        row = STRATEGIES.get(method or DEFAULT_SEARCH)
+        streams = row is not None and row.commits
+        return SearchJob(fields.model, problem, options, about, choices, stops, streams, param)
+
+    def _widen(self, options: dict[str, Any], choices: int) -> None:
+        """At least as many candidates as are returned."""
+        width = options.get("width", self.search.width)
+        n = options.get("n", self.search.n)
+        if isinstance(n, int) and isinstance(width, int) and 0 < n < choices and width > 0:
+            n = options["n"] = -(-choices // width) * width
+        if isinstance(n, int) and n > self.limits.n:
+            raise ApiError(400, f"search.n: {n} candidates; at most {self.limits.n} here", "n")
+
+
+def _text(problem: Problem) -> str:
+    if isinstance(problem, RawPrompt):
+        return str(problem.given)
+    return problem.problem_text if isinstance(problem, Conversation) else problem
+
+
+def _search_options(search: Mapping[str, Any] | None) -> dict[str, Any]:
+    options = {}
+    for name, value in (search or {}).items():
+        if name == "events":  # of the stream, not of the search
+            continue
+        known, param = _NAMES.get(name, name), f"search.{name}"
+        if known in _NOT_OURS or known not in option_owners():
+            raise ApiError(400, f"{param}: no such option here", param)
+        if known in _WHOLE and type(value) not in (int, type(None)):
+            raise ApiError(400, f"{param}: is a whole number", param)
+        if known == "search" and not isinstance(value, str | None):
+            raise ApiError(400, f"{param}: is a name", param)
+        options[known] = value
+    return options
+
+
+def _seconds(deadline: Any) -> float:
+    try:
+        seconds = None if deadline is None else parse_duration(deadline)
+    except (InputError, ValueError, TypeError):
+        raise ApiError(400, "search.deadline: seconds, or 30s, 2m, 1h", "search.deadline") from None
+    return float("inf") if seconds is None else seconds
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = tuple([stop] if isinstance(stop, str) else stop or ())
+    if len(stops) > MOST_STOPS or any(not 1 <= len(text) <= 256 for text in stops):
+        raise ApiError(400, f"stop: at most {MOST_STOPS} strings of 1 to 256 characters", "stop")
+    if any("\ud800" <= char <= "\udfff" for text in stops for char in text):
+        raise ApiError(400, "stop: half of a character ends nothing", "stop")
+    return stops

@@ -8,19 +8,17 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import beamwright
 from beamwright.errors import Cancelled, InputError
 from beamwright.protocols import RoundReport
+from beamwright.serve.answers import final_text
 from beamwright.serve.body import Fields, ServerLimits, parsed
 from beamwright.serve.errors import ApiError, api_error, log
-from beamwright.serve.final import final_text
-from beamwright.serve.job import RoundSummary, SearchJob
-from beamwright.serve.options import ModelNames, RequestReader
-from beamwright.solver.handle import Handle
+from beamwright.serve.job import RequestReader, RoundSummary, SearchJob
 from beamwright.solver.solution import Solution
 from beamwright.tree import Conversation
 
@@ -47,15 +45,12 @@ class RequestQueue:
         self, solver: Engine, name: str, limits: ServerLimits, seed: int | None = None
     ) -> None:
         self.solver, self.limits, self.started_s = solver, limits, time.time()
-        self.models = ModelNames(name, solver.settings.search)
-        takes_tools = solver.codec is not None and solver.codec.takes_tools
-        self.reader = RequestReader(self.models, limits, takes_tools, seed)
+        self.reader = RequestReader(name, solver.settings.search, limits, seed)
         self.jobs: dict[str, SearchJob] = {}
         self.listeners: list[Listener] = []
         self.draining = self._hurried = False
         self._waits: set[asyncio.Task[None]] = set()
         self._coming: Counter[str | None] = Counter()  # that are being looked at, by owner
-        self._job_s = 10.0  # of the jobs that ended last
 
     @cached_property
     def fingerprint(self) -> str:
@@ -63,11 +58,6 @@ class RequestQueue:
         settings = self.solver.settings.model_dump(mode="json")
         facts = json.dumps([beamwright.__version__, settings], sort_keys=True, default=str)
         return f"bw_{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
-
-    @cached_property
-    def token_bytes(self) -> Sequence[bytes]:
-        """Bytes of every token id. Of a large vocabulary they take a while."""
-        return () if self.solver.codec is None else self.solver.codec.token_bytes()
 
     async def begin(self, job: SearchJob, owner: str | None = None) -> SearchJob:
         """Have it searched.
@@ -77,8 +67,6 @@ class RequestQueue:
         """
         self._check_room(owner)
         job.owner, loop = owner, asyncio.get_running_loop()
-        # Text is final before the end, and can be said without what else is asked for.
-        streams = self.models.commits(job.options) and job.top_logprobs is None and not job.tools
         told = threading.Event()  # a round is nobody's before the job is
         given_up = False
 
@@ -87,11 +75,17 @@ class RequestQueue:
             if given_up:
                 return
             self._tell("round", job, report)
-            text = final_text(report.tree, job.stops) if streams else ""
+            text = final_text(report.tree, job.stops) if job.streams else ""
             loop.call_soon_threadsafe(job.hear, text, RoundSummary.of(report))
 
-        def submit() -> None:
-            self._submit(job, on_round)
+        def submit() -> None:  # prompts and options may take a while to look at
+            param = job.param
+            try:
+                job.prompt_tokens = self.solver.prompt_tokens(job.problem)
+                param = "search"
+                job.handle = self.solver.submit(job.problem, on_round=on_round, **job.options)
+            except InputError as error:
+                raise api_error(error, param) from error
             if given_up:  # whoever waited for this thread did not wait for its end
                 job.cancel()
 
@@ -107,24 +101,13 @@ class RequestQueue:
             raise
         finally:
             self._coming[owner] -= 1
-        assert job.handle is not None
         self.jobs[job.id] = job
         self._tell("begun", job)
         told.set()
-        task = loop.create_task(self._end(job, job.handle))
+        task = loop.create_task(self._end(job))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)
         return job
-
-    def _submit(self, job: SearchJob, on_round: Callable[[RoundReport], None]) -> None:
-        """By any thread: prompts and options may take a while to look at. Raises ApiError."""
-        param = job.param
-        try:
-            job.prompt_tokens = self.solver.prompt_tokens(job.problem)
-            param = "search"
-            job.handle = self.solver.submit(job.problem, on_round=on_round, **job.options)
-        except InputError as error:
-            raise api_error(error, param) from error
 
     async def begin_search(
         self, problem: str, options: Mapping[str, Any], owner: str | None = None
@@ -132,9 +115,8 @@ class RequestQueue:
         """A problem with options of a search, by recipes' names. Raises as `begin`."""
 
         def read() -> SearchJob:
-            fields = parsed(Fields, {"model": self.models.name, "search": dict(options)})
-            message = {"role": "user", "content": problem}
-            return self.reader.job(fields, Conversation((message,), ()))
+            fields = parsed(Fields, {"model": self.reader.name, "search": dict(options)})
+            return self.reader.job(fields, Conversation(({"role": "user", "content": problem},)))
 
         return await self.begin(await asyncio.to_thread(read), owner)
 
@@ -163,8 +145,7 @@ class RequestQueue:
             full = f"{theirs} of this key"
         else:
             return
-        seconds = min(60, max(1, round(self._job_s)))
-        raise ApiError(429, f"running or waiting: {full}", code="queue_full", retry_after_s=seconds)
+        raise ApiError(429, f"running or waiting: {full}", code="queue_full", retry_after_s=5)
 
     def _num_here(self, owner: str | None = None) -> int:
         """Searches that run, wait, or are being looked at; of one owner, or all."""
@@ -172,10 +153,11 @@ class RequestQueue:
             return len(self.jobs) + self._coming.total()
         return sum(job.owner == owner for job in self.jobs.values()) + self._coming[owner]
 
-    async def _end(self, job: SearchJob, handle: Handle) -> None:
+    async def _end(self, job: SearchJob) -> None:
         outcome: Solution | BaseException
+        assert job.handle is not None
         try:
-            outcome = await handle
+            outcome = await job.handle
         except Cancelled as error:
             # Who ends the server still hands out what there is.
             outcome = (error.partial or _ending()) if self.draining else error
@@ -186,7 +168,6 @@ class RequestQueue:
                 log.error("%s", job.id, exc_info=error)
             outcome = error
         del self.jobs[job.id]
-        self._job_s = 0.8 * self._job_s + 0.2 * (time.monotonic() - job.began_s)
         job.settle(outcome)
         self._tell("ended", job, outcome)
 

@@ -2,7 +2,7 @@
 
 A page is one file that loads nothing from anywhere: the live page's own, with the run in it. Text
 of a model reaches it as data only, never as markup. What can be read: runs that a page exported,
-pages, checkpoints, recorded trees, and folders of an evaluation.
+pages, checkpoints, and folders of an evaluation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from beamwright.search.answers import extract_answer
 from beamwright.serve.events import (
     RUN_FORMAT,
     RUN_VERSION,
-    About,
     Event,
     PageTree,
-    StepEvent,
     dotted,
     end,
     saved_run,
@@ -34,8 +32,6 @@ from beamwright.tree import Node, SearchTree
 
 if TYPE_CHECKING:
     from beamwright.engine.timeline import Timeline
-    from beamwright.saved.checkpoint import Checkpoint
-    from beamwright.tree import RecordedTree
 
 _PARTS = Path(__file__).parent / "page"
 # Each may name what those before it export; `saved.js` stands for `api.js`.
@@ -78,7 +74,7 @@ def write_tree_page(
     answer = None if chosen is None else extract_answer(chosen.text)
     events = saved_run(
         path.stem,
-        _about(problem),
+        _about(problem, {}),
         PageTree().changes(tree),
         answer=answer,
         chosen=None if chosen is None else dotted(chosen),
@@ -142,10 +138,9 @@ def _args(args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _about(problem: str, search: Mapping[str, Any] | None = None) -> About:
-    known = search or {}
-    same = {name: known.get(name) for name in ("model", "n", "width", "seed")}
-    return {"problem": problem, "method": known.get("search"), **same}  # type: ignore[typeddict-item]
+def _about(problem: str, search: Mapping[str, Any]) -> dict[str, Any]:
+    same = {name: search.get(name) for name in ("model", "n", "width", "seed")}
+    return {"problem": problem, "method": search.get("search"), **same}
 
 
 # --- what is read ----------------------------------------------------------------------------
@@ -196,11 +191,13 @@ def _read_file(path: Path) -> list[Event]:
     if kind == "beamwright checkpoint":
         from beamwright.saved.checkpoint import ENDED, read_checkpoint  # noqa: PLC0415 (loads torch)
 
-        return _of_checkpoint(path, read_checkpoint(path), saved.get(ENDED))
-    if isinstance(saved, dict) and "prompt_tokens" in saved:
-        from beamwright.saved.recorded import read_recorded  # noqa: PLC0415
-
-        return _of_recording(path, read_recorded(path))
+        read, ended = read_checkpoint(path), saved.get(ENDED)  # as `CheckpointWriter.end` was told
+        ended = ended if isinstance(ended, dict) else {}  # nothing where the search may go on
+        known = {name: ended.get(name) for name in ("answer", "chosen", "reason_fewer")}
+        about = _about(read.tree.root.problem_text, read.settings)
+        steps = PageTree().changes(read.tree)
+        run = saved_run(path.stem, about, steps, elapsed_s=read.elapsed_s, **known)
+        return _checked(path, run)
     raise InputError(f"{path}: neither a saved run nor a tree page")
 
 
@@ -227,33 +224,3 @@ def _checked(path: Path, events: Any) -> list[Event]:
         fault = error.errors()[0]
         place = ".".join(map(str, fault["loc"]))
         raise InputError(f"{path}: a damaged run: {place:.80}: {fault['msg']}") from error
-
-
-def _of_checkpoint(path: Path, saved: Checkpoint, ended: Any) -> list[Event]:
-    """ended: as `CheckpointWriter.end` was told; None where the search may go on."""
-    tree, given = saved.tree, ended if isinstance(ended, dict) else {}
-    known = {name: given.get(name) for name in ("answer", "chosen", "reason_fewer")}
-    about = _about(tree.root.problem_text, saved.settings)
-    steps = PageTree().changes(tree)
-    return _checked(path, saved_run(path.stem, about, steps, elapsed_s=saved.elapsed_s, **known))
-
-
-def _of_recording(path: Path, saved: RecordedTree) -> list[Event]:
-    steps: list[StepEvent] = [
-        {"lineage": "", "round": 0, "state": "kept", "tokens": saved.prompt_tokens}
-    ]
-    for node in saved.nodes:
-        steps.append(
-            {
-                "lineage": ".".join(map(str, node.lineage)),
-                "round": node.round,
-                "text": None,
-                "tokens": node.tokens,
-                "score": node.score,
-                "step_score": None,
-                "state": node.state.value,
-                "stop": node.stop.value,
-            }
-        )
-    about = _about(f"{saved.problem_id} (recorded without its text)")
-    return saved_run(path.stem, about, steps)

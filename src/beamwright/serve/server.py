@@ -14,8 +14,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from beamwright.errors import InputError
 from beamwright.serve.queue import RequestQueue
 
-_BACKLOG = 2048
-
 READ_BYTES = 16 * 1024
 """Read at a time. A chunk of a byte takes the parser 60 us, and the event loop has others, too."""
 
@@ -117,17 +115,12 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         InputError: if it cannot.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    is_v6 = ":" in host
+    family = socket.AF_INET6 if is_v6 else socket.AF_INET
     try:
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)  # whoever is told of it may come at once
-    except (OSError, OverflowError) as error:
-        listening.close()
-        what = error.strerror if isinstance(error, OSError) else "no such port"
-        raise InputError(f"--host {host} --port {port}: {what}") from error
-    return listening
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=is_v6)
+    except OSError as error:
+        raise InputError(f"--host {host} --port {port}: {error.strerror}") from error
 
 
 def run(

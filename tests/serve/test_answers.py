@@ -10,7 +10,7 @@ from beamwright import Solver
 from beamwright.errors import Cancelled
 from beamwright.evaluate import load_problems
 from beamwright.search import STRATEGIES
-from beamwright.serve.final import common, contenders, final_text, held_back
+from beamwright.serve.answers import final_text, held_back
 from beamwright.tree import NodeState, SearchTree
 from served import text_of
 
@@ -43,7 +43,6 @@ def test_what_all_that_can_win_begin_with():
         ((0, 2), "No.", PRUNED),
     )
     assert final_text(tree) == "One. So it "
-    assert {node.lineage[1:] for node in contenders(tree)} == {(0, 0), (0, 1)}
 
 
 def test_a_leaf_that_is_being_written_may_say_anything_behind_its_parent():
@@ -72,12 +71,6 @@ def test_what_is_decoded_ahead_of_selection_says_nothing():
 )
 def test_what_may_yet_change_is_held_back(text, stops, held):
     assert held_back(text, stops) == held
-
-
-def test_what_two_begin_with():
-    assert common("abc", "abd") == "ab"
-    assert common("ab", "abd") == "ab"
-    assert common("", "x") == ""
 
 
 def test_text_is_final_before_the_end():
@@ -171,7 +164,6 @@ def test_a_stream_says_what_the_whole_answer_does_whatever_is_asked_for(served):
         stops = search.pop("stop_strings", None)
         fields = {"search": search, "n": rng.choice([1, 1, 3]), "seed": search.pop("seed")}
         fields |= {"stop": stops} if stops else {}
-        fields |= {"logprobs": True} if rng.random() < 0.2 else {}
         whole, events = served.chat(**fields), served.stream(**fields)
         assert whole.status_code == 200, (fields, whole.text)
         choices = whole.json()["choices"]
