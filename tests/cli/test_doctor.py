@@ -1,10 +1,11 @@
 import sys
+from functools import partial
 
 import pytest
 
 from beamwright.errors import UnsupportedModelError
 from beamwright.plan.machines import HardwareProfile, default_cache_file, find_profile
-from beamwright.plan.probe import ProbeSizes, measure_profile
+from beamwright.plan.probe import measure_profile
 
 
 @pytest.fixture
@@ -73,8 +74,9 @@ def test_an_exact_backend_is_named_where_the_default_is_not(cli, monkeypatch, tr
 
 def test_a_probe_measures_shows_and_keeps_the_profile(cli, monkeypatch, tmp_path):
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
-    small = ProbeSizes(gemm_size=64, read_bytes=2**20, copy_bytes=2**20, num_small_ops=9, repeats=1)
-    monkeypatch.setattr("beamwright.checks.machine.measure_profile", lambda: measure_profile(small))
+    sizes = {"gemm_size": 64, "read_bytes": 2**20, "copy_bytes": 2**20, "num_small_ops": 9}
+    small = partial(measure_profile, **sizes, repeats=1)
+    monkeypatch.setattr("beamwright.checks.machine.measure_profile", small)
     monkeypatch.setattr("beamwright.checks.machine.inspect_machine", lambda: {"torch": "2.13"})
     report = cli("doctor", "--probe", "--json").json
     assert HardwareProfile(**report["profile"]) == find_profile("measured")

@@ -8,7 +8,7 @@ from beamwright.errors import CapacityError
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import find_profile
-from beamwright.plan.scoring import MARK_TOKENS
+from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.tree import NodeState, RecordedNode, RecordedTree, StopReason
 from beamwright_lab.flashtts.baseline import (
     SOURCES,

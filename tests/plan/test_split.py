@@ -10,7 +10,6 @@ from beamwright.plan.costs import ModelCosts, Roofline
 from beamwright.plan.split import (
     SplitCase,
     Stage,
-    TreeState,
     best_split,
     decode_capacity,
     fixed_split,
@@ -40,11 +39,16 @@ def printed(gpu):
     return replace(gpu, launch_s=1e-30, bandwidth_share=1, flops_share=1, link_share=1)
 
 
+def alone(roofline, new_tokens):
+    """Of a request that shares nothing with others: the paper's."""
+    return Stage(roofline, new_tokens, 0, new_tokens)
+
+
 def make_case(gpu, num_requests=64, verifier=None, generator=None, verifier_tokens=1024):
     return SplitCase(
         num_requests,
-        Stage.alone(Roofline(verifier or model(), gpu), verifier_tokens),
-        Stage.alone(Roofline(generator or model(), gpu), 512),
+        alone(Roofline(verifier or model(), gpu), verifier_tokens),
+        alone(Roofline(generator or model(), gpu), 512),
     )
 
 
@@ -149,7 +153,7 @@ class OneSecondEach(Stage):
 
 def test_ties_go_to_the_larger_batch_of_the_generator(gpu):
     verifier = OneSecondEach(Roofline(model(), gpu), 512, 0, 512)
-    case = SplitCase(64, verifier, Stage.alone(Roofline(model(), gpu), 512))
+    case = SplitCase(64, verifier, alone(Roofline(model(), gpu), 512))
     assert total_time(case, 1, 8) == total_time(case, 4, 8) == total_time(case, 64, 8)
     found = best_split(case, 36 * 14 * 2**20)  # the verifier could have 4 beside 32 to decode
     assert (found.prefill_batch, found.decode_batch) == (1, 32)
@@ -196,8 +200,7 @@ def test_the_idle_models_kv_moves_as_far_as_it_is_in_the_way(gpu):
 
 
 def test_kv_that_is_kept_comes_back_where_there_is_no_room_for_it(gpu):
-    state = TreeState(64, 1000, 8000, 9000, 32)
-    case = tree_case(state, model(), model(), gpu)
+    case = tree_case(64, 1000, 32, (model(), 8000), (model(), 9000), gpu)
     needed = (8000 + 9000 + 2 * 64 * 32) * 28 * 1024
     ample, short = best_split(case, needed), best_split(case, needed - 800 * 28 * 1024)
     assert ample.overhead_s == 0
@@ -230,8 +233,7 @@ def test_a_fixed_split_is_never_faster(gpu):
 
 
 def test_beams_that_share_prefixes_hold_less(gpu):
-    state = TreeState(64, 1000, 8000, 9000, 32)
-    case = tree_case(state, model(), model(), gpu)
+    case = tree_case(64, 1000, 32, (model(), 8000), (model(), 9000), gpu)
     token_bytes = 28 * 1024
     assert case.num_requests * case.generator.kv_bytes == (8000 + 64 * 32) * token_bytes
     assert case.num_requests * case.verifier.kv_bytes == (9000 + 64 * 32) * token_bytes

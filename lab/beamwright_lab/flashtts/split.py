@@ -18,12 +18,11 @@ from beamwright import Solver
 from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile, find_profile
-from beamwright.plan.scoring import in_verifier_tokens
+from beamwright.plan.schedules import in_verifier_tokens
 from beamwright.plan.split import (
     Split,
     SplitCase,
     Stage,
-    TreeState,
     best_split,
     fixed_split,
     in_turn,
@@ -87,14 +86,17 @@ def cases(pair: str, num_beams: int, card: HardwareProfile) -> Iterator[tuple[st
         "whole paths",
         SplitCase(
             num_beams,
-            Stage.alone(Roofline(verifier, card), whole),
-            Stage.alone(Roofline(generator, card), GENERATE, PROMPT),
+            Stage(Roofline(verifier, card), whole, 0, whole),
+            Stage(Roofline(generator, card), GENERATE, PROMPT, PROMPT + GENERATE),
         ),
     )
-    step = max(tree_steps(work), key=lambda each: each.union_end_tokens)
+    step = max(tree_steps(work), key=lambda each: each.union_tokens + num_beams * each.num_tokens)
     union = step.union_tokens
-    state = TreeState(num_beams, step.path_tokens, union, union + step.num_nodes, step.num_tokens)
-    yield "a round of a tree", tree_case(state, generator, verifier, card)
+    case = tree_case(
+        num_beams, step.path_tokens, step.num_tokens, (generator, union),
+        (verifier, union + step.num_nodes), card,
+    )  # fmt: skip
+    yield "a round of a tree", case
 
 
 def call_ms(case: SplitCase, memory_bytes: int) -> float:
@@ -162,7 +164,8 @@ def run_rows(num_beams: int, seed: int, card: HardwareProfile) -> Iterator[dict[
     )
     longest = max(node.tokens for node in tree.nodes)
     step = StepSettings(max_step_tokens=longest, max_tokens=GENERATE)
-    union = max(each.union_end_tokens for each in tree_steps(workload_of(num_beams)))
+    work = workload_of(num_beams)
+    union = max(step.union_tokens + num_beams * step.num_tokens for step in tree_steps(work))
     for pair in PAIRS:
         generator, verifier = costs_of(pair)
         per_token = generator.kv_bytes_per_token + verifier.kv_bytes_per_token

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from beamwright.plan.costs import Layout
-from beamwright.plan.workload import Workload, peak_union_tokens
+from beamwright.plan.workload import Workload, tree_steps
 from beamwright_lab.paper.cases import (
     BASELINE,
     GENERATE_TOKENS,
@@ -85,7 +85,8 @@ class Point:
         """Tokens of KV that the search holds at most where paths share; a margin is included."""
         work = Workload(self.n, WIDTH, self.prompt, self.generate, self.step)
         partial_blocks = _BLOCK * self.n * 2
-        return int(1.3 * peak_union_tokens(work)) + partial_blocks + _BLOCK
+        peak = max(step.union_tokens + self.n * step.num_tokens for step in tree_steps(work))
+        return int(1.3 * peak) + partial_blocks + _BLOCK
 
     @property
     def copied_tokens(self) -> int:

@@ -29,7 +29,7 @@ from beamwright.kv.pool import BlockLedger, ByteBudget
 from beamwright.models.tree_model import PrefillRequest, remember
 from beamwright.plan.costs import Layout, ModelCosts
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.scoring import MARK_TOKENS
+from beamwright.plan.schedules import MARK_TOKENS
 from beamwright.plan.workload import BLOCK_TOKENS
 from beamwright.progress import Progress
 from beamwright.protocols import Foresees, StepWriter, Verifier

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from beamwright.plan.costs import Roofline, Shape
+from beamwright.models.shape import ModelShape
+from beamwright.plan.costs import Roofline
 from beamwright.protocols import Direction
 from beamwright.sparse.rule import SparseRule
 from beamwright.tree import RecordedNode, RecordedTree
@@ -30,7 +31,7 @@ class SparseCase:
     """
 
     rule: SparseRule
-    shape: Shape
+    shape: ModelShape
     host: Host = field(default_factory=Host)
 
     def ranks(self, roofline: Roofline, load: SparseLoad) -> RankSeconds:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from beamwright.plan.costs import Roofline, Shape
+from beamwright.models.shape import ModelShape
+from beamwright.plan.costs import Roofline
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class SparseMethod(StrEnum):
     AHEAD = "ahead"
 
 
-def parameter_flops(shape: Shape) -> int:
+def parameter_flops(shape: ModelShape) -> int:
     """Eq. 6: projections and feed-forward of one token; embeddings and LM head are left out."""
     attention = 4 * shape.hidden * shape.heads * shape.head_dim
     keys_values = 4 * shape.kv_heads * shape.head_dim * shape.hidden
@@ -95,7 +96,7 @@ def parameter_flops(shape: Shape) -> int:
 
 
 def attention_flops(
-    shape: Shape, method: SparseMethod, context: int, selected: int, page: int = 16
+    shape: ModelShape, method: SparseMethod, context: int, selected: int, page: int = 16
 ) -> int:
     """Eq. 7 to 10: attention of one token on the inference rank, selection included where it is
     done there."""
@@ -104,19 +105,19 @@ def attention_flops(
 
 
 def token_flops(
-    shape: Shape, method: SparseMethod, context: int, selected: int, page: int = 16
+    shape: ModelShape, method: SparseMethod, context: int, selected: int, page: int = 16
 ) -> int:
     """Eq. 11."""
     return parameter_flops(shape) + attention_flops(shape, method, context, selected, page)
 
 
-def cache_rank_flops(shape: Shape, context: int) -> int:
+def cache_rank_flops(shape: ModelShape, context: int) -> int:
     """What Eq. 10 leaves out: the cache rank scores every key; with it the sum is Eq. 8's."""
     return 2 * shape.layers * shape.heads * shape.head_dim * context
 
 
 def decode_seconds(
-    roofline: Roofline, shape: Shape, method: SparseMethod, load: SparseLoad
+    roofline: Roofline, shape: ModelShape, method: SparseMethod, load: SparseLoad
 ) -> float:
     """Seconds of one token for all rows, on one device that holds what the method reads.
 
@@ -126,7 +127,7 @@ def decode_seconds(
     return roofline.decode_step(load.rows, read, attended)
 
 
-def _attended(shape: Shape, method: SparseMethod, load: SparseLoad) -> float:
+def _attended(shape: ModelShape, method: SparseMethod, load: SparseLoad) -> float:
     """Tokens that all rows attend to; a key that is only scored is half of one."""
     if method is SparseMethod.FULL:
         return load.seen
@@ -139,7 +140,7 @@ def _attended(shape: Shape, method: SparseMethod, load: SparseLoad) -> float:
     return attended
 
 
-def _read(shape: Shape, method: SparseMethod, load: SparseLoad) -> float:
+def _read(shape: ModelShape, method: SparseMethod, load: SparseLoad) -> float:
     """Tokens whose K and V are read; a page's two bounds are as many bytes as a token."""
     if method is SparseMethod.FULL:
         return load.union
@@ -153,7 +154,7 @@ def _read(shape: Shape, method: SparseMethod, load: SparseLoad) -> float:
 
 
 def two_devices(
-    roofline: Roofline, shape: Shape, load: SparseLoad, link_bandwidth: float
+    roofline: Roofline, shape: ModelShape, load: SparseLoad, link_bandwidth: float
 ) -> RankSeconds:
     """AsyncSpade on two devices of one kind. link_bandwidth: bytes/s between them, each way.
 
@@ -175,7 +176,7 @@ def two_devices(
 
 
 def pack_bandwidth(
-    shape: Shape, *, batch: int, selected: int, layers: int, seconds: float, heads: int
+    shape: ModelShape, *, batch: int, selected: int, layers: int, seconds: float, heads: int
 ) -> float:
     """Least bytes per second by which a pack of layers' selection is there before it is needed.
 
@@ -199,7 +200,7 @@ class Host:
 
 
 def host_ranks(
-    roofline: Roofline, shape: Shape, load: SparseLoad, host: Host, *, bounds: bool
+    roofline: Roofline, shape: ModelShape, load: SparseLoad, host: Host, *, bounds: bool
 ) -> RankSeconds:
     """The device decodes; the host keeps KV, and chooses by all keys or by bounds of pages."""
     model, hardware = roofline.model, roofline.hardware

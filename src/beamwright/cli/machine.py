@@ -15,14 +15,15 @@ from beamwright.cli.options import option
 from beamwright.cli.output import add_row, figures_table, print_json
 from beamwright.config import Settings
 from beamwright.errors import InputError, format_bytes
-from beamwright.plan.cards import CARDS, card_of_device
 from beamwright.plan.costs import ModelCosts, Storage, storage_of
 from beamwright.plan.machines import (
+    CARDS,
     CUSTOM,
     DEFAULT_PROFILE,
     MEASURED,
     NAMED_PROFILES,
     HardwareProfile,
+    card_of_device,
     card_profile,
     find_profile,
     in_precision,

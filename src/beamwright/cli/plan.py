@@ -33,8 +33,7 @@ from beamwright.config import Settings
 from beamwright.errors import InputError
 from beamwright.models.config import find_shape
 from beamwright.plan.compare import ResidentNeed, estimate, max_beams_in_gpu, resident_need
-from beamwright.plan.schedules import Estimate
-from beamwright.plan.scoring import Scorer
+from beamwright.plan.schedules import Estimate, Scorer
 from beamwright.plan.workload import Workload
 
 _DEFAULT_STEP_TOKENS = 32

@@ -17,7 +17,7 @@ from beamwright.errors import CapacityError, InputError
 from beamwright.kv.cache import CacheManager
 from beamwright.plan.costs import ModelCosts
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.split import TreeState, best_split, fixed_split, in_turn, tree_case
+from beamwright.plan.split import best_split, fixed_split, in_turn, tree_case
 from beamwright.tree import Node
 
 _FIRST_STEP_TOKENS, _HALF_BLOCK = 32, 4
@@ -133,14 +133,12 @@ class MovingSplit:
     def _choose(self, beams: Sequence[Node], step_tokens: int) -> None:
         """The faster of two parts and of turns; see `plan.split`."""
         total = self.total_bytes
-        state = TreeState(
-            len(beams),
-            sum(map(_path_tokens, beams)) / len(beams),
-            self._generator.held_bytes / self._generator.device.bytes_per_token,
-            self._verifier.held_bytes / self._verifier.device.bytes_per_token,
-            step_tokens,
+        generator, verifier = (
+            (costs, store.held_bytes / store.device.bytes_per_token)
+            for costs, store in zip(self._costs, (self._generator, self._verifier), strict=True)
         )
-        case = tree_case(state, *self._costs, self._hardware)
+        path_tokens = sum(map(_path_tokens, beams)) / len(beams)
+        case = tree_case(len(beams), path_tokens, step_tokens, generator, verifier, self._hardware)
         best, turns = best_split(case, total), None
         with suppress(InputError):  # not one path fits on average
             turns = in_turn(case, total)

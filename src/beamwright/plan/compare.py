@@ -7,8 +7,13 @@ from dataclasses import dataclass, replace
 
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import HardwareProfile
-from beamwright.plan.schedules import Estimate, ScheduleName, ScheduleRun
-from beamwright.plan.scoring import Scorer, in_verifier_tokens
+from beamwright.plan.schedules import (
+    Estimate,
+    ScheduleName,
+    ScheduleRun,
+    Scorer,
+    in_verifier_tokens,
+)
 from beamwright.plan.workload import (
     SampledSearches,
     Spread,
@@ -32,13 +37,9 @@ def estimate(
         for layout in (Layout.DENSE, Layout.TREE)
     ]
     return {
-        f"{name}/{run.layout}": method(run)
-        for name, method in (
-            ("in-gpu", ScheduleRun.in_gpu),
-            ("layerwise", ScheduleRun.layerwise),
-            ("locality", ScheduleRun.locality),
-        )
-        for run in runs
+        **{f"in-gpu/{run.layout}": run.in_gpu() for run in runs},
+        **{f"layerwise/{run.layout}": run.layerwise() for run in runs},
+        **{f"locality/{run.layout}": run.locality() for run in runs},
     }
 
 
@@ -70,30 +71,20 @@ class ResidentNeed:
     generator: Spread
     verifier: Spread | None = None
 
-    @classmethod
-    def of(
-        cls,
-        searches: SampledSearches,
-        workload: Workload,
-        model: ModelCosts,
-        verifier: ModelCosts | None,
-    ) -> ResidentNeed:
-        """The need of these searches."""
-
-        def need(costs: ModelCosts, seen: Workload) -> Spread:
-            return searches.held_tokens(seen, copies=False).scaled(costs.kv_bytes_per_token)
-
-        generator = need(model, workload)
-        if verifier is None:
-            return cls(generator)
-        return cls(generator, need(verifier, in_verifier_tokens(workload)))
-
 
 def resident_need(
-    workload: Workload, model: ModelCosts, verifier: ModelCosts | None = None
+    workload: Workload,
+    model: ModelCosts,
+    verifier: ModelCosts | None = None,
+    searches: SampledSearches | None = None,
 ) -> ResidentNeed:
     """What single searches need so that nothing has to leave the device."""
-    return ResidentNeed.of(sampled_searches(workload), workload, model, verifier)
+    searches = searches or sampled_searches(workload)
+    generator = searches.held_tokens(workload).scaled(model.kv_bytes_per_token)
+    if verifier is None:
+        return ResidentNeed(generator)
+    scored = searches.held_tokens(in_verifier_tokens(workload))
+    return ResidentNeed(generator, scored.scaled(verifier.kv_bytes_per_token))
 
 
 def max_beams_in_gpu(
@@ -103,7 +94,6 @@ def max_beams_in_gpu(
 
     0 if not even one family does. The workload's own number of beams is ignored.
     """
-    verifier = None if scorer is None else scorer.model
 
     def wider(num_families: int) -> Workload:
         return replace(workload, num_beams=num_families * workload.width)
@@ -111,16 +101,17 @@ def max_beams_in_gpu(
     def load(num_families: int) -> float:
         """The expected need over the budgets, the fuller of the two."""
         wide = wider(num_families)
-        need = ResidentNeed.of(expected_search(wide), wide, model, verifier)
-        found = need.generator.mean / kv_budget_bytes
+        verifier = None if scorer is None else scorer.model
+        need = resident_need(wide, model, verifier, expected_search(wide))
+        full = need.generator.mean / kv_budget_bytes
         if scorer is not None and need.verifier is not None:
-            found = max(found, need.verifier.mean / scorer.kv_budget_bytes)
-        return found
+            full = max(full, need.verifier.mean / scorer.kv_budget_bytes)
+        return full
 
     # Searches with more beams differ less from each other: one of moderate size stands for them.
     families = _largest(lambda number: load(number) <= 1)
     typical = wider(max(1, min(families, _SAMPLED_BEAMS // workload.width)))
-    held = sampled_searches(typical).held_tokens(typical, copies=False)
+    held = sampled_searches(typical).held_tokens(typical)
     families = _largest(lambda number: load(number) * held.worst / held.mean <= 1)
     return families * workload.width
 
@@ -130,9 +121,7 @@ _SAMPLED_BEAMS = 256
 
 def _largest(holds: Callable[[int], bool]) -> int:
     """The last number from 1 on of which something holds that stops to hold; 0 if of none."""
-    if not holds(1):
-        return 0
-    low, high = 1, 2
+    low, high = 0, 1
     while holds(high):
         low, high = high, 2 * high
     while high - low > 1:

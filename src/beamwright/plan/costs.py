@@ -36,12 +36,6 @@ class Shape(Protocol):
     @property
     def num_parameters(self) -> int: ...
     @property
-    def hidden(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def intermediate(self) -> int: ...
-    @property
     def projections(self) -> tuple[tuple[int, int], ...]: ...
     def kv_bytes_per_token(self, element_bytes: int, /) -> int: ...
 
@@ -168,12 +162,7 @@ class Roofline:
     def prefill(self, num_tokens: int, context: int = 0) -> float:
         """Seconds to encode `num_tokens` behind `context` tokens that are there already."""
         visible = num_tokens * (context + (num_tokens + 1) / 2)
-        read_tokens = context + num_tokens
-        return self._forward(num_tokens, read_tokens, visible, Layout.TREE)
-
-    def verify(self, num_tokens: int, context: int = 0) -> float:
-        """Seconds for a verifier of this size to score `num_tokens` behind `context` tokens."""
-        return self.prefill(num_tokens, context)
+        return self.decode_step(num_tokens, context + num_tokens, visible)
 
     def decode_step(
         self,
@@ -187,18 +176,8 @@ class Roofline:
         kv_tokens_read: the union of the paths where shared parts are read once, else their sum.
         kv_tokens_seen: the sum of the paths, which is what the rows attend to either way.
         """
-        return self._forward(num_rows, kv_tokens_read, kv_tokens_seen, layout)
-
-    def decode_layer(
-        self,
-        num_rows: int,
-        kv_tokens_read: float,
-        kv_tokens_seen: float,
-        layout: Layout = Layout.TREE,
-    ) -> float:
-        """The same for one layer: what a layer-wise schedule can hide a transfer behind."""
-        step_s = self.decode_step(num_rows, kv_tokens_read, kv_tokens_seen, layout)
-        return step_s / self.model.num_layers
+        memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
+        return max(memory_s, compute_s) + launch_s
 
     def transfer(self, num_bytes: float, num_pieces: float, direction: Direction) -> float:
         """Seconds to move bytes across the link in that many queued copies."""
@@ -208,21 +187,17 @@ class Roofline:
         return num_bytes / (bandwidth * hardware.link_share) + num_pieces * hardware.copy_launch_s
 
     def bound(
-        self, num_rows: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
+        self,
+        num_rows: int,
+        kv_tokens_read: float,
+        kv_tokens_seen: float,
+        layout: Layout = Layout.TREE,
     ) -> Bound:
         """What a decode step, or a prefill of so many tokens, mostly waits for."""
         memory_s, compute_s, launch_s = self.parts(num_rows, kv_tokens_read, kv_tokens_seen, layout)
         if launch_s > max(memory_s, compute_s):
             return "launches"
         return "bandwidth" if memory_s >= compute_s else "compute"
-
-    def _forward(
-        self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout
-    ) -> float:
-        memory_s, compute_s, launch_s = self.parts(
-            num_tokens, kv_tokens_read, kv_tokens_seen, layout
-        )
-        return max(memory_s, compute_s) + launch_s
 
     def parts(
         self, num_tokens: int, kv_tokens_read: float, kv_tokens_seen: float, layout: Layout

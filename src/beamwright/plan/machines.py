@@ -4,28 +4,39 @@ Peaks are a vendor's or a measurement's; the shares say how much of a peak real 
 that both stay visible. By name: cards from their data sheets, a small CPU machine, and this machine
 as `probe` measured it, kept as JSON in the user's cache folder.
 
-What a data sheet does not say is assumed here, alike for all cards: large pinned copies reach 82 %
-of the link (measured by others on PCIe 5.0 x16: 52 of 63 GB/s), and the launch costs are usual
-values for an eager framework.
+Cards' FLOP/s are dense: 16-bit matrix products with 32-bit accumulation, and float32 outside the
+tensor cores. Where a source gives no figure for a card, its multiprocessors at boost clock times
+512 operations are taken, which is what the same source counts for its siblings (Ampere, Ada and
+Blackwell GeForce); of a laptop's, the highest clock that its maker may allow. Memory is the nominal
+size: what a driver, a desktop or ECC keeps is not known. Only NVIDIA's are here.
+
+What a data sheet does not say is assumed, alike for all cards: large pinned copies reach 82 % of
+the link (measured by others on PCIe 5.0 x16: 52 of 63 GB/s), and the launch costs are usual values
+for an eager framework.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, fields, replace
+import re
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
 
 from beamwright.errors import InputError
 from beamwright.io import write_whole
-from beamwright.plan.cards import CARDS, Card
 from beamwright.units import GIB, parse_size
 
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
-@dataclass(frozen=True)
+
+@checked(frozen=True, config=ConfigDict(extra="forbid", strict=True))
 class HardwareProfile:
     """One device, its host and the link between them. Rates are per second.
 
@@ -47,29 +58,126 @@ class HardwareProfile:
     """
 
     name: str
-    device_memory_bytes: int
-    device_bandwidth: float
-    flops: float
-    h2d_bandwidth: float
-    d2h_bandwidth: float
-    launch_s: float
-    copy_launch_s: float
-    decode_ops_per_layer: int
-    bandwidth_share: float
-    copies_share: float
-    flops_share: float
-    link_share: float
-    element_bytes: int
+    device_memory_bytes: Annotated[int, Field(gt=0)]
+    device_bandwidth: Rate
+    flops: Rate
+    h2d_bandwidth: Rate
+    d2h_bandwidth: Rate
+    launch_s: Rate
+    copy_launch_s: Rate
+    decode_ops_per_layer: Annotated[int, Field(gt=0)]
+    bandwidth_share: Share
+    copies_share: Share
+    flops_share: Share
+    link_share: Share
+    element_bytes: Annotated[int, Field(gt=0)]
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "name":
-                continue
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{field.name} must be positive, not {value!r}")
-            if field.name.endswith("_share") and value > 1:
-                raise ValueError(f"{field.name} is a share of a peak, not {value!r}")
+
+_VARIANTS = {"ti", "super", "laptop"}  # of a name: other chips
+
+# Nominal bytes/s of sixteen PCIe lanes in one direction, by generation.
+_PCIE_X16 = MappingProxyType({3: 15.75e9, 4: 31.5e9, 5: 63.0e9})
+
+_GA102 = "NVIDIA Ampere GA102 architecture whitepaper, appendix A"
+_ADA = "NVIDIA Ada architecture whitepaper, appendices"
+_BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper, appendices"
+_PRODUCT_PAGE = "NVIDIA GeForce product page: memory, multiprocessors, boost clock"
+_LAPTOP = "NVIDIA GeForce laptop page: memory, multiprocessors, highest boost clock"
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU. tflops: of 16-bit matrix products; float32_tflops: of float32 without tensor cores.
+
+    bandwidth_gb: GB/s of its memory. pcie: generation and lanes. capability: CUDA's compute
+    capability. source: the data sheet. note: what differs from it.
+    """
+
+    name: str
+    memory_gib: int
+    bandwidth_gb: float
+    tflops: float
+    float32_tflops: float
+    pcie: tuple[int, int]
+    capability: tuple[int, int]
+    source: str
+    note: str = ""
+
+    @property
+    def has_int4_kernel(self) -> bool:
+        """True if torchao's int4 kernel runs here (bfloat16, from compute capability 8 on)."""
+        return self.capability >= (8, 0)
+
+
+CARDS = MappingProxyType(
+    {
+        card.name: card
+        for card in (
+            Card("rtx-3060", 12, 360, 25.5, 12.7, (4, 16), (8, 6), _PRODUCT_PAGE),
+            Card("rtx-3060-laptop", 6, 336, 26.2, 13.1, (4, 16), (8, 6), _LAPTOP),
+            Card("rtx-3060-ti", 8, 448, 32.4, 16.2, (4, 16), (8, 6), _PRODUCT_PAGE),
+            Card("rtx-3070", 8, 448, 40.6, 20.3, (4, 16), (8, 6), _PRODUCT_PAGE),
+            Card("rtx-3070-laptop", 8, 448, 33.2, 16.6, (4, 16), (8, 6), _LAPTOP),
+            Card("rtx-3080", 10, 760, 59.5, 29.8, (4, 16), (8, 6), _GA102),
+            Card("rtx-3080-ti", 12, 912, 68.2, 34.1, (4, 16), (8, 6), _PRODUCT_PAGE),
+            Card("rtx-3090", 24, 936, 71.0, 35.6, (4, 16), (8, 6), _GA102),
+            Card("rtx-4060", 8, 272, 30.2, 15.1, (4, 8), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4060-laptop", 8, 256, 29.1, 14.6, (4, 8), (8, 9), _LAPTOP),
+            Card("rtx-4060-ti-8gb", 8, 288, 44.1, 22.1, (4, 8), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4060-ti-16gb", 16, 288, 44.1, 22.1, (4, 8), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4070", 12, 504, 58.3, 29.1, (4, 16), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4070-laptop", 8, 256, 40.1, 20.0, (4, 8), (8, 9), _LAPTOP),
+            Card("rtx-4070-super", 12, 504, 71.0, 35.5, (4, 16), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4070-ti", 12, 504, 80.2, 40.1, (4, 16), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4070-ti-super", 16, 672, 88.2, 44.1, (4, 16), (8, 9), _PRODUCT_PAGE),
+            Card("rtx-4080", 16, 717, 97.5, 48.7, (4, 16), (8, 9), _ADA),
+            Card("rtx-4080-laptop", 12, 432, 67.7, 33.9, (4, 16), (8, 9), _LAPTOP),
+            Card("rtx-4080-super", 16, 736, 104.4, 52.2, (4, 16), (8, 9), _PRODUCT_PAGE),
+            Card(
+                "rtx-4090", 24, 1008, 165.2, 82.6, (4, 8), (8, 9), _ADA,
+                note="in eight lanes, as in the LBS paper's machine; rtx-4090-x16 has all",
+            ),
+            Card("rtx-4090-x16", 24, 1008, 165.2, 82.6, (4, 16), (8, 9), _ADA),
+            Card("rtx-4090-laptop", 16, 576, 79.4, 39.7, (4, 16), (8, 9), _LAPTOP),
+            Card("rtx-5060", 8, 448, 38.4, 19.2, (5, 8), (12, 0), _PRODUCT_PAGE),
+            Card("rtx-5060-ti-8gb", 8, 448, 47.4, 23.7, (5, 8), (12, 0), _PRODUCT_PAGE),
+            Card("rtx-5060-ti-16gb", 16, 448, 47.4, 23.7, (5, 8), (12, 0), _PRODUCT_PAGE),
+            Card("rtx-5070", 12, 672, 61.7, 30.9, (5, 16), (12, 0), _PRODUCT_PAGE),
+            Card("rtx-5070-laptop", 8, 384, 43.3, 21.6, (5, 8), (12, 0), _LAPTOP),
+            Card("rtx-5070-ti", 16, 896, 87.9, 43.9, (5, 16), (12, 0), _BLACKWELL),
+            Card("rtx-5080", 16, 960, 112.6, 56.3, (5, 16), (12, 0), _BLACKWELL),
+            Card("rtx-5090", 32, 1792, 209.5, 104.8, (5, 16), (12, 0), _BLACKWELL),
+            Card("t4", 16, 300, 65.0, 8.1, (3, 16), (7, 5), "NVIDIA T4 data sheet"),
+            Card("l4", 24, 300, 121.0, 30.3, (4, 16), (8, 9), "NVIDIA L4 data sheet"),
+            Card("a10", 24, 600, 125.0, 31.2, (4, 16), (8, 6), "NVIDIA A10 data sheet"),
+            Card(
+                "a100-40gb", 40, 1555, 312.0, 19.5, (4, 16), (8, 0), "NVIDIA A100 data sheet, SXM"
+            ),
+            Card(
+                "a100-80gb", 80, 2039, 312.0, 19.5, (4, 16), (8, 0), "NVIDIA A100 data sheet, SXM"
+            ),
+            Card("h100", 80, 3350, 989.0, 67.0, (5, 16), (9, 0), "NVIDIA H100 data sheet, SXM"),
+            Card("h200", 141, 4800, 989.0, 67.0, (5, 16), (9, 0), "NVIDIA H200 data sheet, SXM"),
+        )
+    }
+)  # fmt: skip
+
+
+def card_of_device(device_name: str, memory_bytes: int) -> Card | None:
+    """The card that CUDA calls so; None if it is none of these.
+
+    memory_bytes: what CUDA says that it has, which tells cards of one name apart.
+    """
+    words = re.sub(r"[^a-z0-9]+", " ", device_name.lower()).split()
+    if "max" in words:  # Max-Q: another clock
+        return None
+    for card in CARDS.values():
+        named = [word for word in card.name.split("-") if not word.endswith("gb")]
+        variant = _VARIANTS & set(words) == _VARIANTS & set(named)
+        near = 0.85 <= memory_bytes / (card.memory_gib * GIB) <= 1.05
+        if variant and near and set(named) <= set(words):
+            return card
+    return None
 
 
 DEFAULT_PROFILE = "rtx-4090"
@@ -79,7 +187,6 @@ _CUSTOM_FORM = f"{CUSTOM}:12GB,360GB/s,25TFLOPS"
 
 _HALF = 2
 _ALIASES = MappingProxyType({"a100": "a100-80gb", "cpu": MEASURED})
-_NO_DEVICE = ("apple", "m1", "m2", "m3", "m4", "m5", "mps", "arc", "intel")  # of this engine's
 
 # Fitted, one number for all cards: the LBS paper's layer-wise baseline (eager, a copy per beam)
 # stalls 70 to 90 % of its time on an RTX 4090 (Fig. 11). With the link's time known, that leaves
@@ -93,13 +200,15 @@ _COPIES_SHARE = _BANDWIDTH_SHARE / 6
 
 def card_profile(card: Card, element_bytes: int = _HALF) -> HardwareProfile:
     """A card with models in elements of so many bytes."""
+    generation, lanes = card.pcie
+    link_bandwidth = _PCIE_X16[generation] * lanes / 16
     return HardwareProfile(
         name=card.name,
-        device_memory_bytes=card.memory_bytes,
+        device_memory_bytes=card.memory_gib * GIB,
         device_bandwidth=card.bandwidth_gb * 1e9,
-        flops=card.flops(element_bytes),
-        h2d_bandwidth=card.link_bandwidth,
-        d2h_bandwidth=card.link_bandwidth,
+        flops=1e12 * (card.tflops if element_bytes <= _HALF else card.float32_tflops),
+        h2d_bandwidth=link_bandwidth,
+        d2h_bandwidth=link_bandwidth,
         launch_s=5e-6,
         copy_launch_s=1e-6,
         decode_ops_per_layer=16,
@@ -141,8 +250,8 @@ def in_precision(profile: HardwareProfile, element_bytes: int) -> HardwareProfil
     """The same machine with models in another precision: a card's FLOP/s differ by it."""
     if profile.element_bytes == element_bytes or profile.name not in CARDS:
         return profile
-    card = CARDS[profile.name]
-    return replace(profile, flops=card.flops(element_bytes), element_bytes=element_bytes)
+    card = card_profile(CARDS[profile.name], element_bytes)
+    return replace(card, device_memory_bytes=profile.device_memory_bytes)
 
 
 def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
@@ -167,8 +276,6 @@ def find_profile(name: str, cache_file: Path | None = None) -> HardwareProfile:
 
 def _instead(key: str) -> str:
     """The nearest names, and how to describe a card that is none of them."""
-    if set(key.split("-")) & set(_NO_DEVICE):
-        return f"models run on CUDA devices and CPUs here; {MEASURED} is this machine's CPU"
     near = [name for name in NAMED_PROFILES if set(key.split("-")) <= set(name.split("-"))]
     near = near or get_close_matches(key, NAMED_PROFILES, n=3)
     meant = f"did you mean {', '.join(near)}? " if near else ""
@@ -223,22 +330,9 @@ def read_profile(file: Path | None = None) -> HardwareProfile:
     """
     file = file or default_cache_file()
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return HardwareProfile(**_checked(content))
+        return TypeAdapter(HardwareProfile).validate_json(file.read_bytes())
     except FileNotFoundError as error:
         raise InputError(f"no measured profile ({file}): {_ADVICE}") from error
-    except (OSError, ValueError) as error:  # both JSON and text decoding errors are ValueErrors
-        raise InputError(f"{file}: not a hardware profile ({error}); {_ADVICE}") from error
-
-
-def _checked(content: Any) -> dict[str, Any]:
-    """The JSON content with exactly the profile's keys and kinds of values."""
-    expected = {field.name: str(field.type) for field in fields(HardwareProfile)}
-    if not isinstance(content, dict) or set(content) != set(expected):
-        raise ValueError("keys differ")
-    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-    for key, kind in expected.items():
-        value = content[key]
-        if isinstance(value, bool) or not isinstance(value, kinds[kind]):
-            raise ValueError(f"{key} is {value!r}")
-    return content
+    except (OSError, ValidationError) as error:
+        reason = error if isinstance(error, OSError) else error.errors()[0]["msg"]
+        raise InputError(f"{file}: not a hardware profile ({reason}); {_ADVICE}") from error

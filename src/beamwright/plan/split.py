@@ -6,7 +6,6 @@ each model has all of it in turn and the idle one's KV is on the host. Knows cou
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -31,11 +30,6 @@ class Stage:
     new_tokens: int
     context_tokens: float
     held_tokens: float
-
-    @classmethod
-    def alone(cls, roofline: Roofline, new_tokens: int, context_tokens: int = 0) -> Stage:
-        """Of a request that shares nothing with others: the paper's."""
-        return cls(roofline, new_tokens, context_tokens, new_tokens + context_tokens)
 
     @property
     def kv_bytes(self) -> float:
@@ -69,34 +63,25 @@ class SplitCase:
     keeps_kv: bool = False
 
 
-@dataclass(frozen=True)
-class TreeState:
-    """A search as it is now, in tokens: beams alive, the mean length of their paths, distinct
-    tokens of all paths in each model's tokens, and how long a step is."""
-
-    num_beams: int
-    path_tokens: float
-    generator_tokens: float
-    verifier_tokens: float
-    step_tokens: int
-
-
 def tree_case(
-    state: TreeState, generator: ModelCosts, verifier: ModelCosts, hardware: HardwareProfile
+    num_beams: int,
+    path_tokens: float,
+    step_tokens: int,
+    generator: tuple[ModelCosts, float],
+    verifier: tuple[ModelCosts, float],
+    hardware: HardwareProfile,
 ) -> SplitCase:
-    """The next round of a search whose beams share prefixes; both models keep their KV."""
-    beams, step = max(1, state.num_beams), max(1, state.step_tokens)
+    """The next round of a search whose beams share prefixes; both models keep their KV.
+
+    path_tokens: the mean length of the beams' paths. generator, verifier: each with the distinct
+    tokens of all paths, in its own tokens.
+    """
 
     def stage(model: ModelCosts, union_tokens: float) -> Stage:
-        held = union_tokens / beams + step
-        return Stage(Roofline(model, hardware), step, state.path_tokens, held)
+        held = union_tokens / num_beams + step_tokens
+        return Stage(Roofline(model, hardware), step_tokens, path_tokens, held)
 
-    return SplitCase(
-        beams,
-        stage(verifier, state.verifier_tokens),
-        stage(generator, state.generator_tokens),
-        keeps_kv=True,
-    )
+    return SplitCase(num_beams, stage(*verifier), stage(*generator), keeps_kv=True)
 
 
 @dataclass(frozen=True)
@@ -121,29 +106,20 @@ def decode_capacity(case: SplitCase, memory_bytes: int, prefill_batch: int) -> i
     return min(case.num_requests, int(max(0.0, left) // case.generator.kv_bytes))
 
 
-def even_batch(num_requests: int, most: int) -> int:
-    """The smallest batch that takes no more rounds than batches of `most` do.
-
-    T_roof grows with a batch, and T_tot counts the last one as full: of all sizes with the same
-    number of rounds the smallest is the fastest, and needs the least memory.
-    """
-    return -(-num_requests // -(-num_requests // most))
-
-
 def best_split(case: SplitCase, memory_bytes: int) -> Split | None:
     """The least T_tot over all pairs of batch sizes that fit; None if no pair does.
 
-    Only sizes that `even_batch` gives can win, about twice the square root of N of them. Beside
-    each of the verifier's, decoding has what Eq. 1 leaves; ties go to the larger such capacity.
+    Only sizes of `_even_batches` can win, about twice the square root of N of them. Beside each of
+    the verifier's, decoding has what Eq. 1 leaves; ties go to the larger such capacity.
     """
-    decoding = _Decoding(case, memory_bytes)
+    decodes = _decodes(case, memory_bytes)
     best: tuple[float, int, int, int] | None = None
-    for prefill, prefill_s in _prefills(case, memory_bytes):
+    for prefill_s, prefill in _prefills(case, memory_bytes):
         capacity = decode_capacity(case, memory_bytes, prefill)
         if capacity < 1:
             continue
-        decode_s, decode = decoding.best(capacity)
-        found = prefill_s + decode_s, -capacity, prefill, decode
+        decode_s, decode = min(each for each in decodes if -each[1] <= capacity)
+        found = prefill_s + decode_s, -capacity, prefill, -decode
         best = found if best is None else min(best, found)
     if best is None:
         return None
@@ -168,64 +144,54 @@ def in_turn(case: SplitCase, memory_bytes: int) -> Split:
                 f"one path of the {name} takes {format_bytes(int(stage.kv_bytes))} of KV; there "
                 f"is room for {format_bytes(memory_bytes)}"
             )
-    prefill_s, prefill = _best_prefill(case, memory_bytes)
-    decode_s, decode = _Decoding(case, memory_bytes).best(count)
     needs = [count * stage.kv_bytes for stage in stages]
     swapped = max(0.0, sum(min(need, memory_bytes) for need in needs) - memory_bytes)
-    overhead_s = sum(_swap_s(stage, count, swapped) for stage in stages)
-    overhead_s += sum(_load_s(case, stage, memory_bytes) for stage in stages)
+    overhead_s = 0.0
+    for stage in stages:  # what is new of a stage has to leave, too
+        new_bytes = count * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
+        overhead_s += _transfer_s(stage, swapped, Direction.H2D)
+        overhead_s += _transfer_s(stage, min(new_bytes, swapped), Direction.D2H)
+        overhead_s += _load_s(case, stage, memory_bytes)
+    prefill_s, prefill = min(_prefills(case, memory_bytes))
+    decode_s, decode = min(_decodes(case, memory_bytes))
     total_s = prefill_s + decode_s + overhead_s
-    return Split(prefill, decode, memory_bytes, memory_bytes, total_s, overhead_s)
+    return Split(prefill, -decode, memory_bytes, memory_bytes, total_s, overhead_s)
 
 
 def fixed_split(case: SplitCase, generator_bytes: int, verifier_bytes: int) -> Split | None:
     """The same for budgets that are given; None if a request of either model does not fit."""
     if verifier_bytes < case.verifier.kv_bytes or generator_bytes < case.generator.kv_bytes:
         return None
-    prefill_s, prefill = _best_prefill(case, verifier_bytes)
-    decode_s, decode = _Decoding(case, generator_bytes).best(case.num_requests)
-    split = Split(prefill, decode, verifier_bytes, generator_bytes, prefill_s + decode_s)
+    prefill_s, prefill = min(_prefills(case, verifier_bytes))
+    decode_s, decode = min(_decodes(case, generator_bytes))
+    split = Split(prefill, -decode, verifier_bytes, generator_bytes, prefill_s + decode_s)
     return _with_loads(case, split)
 
 
-class _Decoding:
-    """The fastest way to decode all requests within a capacity.
-
-    More room never makes it slower: an uneven last batch can make fewer rounds the slower ones, so
-    smaller batches are kept in mind.
-    """
-
-    def __init__(self, case: SplitCase, memory_bytes: int) -> None:
-        most = min(case.num_requests, int(memory_bytes // case.generator.kv_bytes))
-        self._sizes: list[int] = []
-        self._best: list[tuple[float, int]] = []
-        for batch in reversed([*_even_batches(case.num_requests, most)]):
-            token_s = -(-case.num_requests // batch) * case.generator.decode_token_s(batch)
-            found = case.generator.new_tokens * token_s, batch
-            slower = bool(self._best) and found[0] > self._best[-1][0]
-            self._sizes.append(batch)
-            self._best.append(self._best[-1] if slower else found)
-
-    def best(self, capacity: int) -> tuple[float, int]:
-        """Seconds and batch size, of those that fit."""
-        return self._best[bisect_right(self._sizes, capacity) - 1]
+def _prefills(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
+    """Seconds and the verifier's batch, of every size that fits and can win."""
+    count, stage = case.num_requests, case.verifier
+    sizes = _even_batches(count, int(memory_bytes // stage.kv_bytes))
+    return [(-(-count // batch) * stage.prefill_s(batch), batch) for batch in sizes]
 
 
-def _prefills(case: SplitCase, memory_bytes: int) -> Iterator[tuple[int, float]]:
-    """The verifier's batch sizes that fit and can win, with their seconds."""
-    count = case.num_requests
-    for batch in _even_batches(count, min(count, int(memory_bytes // case.verifier.kv_bytes))):
-        yield batch, -(-count // batch) * case.verifier.prefill_s(batch)
-
-
-def _best_prefill(case: SplitCase, memory_bytes: int) -> tuple[float, int]:
-    return min((seconds, batch) for batch, seconds in _prefills(case, memory_bytes))
+def _decodes(case: SplitCase, memory_bytes: int) -> list[tuple[float, int]]:
+    """The same of the generator, batches negative: of equally fast ones the largest is least."""
+    count, stage = case.num_requests, case.generator
+    sizes = _even_batches(count, int(memory_bytes // stage.kv_bytes))
+    token_s = [(-(-count // batch) * stage.decode_token_s(batch), -batch) for batch in sizes]
+    return [(stage.new_tokens * seconds, batch) for seconds, batch in token_s]
 
 
 def _even_batches(num_requests: int, most: int) -> Iterator[int]:
-    """Sizes up to `most`, the largest first."""
+    """Sizes up to `most`, the largest first, that take no more rounds than any smaller one.
+
+    T_roof grows with a batch, and T_tot counts the last one as full: of all sizes with the same
+    number of rounds the smallest is the fastest, and needs the least memory.
+    """
+    most = min(num_requests, most)
     while most > 0:
-        batch = even_batch(num_requests, most)
+        batch = -(-num_requests // -(-num_requests // most))
         yield batch
         most = batch - 1
 
@@ -256,15 +222,6 @@ def _load_s(case: SplitCase, stage: Stage, own_bytes: float) -> float:
         return 0.0
     missing = max(0.0, case.num_requests * stage.kv_bytes - own_bytes)
     return _transfer_s(stage, missing, Direction.H2D)
-
-
-def _swap_s(stage: Stage, num_requests: int, swapped_bytes: float) -> float:
-    """For so many bytes to be loaded for a stage, of which what is new had to leave."""
-    new_bytes = num_requests * stage.new_tokens * stage.roofline.model.kv_bytes_per_token
-    stored = min(new_bytes, swapped_bytes)
-    return _transfer_s(stage, swapped_bytes, Direction.H2D) + _transfer_s(
-        stage, stored, Direction.D2H
-    )
 
 
 def _transfer_s(stage: Stage, num_bytes: float, direction: Direction) -> float:

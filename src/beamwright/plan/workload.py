@@ -35,9 +35,9 @@ BLOCK_TOKENS = 8
 """Tokens of a block of KV; a node starts a fresh one."""
 
 
-def in_blocks(num_tokens: int) -> int:
+def in_blocks(num_tokens: int, block: int = BLOCK_TOKENS) -> int:
     """Tokens of the whole blocks that so many tokens of one node take."""
-    return -(-num_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+    return -(-num_tokens // block) * block
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,6 @@ class TreeStep:
     def union_tokens(self) -> float:
         """Distinct tokens of all paths when the step starts."""
         return self.grouped_union_tokens(1)
-
-    @property
-    def union_end_tokens(self) -> float:
-        """Distinct tokens when the step ends: every beam has written its own."""
-        return self.union_tokens + self.workload.num_beams * self.num_tokens
-
-    @property
-    def copies_end_tokens(self) -> int:
-        """Tokens of one copy per beam when the step ends."""
-        return self.workload.num_beams * (self.path_tokens + self.num_tokens)
 
     @property
     def path_held_tokens(self) -> int:
@@ -165,11 +155,6 @@ def expected_ancestors(num_beams: int, width: int, num_levels: int) -> list[floa
     return counts[:num_levels]
 
 
-def peak_union_tokens(workload: Workload) -> float:
-    """Most distinct tokens that the search holds at the end of any step."""
-    return max(step.union_end_tokens for step in tree_steps(workload))
-
-
 _SAMPLED_BEAMS = 8192  # of all samples together: large searches differ less from each other
 _NUM_DEVIATIONS = 3
 
@@ -211,26 +196,18 @@ class SampledSearches:
     shared: Counts
     copied: Counts
 
-    def held_tokens(self, workload: Workload, *, copies: bool) -> Spread:
+    def held_tokens(
+        self, workload: Workload, *, copies: bool = False, block: int = BLOCK_TOKENS
+    ) -> Spread:
         """Tokens of whole blocks that a search holds at most, at the end of any of its steps."""
-        beams = workload.num_beams
-        growth = [beams * in_blocks(tokens) for tokens in self._lengths(workload)]
+        beams, step_tokens = workload.num_beams, workload.step_tokens
+        num_full = self.shared.shape[1] - 1  # the last step may be shorter
+        lengths = [*[step_tokens] * num_full, workload.generate_tokens - num_full * step_tokens]
+        growth = [beams * in_blocks(tokens, block) for tokens in lengths]
         nodes = self.copied if copies else self.shared
-        prompt_held = in_blocks(workload.prompt_tokens) * (beams if copies else 1)
-        peaks = prompt_held + in_blocks(workload.step_tokens) * nodes + growth
+        prompt_held = in_blocks(workload.prompt_tokens, block) * (beams if copies else 1)
+        peaks = prompt_held + in_blocks(step_tokens, block) * nodes + growth
         return Spread.of(peaks.max(axis=1))
-
-    def union_tokens(self, workload: Workload) -> Spread:
-        """Distinct tokens that a search holds at most, where they need not be in blocks."""
-        growth = [workload.num_beams * tokens for tokens in self._lengths(workload)]
-        peaks = workload.prompt_tokens + workload.step_tokens * self.shared + growth
-        return Spread.of(peaks.max(axis=1))
-
-    def _lengths(self, workload: Workload) -> list[int]:
-        """Tokens of each step; the last one may be shorter."""
-        before = (self.shared.shape[1] - 1) * workload.step_tokens
-        *full, _ = [workload.step_tokens] * self.shared.shape[1]
-        return [*full, workload.generate_tokens - before]
 
 
 def sampled_searches(workload: Workload) -> SampledSearches:

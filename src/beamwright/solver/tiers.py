@@ -20,10 +20,15 @@ from beamwright.kv.link import Link, StreamLink, Wire
 from beamwright.kv.pool import ByteBudget
 from beamwright.kv.streams import CudaStreams, HostStreams
 from beamwright.models.tree_model import HostOptions, TreeModel
-from beamwright.plan.cards import card_of_device
 from beamwright.plan.compare import choose_schedule
 from beamwright.plan.costs import Layout, ModelCosts
-from beamwright.plan.machines import DEFAULT_PROFILE, HardwareProfile, card_profile, find_profile
+from beamwright.plan.machines import (
+    DEFAULT_PROFILE,
+    HardwareProfile,
+    card_of_device,
+    card_profile,
+    find_profile,
+)
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings
 from beamwright.solver.memory import MemoryPlan, ModelBytes, address_space_left

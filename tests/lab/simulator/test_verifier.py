@@ -10,7 +10,7 @@ from beamwright.models.shape import NAMED_SHAPES
 from beamwright.plan.compare import estimate
 from beamwright.plan.costs import Layout, ModelCosts, Roofline
 from beamwright.plan.machines import find_profile
-from beamwright.plan.scoring import Scorer
+from beamwright.plan.schedules import Scorer
 from beamwright.plan.workload import Workload
 from beamwright.sections import ScheduleSettings, StepSettings
 from beamwright_lab.simulator.bench import Simulation

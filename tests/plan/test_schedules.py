@@ -1,11 +1,14 @@
+"""Times, traffic and need of whole searches: the paper's setting, and what must hold anywhere."""
+
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from beamwright.plan.compare import choose_schedule, estimate, max_beams_in_gpu, resident_need
-from beamwright.plan.costs import Layout
-from beamwright.plan.scoring import Scorer
+from beamwright.plan.costs import Layout, Roofline
+from beamwright.plan.schedules import ScheduleRun, Scorer, Totals, in_verifier_tokens
+from beamwright.plan.workload import sampled_searches, tree_steps
 from beamwright_lab.studies.lbs import layerwise_bytes, locality_start_bytes
 
 GIB = 2**30
@@ -199,3 +202,50 @@ def test_a_verifier_that_outgrows_its_budget_is_loaded_again(opt, gpu, paper):
     assert tight["locality/tree"].h2d_bytes > roomy["locality/tree"].h2d_bytes
     assert tight["locality/tree"].verify_s == roomy["locality/tree"].verify_s
     assert not any(each.fits for each in none.values()), "a path of 2,108 tokens takes 1.03 GiB"
+
+
+# --- a verifier ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scored(opt, gpu, paper):
+    """What is counted of the scoring of a search."""
+
+    def make(hardware=gpu, budget_gib=100, **workload):
+        work, roofline = paper(**workload), Roofline(opt, hardware)
+        scorer, totals = Scorer(opt, int(budget_gib * GIB)), Totals()
+        run = ScheduleRun(work, roofline, GIB, Layout.TREE, sampled_searches(work), scorer)
+        run.score(totals, scorer)
+        return totals
+
+    return make
+
+
+def test_every_step_has_a_mark_more(paper):
+    work = in_verifier_tokens(paper(generate_tokens=70))
+    assert [step.num_tokens for step in tree_steps(work)] == [33, 33, 7]
+
+
+def test_a_step_is_one_prefill_of_all_beams(scored, opt, gpu):
+    """64 rows of 33 tokens are one batch: weights are read once, shared parts once."""
+    both, first = scored(generate_tokens=64), scored(generate_tokens=32)
+    num_tokens, before = 64 * 33, 128 + 33
+    union = 128 + 32 * 33
+    seen = 64 * 33 * (before + 17)
+    expected = Roofline(opt, gpu).decode_step(num_tokens, union + num_tokens, seen)
+    assert both.verify_s - first.verify_s == pytest.approx(expected)
+    assert both.h2d_bytes == both.d2h_bytes == both.stall_s == 0
+
+
+@pytest.mark.parametrize(
+    ("num_beams", "step_tokens", "forwards"),
+    [(64, 32, 1), (64, 640, 4 + 4 + 3), (256, 32, 3)],  # chunks of 256, 256, 129; 102 rows of 40
+)
+def test_long_steps_go_in_chunks_and_wide_searches_in_batches(
+    scored, gpu, num_beams, step_tokens, forwards
+):
+    launches_s = 32 * gpu.decode_ops_per_layer * gpu.launch_s
+    one = {"num_beams": num_beams, "step_tokens": step_tokens, "generate_tokens": step_tokens}
+    free = scored(replace(gpu, launch_s=1e-30), **one).verify_s
+    num_forwards = (scored(**one).verify_s - free) / launches_s
+    assert num_forwards == pytest.approx(1 + forwards), "the problem is one, too"

@@ -1,8 +1,21 @@
+"""Bytes of models in any precision, and seconds of their operations, by hand."""
+
 from dataclasses import replace
 
 import pytest
 
-from beamwright.plan.costs import Layout, ModelCosts, Roofline
+from beamwright.models.shape import NAMED_SHAPES
+from beamwright.plan.costs import (
+    Layout,
+    ModelCosts,
+    Roofline,
+    Storage,
+    conversion_bytes,
+    matrix_bytes,
+    product_scratch_bytes,
+    storage_of,
+    weight_bytes,
+)
 from beamwright.protocols import Direction
 
 
@@ -27,7 +40,6 @@ def test_a_memory_bound_step_is_weights_and_kv_over_bandwidth_plus_launches(roof
     read_bytes = opt.weight_bytes + 10_000 * opt.kv_bytes_per_token
     floor_s = read_bytes / (gpu.device_bandwidth * gpu.bandwidth_share)
     assert roofline.decode_step(8, 10_000, 10_000) == pytest.approx(floor_s + launches_s)
-    assert roofline.decode_layer(8, 10_000, 10_000) * 32 == pytest.approx(floor_s + launches_s)
 
 
 def test_a_compute_bound_step_is_flops_over_the_rate(roofline, opt, gpu):
@@ -54,7 +66,7 @@ def test_more_work_never_takes_less_time(roofline):
         assert by_kv[0] < by_kv[-1]
         assert by_rows[0] < by_rows[-1]
     by_tokens = [roofline.prefill(tokens) for tokens in (1, 128, 1024, 4096)]
-    by_context = [roofline.verify(1024, context) for context in (0, 1024, 8192)]
+    by_context = [roofline.prefill(1024, context) for context in (0, 1024, 8192)]
     assert by_tokens == sorted(by_tokens)
     assert by_context == sorted(by_context)
     assert by_context[0] == roofline.prefill(1024) < by_context[-1]
@@ -75,3 +87,57 @@ def test_transfers_by_direction_and_piece(opt, gpu):
     assert slow_back.transfer(15.75e9, 0, Direction.D2H) == pytest.approx(2.0)
     pieces = slow_back.transfer(15.75e9, 1000, Direction.H2D)
     assert pieces - to_device == pytest.approx(1000 * gpu.copy_launch_s)
+
+
+@pytest.fixture
+def qwen():
+    return NAMED_SHAPES["qwen2.5-7b"]
+
+
+def test_a_matrix_with_its_scales():
+    assert matrix_bytes(10, 64, 4, Storage.PLAIN) == 10 * 64 * 4
+    assert matrix_bytes(10, 64, 4, Storage.INT8) == 10 * (64 + 4 + 1)
+    assert matrix_bytes(10, 64, 4, Storage.INT4) == 10 * (32 + 2 * 4)
+    assert matrix_bytes(10, 65, 2, Storage.INT4) == 10 * 2 * (32 + 2 * 2)
+    assert matrix_bytes(10, 65, 2, Storage.INT4_TILED) == 16 * 16 * (32 + 2 * 2)
+
+
+def test_int4_is_the_kernels_where_there_is_one():
+    assert storage_of("int4", has_int4_kernel=True) is Storage.INT4_TILED
+    assert storage_of("int4", has_int4_kernel=False) is Storage.INT4
+    assert storage_of("int8", has_int4_kernel=True) is Storage.INT8
+    assert storage_of("auto", has_int4_kernel=True) is Storage.PLAIN
+
+
+def test_only_projections_shrink(qwen):
+    embeddings = 2 * qwen.vocab * qwen.hidden
+    for storage in (Storage.INT8, Storage.INT4, Storage.INT4_TILED):
+        found = weight_bytes(qwen, 2, storage)
+        assert 2 * embeddings < found < weight_bytes(qwen, 2)
+    assert weight_bytes(qwen, 2) == 2 * qwen.num_parameters
+    in_layers = qwen.num_parameters - embeddings
+    bits = 8 * (weight_bytes(qwen, 2, Storage.INT4) - 2 * embeddings) / in_layers
+    assert bits == pytest.approx(4.5, abs=0.01)
+
+
+def test_weights_that_are_turned_back_cost_traffic_and_room(qwen):
+    for storage in (Storage.PLAIN, Storage.INT4_TILED):
+        assert conversion_bytes(qwen, 2, storage) == 0
+        assert product_scratch_bytes(qwen, 2, storage) == 0
+    in_layers = qwen.layers * sum(rows * columns for rows, columns in qwen.projections)
+    for storage in (Storage.INT8, Storage.INT4):
+        assert conversion_bytes(qwen, 2, storage) == 2 * 2 * in_layers
+    assert product_scratch_bytes(qwen, 2, Storage.INT8) == 2 * 18944 * 3584 * 2
+    assert 0 < product_scratch_bytes(qwen, 2, Storage.INT4) < 100 * 2**20
+
+
+def test_a_step_reads_what_is_stored_and_what_is_turned_back(qwen, gpu):
+    seconds = {
+        storage: Roofline(ModelCosts.of(qwen, 2, storage), gpu).decode_step(8, 1000, 8000)
+        for storage in Storage
+    }
+    assert seconds[Storage.INT4_TILED] < seconds[Storage.PLAIN] < seconds[Storage.INT4]
+    assert seconds[Storage.INT4] < seconds[Storage.INT8]
+    saved = weight_bytes(qwen, 2) - weight_bytes(qwen, 2, Storage.INT4_TILED)
+    rate = gpu.device_bandwidth * gpu.bandwidth_share
+    assert seconds[Storage.PLAIN] - seconds[Storage.INT4_TILED] == pytest.approx(saved / rate)

@@ -1,11 +1,21 @@
+"""How large a tree becomes: expected, by hand, and against searches that are played."""
+
 import random
-from dataclasses import replace
 from statistics import mean
 
 import pytest
 
 from beamwright.errors import InputError
-from beamwright.plan.workload import Workload, expected_ancestors, peak_union_tokens, tree_steps
+from beamwright.plan.workload import (
+    Spread,
+    Workload,
+    dm_lower_bound_bytes,
+    expected_ancestors,
+    expected_search,
+    sampled_searches,
+    tree_steps,
+)
+from beamwright_lab.simulator.synthetic import SyntheticSearch, grow
 
 
 def simulated_unions(work, rng):
@@ -62,8 +72,6 @@ def test_steps_add_up_and_the_last_may_be_short():
     assert [step.path_tokens for step in steps] == [10, 42, 74]
     assert steps[0].union_tokens == 10
     assert steps[1].union_tokens == 10 + 2 * 32
-    assert steps[0].union_end_tokens == 10 + 4 * 32
-    assert steps[2].copies_end_tokens == 4 * 80
 
 
 def test_groups_hold_what_is_shared_once_each():
@@ -74,14 +82,76 @@ def test_groups_hold_what_is_shared_once_each():
         assert held[-1] <= 64 * step.path_tokens + 1e-6
 
 
-def test_the_peak_counts_the_tokens_of_its_own_step():
-    work = Workload(64, 2, 128, 640, 32)
-    assert peak_union_tokens(work) == max(step.union_end_tokens for step in tree_steps(work))
-    assert peak_union_tokens(replace(work, num_beams=128)) > peak_union_tokens(work)
-
-
 def test_impossible_workloads_are_refused():
     with pytest.raises(InputError, match="--n 6 is not a multiple of --width 4"):
         Workload(6, 4, 1, 1, 1)
     with pytest.raises(InputError, match="step tokens must be positive"):
         Workload(4, 4, 1, 1, 0)
+
+
+def grown_peak(seed, work):
+    """Most distinct nodes above the beams of any round of a search by the real strategy."""
+    search = SyntheticSearch(
+        work.num_beams,
+        work.width,
+        work.prompt_tokens,
+        work.generate_tokens,
+        work.step_tokens,
+        seed=seed,
+    )
+    leaves = {}
+    for node in grow(search).nodes:
+        leaves.setdefault(len(node.lineage), []).append(node.lineage)
+    return max(
+        len({leaf[:depth] for leaf in level for depth in range(1, number)})
+        for number, level in leaves.items()
+    )
+
+
+@pytest.mark.parametrize(("num_beams", "width"), [(16, 4), (32, 2)])
+def test_searches_of_the_real_strategy_lie_within_the_spread(num_beams, width):
+    work = Workload(num_beams, width, 64, 384, 32)
+    spread = Spread.of(sampled_searches(work).shared.max(axis=1))
+    peaks = [grown_peak(seed, work) for seed in range(12)]
+    assert all(spread.least <= peak <= spread.worst for peak in peaks)
+    assert sum(peaks) / len(peaks) == pytest.approx(spread.mean, rel=0.1)
+
+
+def test_the_mean_is_the_expectation():
+    work = Workload(64, 2, 128, 640, 32)
+    sampled = sampled_searches(work).shared.mean(axis=0)
+    assert sampled == pytest.approx(expected_search(work).shared[0], rel=0.06)
+    assert expected_search(work).shared[0, -1] == round([*tree_steps(work)][-1].num_nodes)
+
+
+def test_whole_blocks_are_held():
+    # One survivor a step: nothing is left to chance. The last step, of 10, needs less.
+    work = Workload(4, 4, 20, 50, 20)
+    held = sampled_searches(work).held_tokens(work)
+    assert held == Spread.exactly(24 + 24 + 4 * 24)
+    assert sampled_searches(work).held_tokens(work, block=1) == Spread.exactly(20 + 20 + 4 * 20)
+    copies = sampled_searches(work).held_tokens(work, copies=True)
+    assert copies == Spread.exactly(4 * (24 + 2 * 24 + 16))
+
+
+def test_copies_of_pruned_beams_stay_while_the_node_is_read():
+    work = Workload(16, 2, 16, 160, 16)
+    searches = sampled_searches(work)
+    levels = [*range(10)]
+    assert (searches.copied >= [16 * level for level in levels]).all()
+    assert (searches.copied[:, 2:] > [16 * level for level in levels[2:]]).any()
+    assert (searches.copied >= searches.shared).all()
+
+
+def test_sampling_is_repeatable():
+    work = Workload(8, 2, 16, 64, 16)
+    assert sampled_searches(work) is sampled_searches(work)
+    assert Spread(1, 2, 3).scaled(10) == Spread(10, 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("needed", "budget", "expected"),
+    [([], 10, 0), ([10, 3], 10, 0), ([11, 9, 30], 10, 21), ([5, 5], 0, 10)],
+)
+def test_what_does_not_fit_must_cross_the_link_every_round(needed, budget, expected):
+    assert dm_lower_bound_bytes(needed, budget) == expected
